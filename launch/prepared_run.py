@@ -151,8 +151,9 @@ def default_name(config: RunConfig) -> str:
 
 def _checked_name(name: str) -> str:
     """``name``. Raises ConfigError if it can't be that of a run's folder."""
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or name != name.strip():
         raise ConfigError(
-            f"--name {name!r}: a run's name is the name of one folder; --runs is the folder of all runs"
+            f"--name {name!r}: a run's name is the name of one folder, without control characters, and without "
+            "blanks around it; --runs is the folder of all runs"
         )
     return name

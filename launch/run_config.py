@@ -1,6 +1,7 @@
 """The run's configuration: its schema, the checks across sections, and the roles' parts of it."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, JsonValue, model_validator
@@ -86,6 +87,10 @@ class RunConfig(Config):
                     raise ValueError(
                         f"{kind} name {name!r}: lower-case letters, digits and _, at most 32, a letter first"
                     )
+        if not Path(self.recipe).name.isprintable():
+            raise ValueError(
+                f"recipe folder {Path(self.recipe).name!r} has characters that can't be printed: rename it"
+            )
         if "metrics" in self.agents:
             raise ValueError("agent name 'metrics' is taken: Rewards(metrics=...) means something else")
         if taken := [name for name in self.policies if name in _TAKEN]:

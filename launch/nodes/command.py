@@ -8,7 +8,9 @@ import click
 import uvloop
 
 from ...core.errors import FlexmarlError, is_loss
+from ...core.names import checked_name
 from ...core.telemetry import configure_logging
+from ..console.echo import echo
 from ..run_address import RunAddress
 from ..signals import stop_signals
 from .joining import Dismissal
@@ -62,6 +64,11 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
         raise click.UsageError("--key FILE is for --join tcp://HOST:PORT, which needs it")
     if again and (is_address or join == _STDIN):
         raise click.UsageError("--again needs --join FILE: the next run has another address and other keys")
+    if name:
+        try:
+            checked_name(name)
+        except ValueError as error:
+            raise click.UsageError(f"--name: {error}") from None
     file = key or join
     given = sys.stdin.buffer.read() if file == _STDIN else None
 
@@ -79,7 +86,7 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
             if not is_loss(error):  # it would come again
                 raise
             dismissal = Dismissal(str(error), failed=True)
-        click.echo(f"the node ends: {dismissal.reason}")
+        echo(f"the node ends: {dismissal.reason}")
         if not again:
             return int(dismissal.failed)
 
@@ -91,6 +98,6 @@ async def _until_signal(options: NodeOptions) -> Dismissal:
     for number in stop_signals():
         loop.add_signal_handler(number, task.cancel)
     try:
-        return await serve(options, click.echo)
+        return await serve(options, echo)
     except asyncio.CancelledError:
         raise click.Abort from None

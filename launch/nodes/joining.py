@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from ...core.actor import endpoint
 from ...core.errors import FlexmarlError, listing
+from ...core.names import checked_name
 from ...core.protocol.session import Settings
 from ...core.ref import ActorRef
 from ...core.supervision.remote_node import NodeApi
@@ -92,6 +93,10 @@ class Head:
 
 
 def refusals(head: Head, joining: Joining) -> Iterator[str]:
+    try:
+        checked_name(joining.host.name)
+    except ValueError as error:
+        yield f"{error}; give the host another --name"
     if joining.host.name == head.host.name:
         yield f"the head has the name {head.host.name} too: give each host another --name"
     yield from version_problems([head.host, joining.host])

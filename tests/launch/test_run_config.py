@@ -1,5 +1,8 @@
 """Configs that are refused, by name and with the reason."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -329,3 +332,10 @@ def test_weights_over_the_network_need_a_network() -> None:
     ):
         resolve(str(TINY), ["weights.path=tcp"])
     assert resolve(str(TINY), ["weights.path=tcp", "network.listen=127.0.0.1"]).weights.only_path == "tcp"
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\u202eb", "a\nb"])
+def test_the_name_of_a_recipe_can_be_printed(tmp_path: Path, name: str) -> None:
+    shutil.copytree(TINY, tmp_path / name)
+    with pytest.raises(ConfigError, match="recipe folder .* has characters that can't be printed: rename it"):
+        resolve(str(tmp_path / name), [])

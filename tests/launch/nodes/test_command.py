@@ -20,6 +20,14 @@ def test_a_node_waits_for_the_next_run_only_at_a_file(join: list[str]) -> None:
         CliRunner().invoke(node, ["--again", "--join", *join], standalone_mode=False, catch_exceptions=False)
 
 
+@pytest.mark.parametrize("name", ["a b/c", "a\x1b[2J", "\u202eb"])
+def test_a_name_is_checked_before_anything_else(name: str) -> None:
+    with pytest.raises(click.UsageError, match="--name: invalid name .*: use 1 to 64 letters"):
+        CliRunner().invoke(
+            node, ["--join", "none", "--name", name], standalone_mode=False, catch_exceptions=False
+        )
+
+
 def test_a_file_that_others_may_read_is_refused_and_not_tried_again(tmp_path: Path) -> None:
     file = tmp_path / "address"
     file.write_text(f"tcp://127.0.0.1:9\n{Keys.make().to_json()}")

@@ -31,6 +31,12 @@ def test_the_name_of_the_head_is_refused() -> None:
     assert "the head has the name head too" in problem and "--name" in problem
 
 
+@pytest.mark.parametrize("name", ["a b/c", "a\x1b[2J", "\u202eb", "a\nb", "", "-x", "x" * 65])
+def test_a_name_that_is_no_part_of_a_line_is_refused(name: str) -> None:
+    (problem,) = refusals(HEAD, replace(FITS, host=replace(FITS.host, name=name)))
+    assert problem.startswith(f"invalid name {name!r}: use 1 to 64 letters") and "another --name" in problem
+
+
 def test_other_versions_are_refused_by_package() -> None:
     other = replace(FITS.host, python="3.12.1", packages={"torch": "2.5", "flexmarl": "1.0"})
     problems = list(refusals(HEAD, replace(FITS, host=other)))
