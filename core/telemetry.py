@@ -16,9 +16,10 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast, get_args
 
 from .call_context import current_delivery
+from .printable import printable
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -96,6 +97,14 @@ def delivery_context(logger: Any, method: str, line: Line) -> Line:
         line.setdefault("node", delivery.node)
         line.setdefault("message_id", delivery.message_id)
         line.setdefault("trace_id", f"{delivery.trace_id:016x}")
+    return line
+
+
+def show_control_characters(logger: Any, method: str, line: Line) -> Line:
+    """A structlog processor for lines that are shown on a terminal: texts in them may be another host's."""
+    for key, value in line.items():
+        if isinstance(value, str):
+            line[key] = printable(value)
     return line
 
 
@@ -197,7 +206,7 @@ class _Lines:
     """A stream that drops lines which can't be written: the log is often on the disk that is full, and logging must
     not fail an actor for that."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
@@ -221,7 +230,7 @@ def _import_structlog() -> None:
         del sys.modules["rich"]
 
 
-def configure_logging(node: str, stream: TextIO, level: LogLevel = "info") -> None:
+def configure_logging(node: str, stream: IO[str], level: LogLevel = "info") -> None:
     """Writes lines to ``stream``, each with the node's name: JSON, or readable text if it is a terminal. Lines that
     can't be written are lost, and those below ``level`` are left out.
 
@@ -243,6 +252,8 @@ def configure_logging(node: str, stream: TextIO, level: LogLevel = "info") -> No
         clock = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
         processors += [
             clock,
+            structlog.processors.format_exc_info,
+            show_control_characters,
             structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
         ]
     else:

@@ -5,12 +5,12 @@ With such a file they work from every host that reaches the run.
 """
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
 
 from .connected_run import asked
+from .console.echo import echo, echo_file, echo_json
 from .formatting import duration
 from .run_control import CALLS, Right, RunStatus
 from .run_directory import RunDirectory
@@ -46,7 +46,10 @@ def status(run: Path, as_json: bool) -> int:
         answer = asked(run, lambda connected: connected.status())
         found = {"state": "running", **dataclasses.asdict(answer)}
         words = _words(run, answer)
-    click.echo(json.dumps(found) if as_json else words)
+    if as_json:
+        echo_json(found)
+    else:
+        echo(words)
     return 0
 
 
@@ -64,7 +67,10 @@ def stop(run: Path, now: bool, as_json: bool) -> int:
     """
     graceful = asked(run, lambda connected: connected.stop(now=now, by="flexmarl stop"))
     how = "after the steps under way, with a checkpoint" if graceful else "at once"
-    click.echo(json.dumps({"checkpoint": graceful}) if as_json else f"{run} stops {how}")
+    if as_json:
+        echo_json({"checkpoint": graceful})
+    else:
+        echo(f"{run} stops {how}")
     return 0
 
 
@@ -82,8 +88,8 @@ def logs(run: Path, actor: str) -> int:
     if run.is_file():
         text = asked(run, lambda connected: connected.log(actor))
     else:
-        text = RunDirectory.existing(run).log_of(actor).read_text(errors="replace")
-    click.echo(text, nl=False)
+        text = RunDirectory.existing(run).log_of(actor).read_bytes().decode(errors="replace")
+    echo_file(text)
     return 0
 
 
@@ -112,9 +118,7 @@ def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
       flexmarl admit runs/first judge.address --may judge
     """
     asked(run, lambda connected: connected.admit(file, rights))
-    click.echo(
-        f"{file}: its holder may {' and '.join(dict.fromkeys(('watch', *rights)))} {run}, until it ends"
-    )
+    echo(f"{file}: its holder may {' and '.join(dict.fromkeys(('watch', *rights)))} {run}, until it ends")
     return 0
 
 

@@ -1,14 +1,14 @@
 """``flexmarl doctor``: what this machine has for a run, and what a run would stumble over; or several hosts."""
 
 import asyncio
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from .console.echo import echo_json
+from .console.terminal import Terminal
 from .diagnosis import Diagnosis, diagnose
 from .nodes.hosts_file import read_hosts
 from .nodes.probing import HostFinding, probe
@@ -39,15 +39,15 @@ def doctor(as_json: bool, runs: Path, hosts: Path | None) -> int:
     findings = asyncio.run(probe(others, found)) if others else []
     if as_json:
         listed = [asdict(finding) for finding in findings]
-        click.echo(json.dumps(asdict(found) if hosts is None else {"here": asdict(found), "hosts": listed}))
+        echo_json(asdict(found) if hosts is None else {"here": asdict(found), "hosts": listed})
     else:
-        _show(Console(), found)
+        _show(Terminal(), found)
         for finding in findings:
-            _show_host(Console(), finding)
+            _show_host(Terminal(), finding)
     return 1 if found.problems or any(finding.problems for finding in findings) else 0
 
 
-def _show(console: Console, found: Diagnosis) -> None:
+def _show(console: Terminal, found: Diagnosis) -> None:
     table = Table(show_header=False, box=None)
     host = found.host
     table.add_row("host", host.name)
@@ -76,7 +76,7 @@ def _show(console: Console, found: Diagnosis) -> None:
         console.print(problem, style="yellow", markup=False)
 
 
-def _show_host(console: Console, finding: HostFinding) -> None:
+def _show_host(console: Terminal, finding: HostFinding) -> None:
     console.print(f"\n{finding.name} ({finding.destination})", markup=False)
     if finding.diagnosis is not None:
         shown = replace(finding.diagnosis, problems=())  # ``finding`` has them, with the host's name

@@ -1,10 +1,12 @@
 """The exit statuses of commands, and the errors behind them on standard error. It imports nothing large."""
 
+import io
 from collections.abc import Callable
 
 import click
 
 from ..core.errors import FlexmarlError
+from .console.echo import echo
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -16,10 +18,12 @@ def exit_status(work: Callable[[], int]) -> int:
     try:
         return work()
     except click.ClickException as error:
-        error.show()
+        whole = _Whole()
+        error.show(whole)
+        echo(whole.getvalue(), err=True, nl=False)
         return error.exit_code
     except click.Abort:
-        click.echo("flexmarl: stopped", err=True)
+        echo("flexmarl: stopped", err=True)
         return EXIT_STOPPED
     except FlexmarlError as error:
         _print_error(f"flexmarl: {error}")
@@ -29,9 +33,15 @@ def exit_status(work: Callable[[], int]) -> int:
         return EXIT_FAILED
 
 
+class _Whole(io.StringIO):
+    """A text from click, which takes out of it what looks like a colour unless it is for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def _print_error(text: str) -> None:
-    from rich.console import Console  # imported here: few commands need it
+    from .console.progress_views import print_line  # imported here: few commands need rich
+    from .console.terminal import Terminal
 
-    from .console.progress_views import print_line
-
-    print_line(Console(stderr=True, soft_wrap=True), text)
+    print_line(Terminal(stderr=True, soft_wrap=True), text)

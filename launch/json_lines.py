@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import IO, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -75,7 +75,7 @@ class JsonLines:
     """Appends objects to a file, one per line, each flushed at once."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = open_private(path, "a")
+        self._file: IO[str] = open_private(path, "a")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Writes one line. A float that is not finite becomes null, because JSON has no such numbers."""

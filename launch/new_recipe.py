@@ -7,6 +7,7 @@ import click
 
 from ..actors.errors import ConfigError
 from .config_reading import RECIPES
+from .console.echo import echo
 
 _IGNORED = shutil.ignore_patterns("__pycache__")
 _LIKE = "plan-path"
@@ -35,7 +36,7 @@ def new(folder: Path, like: str) -> int:
     if like not in names:
         raise ConfigError(f"--like {like}: there is no such recipe to copy; there are: {', '.join(names)}")
     copy_recipe(like, folder)
-    click.echo(
+    echo(
         f"{folder} is a copy of {like}. Next:\n"
         f"  edit {folder / 'workflow.py'}       the task, the prompts and the rewards\n"
         f"  edit {folder / 'config.yaml'}       agents, models and training\n"

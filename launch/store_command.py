@@ -1,12 +1,12 @@
 """The command ``flexmarl store``."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
 
 from . import store_view
+from .console.echo import echo_json
 
 
 @click.command()
@@ -42,7 +42,7 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
     else:
         found = store_view.trajectory(run_dir, trajectory)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found)))
+        echo_json(dataclasses.asdict(found))
     else:
         store_view.show(found)
     return 0

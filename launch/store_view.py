@@ -4,8 +4,6 @@ read from its journal."""
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ..actors.errors import StoreError
@@ -16,6 +14,7 @@ from ..actors.store.tables import Tables
 from ..core.errors import JournalError
 from .config_reading import check, read_yaml
 from .connected_run import ConnectedRun, asked
+from .console.terminal import Terminal
 from .errors import RunDirectoryError
 from .run_directory import RunDirectory
 from .stored_runs import stored_run
@@ -46,7 +45,7 @@ def trajectory(run: Path, name: str) -> Selection:
 
 
 def show(found: Selection) -> None:
-    console = Console()
+    console = Terminal()
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
     if found.rows:
@@ -61,7 +60,7 @@ def show(found: Selection) -> None:
             # Never folded, however narrow the terminal: --trajectory takes it.
             table.add_column(name, no_wrap=name == "sample_id", overflow="fold")
         for row in found.rows:
-            table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in names))
+            table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
         console.print(table)
     console.print(f"{len(found.rows)} of {found.total} samples")
 

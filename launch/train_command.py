@@ -16,6 +16,7 @@ from ..core.durable.files import open_private
 from ..core.errors import FlexmarlError, is_loss
 from ..core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from .config_reading import to_yaml
+from .console.echo import echo, echo_file
 from .console.output import Form, Output
 from .errors import Interrupted, LostActor
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
@@ -188,8 +189,8 @@ def train(
 def _show_plan(config: RunConfig, wanted: NodesWanted) -> int:
     """Prints the config, and the place of each actor."""
     plan = place_run(config, like_this_host(wanted.count))
-    click.echo(f"{to_yaml(config)}{plan_as_comment(plan)}", nl=False)
-    click.echo("# checked; nothing was started or written")
+    echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}")
+    echo("# checked; nothing was started or written")
     return 0
 
 

@@ -12,4 +12,6 @@ Its modules:
     json_display.py     the display for programs: a JSON object per line
     rate_limit.py       lines and redraws per second
     lossy_output.py     a standard output that survives a closed pipe
+    terminal.py         rich's console, which shows control characters and knows no markup
+    echo.py             the same for plain lines, and JSON
 """

@@ -1,6 +1,5 @@
 """The display of a run for programs: one JSON object per line."""
 
-import json
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -9,6 +8,7 @@ from typing import Any, Self, TextIO
 from ...actors.run_events import RunEvent
 from ...actors.step_metrics import StepMetrics
 from ..json_lines import event_to_json, finite, metrics_to_json
+from .echo import json_line
 
 
 class JsonDisplay:
@@ -60,5 +60,5 @@ class JsonDisplay:
 
 
 def write_json(output: TextIO, record: dict[str, Any]) -> None:
-    output.write(json.dumps(finite(record), allow_nan=False, default=str) + "\n")
+    output.write(json_line(finite(record), allow_nan=False, default=str) + "\n")
     output.flush()

@@ -4,14 +4,13 @@ import sys
 import time
 from typing import Literal, TextIO, cast
 
-from rich.console import Console
-
 from ..run_config import RunConfig
 from .display import Display
 from .json_display import JsonDisplay, write_json
 from .lossy_output import LossyOutput
 from .progress import Progress
 from .progress_views import print_line
+from .terminal import Terminal
 
 Form = Literal["quiet", "normal", "verbose", "json"]
 
@@ -29,7 +28,7 @@ class Output:
         """``stream``: None if there is no standard output (``flexmarl train >&-``)."""
         self._form = form
         self._stream = cast(TextIO, LossyOutput(stream)) if stream else None
-        self._console = Console(file=self._stream, soft_wrap=True)
+        self._console = Terminal(file=self._stream, soft_wrap=True)
 
     @classmethod
     def standard(cls, form: Form) -> "Output":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...actors.names import AgentName, PolicyName
 from ...actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from ...core.printable import printable
 from ..formatting import number
 from .rate_limit import Clock
 
@@ -17,8 +18,8 @@ _SPARK_WIDTH = 12
 
 
 def one_line(text: str) -> str:
-    """``text`` without line breaks and control characters: names and errors are arbitrary text."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    """``text`` without line breaks, and with its control characters shown: names and errors are arbitrary text."""
+    return " ".join(printable(text).split())
 
 
 @dataclass(frozen=True, slots=True)

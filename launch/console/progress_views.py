@@ -4,6 +4,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from ...core.printable import printable
 from ..formatting import compact, duration, words_wrapped
 from .progress_state import ProgressState, one_line
 from .rate_limit import RateLimit
@@ -124,7 +125,9 @@ def last_line(state: ProgressState, how: str, wall_s: float) -> str:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Prints ``text`` as it is. A terminal's lines are broken between words; in a file a line stays whole, for grep."""
+    """Prints ``text`` with its control characters shown. A terminal's lines are broken between words; in a file a line
+    stays whole, for grep."""
+    text = printable(text)
     if console.is_terminal:
         text = words_wrapped(text, console.width)
     console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)

@@ -2,9 +2,9 @@
 
 import io
 
-from rich.console import Console
 from rich.table import Table
 
+from ..console.terminal import Terminal
 from ..host_description import HostDescription
 from .needed import Placed
 from .run_placement import RunPlacement
@@ -27,7 +27,7 @@ def plan_table(placement: RunPlacement) -> Table:
 def plan_as_comment(placement: RunPlacement) -> str:
     """The table, the hosts and the plan's notes as comments of YAML."""
     text = io.StringIO()
-    console = Console(file=text, width=_COLUMNS, color_system=None)
+    console = Terminal(file=text, width=_COLUMNS, color_system=None)
     console.print(plan_table(placement))
     notes = [*map(_host, placement.hosts), *placement.plan.notes]
     lines = [*text.getvalue().splitlines(), *notes]

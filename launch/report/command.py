@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from ..console.echo import echo
 from ..run_directory import RunDirectory
 from .report import write_report
 
@@ -17,5 +18,5 @@ def report(run_dir: Path) -> int:
     Example:
       flexmarl report runs/first-try
     """
-    click.echo(write_report(RunDirectory.existing(run_dir).path))
+    echo(str(write_report(RunDirectory.existing(run_dir).path)))
     return 0

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from ...actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ...core.printable import printable
 from ..errors import SamplesUnreadable
 from ..run_directory import RunDirectory
-from ..samples.conversation import facts_of, printable, title_of
+from ..samples.conversation import facts_of, title_of
 from ..samples.reader import Samples
 from .page_parts import note
 

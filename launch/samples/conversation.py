@@ -1,7 +1,6 @@
 """Recorded trajectories as conversations for people, in colour where the terminal has some."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -10,13 +9,12 @@ from rich.rule import Rule
 from rich.text import Text
 
 from ...actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ...core.printable import printable
 
 Pieces = Callable[[RecordedTurn], Sequence[str]]
 """The text of each of a turn's tokens."""
 
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")
-# Characters that a terminal obeys, as a model may generate them. Line breaks and tabs stay.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None = None) -> None:
@@ -37,11 +35,6 @@ def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None
     if trajectory.failure:
         console.print(Text(f"failed: {printable(trajectory.failure)}", style="bold red"), soft_wrap=True)
     console.print()
-
-
-def printable(text: str) -> str:
-    """``text`` with escapes in place of control characters."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def title_of(trajectory: RecordedTrajectory) -> str:

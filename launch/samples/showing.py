@@ -1,19 +1,17 @@
 """The output of ``flexmarl samples``."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import click
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ...actors.recorded_trajectory import RecordedTrajectory
+from ..console.echo import echo_json
+from ..console.terminal import Terminal
 from ..formatting import count, listed
 from ..json_lines import finite
-from .conversation import printable, show
+from .conversation import show
 from .reader import Order, Samples
 from .tokens import TokenTexts
 
@@ -34,18 +32,16 @@ def show_trajectories(
     found = samples.trajectories(order=order, limit=limit, **filters)
     if as_json:
         for one in found:
-            click.echo(json.dumps(as_object(one, tokens=tokens)))
+            echo_json(as_object(one, tokens=tokens))
         return
     console = _console()
     texts = TokenTexts(run) if tokens and found else None
     for one in found:
         show(console, one, texts)
     for name, problem in texts.problems.items() if texts else ():
-        console.print(escape(f"tokens are numbers, as the tokenizer {name} can't be loaded: {problem}"))
+        console.print(f"tokens are numbers, as the tokenizer {name} can't be loaded: {problem}")
     total = samples.count(**filters)
-    console.print(
-        escape(f"{len(found)} of {count_of(total)}") if total else escape(explained(samples, filters))
-    )
+    console.print(f"{len(found)} of {count_of(total)}" if total else explained(samples, filters))
 
 
 def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_json: bool) -> None:
@@ -53,7 +49,7 @@ def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_js
     rows = samples.rows(limit=limit, **filters)
     if as_json:
         for row in rows:
-            click.echo(json.dumps(finite(row._asdict())))
+            echo_json(finite(row._asdict()))
         return
     console = _console()
     if rows:
@@ -61,11 +57,11 @@ def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_js
         for name in rows[0]._fields:
             table.add_column(name.replace("_", " "))
         for row in rows:
-            table.add_row(*(escape(_cell(value)) for value in row))
+            table.add_row(*map(_cell, row))
         console.print(table)
     total = samples.count(**filters)
     words = f"{count(len(rows), 'turn')}, of {count_of(total)}" if total else explained(samples, filters)
-    console.print(escape(words))
+    console.print(words)
 
 
 def count_of(trajectories: int) -> str:
@@ -114,11 +110,11 @@ def _dropped(trajectories: int) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
+def _console() -> Terminal:
+    console = Terminal(highlight=False)
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
     return console

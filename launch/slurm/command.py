@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ...actors.errors import ConfigError
+from ..console.echo import echo, echo_file
 from ..errors import JobRefused
 from ..own_address import AUTO
 from ..placement.needs import needs_of
@@ -97,12 +98,10 @@ def slurm(
         more=more,
     )
     if dry_run:
-        click.echo(script(job), nl=False)
+        echo_file(script(job))
         return 0
     number = _submit(job)
-    click.echo(
-        f"job {number}: {job.run}\n  script  {job.file}\n  output  {job.output}\n  cancel  scancel {number}"
-    )
+    echo(f"job {number}: {job.run}\n  script  {job.file}\n  output  {job.output}\n  cancel  scancel {number}")
     return 0
 
 

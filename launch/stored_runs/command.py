@@ -1,7 +1,6 @@
 """The commands ``flexmarl runs list``, ``compare`` and ``rm``, ``flexmarl export`` and ``flexmarl completion``."""
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from ..console.echo import echo, echo_file, echo_json
 from ..errors import RunDirectoryError
 from ..run_directory import RunDirectory
 
@@ -49,11 +49,11 @@ def list_runs(folder: Path, as_json: bool) -> int:
 
     found = stored_run.read_runs(folder)
     if as_json:
-        click.echo(json.dumps({"runs": [_plain(run) for run in found]}))
+        echo_json({"runs": [_plain(run) for run in found]})
     elif found:
         tables.show_list(found)
     else:
-        click.echo(f"there are no runs in {folder}")
+        echo(f"there are no runs in {folder}")
     return 0
 
 
@@ -84,7 +84,7 @@ def compare(run_dirs: Sequence[Path], as_json: bool) -> int:
             for key, row in comparison.config.items()
         }
         names = [str(run.path) for run in found]
-        click.echo(json.dumps({"runs": names, "config": config, "figures": comparison.figures}))
+        echo_json({"runs": names, "config": config, "figures": comparison.figures})
     else:
         tables.show_comparison(found, comparison)
     return 0
@@ -110,7 +110,7 @@ def rm(run_dirs: Sequence[Path], yes: bool) -> int:
     for directory in directories:
         with directory.locked():
             _remove(directory.path)
-        click.echo(f"removed {directory.path}")
+        echo(f"removed {directory.path}")
     return 0
 
 
@@ -142,7 +142,7 @@ def export(run_dir: Path, policy: str, folder: Path, step: int | None, merged: b
     from .export import export as export_policy
 
     source = export_policy(RunDirectory.existing(run_dir), policy, step, folder, merged=merged)
-    click.echo(f"{folder} holds policy {policy} of {source.parent}")
+    echo(f"{folder} holds policy {policy} of {source.parent}")
     return 0
 
 
@@ -160,7 +160,7 @@ def completion(context: click.Context, shell: str) -> int:
     """
     completer = get_completion_class(shell)
     assert completer is not None, "click has these three"
-    click.echo(completer(context.find_root().command, {}, "flexmarl", "_FLEXMARL_COMPLETE").source())
+    echo_file(completer(context.find_root().command, {}, "flexmarl", "_FLEXMARL_COMPLETE").source() + "\n")
     return 0
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from ..console.terminal import Terminal
 from ..formatting import OF_REWARDS, duration
 from .compare import MISSING, Comparison
 from .stored_run import StoredRun
@@ -21,7 +20,7 @@ def show_list(runs: Sequence[StoredRun]) -> None:
     for run in runs:
         steps = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
         cells = (run.name, run.recipe, run.state, steps, _evaluation(run), _age(run.age_s))
-        table.add_row(*map(escape, cells), _size(run.size_bytes))
+        table.add_row(*cells, _size(run.size_bytes))
     _console().print(table)
 
 
@@ -34,14 +33,14 @@ def show_comparison(runs: Sequence[StoredRun], comparison: Comparison) -> None:
         table = Table(title=title, title_justify="left", title_style="bold")
         table.add_column("")
         for run in runs:
-            table.add_column(escape(run.name), overflow="fold")
+            table.add_column(run.name, overflow="fold")
         for key, values in rows.items():
-            table.add_row(escape(key), *(escape(_text(value)) for value in values))
+            table.add_row(key, *map(_text, values))
         console.print(table)
 
 
-def _console() -> Console:
-    console = Console()
+def _console() -> Terminal:
+    console = Terminal()
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
     return console

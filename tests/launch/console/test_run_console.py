@@ -103,7 +103,7 @@ async def test_an_evaluation_shows_all_its_metrics(watched: Watched) -> None:
 
 async def test_both_files_are_closed_though_one_can_not_be_written(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "seed: 0\n")
-    run.metrics.symlink_to("/dev/full")
+    run.metrics = Path("/dev/full")
     progress = Progress(
         Terminal(file=StringIO()), run_name="run", mode="strict", total_steps=9, agents=AGENTS
     )

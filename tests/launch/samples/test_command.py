@@ -11,7 +11,7 @@ from rich.console import Console
 from flexmarl.actors.recorded_trajectory import RecordedTurn
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve, to_yaml
-from flexmarl.launch.samples.conversation import printable, shade, show
+from flexmarl.launch.samples.conversation import shade, show
 
 from ..conftest import SIMULATED_POLICIES, TINY
 from .files import record, recorded_run, trajectory
@@ -121,7 +121,6 @@ def test_a_terminal_gets_colours_and_no_command_of_the_model() -> None:
     show(console, one, pieces)
     text = output.getvalue()
     assert "\x1b[2J" not in text and "\\x1b[2Jgone" in text and "48;2;255" in text
-    assert printable("a\nb\tc\r") == "a\nb\tc\\x0d"
 
 
 def test_a_turn_of_an_endpoint_has_no_log_probabilities_to_show() -> None:
