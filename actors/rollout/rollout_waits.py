@@ -52,7 +52,7 @@ class RolloutWaits:
         try:
             with self._open.open(text, actor=actor):
                 yield
-            self.ended += 1  # an instance that is lost is no progress
+            self.ended += 1  # the loss of an instance does not count
         finally:
             trajectory.turns_open -= 1
             trajectory.active_at = loop.time()

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.launch.conftest import Launcher  # noqa: E402  # the tests are no package that is installed
+from tests.launch.conftest import Launcher  # noqa: E402  # the tests are not installed
 from tests.launch.test_stalls import STALLED, STALLS, causes  # noqa: E402
 
 NAMED_S, ENDED_S = 45.0, 20.0
