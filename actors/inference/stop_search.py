@@ -4,28 +4,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from .engines.engine import EngineResult
-
-_INCOMPLETE = "\ufffd"
-"""The character for a part of another one: the next token may complete it."""
+from .incremental_text import IncrementalText
 
 
 class StopSearch:
     """Looks at one token after the other, so that the end does not depend on the parts in which an engine hands its
-    tokens out. Each token is decoded together with the tokens of the last complete part, as in ``TextStream``."""
+    tokens out."""
 
     def __init__(
         self, stops: Sequence[str], decode: Callable[[tuple[int, ...]], str], completion: tuple[int, ...]
     ) -> None:
-        """``completion``: of the request; a stop string may begin in it."""
+        """``completion``: of the request; a stop string may begin in it, and so may a character."""
         self._stops = stops
-        self._decode = decode
+        self._text = IncrementalText(decode)
         self._overlap = max(map(len, stops)) - 1
-        self._part = completion
-        self._decoded = len(completion)
-        """The number of tokens of the last complete part; the others follow it."""
-        self._tail = decode(completion)
+        self._near = ""
+        """The last characters that are complete: as many as a stop string can have before its last one."""
         self._seen = 0
         self.is_found = False
+        self._search(completion)  # it has no stop string: the turn would have ended there
 
     def take(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Looks at new tokens; returns those that belong to the turn."""
@@ -33,7 +30,7 @@ class StopSearch:
             if self.is_found:
                 return tokens[:number]
             self._seen += 1
-            self._look_at(token)
+            self.is_found = self._search((token,))
         return tokens
 
     def ended(self, result: EngineResult) -> EngineResult:
@@ -47,13 +44,9 @@ class StopSearch:
             result, tokens=result.tokens[:end], logprobs=result.logprobs[:end], finish_reason="stop"
         )
 
-    def _look_at(self, token: int) -> None:
-        self._part += (token,)
-        text, before = self._decode(self._part), self._decode(self._part[: self._decoded])
-        if len(text) <= len(before) or text.endswith(_INCOMPLETE):
-            return  # the next tokens decide
-        near = self._tail[-self._overlap :] if self._overlap else ""
-        self._tail = near + text[len(before) :]
-        self._part = self._part[self._decoded :]
-        self._decoded = len(self._part)
-        self.is_found = any(stop in self._tail for stop in self._stops)
+    def _search(self, tokens: tuple[int, ...]) -> bool:
+        new = self._text.take(tokens)
+        # The text that has begun counts: a token may end a stop string and begin a character, as b"> \xf0\x9f" does.
+        text = self._near + new.complete
+        self._near = text[-self._overlap :] if self._overlap else ""
+        return any(stop in text + new.begun for stop in self._stops)
