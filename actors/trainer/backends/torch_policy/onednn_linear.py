@@ -45,42 +45,46 @@ class OneDnnLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # its name in torch
-        if input.dtype != torch.float32 or self.weight.dtype != torch.float32:
-            return super().forward(input)
+        if input.dtype != torch.float32 or self.weight.dtype != torch.float32 or not input.numel():
+            return super().forward(input)  # oneDNN has no product of no rows, as an expert may get them
         return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x W^T + b``. ``x``: ``[..., in]``, ``weight``: ``[out, in]``, ``bias``: ``[out]`` or None; ``[..., out]``."""
+    # The rows are made and given back outside of the function: torch forbids that a model changes a view in place that
+    # an autograd function has made, and Llama 4 adds its experts' outputs in place to that of a layer.
+    return rows_by_onednn(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
 class OneDnnLinearFunction(torch.autograd.Function):
     """``y = x W^T + b`` and its gradient: with ``g`` that of ``y``, ``dx = g W``, ``dW = g^T x`` and ``db`` the sum of
-    ``g`` over the rows. ``x``: ``[..., in]``, ``weight``: ``[out, in]``, ``bias``: ``[out]`` or None."""
+    ``g`` over the rows. ``x``: ``[rows, in]``, ``weight``: ``[out, in]``, ``bias``: ``[out]`` or None."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        ctx.save_for_backward(rows, weight)
-        ctx.shape = x.shape
-        return _product(rows, weight, bias).view(*x.shape[:-1], -1)
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        rows, weight = ctx.saved_tensors
-        gradient = gradient.reshape(-1, gradient.shape[-1])
+        x, weight = ctx.saved_tensors
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = _product(gradient, weight.t()).view(ctx.shape)
+            dx = _product(gradient, weight.t())
         if ctx.needs_input_grad[1]:
             # As dW or as its transpose: faster with fewer rows than columns.
             if weight.shape[0] > weight.shape[1]:
-                dweight = _product(rows.t(), gradient.t()).t()
+                dweight = _product(x.t(), gradient.t()).t()
             else:
-                dweight = _product(gradient.t(), rows.t())
+                dweight = _product(gradient.t(), x.t())
         if ctx.needs_input_grad[2]:
             dbias = gradient.sum(0)
         return dx, dweight, dbias
 
 
-linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = OneDnnLinearFunction.apply
+rows_by_onednn: Callable[[Tensor, Tensor, Tensor | None], Tensor] = OneDnnLinearFunction.apply
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

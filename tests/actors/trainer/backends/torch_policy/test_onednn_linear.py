@@ -8,14 +8,27 @@ from torch import Tensor, nn
 
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.trainer.backends.torch_policy import onednn_linear
-from flexmarl.actors.trainer.backends.torch_policy.completion_model import placed_model
+from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel, placed_model
 from flexmarl.actors.trainer.backends.torch_policy.onednn_linear import OneDnnLinear, use_onednn
+from flexmarl.actors.trainer.padding import pad_rows
 
 torch.set_num_threads(1)
 MODEL = {
     "model_type": "qwen2", "vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
 }  # fmt: skip
+
+LLAMA4 = {
+    "model_type": "llama4_text", "vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16,
+    "intermediate_size_mlp": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "num_local_experts": 2, "interleave_moe_layer_step": 1, "max_position_embeddings": 32, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+class InPlace(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(x.detach()).mul_(3)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +54,7 @@ def replaced(model: nn.Module) -> list[str]:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(5, 9), (9, 5), (1, 3)])
-@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3, 4)])
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3, 4), (0,)])
 def test_output_and_gradients(sizes: tuple[int, int], rows: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(*sizes, bias=bias)
@@ -64,6 +77,27 @@ def test_a_transposed_input_and_gradient() -> None:
     ours = torch.autograd.grad(found(x.t()).t().pow(2).sum(), [x, *layer.parameters()])
     for each, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(each, other)
+
+
+@pytest.mark.parametrize("rows", [(7,), (2, 3, 4)])
+def test_a_model_may_change_an_output_in_place(rows: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 6), torch.randn(*rows, 4)
+    expected = results(nn.Sequential(layer, InPlace()), x)
+    layer.zero_grad()
+    (found,) = use_onednn(nn.Sequential(layer))
+    assert isinstance(found, OneDnnLinear)
+    for name, tensor in results(nn.Sequential(found, InPlace()), x).items():
+        torch.testing.assert_close(tensor, expected[name])
+
+
+def test_llama_4_is_trained_in_float32() -> None:
+    """Its experts' outputs are added in place to that of a shared layer."""
+    config = ModelConfig(config=LLAMA4, tokenizer="unused")
+    model = CompletionModel(config, placed_model(config, 0))
+    assert replaced(model.model)
+    torch.autograd.backward(model.logprobs(pad_rows([((1, 2, 3), (4, 5)), ((1,), (4, 5, 7))], 16)).sum())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.model.parameters())
 
 
 def test_frozen_weights_have_no_gradient() -> None:
