@@ -1,8 +1,8 @@
 """A Hugging Face causal language model that computes the log-probabilities of completions."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from .fused_norm import fuse_norms
 from .gang_rank import GangRank
 from .layers import recompute_layers
 from .onednn_linear import use_onednn
+from .summed_linear import SummedLinear
 
 MOST_LOGITS_BYTES = 128 << 20
 """Logits (float32) that are in memory at a time: beyond it they are computed in chunks, and again in the backward. With
@@ -146,7 +147,7 @@ class CompletionForward(nn.Module):
         chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
         each = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
         cut = truncations.split(tokens) if truncations is not None else None
-        head = partial(self._head, type(body))
+        head = partial(self._head, type(body), self._summed_output())
         return torch.cat(
             [
                 checkpoint(
@@ -157,9 +158,17 @@ class CompletionForward(nn.Module):
             ]
         )  # fmt: skip
 
+    def _summed_output(self) -> SummedLinear | None:
+        """The output layer for several chunks; None if its own forward sums their gradients in float32, or has none."""
+        layer = self.model.get_output_embeddings()
+        if type(layer) is not nn.Linear or not (torch.is_grad_enabled() and layer.weight.requires_grad):
+            return None
+        return SummedLinear(layer) if torch.is_autocast_enabled(layer.weight.device.type) else None
+
     def _head(
         self,
         output: Any,
+        layer: SummedLinear | None,
         hidden: Tensor,
         targets: Tensor,
         temperatures: float | Tensor,
@@ -167,7 +176,11 @@ class CompletionForward(nn.Module):
     ) -> Tensor:
         """The model's own forward behind its body, which gives an ``output``: with all that a model does to its
         logits."""
-        with _body_gives(self.model.base_model, output(last_hidden_state=hidden.unsqueeze(0))):
+        body_output = output(last_hidden_state=hidden.unsqueeze(0))
+        with ExitStack() as stack:
+            stack.enter_context(_forward(self.model.base_model, lambda *_args, **_settings: body_output))
+            if layer is not None:
+                stack.enter_context(_forward(self.model.get_output_embeddings(), layer))
             logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return token_logprobs(logits.squeeze(0), targets, temperatures, truncations)
 
@@ -179,13 +192,13 @@ class CompletionForward(nn.Module):
 
 
 @contextmanager
-def _body_gives(body: Any, output: Any) -> Iterator[None]:
-    """Within it the forward of ``body`` is not computed: it returns ``output``."""
-    body.forward = lambda *_args, **_settings: output
+def _forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within it the forward of ``module`` is another one."""
+    module.forward = forward
     try:
         yield
     finally:
-        del body.forward
+        del module.forward
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:

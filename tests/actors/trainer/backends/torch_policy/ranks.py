@@ -249,3 +249,9 @@ def train_as_configured(
         gradients = whole_gradients(policy)
     weights = {name: array(tensor.double()) for name, tensor in policy.weights().items()}
     return Trained(results, gradients, weights, state_of(policy))
+
+
+def train_in_chunks(gang: GangRank, setup: PolicySetup, calls: Sequence[Call]) -> Trained:
+    """With the logits of two tokens in memory at a time."""
+    with mock.patch.object(completion_model, "MOST_LOGITS_BYTES", 2 * 4 * 18):
+        return train_as_configured(gang, setup, calls)

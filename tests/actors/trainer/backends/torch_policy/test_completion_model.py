@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "multiplied": SMALL | {"model_type": "cohere", "logit_scale": 0.25},
     "capped": SMALL
     | {"model_type": "gemma2", "final_logit_softcapping": 2.0, "attn_logit_softcapping": None},
+    "biased": SMALL | {"model_type": "phi"},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 32,
@@ -40,6 +41,10 @@ MODELS: dict[str, dict[str, Any]] = {
 def made(model: dict[str, Any], dtype: str = "float32") -> CompletionModel:
     config = ModelConfig(config=model, tokenizer="unused", dtype=dtype)
     return CompletionModel(config, placed_model(config, 0))
+
+
+def trained(model: CompletionModel) -> dict[str, Any]:
+    return dict(model.model.named_parameters())
 
 
 def computed(model: CompletionModel, rows: PaddedRows, temperatures: float | Tensor) -> list[Tensor]:
@@ -115,6 +120,23 @@ def test_both_together_in_bfloat16_give_the_same_log_probabilities(monkeypatch: 
     assert torch.equal(found[0], expected[0])
     # A chunk's part of the output layer's gradient is rounded to bfloat16 before the parts are added up.
     assert all(relative_error(*pair) < 0.02 for pair in zip(found[1:], expected[1:], strict=True))
+
+
+@pytest.mark.parametrize("name", ["untied", "tied", "scaled", "capped", "biased"])
+def test_the_gradient_of_many_chunks_in_bfloat16_is_summed_in_float32(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(MODELS[name] | {"vocab_size": 256, "max_position_embeddings": 512}, "bfloat16")
+    rows = long_rows(256, 240)
+    expected = dict(zip(["logprobs", *trained(model)], computed(model, rows, 1.0), strict=True))
+    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 8 * 4 * 256)  # 120 chunks
+    found = dict(zip(["logprobs", *trained(model)], computed(model, rows, 1.0), strict=True))
+    assert torch.equal(found["logprobs"], expected["logprobs"])
+    own = [*model.model.get_output_embeddings().parameters()]
+    names = [each for each, parameter in trained(model).items() if any(parameter is other for other in own)]
+    assert len(names) == 1 + (name == "biased")
+    for each in names:
+        assert relative_error(found[each], expected[each]) < 4e-3, each
 
 
 def test_a_model_that_does_not_name_its_layers_is_refused() -> None:

@@ -40,6 +40,7 @@ from .ranks import (
     made_policy,
     train,
     train_as_configured,
+    train_in_chunks,
 )
 
 
@@ -118,6 +119,15 @@ def test_the_losses_of_two_ranks_are_those_of_one_over_20_steps(ranks: Ranks) ->
     ]
     assert len(losses[0]) == 20 and len(set(losses[0])) == 20
     assert np.abs(np.array(losses[0]) - np.array(losses[1])).max() < 1e-5
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_chunks_in_bfloat16_on_ranks_give_the_gradient_of_one_product(ranks: Ranks, tied: bool) -> None:
+    setup = gang_setup({"name": "dapo"}, dtype="bfloat16", tie_word_embeddings=tied)
+    calls: list[Call] = [("accumulate", make_samples(1)), ("accumulate", make_samples(2)), STEP]
+    expected = train_as_configured(ALONE, setup, calls)
+    for found in (train_in_chunks(ALONE, setup, calls), ranks.run(2, train_in_chunks, setup, calls)[0]):
+        assert error(found.gradients, expected.gradients) < 0.01
 
 
 def test_bfloat16_on_ranks_is_that_of_one_rank_on_float32_master_weights(ranks: Ranks) -> None:
