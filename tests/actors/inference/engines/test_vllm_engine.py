@@ -1,6 +1,7 @@
 """vLLM as an engine: the distribution it draws from, versions, whole weights or none, and requests that fail alone."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from flexmarl.actors.errors import EngineFailed, NonFiniteLogits
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
+from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.transport.block import Block
 from flexmarl.transport.devices.fake import FakeDevices
@@ -74,6 +76,50 @@ async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_throu
     finally:
         await vllm.close()
         await embedded.close()
+
+
+def drained(engine: Any, asked: list[EngineRequest]) -> dict[str, EngineResult]:
+    for request in asked:
+        engine.add(request)
+    results: list[EngineResult] = []
+    while engine.pending:
+        results += engine.step()
+    return {result.request_id: result for result in results}
+
+
+def test_prompts_that_are_more_than_a_step_takes_change_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 20 batches has more tokens than vLLM's step, 2048, and in the end more keys and values than the cache
+    holds, so that requests begin again. Each turn draws what it draws alone."""
+    options = VllmEngineConfig(max_batch=64, max_context=256, kv_cache_bytes=2**22)
+    engine = made(model_of(), options)
+    scheduler: Any = type(engine._llm.engine_core.engine_core.scheduler)
+    begun_again, preempt = [], scheduler._preempt_request
+
+    def noted(self: Any, request: Any, *more: Any, **others: Any) -> None:
+        begun_again.append(request.request_id)
+        preempt(self, request, *more, **others)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", noted)
+    try:
+        for seed in range(20):
+            rng = random.Random(seed)
+            asked = [
+                request_of(
+                    f"{seed}-{number}",
+                    tuple(rng.randrange(VOCABULARY) for _ in range(rng.randrange(40, 140))),
+                    seed=seed + number,
+                    new=rng.randrange(2, 12),
+                )
+                for number in range(64)
+            ]
+            assert sum(len(request.prompt_tokens) for request in asked) > 2048
+            together = drained(engine, asked)
+            assert all(len(together[one.request_id].tokens) == one.max_new_tokens for one in asked)
+            for one in rng.sample(asked, 4):
+                assert drained(engine, [one])[one.request_id].tokens == together[one.request_id].tokens
+        assert begun_again
+    finally:
+        engine.close()
 
 
 async def test_an_interrupted_turn_keeps_its_tokens_and_is_continued_by_other_weights(
