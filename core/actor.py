@@ -1,5 +1,6 @@
 """Actors: classes with ``@endpoint`` methods that other actors may call."""
 
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
@@ -91,7 +92,13 @@ class System(Protocol):
 
     def new_id(self) -> str: ...
 
-    async def run_blocking(self, work: Callable[..., Result], *args: Any) -> Result: ...
+    async def run_blocking(
+        self,
+        work: Callable[..., Result],
+        *args: Any,
+        stop: threading.Event | None = None,
+        abandon: bool = False,
+    ) -> Result: ...
 
     async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]: ...
 

@@ -11,6 +11,7 @@ os.environ.
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from .supervision.restart_policy import Intensity, Strategy
 from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .supervision.system_api import SystemApi
+from .threads import in_thread
 from .wire.curve import GateStatistics, Keys
 from .wire.permissions import DEFAULT_CALLS, checked_calls
 from .wire.wire import Wire
@@ -199,13 +201,22 @@ class ActorSystem:
         """Seconds that never go back; virtual in virtual time."""
         return self._wire.now()
 
-    async def run_blocking(self, work: Callable[..., Result], *args: Any) -> Result:
+    async def run_blocking(
+        self,
+        work: Callable[..., Result],
+        *args: Any,
+        stop: threading.Event | None = None,
+        abandon: bool = False,
+    ) -> Result:
         """The result of ``work(*args)``, which may wait for a disk or compute for long, in a thread of the loop's own
-        executor. In virtual time, which has no threads, the loop itself calls it."""
+        executor. In virtual time, which has no threads, the loop itself calls it.
+
+        A cancellation sets ``stop`` and waits until ``work`` has ended, so that its caller may close what ``work`` has
+        worked with; with ``abandon`` it does not wait (``core/threads.py``)."""
         if getattr(asyncio.get_running_loop(), "is_virtual", False):
             await asyncio.sleep(0)
             return work(*args)
-        return await asyncio.to_thread(work, *args)
+        return await in_thread(work, *args, stop=stop, abandon=abandon)
 
     @property
     def keys_file(self) -> Path:

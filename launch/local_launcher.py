@@ -33,6 +33,7 @@ from ..core.errors import ActorDead, FlexmarlError, text_of
 from ..core.ref import ActorRef
 from ..core.supervision.asked_processes import STATISTICS_TIMEOUT_S
 from ..core.task_groups import first_error
+from ..core.threads import in_thread
 from ..transport.devices.nvidia import DeviceMonitor
 from .actor_specs import References, actor_specs
 from .console.run_console import RunConsole
@@ -181,7 +182,7 @@ async def _watch_processes(
 async def _watch_devices(console: RunConsole) -> None:
     """Keeps the console's figures of the machine's GPUs up to date. Returns without GPUs, or if their driver fails."""
     with contextlib.closing(DeviceMonitor()) as monitor:
-        while devices := await asyncio.to_thread(monitor.read):
+        while devices := await in_thread(monitor.read):
             console.devices_read(devices)
             await asyncio.sleep(_STATISTICS_INTERVAL_S)
 

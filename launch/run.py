@@ -32,6 +32,7 @@ from ..core.ref import ActorRef
 from ..core.supervision.process_node import ProcessNode
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
+from ..core.threads import in_thread
 from . import env
 from .actor_specs import modules_of
 from .config_reading import flattened
@@ -153,7 +154,7 @@ class Run:
             raise RuntimeError("this Run has been used: make another one")
         self._entered = True
         with ExitStack() as exits:
-            self._prepared = await asyncio.to_thread(exits.enter_context, self._preparing())
+            self._prepared = await in_thread(exits.enter_context, self._preparing())
             self.directory = self._prepared.directory
             self._record = RunRecord(self.directory, self._prepared.life, self._broadcast)
             self._exits = exits.pop_all()
@@ -188,14 +189,14 @@ class Run:
                 async with self._sinks() as display.sinks:
                     result = await self._until_the_end()
             self._record.complete(result)
-            await asyncio.to_thread(self._record.report)
+            await in_thread(self._record.report)
             return result
         except KeyboardInterrupt:  # no await: it ends the loop
             self._record.fail(Interrupted("stopped by SIGINT"))
             raise
         except (Exception, asyncio.CancelledError) as error:
             self._record.fail(error)
-            await asyncio.to_thread(self._record.report_if_any)
+            await in_thread(self._record.report_if_any)
             raise
         finally:
             display.end()

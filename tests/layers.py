@@ -17,8 +17,8 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "front_door", "collector", "task_groups", "errors", "names", "call_context", "printable", "telemetry",
-    "private_directory",
+    "front_door", "collector", "task_groups", "threads", "errors", "names", "call_context", "printable",
+    "telemetry", "private_directory",
     "protocol", "wire_types",
     "waits", "declared_errors", "signature", "call", "wire", "durable",
     "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "fork_server", "testing",

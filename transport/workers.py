@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from ..core.threads import wait_ended
 from .errors import TransportClosed
 
 T = TypeVar("T")
@@ -106,13 +107,3 @@ def _set_on_error(failed: threading.Event) -> Iterator[None]:
     finally:
         if not ended:
             failed.set()
-
-
-async def wait_ended(done: "asyncio.Future[Any]") -> None:
-    """Returns when ``done`` has ended, also if this task is cancelled meanwhile."""
-    # The caller raises CancelledError afterwards: a second cancellation must not leave a copying thread behind.
-    while not done.done():
-        try:
-            await asyncio.wait([done])
-        except asyncio.CancelledError:
-            continue

@@ -216,7 +216,7 @@ class Orchestrator(Actor, OrchestratorApi):
                 self._setup, self._recipe, self._trainer, self._tell_console, lambda: self._stop_asked
             )
         else:
-            await self.system.run_blocking(query_digests.check_data, self._recipe, resumed)
+            await self.system.run_blocking(query_digests.check_data, self._recipe, resumed, abandon=True)
         await self._workers.start()
         versions = await self._publish_all()
         self._started = self._last_end = self.system.clock()

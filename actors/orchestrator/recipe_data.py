@@ -35,7 +35,7 @@ class RecipeData:
         self._calls[function] = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                return await self._system().run_blocking(call)
+                return await self._system().run_blocking(call, abandon=True)
         except TimeoutError:
             if not deadline.expired():
                 raise

@@ -38,9 +38,7 @@ class SelectLimits:
 class SelectPool:
     """For one event loop. ``run_blocking``: as of an actor's system."""
 
-    def __init__(
-        self, limits: SelectLimits, run_blocking: Callable[[Callable[[], Selection]], Awaitable[Selection]]
-    ) -> None:
+    def __init__(self, limits: SelectLimits, run_blocking: Callable[..., Awaitable[Selection]]) -> None:
         self._run_blocking = run_blocking
         self._limits = limits
         self._free = asyncio.Semaphore(limits.at_once)
@@ -83,7 +81,4 @@ class SelectPool:
             timeout_s=self._limits.timeout_s,
             is_given_up=given_up.is_set,
         )
-        try:
-            return await self._run_blocking(work)
-        finally:  # if the caller has cancelled the call, the thread is free at once
-            given_up.set()
+        return await self._run_blocking(work, stop=given_up)  # a cancelled call's thread is free at once

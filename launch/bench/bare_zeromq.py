@@ -19,22 +19,22 @@ clients (no ZAP): that would slow the handshake, not the calls.
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import msgpack
 import numpy as np
 import zmq
 
+from ...core.threads import in_thread
 from ..errors import BenchmarkFailed
 from .joined_zeromq import JoinedCalls
 from .measure import ONE_WAY_BURST, calls_in_flight, one_after_another_blocking, one_way
 
 Pattern = Literal["latency", "calls", "joined", "array"]
-Result = TypeVar("Result")
 
 _PATIENCE_S = 30.0
 
@@ -116,7 +116,7 @@ class Bare:
             if msgpack.unpackb(socket.recv()) != [call_id, argument]:
                 raise BenchmarkFailed("the bare REP socket sent a different reply")
 
-        return await _in_thread(lambda: one_after_another_blocking(call, seconds))
+        return await in_thread(lambda: one_after_another_blocking(call, seconds))
 
     async def calls_per_s(self, seconds: float, in_flight: int) -> float:
         count, elapsed_s = await calls_in_flight(self._calls.call, seconds, in_flight)
@@ -148,7 +148,7 @@ class Bare:
             if socket.recv() != bytes([stamp]):
                 raise BenchmarkFailed("the bare array did not arrive as it was sent")
 
-        return await _in_thread(transfer)
+        return await in_thread(transfer)
 
 
 def pack_call(call_id: int, argument: dict[str, str] | None) -> bytes:
@@ -229,13 +229,3 @@ class _Peer:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
-
-
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    """Like asyncio.to_thread, but a cancellation waits for ``work`` to end: its sockets are closed next."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -10,6 +10,7 @@ The name of such a segment begins with its place: ``ADDRESS/WRITER/NAME``. It go
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
@@ -129,9 +130,10 @@ class FarReader:
 
         Raises PieceLost: the writer has left, the deadline is over, or bytes have come wrong twice.
         """
-        return await self._run_blocking(self._fetch, place, refs, timeout_s)
+        stop = threading.Event()
+        return await self._run_blocking(self._fetch, place, refs, timeout_s, stop, stop=stop)
 
-    def _fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float) -> Found:
+    def _fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float, stop: threading.Event) -> Found:
         address = place.rpartition("/")[0]
         found: Found = {}
         pieces = dict(_pieces(refs))
@@ -159,9 +161,9 @@ class FarReader:
             except OSError as error:
                 if (refused := refusal(error)) is not None:
                     raise PieceLost(place, len(refs), str(refused)) from error
-                if time.monotonic() >= give_up_at:
+                if stop.is_set() or time.monotonic() >= give_up_at:
                     raise PieceLost(place, len(refs), f"{error}, for {timeout_s:g} s") from error
-                time.sleep(_PAUSE_S)
+                stop.wait(_PAUSE_S)
         return found
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ...core.threads import wait_ended
 from ..block import Block
 from ..errors import ArenaSpace, MemoryInUse, TransportClosed
 from ..handle import LentMemory, ShmSource, Source, StateHandle, TcpSource
@@ -30,7 +31,7 @@ from ..network.fetch import Fetch
 from ..network.server import BulkServer
 from ..select import Place
 from ..statistics import NetworkStatistics
-from ..workers import INLINE_BYTES, CopyWorkers, wait_ended
+from ..workers import INLINE_BYTES, CopyWorkers
 from . import buckets
 from .shm import Serving, ShmPath
 from .tensor_kind import Tensors

@@ -13,6 +13,7 @@ from flexmarl.actors.store.select_pool import SelectLimits, SelectPool
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.core.system import ActorSystem
+from flexmarl.core.threads import in_thread
 
 from ...patience import PATIENCE_S
 from ..stores import store_setup
@@ -33,7 +34,7 @@ async def until_running(pool: SelectPool, running: int, waiting: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_so_many_at_once_and_the_others_wait_in_order(at_once: int) -> None:
-    pool = SelectPool(SelectLimits(at_once=at_once, timeout_s=0.05), asyncio.to_thread)
+    pool = SelectPool(SelectLimits(at_once=at_once, timeout_s=0.05), in_thread)
     begun: list[int] = []
     most = 0
 
@@ -54,7 +55,7 @@ async def test_so_many_at_once_and_the_others_wait_in_order(at_once: int) -> Non
 
 
 async def test_too_many_are_refused_with_the_keys() -> None:
-    pool = SelectPool(SelectLimits(at_once=1, waiting=3, timeout_s=600.0), asyncio.to_thread)
+    pool = SelectPool(SelectLimits(at_once=1, waiting=3, timeout_s=600.0), in_thread)
     asked = [asyncio.create_task(pool.select(COLUMNS, rows, ENDLESS, 10)) for _ in range(4)]
     await until_running(pool, 1, 3)
     with pytest.raises(
@@ -69,7 +70,7 @@ async def test_too_many_are_refused_with_the_keys() -> None:
 
 
 async def test_the_time_limit_is_named_with_its_key() -> None:
-    pool = SelectPool(SelectLimits(timeout_s=0.05), asyncio.to_thread)
+    pool = SelectPool(SelectLimits(timeout_s=0.05), in_thread)
     with pytest.raises(SelectTimeout, match=r"longer than 0.05 s, .* store.select_timeout_s") as raised:
         await pool.select(COLUMNS, rows, ENDLESS, 10)
     assert (raised.value.where, raised.value.timeout_s) == (ENDLESS, 0.05)
@@ -87,14 +88,14 @@ async def test_no_single_step_of_an_expression_is_long(where: str, problem: str)
     doubled = "sample_id"
     for _ in range(7):
         doubled = f"({doubled} || {doubled})"
-    pool = SelectPool(SelectLimits(), asyncio.to_thread)
+    pool = SelectPool(SelectLimits(), in_thread)
     with pytest.raises(StoreError, match=problem):
         long = [("x" * 1000, 1.0)]
         await pool.select(COLUMNS, lambda: iter(long), where.format(a="a" * 1000, doubled=doubled), 10)
 
 
 async def test_other_tasks_run_while_the_rows_are_read() -> None:
-    pool = SelectPool(SelectLimits(), asyncio.to_thread)
+    pool = SelectPool(SelectLimits(), in_thread)
     read = ticks = 0
 
     def counted() -> Iterator[tuple[Any, ...]]:

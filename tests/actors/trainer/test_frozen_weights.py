@@ -25,7 +25,7 @@ PLAYER, RIVAL = PolicyName("player"), PolicyName("rival")
 class Blocking:
     """As much of a ``System`` as is needed."""
 
-    async def run_blocking(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def run_blocking(self, work: Callable[..., Any], *args: Any, **_: Any) -> Any:
         return work(*args)
 
 
