@@ -1,18 +1,32 @@
-"""The launcher's actor that keeps the run's recorded trajectories."""
+"""The launcher's actor that keeps the run's recorded trajectories.
+
+    one call at a time    uses the file, in a thread; the end of the actor waits for it (``core/threads.py``)
+    locked                by another process: the call tries again for ``LOCK_PATIENCE_S``, between calls of the thread
+    damaged               it is kept under another name, and a new file takes its place
+    any other trouble     the call's records are lost, and counted; the next call opens the file again
+
+The user hears of the first loss, and of its end.
+"""
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from ...actors.config_base import Config, Count, Natural
 from ...actors.messages import ArchiveApi
 from ...actors.recorded_trajectory import unpacked
 from ...core.actor import Actor, endpoint
-from .sample_file import SampleFile
+from .sample_file import SampleFile, is_damage, is_locked, put_aside
 
 _MIB: Final = 2**20
+LOCK_PATIENCE_S: Final = 30.0
+_RETRY_S: Final = 0.1
+
+Result = TypeVar("Result")
 
 
 class SamplesConfig(Config):
@@ -31,51 +45,97 @@ class Archive(Actor, ArchiveApi):
         time that something is lost."""
         self._path, self._config, self._after = path, config, after
         self._warn = warn
-        self._warned = False
+        self._is_losing = self._is_full = False
+        self._replaced: list[Path] = []
+        """Damaged files under their new names, of which the user has not heard."""
         self._file: SampleFile | None = None
+        self._is_repeated = False
+        """The steps that the run repeats are removed."""
         self._writing = asyncio.Lock()
 
     async def on_start(self) -> None:
         try:
-            self._file = await self.system.run_blocking(self._open)
+            await self.system.run_blocking(self._add, [], 0)
         except (sqlite3.Error, OSError) as error:
-            self._warn_once(f"{self._path} can't be written, trajectories are not recorded: {error}")
-            return
-        if self._file.replaced is not None:
-            self._warn_once(f"{self._path} could not be read, and is {self._file.replaced.name} now")
+            if not is_locked(error):  # by a reader, say, who is gone when there is something to keep
+                self._losing(f"{self._path} can't be written, trajectories are not recorded: {error}")
+        self._say_replaced()
 
     async def on_stop(self) -> None:
-        if self._file is not None:
-            await self.system.run_blocking(self._file.close)
+        async with self._writing:  # a cancelled call holds it until its thread has left the file
+            await self.system.run_blocking(self._close)
 
     @endpoint
     async def keep(self, records: list[bytes], dropped: int) -> int:
         async with self._writing:
             try:
-                refused = await self.system.run_blocking(self._add, records, dropped)
-            except (sqlite3.Error, ValueError) as error:
-                self._warn_once(f"trajectories are not recorded: {self._path}: {error}")
+                refused = await self._when_unlocked(partial(self._add, records, dropped))
+            except (sqlite3.Error, OSError, ValueError) as error:
+                self._losing(f"trajectories are not recorded: {self._path}: {error}")
                 return _count(records)
-        if refused:
-            self._warn_once(
+        if self._is_losing:
+            self._is_losing = False
+            self._warn(f"trajectories are recorded again: {self._path}")
+        self._say_replaced()
+        if refused and not self._is_full:
+            self._is_full = True
+            self._warn(
                 f"trajectories are not recorded: {self._path} has reached samples.limit_mib={self._config.limit_mib}"
             )
         return refused
 
-    def _open(self) -> SampleFile:
-        file = SampleFile(self._path, self._config.steps, self._config.limit_mib * _MIB)
-        file.forget_after(self._after)
-        return file
+    # ------------------------------------------------------------------ inside
+
+    async def _when_unlocked(self, work: Callable[[], Result]) -> Result:
+        """The result of ``work``, tried again as long as another process has locked the file."""
+        give_up_at = self.system.clock() + LOCK_PATIENCE_S
+        while True:
+            try:
+                return await self.system.run_blocking(work)
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or self.system.clock() >= give_up_at:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _losing(self, trouble: str) -> None:
+        if not self._is_losing:
+            self._is_losing = True
+            self._warn(trouble)
+
+    def _say_replaced(self) -> None:
+        for aside in self._replaced:
+            self._warn(f"{self._path} could not be read, and is {aside.name} now")
+        self._replaced.clear()
+
+    # ------------------------------------------------------------------ in a thread
 
     def _add(self, records: list[bytes], dropped: int) -> int:
-        if self._file is None:
-            raise sqlite3.OperationalError("it could not be opened")
-        return self._file.add(records, dropped)
+        try:
+            return self._open_file().add(records, dropped)
+        except sqlite3.Error as error:
+            if is_locked(error):
+                raise
+            self._close()  # it may have been moved, or its disk mounted anew: the next call opens it
+            if not is_damage(error):
+                raise
+        self._replaced.append(put_aside(self._path))
+        return self._open_file().add(records, dropped)
 
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            self._warn(text)
+    def _open_file(self) -> SampleFile:
+        if self._file is None:
+            self._file = SampleFile(self._path, self._config.steps, self._config.limit_mib * _MIB)
+            if self._file.replaced is not None:
+                self._replaced.append(self._file.replaced)
+        if not self._is_repeated:
+            self._file.forget_after(self._after)
+            self._is_repeated = True
+        return self._file
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            with contextlib.suppress(sqlite3.Error):  # all that was answered is in the file
+                file.close()
 
 
 def _count(records: list[bytes]) -> int:

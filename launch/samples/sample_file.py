@@ -30,11 +30,13 @@ CREATE TABLE records (
 CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 _DAMAGED: Final = ".damaged"
+LOCK_WAIT_S: Final = 0.25
+"""The longest time for which a call waits for a lock."""
 
 
 class SampleFile:
-    """For one thread at a time. Every method raises sqlite3.Error if the file can't be written; then nothing has
-    changed."""
+    """For one thread at a time. Every method but ``close`` raises sqlite3.Error if the file can't be written; then
+    nothing has changed."""
 
     def __init__(self, path: Path, kept_steps: int, limit_bytes: int) -> None:
         """``limit_bytes``: of the file; the oldest steps go first, then nothing more is taken. Makes the file if it is
@@ -47,10 +49,14 @@ class SampleFile:
         except sqlite3.OperationalError:  # it is locked, or the disk is full: the file may be whole
             raise
         except sqlite3.DatabaseError:
-            self.replaced = _put_aside(path)
+            self.replaced = put_aside(path)
             self._database = _opened(path)
-        (self._page_bytes,) = self._database.execute("PRAGMA page_size").fetchone()
-        self._newest = self._newest_step()
+        try:
+            (self._page_bytes,) = self._database.execute("PRAGMA page_size").fetchone()
+            self._newest = self._newest_step()
+        except BaseException:
+            self._database.close()
+            raise
 
     def forget_after(self, step: int) -> None:
         """Removes the later steps and their evaluations: a resumed run repeats them."""
@@ -77,10 +83,14 @@ class SampleFile:
         return refused
 
     def close(self) -> None:
-        with contextlib.suppress(sqlite3.OperationalError):  # a reader is there
+        try:
             # From now on one file, which is read without others beside it: in folders that can't be written too.
-            self._database.execute("PRAGMA journal_mode = DELETE")
-        self._database.close()
+            with contextlib.suppress(
+                sqlite3.Error
+            ):  # a reader is there, the disk is full, or the file is damaged
+                self._database.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            self._database.close()
 
     # ------------------------------------------------------------------ inside
 
@@ -123,7 +133,7 @@ class SampleFile:
         return int((pages - free) * self._page_bytes)
 
 
-def _put_aside(path: Path) -> Path:
+def put_aside(path: Path) -> Path:
     """Renames a damaged file, with those that SQLite has beside it; returns its new path."""
     aside, number = path.with_name(path.name + _DAMAGED), 1
     while aside.exists():
@@ -136,9 +146,26 @@ def _put_aside(path: Path) -> Path:
     return aside
 
 
+def is_locked(error: BaseException) -> bool:
+    """True if another process has locked the file, so that a later try may be better."""
+    return _code(error) == sqlite3.SQLITE_BUSY
+
+
+def is_damage(error: BaseException) -> bool:
+    """True if the file itself is at fault."""
+    return _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _code(error: BaseException) -> int | None:
+    """Of SQLite, without its extension; None for other errors."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
+
+
 def _opened(path: Path) -> sqlite3.Connection:
     open_private(path, "ab").close()  # SQLite follows a link, and makes a file as the umask says
-    database = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+    # A short wait for a lock: a thread in it can't be cancelled, so that a longer wait is its caller's, between calls.
+    database = sqlite3.connect(path, timeout=LOCK_WAIT_S, check_same_thread=False)
     try:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")  # in WAL mode: whole after a crash of the machine too
