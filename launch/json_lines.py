@@ -21,13 +21,11 @@ Keys of ``events.jsonl`` are ``time`` (Unix seconds), ``event`` (its name) and t
 """
 
 import json
-import math
-import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -40,7 +38,7 @@ from ..actors.step_metrics import (
     ProcessMetrics,
     StepMetrics,
 )
-from ..core.durable.files import open_private, replace_private
+from ..core.durable.files import replace_private
 from .formatting import number
 
 _EVALUATION: Final = "eval"
@@ -69,32 +67,6 @@ _SHOWN_BYTES: Final = 60
 _READ_BYTES: Final = 64 * 1024
 _STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
 _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
-
-
-class JsonLines:
-    """Appends objects to a file, one per line, each flushed at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: IO[str] = open_private(path, "a")
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Writes one line. A float that is not finite becomes null, because JSON has no such numbers."""
-        self._file.write(json.dumps(finite(record), allow_nan=False, default=str) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Raises OSError if the lines can't be written to disk; the file is closed all the same."""
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-
-def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record`` with None for floats that are not finite."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in record.items()
-    }
 
 
 # --------------------------------------------------------------------------- steps
@@ -239,28 +211,47 @@ def lines_from(path: Path, at: int) -> list[bytes]:
         return []
 
 
-def keep_lines(
-    path: Path, is_whole: Callable[[dict[str, Any]], bool], is_wanted: Callable[[dict[str, Any]], bool]
-) -> list[tuple[int, str]]:
-    """Removes the lines that are damaged (no object, or one that is not ``is_whole``) or not ``is_wanted``. The file
-    changes as a whole or not at all.
+@dataclass(frozen=True, slots=True)
+class KeptLines:
+    """``objects``: of the lines that stay. ``damaged``: number and beginning of lines without an object. ``torn``: the
+    beginning of a last line without a line break, which a crash in the middle of a write leaves; None without one."""
 
-    Returns the number and the beginning of each damaged line, without a last one that has no line break: a crash in the
-    middle of a write leaves it.
-    """
+    objects: list[dict[str, Any]]
+    damaged: list[tuple[int, str]]
+    torn: str | None = None
+
+
+def keep_lines(
+    path: Path,
+    is_whole: Callable[[dict[str, Any]], bool],
+    is_wanted: Callable[[dict[str, Any]], bool],
+    key: Callable[[dict[str, Any]], object] | None = None,
+) -> KeptLines:
+    """Removes the lines that are damaged (no object, or one that is not ``is_whole``) or not ``is_wanted``, and of
+    those with an equal ``key`` all but the last. The file changes as a whole or not at all. Raises OSError."""
     if not path.exists():
-        return []
-    *lines, rest = path.read_bytes().split(b"\n")
-    kept, damaged = [], []
+        return KeptLines([], [])
+    content = path.read_bytes()
+    *lines, rest = content.split(b"\n")
+    kept: dict[object, tuple[bytes, dict[str, Any]]] = {}
+    damaged, torn = [], None
     for at, line in enumerate([*lines, rest], 1):
         record = object_of(line)
         if record is not None and is_whole(record):
             if is_wanted(record):
-                kept.append(line)
-        elif line.strip() and at <= len(lines):
-            damaged.append((at, line[:_SHOWN_BYTES].decode(errors="replace")))
-    replace_private(path, b"".join(line + b"\n" for line in kept))
-    return damaged
+                name = at if key is None else key(record)
+                kept.pop(name, None)
+                kept[name] = line, record
+        elif line.strip():
+            shown = line[:_SHOWN_BYTES].decode(errors="replace")
+            if at <= len(lines):
+                damaged.append((at, shown))
+            else:
+                torn = shown
+    left = b"".join(line + b"\n" for line, _ in kept.values())
+    if left != content:
+        replace_private(path, left, durable=True)
+    return KeptLines([record for _, record in kept.values()], damaged, torn)
 
 
 def object_of(line: str | bytes) -> dict[str, Any] | None:

@@ -218,7 +218,7 @@ class Run:
                 "launcher", runtime_dir, tcp=config.network.tcp(), settings=config.supervision.settings()
             ) as system,
         ):
-            console = RunConsole(directory, self._broadcast)
+            console = RunConsole(directory, self._broadcast, self._record.events)
             await system.add(console, "console")
             first = self._prepared.life.step
             archive = await self._archive(system)

@@ -25,13 +25,17 @@ link: through a link that stands there already any other file could be written.
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..core.durable.files import FOLDER_MODE, open_private, replace_private
 from .errors import RunDirectoryError
-from .json_lines import keep_lines
+from .json_lines import KeptLines, keep_lines
+from .line_writer import words_of_steps
+
+_STEP: Final = re.compile(r'"step": (\d+)[,}]')
 
 
 class RunDirectory:
@@ -122,8 +126,8 @@ class RunDirectory:
             yield
 
     def forget_after(self, step: int) -> list[str]:
-        """Removes the metrics of steps after ``step``, which a resumed run repeats, and damaged lines. Returns a
-        warning for each of these, but not for a last one that a crash cut off."""
+        """Removes the metrics of steps after ``step``, which a resumed run repeats, and damaged lines. Returns warnings
+        about these, about a last one that a crash cut off, and about steps up to ``step`` that are missing."""
 
         def is_step(record: Mapping[str, Any]) -> bool:
             return type(record.get("step")) is int
@@ -131,15 +135,24 @@ class RunDirectory:
         def is_kept(record: Mapping[str, Any]) -> bool:
             return bool(1 <= record["step"] <= step)
 
-        damaged = {
-            self.metrics: keep_lines(self.metrics, is_step, is_kept),
-            self.events: keep_lines(self.events, lambda record: "event" in record, lambda record: True),
-        }
-        return [
-            f"{path}, line {line}: damaged, was removed: {text!r}"
-            for path, lines in damaged.items()
-            for line, text in lines
-        ]
+        metrics = keep_lines(self.metrics, is_step, is_kept, key=lambda record: record["step"])
+        events = keep_lines(self.events, lambda record: "event" in record, lambda record: True)
+        warnings = [*_damages(self.metrics, metrics, step), *_damages(self.events, events, step)]
+        missing = {*range(1, step + 1)} - {record["step"] for record in metrics.objects}
+        if missing:
+            warnings.append(f"{self.metrics} lacks {words_of_steps(missing)}: not written, or lost")
+        return warnings
+
+
+def _damages(path: Path, lines: KeptLines, last_step: int) -> Iterator[str]:
+    """``last_step``: the last one that the run keeps."""
+    for line, text in lines.damaged:
+        yield f"{path}, line {line}: damaged, was removed: {text!r}"
+    if lines.torn is not None:
+        step = _STEP.search(lines.torn)
+        repeated = ", which is trained again," if step and int(step[1]) > last_step else ""
+        of_step = f" of step {step[1]}{repeated}" if step else ""
+        yield f"{path}: the last line{of_step} was cut off by a crash, and was removed: {lines.torn!r}"
 
 
 def _check_no_link(path: Path) -> None:

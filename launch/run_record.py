@@ -29,38 +29,35 @@ def end_of_run(outcome: RunResult | BaseException, wall_s: float) -> RunEnded:
 
 class RunRecord:
     """Writes ``made_with.json``, the first and the last event, and the report. Each life has one end: later ones are
-    ignored."""
+    ignored. ``events``: the run's log."""
 
     def __init__(self, directory: RunDirectory, life: Resumption, display: Display) -> None:
         """Raises OSError, ConfigError if the recipe's folder is missing."""
         self._directory, self._display = directory, display
         resuming.record(directory, life.config)
-        self._events = EventLog(directory.events, display)
+        self.events = EventLog(directory.events, display)
         self._ended = False
         machine, folder = env.describe_machine(), str(directory.path)
         if life.checkpoint:
-            self._events.write(RunResumed(Step(life.step), **machine, folder=folder, changes=life.changes))
+            self.events.write(RunResumed(Step(life.step), **machine, folder=folder, changes=life.changes))
         else:
-            self._events.write(RunStarted(Step(life.step), **machine, folder=folder))
+            self.events.write(RunStarted(Step(life.step), **machine, folder=folder))
 
     def log(self, event: RunEvent) -> None:
-        """Writes an event of a sink. One that can't be written is shown all the same, and does not end the run."""
-        with contextlib.suppress(OSError):
-            self._events.write(event)
+        """Writes an event of a sink."""
+        self.events.write(event)
 
     def complete(self, result: RunResult) -> None:
-        """Raises OSError if the end can't be written."""
-        self._events.write(end_of_run(result, self._display.wall_s))
-        self._events.close()
+        self.events.write(end_of_run(result, self._display.wall_s))
+        self.events.close()
         self._ended = True
 
     def fail(self, error: BaseException) -> None:
         if self._ended:
             return
         self._ended = True
-        # A disk may be full: then the error itself is the only report.
-        with contextlib.suppress(OSError), contextlib.closing(self._events):
-            self._events.write(end_of_run(error, self._display.wall_s))
+        with contextlib.closing(self.events):
+            self.events.write(end_of_run(error, self._display.wall_s))
 
     def report(self) -> None:
         """Writes ``report.html``; warns if it can't be written: the run has its result without it."""

@@ -156,7 +156,7 @@ class _Simulator:
             self._troubles, self._random, network, here, hosts, self._simulation.troubles, self._gone
         )
         async with ActorSystem(_LAUNCHER, here.directory, wire=wire, settings=settings) as system:
-            console = RunConsole(directory, NoDisplay(), asyncio.get_running_loop().time)
+            console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
             await system.add(console, "console")
             async with (
                 _running(*(host.run() for host in hosts)) as alive,

@@ -12,28 +12,40 @@ FOLDER_MODE = 0o700
 def open_private(path: Path, mode: str) -> IO[Any]:
     """Opens a file as ``open`` does, texts as UTF-8. A new file has mode 0600, also with a umask that allows more.
 
-    Raises OSError if ``path`` is a link: through a link that stands there already any other file could be written."""
-
-    def private(name: str, flags: int) -> int:
-        try:
-            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
-        except OSError as error:
-            if error.errno == errno.ELOOP and path.is_symlink():
-                raise OSError(
-                    errno.ELOOP, f"it is a link to {path.readlink()}, and is not followed", name
-                ) from None
-            raise
-
+    Raises OSError as ``open_descriptor`` does."""
     encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, encoding=encoding, opener=private)  # a Path's has no opener
+    # A Path's ``open`` has no opener.
+    return open(path, mode, encoding=encoding, opener=lambda _, flags: open_descriptor(path, flags))
 
 
-def replace_private(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too."""
+def open_descriptor(path: Path, flags: int) -> int:
+    """Opens a file as ``os.open`` does. A new file has mode 0600, also with a umask that allows more.
+
+    Raises OSError if ``path`` is a link: through a link that stands there already any other file could be written."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(
+                errno.ELOOP, f"it is a link to {path.readlink()}, and is not followed", str(path)
+            ) from None
+        raise
+
+
+def replace_private(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too.
+    ``durable``: forces it to the disk before it appears. Raises OSError."""
     temporary = path.with_suffix(".tmp")
-    with open_private(temporary, "wb") as file:
-        file.write(content)
-    temporary.rename(path)
+    try:
+        with open_private(temporary, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def make_private_folder(path: Path) -> None:

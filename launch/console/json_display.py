@@ -7,7 +7,8 @@ from typing import Any, Self, TextIO
 
 from ...actors.run_events import RunEvent
 from ...actors.step_metrics import StepMetrics
-from ..json_lines import event_to_json, finite, metrics_to_json
+from ..json_lines import event_to_json, metrics_to_json
+from ..line_writer import finite
 from .echo import json_line
 
 

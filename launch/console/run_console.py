@@ -1,10 +1,10 @@
 """The launcher's own actor: shows and logs the reports of the run's actors."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 from ...actors.messages import RunResult
@@ -25,7 +25,9 @@ from ...actors.step_metrics import DeviceMetrics, ProcessMetrics, StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.supervision.process_statistics import ProcessStatistics
 from ...transport.devices.nvidia import DeviceUse
-from ..json_lines import JsonLines, event_to_json, metrics_to_json
+from ..event_log import EventLog
+from ..json_lines import metrics_to_json
+from ..line_writer import LineWriter
 from ..run_directory import RunDirectory
 from .display import Display
 
@@ -50,8 +52,15 @@ class RunConsole(Actor):
     Implements ``ConsoleApi``. ``ended_with`` is set to the run's result.
     """
 
-    def __init__(self, run: RunDirectory, display: Display, clock: Callable[[], float] = time.time) -> None:
-        """``clock``: Unix seconds, of the events in the file."""
+    def __init__(
+        self,
+        run: RunDirectory,
+        display: Display,
+        events: EventLog | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``events``: on the same display, and closed by its owner; None: makes one.
+        ``clock``: Unix seconds, of the events in the file."""
         self._clock = clock
         self.ended_with: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self.processes: dict[str, ProcessStatistics] = {}
@@ -60,8 +69,9 @@ class RunConsole(Actor):
         self._devices: dict[str, list[DeviceUse]] = {}
         """The readings of each device since the last step."""
         self._display = display
-        self._metrics = JsonLines(run.metrics)
-        self._events = JsonLines(run.events)
+        self._metrics = LineWriter(run.metrics, partial(display.warn, at_once=True))
+        self._events = events or EventLog(run.events, display)
+        self._closes_events = events is None
         self._warned_of_silence = False
         self._ended_items = 0
         self._done: int | None = None
@@ -75,6 +85,8 @@ class RunConsole(Actor):
         """Takes the statistics of the processes; to be called regularly, because it also updates the display."""
         self.processes = processes
         self._display.tick()
+        self._metrics.retry()
+        self._events.retry()
 
     def process_heard(self, name: str, figures: ProcessStatistics) -> None:
         """Takes the progress of one process, as soon as it answers: others may be silent for long."""
@@ -87,8 +99,9 @@ class RunConsole(Actor):
 
     async def on_stop(self) -> None:
         self.ended_with.cancel()
-        with contextlib.closing(self._events), contextlib.closing(self._metrics):
-            pass  # closes both, even if one raises
+        self._metrics.close()
+        if self._closes_events:
+            self._events.close()
 
     @endpoint
     async def step(self, metrics: StepMetrics) -> None:
@@ -123,8 +136,7 @@ class RunConsole(Actor):
     @endpoint
     async def event(self, event: RunEvent) -> None:
         self._ended_items += isinstance(event, _ENDS)
-        self._display.event(event)  # first: the disk may be full
-        self._events.write(event_to_json(event, self._clock()))
+        self._events.write(event, self._clock())
 
     @endpoint
     async def ended(self, result: RunResult) -> None:

@@ -157,7 +157,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def _code(error: BaseException) -> int | None:
-    """Of SQLite, without its extension; None for other errors."""
+    """SQLite's code, without its extension; None for other errors."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
 

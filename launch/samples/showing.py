@@ -10,7 +10,7 @@ from ...actors.recorded_trajectory import RecordedTrajectory
 from ..console.echo import echo_json
 from ..console.terminal import Terminal
 from ..formatting import count, listed
-from ..json_lines import finite
+from ..line_writer import finite
 from .conversation import show
 from .reader import Order, Samples
 from .tokens import TokenTexts

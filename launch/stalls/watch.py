@@ -75,7 +75,9 @@ class StallWatch:
             self.standstill.idle_s > _SAVING_S
         ):  # a large policy is one work item, and takes minutes to be saved
             folder = self._directory.checkpoints
-            counts["checkpoints"] = await self._console.system.run_blocking(_partial_bytes, folder, abandon=True)
+            counts["checkpoints"] = await self._console.system.run_blocking(
+                _partial_bytes, folder, abandon=True
+            )
         return counts
 
     async def ask(self, supervision: RunSupervision) -> tuple[str, ...]:

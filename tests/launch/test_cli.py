@@ -21,7 +21,7 @@ from flexmarl.launch import commands, prepared_run
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, resolve, to_yaml
 from flexmarl.launch.errors import Interrupted
-from flexmarl.launch.json_lines import JsonLines
+from flexmarl.launch.line_writer import LineWriter
 from flexmarl.launch.run import Run
 from flexmarl.launch.run_directory import RunDirectory
 
@@ -179,16 +179,19 @@ class TestEndings:
         self, flexmarl: Flexmarl, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.ends_with(monkeypatch, self.FULL)
-        real_write = JsonLines.write
+        append = LineWriter._append
 
-        def write(lines: JsonLines, record: dict[str, Any]) -> None:
-            if record["event"] == "run_ended":
+        def append_but_the_end(lines: LineWriter, data: bytes) -> None:
+            if b"run_ended" in data:
                 raise self.FULL
-            real_write(lines, record)
+            append(lines, data)
 
-        monkeypatch.setattr(JsonLines, "write", write)
+        monkeypatch.setattr(LineWriter, "_append", append_but_the_end)
         result = flexmarl("train", str(TINY), "--name", "run")
         assert result.status == 1 and "The run failed: [Errno 28]" in result.out and not result.err
+        assert "events.jsonl lacks 1 event: run_ended: No space left on device" in " ".join(
+            result.out.split()
+        )
 
     def test_come_as_usual_without_a_reader_of_the_output(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """``flexmarl train | head -1``, and ``flexmarl train >&-``"""

@@ -20,7 +20,7 @@ from flexmarl.actors.step_metrics import (
     StepMetrics,
 )
 from flexmarl.launch.json_lines import (
-    JsonLines,
+    KeptLines,
     event_from_json,
     event_to_json,
     keep_lines,
@@ -28,6 +28,7 @@ from flexmarl.launch.json_lines import (
     metrics_to_json,
     read_lines,
 )
+from flexmarl.launch.line_writer import LineWriter
 
 from ..actors.test_run_events import EVENTS
 
@@ -52,7 +53,7 @@ METRICS = StepMetrics(
 
 
 def through_a_file(line: dict[str, Any], folder: Path) -> dict[str, Any]:
-    lines = JsonLines(folder / "lines.jsonl")
+    lines = LineWriter(folder / "lines.jsonl", pytest.fail)
     lines.write(line)
     lines.close()
     (read,), bad = read_lines(folder / "lines.jsonl")
@@ -149,16 +150,17 @@ def test_lines_that_hold_no_object_are_counted(tmp_path: Path) -> None:
     assert read_lines(path) == ([{"a": 1}], 3)
 
 
-def test_damaged_lines_are_removed_and_named_but_one_that_a_crash_cut_off(tmp_path: Path) -> None:
+def test_damaged_lines_and_one_that_a_crash_cut_off_are_removed_and_named(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     long = "x" * 500
     path.write_bytes(
         f'{{"step": 1}}\n{{"step": 2\n\n{{"stop": 3}}\n\xff{long}\n{{"step": 4}}\n{{"ste'.encode("latin1")
     )
-    damaged = keep_lines(path, lambda record: "step" in record, lambda record: True)
+    kept = keep_lines(path, lambda record: "step" in record, lambda record: True)
     assert path.read_text() == '{"step": 1}\n{"step": 4}\n'
-    assert [(number, text[:10]) for number, text in damaged] == [
+    assert kept.objects == [{"step": 1}, {"step": 4}] and kept.torn == '{"ste'
+    assert [(number, text[:10]) for number, text in kept.damaged] == [
         (2, '{"step": 2'), (4, '{"stop": 3'), (5, "\ufffd" + "x" * 9),
     ]  # fmt: skip
-    assert len(damaged[2][1]) < 100
-    assert keep_lines(tmp_path / "nothing", lambda record: True, lambda record: True) == []
+    assert len(kept.damaged[2][1]) < 100
+    assert keep_lines(tmp_path / "nothing", lambda record: True, lambda record: True) == KeptLines([], [])

@@ -1,6 +1,7 @@
 """The files of a run: made once, locked, and cut back to the step that a resumed run continues from."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.launch.errors import RunDirectoryError
-from flexmarl.launch.json_lines import JsonLines
+from flexmarl.launch.line_writer import LineWriter
 from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import SIMULATED, TINY, Launched, json_lines
@@ -128,7 +129,7 @@ class TestForgetting:
     def test_keeps_every_whole_event(self, run: RunDirectory) -> None:
         run.events.write_text('{"event": "a"}\n{"event": "b"}\n{"eve')
         run.forget_after(0)
-        events = JsonLines(run.events)
+        events = LineWriter(run.events, pytest.fail)
         events.write({"event": "c", "step": 1})
         events.close()
         assert [event["event"] for event in json_lines(run.events)] == ["a", "b", "c"]
@@ -136,3 +137,41 @@ class TestForgetting:
     def test_needs_no_files(self, run: RunDirectory) -> None:
         run.forget_after(3)
         assert not run.metrics.exists()
+
+
+class TestWarningsOfAResumedRun:
+    def test_a_line_that_was_cut_off_is_named_with_its_step(self, run: RunDirectory) -> None:
+        run.metrics.write_text('{"step": 1, "time_s": 1.0}\n{"step": 2, "time_s": 2.0}\n{"step": 3, "ti')
+        assert run.forget_after(2) == [
+            f"{run.metrics}: the last line of step 3, which is trained again, was cut off by a crash, and was removed: "
+            '\'{"step": 3, "ti\''
+        ]
+        run.events.write_text('{"time": 1.5, "event": "a"}\n{"time": 2.5, "eve')
+        (warning,) = run.forget_after(2)
+        assert warning.startswith(f"{run.events}: the last line was cut off by a crash")
+
+    def test_missing_steps_are_named(self, run: RunDirectory) -> None:
+        run.metrics.write_text('{"step": 1}\n{"step": 4}\n{"step": 5, ')
+        cut, lacking = run.forget_after(5)
+        assert "the last line of step 5 was cut off" in cut
+        assert lacking == f"{run.metrics} lacks steps 2-3 and 5: not written, or lost"
+
+    def test_each_step_stays_once(self, run: RunDirectory) -> None:
+        run.metrics.write_text('{"step": 1}\n{"step": 2, "a": 1}\n{"step": 2, "a": 2}\n{"step": 3}\n')
+        assert run.forget_after(2) == []
+        assert json_lines(run.metrics) == [{"step": 1}, {"step": 2, "a": 2}]
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_after_a_cut_anywhere_and_a_resume_each_step_is_there_once(
+        self, run: RunDirectory, seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        saved = chance.randrange(1, 5)
+        lines = [json.dumps({"step": step, "note": "x" * 9_000}) + "\n" for step in range(1, 8)]
+        run.metrics.write_text("".join(lines)[: chance.randrange(len("".join(lines[:saved])), 63_000)])
+        run.forget_after(saved)
+        writer = LineWriter(run.metrics, pytest.fail)
+        for step in range(saved + 1, 9):
+            writer.write({"step": step})
+        writer.close()
+        assert [line["step"] for line in json_lines(run.metrics)] == list(range(1, 9))

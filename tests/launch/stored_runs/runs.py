@@ -4,13 +4,16 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.run_events import Evaluated, RunEnded, RunEvent, RunStarted
 from flexmarl.actors.step_metrics import AgentMetrics, StepMetrics
 from flexmarl.launch.config_reading import resolve, to_yaml
-from flexmarl.launch.json_lines import JsonLines, event_to_json, metrics_to_json
+from flexmarl.launch.json_lines import event_to_json, metrics_to_json
+from flexmarl.launch.line_writer import LineWriter
 from flexmarl.launch.run_directory import RunDirectory
 
 STARTED = RunStarted(Step(0), "3.11", "linux", 2, 1)
@@ -22,7 +25,7 @@ def make_run(
 ) -> RunDirectory:
     """A run of sort-digits after ``steps`` steps, whose accuracy is 0.5 then. ``events``: after the evaluation's."""
     directory = RunDirectory.create(path, to_yaml(resolve("sort-digits", settings)))
-    metrics = JsonLines(directory.metrics)
+    metrics = LineWriter(directory.metrics, pytest.fail)
     for number in range(1, steps + 1):
         reward = AgentMetrics(reward=number / 10)
         metrics.write(
@@ -33,7 +36,7 @@ def make_run(
             )
         )
     metrics.close()
-    written = JsonLines(directory.events)
+    written = LineWriter(directory.events, pytest.fail)
     for event in (STARTED, Evaluated(Step(steps), 0.1, {"accuracy": 0.5, "reward/sorter": 0.25}), *events):
         written.write(event_to_json(event) | {"time": time.time() - age_s})
     written.close()
