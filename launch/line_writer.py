@@ -91,7 +91,7 @@ class LineWriter:
         except OSError as error:
             if not self._problem:
                 self._warn(
-                    f"{self._path} can't be written ({error.strerror}): its lines wait in memory, and the run goes on"
+                    f"{self._path} can't be written ({error.strerror}): its lines wait in memory"
                 )
             self._problem = error.strerror or str(error)
         else:

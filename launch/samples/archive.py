@@ -115,7 +115,7 @@ class Archive(Actor, ArchiveApi):
         except sqlite3.Error as error:
             if is_locked(error):
                 raise
-            self._close()  # it may have been moved, or its disk mounted anew: a later call opens it
+            self._close()  # it may have been moved: a later call opens it
             if not is_damage(error):
                 raise
         self._replaced.append(put_aside(self._path))
