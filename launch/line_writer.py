@@ -90,9 +90,7 @@ class LineWriter:
                 written.append(self._waiting.popleft().name)
         except OSError as error:
             if not self._problem:
-                self._warn(
-                    f"{self._path} can't be written ({error.strerror}): its lines wait in memory"
-                )
+                self._warn(f"{self._path} can't be written ({error.strerror}): its lines wait in memory")
             self._problem = error.strerror or str(error)
         else:
             if self._problem:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from flexmarl.launch import line_writer
 from flexmarl.launch.line_writer import LineWriter, words_of_steps
 
 from ..full_disk import room_for
@@ -83,12 +82,12 @@ def test_a_part_that_can_not_be_cut_off_at_once_is_later(
         raise OSError(errno.EIO, "Input/output error")
 
     with room_for(5_000):
-        monkeypatch.setattr(line_writer.os, "ftruncate", failing)
+        monkeypatch.setattr(os, "ftruncate", failing)
         lines.write(record(1))
         assert path.stat().st_size == 5_000
     lines.write(record(2))
     assert path.stat().st_size == 5_000
-    monkeypatch.setattr(line_writer.os, "ftruncate", truncate)
+    monkeypatch.setattr(os, "ftruncate", truncate)
     lines.write(record(3))
     lines.close()
     assert steps_in(path) == [1, 2, 3] and len(said) == 2
