@@ -39,11 +39,14 @@ class OpenWaits:
         self._numbers = 0
 
     @contextmanager
-    def open(self, text: str, limit: str = "", actor: str = "") -> Iterator[None]:
-        """See ``Wait``."""
+    def open(
+        self, text: str, limit: str = "", actor: str = "", since: float | None = None
+    ) -> Iterator[None]:
+        """See ``Wait``. ``since``: the loop's time at which it began; by default, now."""
         self._numbers += 1
         number = self._numbers
-        self._began[number] = asyncio.get_running_loop().time(), text, limit, actor
+        began = asyncio.get_running_loop().time() if since is None else since
+        self._began[number] = began, text, limit, actor
         try:
             yield
         finally:

@@ -333,10 +333,12 @@ class Router:
         loading = [one for one in policy.instances.values() if one.state is InstanceState.LOADING]
         for instance in loading:
             text = f"{instance.name}, which loads version {policy.published} of {name}"
-            limit = f"router.load_timeout_s={self._config.load_timeout_s:g}"
+            limit = f"router.load_timeout_s={self._config.load_timeout_s:g} ends it"
             yield Wait(text, now - instance.loads_since_s, limit, instance.name)
         turns = policy.waiting.count
         if policy.alone_since_s is not None and policy.published is not None:
+            if math.isinf(policy.alone_since_s):  # the run is about to end for that
+                return
             states = [f"{one.name} is {one.state.value}" for one in policy.instances.values()]
             text = f"an instance of {name} for {turns} turns: {', '.join(states) or policy.last_loss}"
             limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"

@@ -36,7 +36,7 @@ class ColumnWaits:
         ``timeout_s`` is over."""
         if not queue.awaited(policy_version, count, staleness):
             return
-        timeout_s = queue.external_timeout_s
+        timeout_s, began = queue.external_timeout_s, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 while missing := queue.awaited(policy_version, count, staleness):
@@ -45,7 +45,7 @@ class ColumnWaits:
                     what = f"{', '.join(lacking)} of samples of {agent}, from a program outside the run"
                     limit = f"agents.{agent}.columns.{lacking[0]}.timeout_s={timeout_s:g} ends it"
                     try:
-                        with self._open.open(what, limit):
+                        with self._open.open(what, limit, since=began):
                             async with asyncio.timeout(_REPORT_AFTER_S):
                                 await self._moved.wait()
                     except TimeoutError:

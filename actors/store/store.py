@@ -167,7 +167,6 @@ class Store(Actor, StoreApi):
             try:
                 return await self._granted_durably(writer, at_least_bytes, memory)
             except StoreFull as full:
-                self._check_patience(full)
                 await self._wait_for_room(full)
 
     @endpoint
@@ -176,6 +175,7 @@ class Store(Actor, StoreApi):
     ) -> None:
         await self._durably(lambda: self._put(writer, parts, report))
         self._puts += 1
+        self._moved_at = self.system.clock()
 
     @endpoint
     async def retire(self, writer: str) -> list[GroupClosed]:
@@ -205,12 +205,13 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
-        self._written += 1
-        if not self._judging.is_for(parts):
+        if self._judging.is_for(parts):
+            await self._durably(lambda: self._judging.write(parts))
+            self._judging.publish(name for columns in parts.values() for name in columns["sample_id"])
+        else:
             await self._durably(lambda: self._held(writer, self._tables.write(parts)))
-            return
-        await self._durably(lambda: self._judging.write(parts))
-        self._judging.publish(name for columns in parts.values() for name in columns["sample_id"])
+        self._written += 1
+        self._moved_at = self.system.clock()
 
     @endpoint
     async def offer(self, writer: str, samples: list[UnjudgedSample]) -> None:
@@ -322,7 +323,6 @@ class Store(Actor, StoreApi):
             change.undo()
             raise
         self._arena.hold(change.held)
-        self._moved_at = self.system.clock()
         self._waits.rows_moved()
 
         def undo() -> None:
@@ -342,7 +342,6 @@ class Store(Actor, StoreApi):
             try:
                 await self._journaled(change)
             except StoreFull as full:
-                self._check_patience(full)
                 await self._wait_for_room(full)
                 continue
             self._has_room()
@@ -407,9 +406,15 @@ class Store(Actor, StoreApi):
 
     # ------------------------------------------------------------------ waits
 
-    def _check_patience(self, full: StoreFull) -> None:
-        """Raises StoreError if waiting for room would never end, or a disk has had none for too long."""
-        still_s = self.system.clock() - self._moved_at
+    async def _wait_for_room(self, full: StoreFull) -> None:
+        """Returns when it is worth another try. Raises StoreError if there has been no room for too long, and nothing
+        has moved meanwhile: a wait for room that would never end."""
+        now = self.system.clock()
+        if self._full is None:
+            self._full = full, now
+            log.error("no room", problem=str(full))
+            self._notify(StoreBlocked(str(full)))
+        still_s = now - max(self._moved_at, self._full[1])
         if still_s > self._setup.patience_s:
             remedy = "free the disk"
             if full.by_its_own_limits:
@@ -421,13 +426,6 @@ class Store(Actor, StoreApi):
                 f"{full}; for {still_s:.0f} s no sample came or was taken (store.room_timeout_s="
                 f"{self._setup.patience_s:g}): {remedy}"
             )
-
-    async def _wait_for_room(self, full: StoreFull) -> None:
-        """Returns when it is worth another try."""
-        if self._full is None:
-            self._full = full, self.system.clock()
-            log.error("no room", problem=str(full))
-            self._notify(StoreBlocked(str(full)))
         self._room.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_ROOM_INTERVAL_S):
