@@ -1,6 +1,7 @@
 """The computations of a process: each has a name, and a deadline from the moment it begins."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class _Computation:
-    """``began``: the time at which the one before has ended; None while it has not."""
+    """``began``: the time at which the one before has ended; None while it has not. ``is_answered``: its caller has the
+    result, or has gone. ``runs``: its function has been called, and has not returned."""
 
     name: str
     began: float | None = None
+    is_answered: bool = False
+    runs: bool = False
 
 
 class Computations:
@@ -41,8 +45,19 @@ class Computations:
         computation = _Computation(name)
         self._order.append(computation)
         self._begin_first()
-        computing = asyncio.ensure_future(self._backends.compute(function))
-        computing.add_done_callback(lambda _: self._end(computation))
+
+        def called() -> T:  # perhaps by another thread
+            computation.runs = True
+            try:
+                return function()
+            finally:
+                computation.runs = False
+                if computation.is_answered:
+                    with contextlib.suppress(RuntimeError):  # the loop has ended
+                        loop.call_soon_threadsafe(self._end, computation)
+
+        computing = asyncio.ensure_future(self._backends.compute(called))
+        computing.add_done_callback(lambda _: self._answered(computation))
         try:
             while not computing.done():
                 first = self._order[0]
@@ -55,10 +70,16 @@ class Computations:
             computing.cancel()
         return computing.result()
 
+    def _answered(self, computation: _Computation) -> None:
+        computation.is_answered = True
+        if not computation.runs:  # else its caller was cancelled: the next one begins only when its function returns
+            self._end(computation)
+
     def _end(self, computation: _Computation) -> None:
-        self.ended += 1
-        self._order.remove(computation)
-        self._begin_first()
+        if computation in self._order:  # the function may have returned while its caller was cancelled
+            self.ended += 1
+            self._order.remove(computation)
+            self._begin_first()
 
     def _begin_first(self) -> None:
         if self._order and self._order[0].began is None:

@@ -305,9 +305,13 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_meant(life)
-        name = f"the optimizer step {step} of {policy}"
-        stats = await self._compute(name, lambda: self._policies.optimizer_step(policy, step))
-        return SlotStepped(self._policies[policy].version, stats)
+
+        def take_step() -> SlotStepped:  # with its version: later computations may release the policy before it is read
+            stats = self._policies.optimizer_step(policy, step)
+            return SlotStepped(self._policies[policy].version, stats)
+
+        stepped: SlotStepped = await self._compute(f"the optimizer step {step} of {policy}", take_step)
+        return stepped
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:

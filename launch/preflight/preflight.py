@@ -8,10 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import IO, Any
 
 from ...actors.errors import ConfigError
+from ...core.supervision.process_node import is_stopped
 from ...core.telemetry import get_logger
 from .. import env
 from ..placement.needed import DoesNotFit
@@ -22,7 +23,9 @@ from .engine_checks import engine_problems, sink_problems
 
 # A recipe may load a large data set. One that hangs is ended.
 _TIMEOUT_S = 1800.0
-_SILENCE_S = 60.0
+# Lines come every 10 s.
+_SILENCE_S = 30.0
+_ERRORS_S = 5.0
 _LAST_LINES = 15
 
 Notify = Callable[[str], object]
@@ -80,65 +83,86 @@ def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys
 
 
 def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-m", "flexmarl.launch.preflight.process"]
-    environment, pipe = env.preflight_environment(), subprocess.PIPE
-    with (
-        subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", env=environment
-        ) as checks,
-        _killed_after(checks, _TIMEOUT_S + _SILENCE_S),
-        ThreadPoolExecutor(1) as reader,
-    ):
-        printed = reader.submit(_last_lines, checks)
-        try:
-            found = _answer(checks, config, notify)
-        except BaseException:  # the reader would wait for the process's end
-            checks.kill()
-            raise
+    checks = subprocess.Popen(
+        [sys.executable, "-P", "-m", "flexmarl.launch.preflight.process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=env.preflight_environment(),
+    )
+    lines: SimpleQueue[str] = SimpleQueue()
+    printed: deque[str] = deque(maxlen=_LAST_LINES)
+    try:
+        _begin(_write, checks.stdin, config.model_dump_json())
+        _begin(_read_lines, checks.stdout, lines)
+        errors = _begin(_read_errors, checks.stderr, printed)
+        found = _answer(checks, lines, config, notify)
+    finally:
+        checks.kill()
+        checks.wait()
     if found is not None:
         return found
+    errors.join(_ERRORS_S)
     ended = f"the process that imports workflow.py ended with status {checks.returncode}"
-    return {"recipe": [f"{ended}\n{printed.result()}".rstrip()], "models": [], "cached": False}
+    return {"recipe": [f"{ended}\n{''.join(printed)}".rstrip()], "models": [], "cached": False}
 
 
-@contextlib.contextmanager
-def _killed_after(process: "subprocess.Popen[str]", seconds: float) -> Iterator[None]:
-    """Kills ``process`` if the context takes longer: it may be stopped, and report nothing."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _answer(checks: "subprocess.Popen[str]", config: RunConfig, notify: Notify) -> dict[str, Any] | None:
+def _answer(
+    checks: "subprocess.Popen[str]", lines: "SimpleQueue[str]", config: RunConfig, notify: Notify
+) -> dict[str, Any] | None:
     """The findings; None if the process ends without. Raises ConfigError if they take too long."""
-    assert checks.stdin is not None and checks.stdout is not None
-    with contextlib.suppress(BrokenPipeError), checks.stdin:
-        checks.stdin.write(config.model_dump_json())
     began, place = time.monotonic(), ""
-    for line in checks.stdout:  # a line every few seconds at least (``process.py``), until the process ends
+    while True:
         try:
-            message: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return None  # it has died within a line
-        if "recipe" in message:
-            return message
-        seconds, place = time.monotonic() - began, message["at"]
-        at = f" at {place}" if place else ""
+            line = lines.get(timeout=_SILENCE_S)
+        except Empty:
+            if checks.poll() is not None:  # a process that the recipe has started has its pipe
+                return None
+            stopped = f" (process {checks.pid}, stopped by a signal)" if is_stopped(checks.pid) else ""
+            silent = f"; the process of the checks does not answer{stopped}"
+        else:
+            try:
+                message: dict[str, Any] = json.loads(line)
+            except ValueError:  # it has ended, perhaps within a line
+                return None
+            if "recipe" in message:
+                return message
+            place, silent = message["at"], ""
+        seconds = time.monotonic() - began
+        at = f"; it {'last stood' if silent else 'stands'} at {place}" if place else ""
         if seconds > _TIMEOUT_S:
             raise ConfigError(
                 f"{config.recipe}: workflow.py was not imported, or its first queries not made, within "
-                f"{_TIMEOUT_S:g} s; it stands{at}"
+                f"{_TIMEOUT_S:g} s{at}{silent}"
             )
-        notify(f"checking {config.recipe} for {seconds:.0f} s, of at most {_TIMEOUT_S:g}{at}")
-    return None
+        notify(f"checking {config.recipe} for {seconds:.0f} s, of at most {_TIMEOUT_S:g}{at}{silent}")
 
 
-def _last_lines(checks: "subprocess.Popen[str]") -> str:
-    assert checks.stderr is not None
-    return "".join(deque(checks.stderr, maxlen=_LAST_LINES))
+def _begin(work: Callable[..., None], *arguments: Any) -> threading.Thread:
+    """A thread that nobody waits for: a process that a recipe has started may hold the pipe of the checks open."""
+    thread = threading.Thread(target=work, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _write(pipe: IO[str], text: str) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.write(text)
+
+
+def _read_lines(pipe: IO[str], lines: "SimpleQueue[str]") -> None:
+    """An empty line is the end."""
+    with pipe:
+        for line in pipe:
+            lines.put(line)
+    lines.put("")
+
+
+def _read_errors(pipe: IO[str], printed: "deque[str]") -> None:
+    with pipe:
+        printed.extend(pipe)
 
 
 def _indented(text: str) -> str:

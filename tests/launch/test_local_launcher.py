@@ -1,6 +1,7 @@
 """The launcher's watch over its actors while they start and run."""
 
 import asyncio
+import json
 import shutil
 import threading
 from collections import Counter
@@ -161,12 +162,46 @@ async def test_the_line_that_blocks_the_workflow_is_reported_once_and_with_the_d
 ) -> None:
     house = House(["rollout-0"], lambda _: (11.0, set()))
     report = house.blocked["rollout-0"] = tmp_path / "blocked_line"
-    report.write_text("workflow.py:3, in workflow: time.sleep(999)")
+    report.write_text(json.dumps({"line": "workflow.py:3, in workflow: time.sleep(999)", "lasts": True}))
     with pytest.raises(
         ActorDead, match=r"for 308 s; the workflow blocks its event loop: workflow.py:3, in workflow"
     ):
         await house.watch(monkeypatch)
     assert house.lines == ["workflow.py:3, in workflow: time.sleep(999)"]
+
+
+async def test_a_line_that_blocked_the_loop_earlier_is_not_named_with_the_death(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    house = House(["rollout-0"], lambda _: (11.0, set()))
+    report = house.blocked["rollout-0"] = tmp_path / "blocked_line"
+    report.write_text(json.dumps({"line": "workflow.py:3, in workflow: parse()", "lasts": False}))
+    with pytest.raises(ActorDead, match=r"for 308 s$"):
+        await house.watch(monkeypatch)
+    assert house.lines == ["workflow.py:3, in workflow: parse()"], "it is reported all the same"
+
+
+async def test_in_a_standstill_a_fifth_of_the_time_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(["store"], lambda _: (11.0, set()))
+    house.is_still = True
+    with pytest.raises(ActorDead, match="has not answered for 66 s"):
+        await house.watch(monkeypatch)
+
+
+async def test_the_silence_of_an_earlier_life_does_not_count_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is restarted between two looks, and its next life starts for long: the watch never sees it gone."""
+
+    def rounds(number: int) -> tuple[float, set[str]]:
+        house.restarts["rollout-0"] += number == 20
+        return 10.0, set()
+
+    house = House(["rollout-0"], rounds)
+    with pytest.raises(ActorDead, match="has not answered for 310 s"):
+        await house.watch(monkeypatch)
+    assert house.now_s > 20 * 10.0 + 300.0
+    assert [actor for actor, _ in house.events] == ["rollout-0", "rollout-0"], "each life's silence is reported"
 
 
 async def test_the_store_of_an_earlier_life_is_removed_by_a_thread(
