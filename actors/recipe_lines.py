@@ -6,14 +6,16 @@ recipe's code may stand in any of those, so they are followed too.
 """
 
 import asyncio
+import gc
 import linecache
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
 _ASYNCIO: Final = Path(asyncio.__file__).parent
+_WRAPPERS: Final = ("async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper")
 _MOST_TASKS: Final = 1000
 """Tasks of one workflow beyond this number are not looked at."""
 
@@ -76,14 +78,27 @@ def _frames(awaitable: Any) -> list[FrameType]:
                 awaitable = getattr(awaitable, inner)
                 break
         else:
-            return frames
+            awaitable = _wrapped(awaitable)
     return frames
+
+
+def _wrapped(awaitable: Any) -> Any:
+    """The coroutine or generator within what ``async for``, ``anext`` or ``__await__`` awaits; None without one. Those
+    objects of the interpreter have no attribute for it."""
+    if type(awaitable).__name__ not in _WRAPPERS:
+        return None
+    inner = (CoroutineType, AsyncGeneratorType, GeneratorType)
+    referents = gc.get_referents(awaitable)
+    return next((one for one in referents if isinstance(one, inner) or type(one).__name__ in _WRAPPERS), None)
 
 
 def _awaited(task: "asyncio.Task[Any]", frames: list[FrameType]) -> "Iterator[asyncio.Task[Any]]":
     """The tasks that ``task`` waits for: by the future of its ``await``, or in a frame of asyncio's own."""
     future = getattr(task, "_fut_waiter", None)
-    for one in (future, *getattr(future, "_children", ())):
+    # The future of a ``shield`` knows its task by a callback alone.
+    callbacks = (callback for callback, _ in getattr(future, "_callbacks", None) or ())
+    cells = (cell for callback in callbacks for cell in getattr(callback, "__closure__", None) or ())
+    for one in (future, *getattr(future, "_children", ()), *(cell.cell_contents for cell in cells)):
         if isinstance(one, asyncio.Task):
             yield one
     for frame in frames:
