@@ -35,6 +35,18 @@ def test_the_open_items_of_a_lost_worker_are_dealt_again_and_not_closed_by_it() 
     assert not dealing.close("a", 1) and dealing.close("b", 1)
 
 
+def test_open_and_waiting_items_are_listed() -> None:
+    dealing: Dealing[int] = Dealing()
+    dealing.deal([1, 2])
+    assert dealing.waiting == 2 and dealing.open_items("a") == []
+    dealing.enlist("a")
+    dealing.deal([3])
+    dealing.close("a", 2)
+    assert dealing.waiting == 0 and dealing.open_items("a") == [1, 3]
+    dealing.lose("a")
+    assert dealing.open_items("a") == [] and dealing.waiting == 0, "they are nobody's until they are dealt again"
+
+
 class Run(RuleBasedStateMachine):
     """Workers come, close what they have, and are lost; the model keeps the owner of every item."""
 

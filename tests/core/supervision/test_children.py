@@ -12,6 +12,7 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.testing.memory_node import MemoryNode, MemoryProcess
+from flexmarl.core.waits import Wait
 from flexmarl.core.wire.memory import MemoryNetwork
 
 from ..echo import RefusesToStart, Worker
@@ -64,3 +65,50 @@ def test_the_error_of_an_actor_that_fails_before_its_node_has_answered_is_known(
                 await supervisor.spawn(RefusesToStart, "worker")
 
     virtual_time.run(main())
+
+
+class Loading(Worker):
+    """Takes 3 s to start."""
+
+    async def on_start(self) -> None:
+        await asyncio.sleep(3.0)
+        await super().on_start()
+
+
+def test_the_waits_of_a_supervisor_are_the_starts_of_its_actors(private: Path) -> None:
+    """First for a process, from the node, then for the actor's start; each time from the beginning of that life."""
+
+    async def main() -> list[list[Wait]]:
+        network = MemoryNetwork()
+        node = LateNode(network, private)
+        async with (
+            ActorSystem("tests", private, wire=network.wire("tests")) as system,
+            Supervisor(
+                system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0)
+            ) as supervisor,
+        ):
+            diary = private / "diary"
+            diary.touch()
+            waits = [supervisor.waits()]
+            start = asyncio.create_task(supervisor.spawn(Loading, "worker", {"diary": str(diary)}))
+            await asyncio.sleep(0.5)
+            waits.append(supervisor.waits())
+            await asyncio.sleep(1.5)
+            waits.append(supervisor.waits())
+            await start
+            waits.append(supervisor.waits())
+            node.kill("worker")
+            while not supervisor.waits():
+                await asyncio.sleep(0.01)
+            waits.append(supervisor.waits())
+            while not supervisor.running:
+                await asyncio.sleep(0.01)
+            return [*waits, supervisor.waits()]
+
+    before, process, loading, ready, again, ready_again = virtual_time.run(main())
+    assert before == ready == ready_again == []
+    ((process_wait,), (loading_wait,), (again_wait,)) = process, loading, again
+    assert process_wait.text.startswith("a process for worker, from node ") and process_wait.seconds == 0.5
+    assert loading_wait.text.startswith("the start of worker (") and 1.9 < loading_wait.seconds < 2.1
+    assert loading_wait.actor == "worker", "the actor itself may say more"
+    assert again_wait.text == process_wait.text and again_wait.seconds < 1.0

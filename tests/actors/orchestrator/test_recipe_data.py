@@ -1,0 +1,83 @@
+"""The recipe's data: its deadline, and the line at which it stands."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flexmarl.actors.errors import RecipeError
+from flexmarl.actors.orchestrator.recipe_data import RecipeData
+from flexmarl.actors.recipe import Recipe, RecipeConfig
+from flexmarl.core.system import ActorSystem
+
+from ...patience import PATIENCE_S
+
+SOURCE = """from flexmarl.actors.workflow import Query
+
+async def workflow(query, agents): ...
+
+def train_query(position, seed, gate):
+    gate.wait()
+    return Query(f"q{position}", str(position))
+
+def eval_queries(seed, gate):
+    gate.wait()
+    return []
+"""
+
+
+class House:
+    """A recipe whose data comes when ``gate`` is set."""
+
+    def __init__(self, system: ActorSystem, folder: Path) -> None:
+        (folder / "workflow.py").write_text(SOURCE)
+        self.gate = threading.Event()
+        self.recipe = Recipe(RecipeConfig(folder=str(folder), seed=0, data={"gate": self.gate}))
+        self.system = system
+
+    def data(self, timeout_s: float) -> RecipeData:
+        return RecipeData(self.recipe, lambda: cast(Any, self.system), timeout_s)
+
+
+@pytest.fixture
+async def house(system: ActorSystem, tmp_path: Path) -> Any:
+    house = House(system, tmp_path)
+    yield house
+    house.gate.set()
+
+
+async def test_data_that_comes_in_time_is_returned_and_waited_for_no_more(house: House) -> None:
+    data = house.data(PATIENCE_S)
+    assert data.waits() == []
+    call = asyncio.ensure_future(data.train_queries(range(3, 5)))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (waits := data.waits()) or "in train_query" not in waits[0].text:  # a thread has to begin
+            await asyncio.sleep(0.001)
+    (wait,) = waits
+    assert wait.text == "train_query of workflow.py, at workflow.py:6, in train_query: gate.wait()"
+    assert wait.limit == f"training.data_timeout_s={PATIENCE_S:g} ends it" and not wait.actor
+    house.gate.set()
+    assert [query.id for query in await call] == ["q3", "q4"]
+    assert data.waits() == [] and await data.eval_queries() == []
+
+
+@pytest.mark.parametrize("function", ["train_query", "eval_queries"])
+async def test_data_that_does_not_come_ends_the_call_with_its_line(house: House, function: str) -> None:
+    data = house.data(0.05)
+    with pytest.raises(RecipeError) as raised:
+        await (data.train_queries([0]) if function == "train_query" else data.eval_queries())
+    assert f"workflow.py: {function} has not returned within training.data_timeout_s=0.05" in str(raised.value)
+    assert data.waits() == []
+
+
+async def test_a_timeout_of_the_recipes_own_is_no_deadline(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_data() -> None:
+        raise TimeoutError("the data set's server")
+
+    monkeypatch.setattr(house.recipe, "eval_queries", no_data)
+    with pytest.raises(TimeoutError, match="the data set's server"):
+        await house.data(PATIENCE_S).eval_queries()
