@@ -98,6 +98,11 @@ class TestFailures:
             assert "--resume" not in failure_words(repeated, RUN, CHECKPOINT), repeated
         assert "--resume" not in failure_words(failed("TypeError", "a defect"), RUN, None)
 
+    def test_the_newest_checkpoint_is_named_also_if_the_run_would_fail_again(self) -> None:
+        for error in (RecipeError("r"), Interrupted("stopped by SIGINT"), ActorDead("trainer", "lost")):
+            assert f"\n  last checkpoint  {CHECKPOINT}" in failure_words(error, RUN, CHECKPOINT)
+            assert "last checkpoint" not in failure_words(error, RUN, None)
+
     def test_details_come_first_and_the_cause_once(self) -> None:
         words = failure_words(
             ActorDead("trainer", "exit status 1\nThe last lines of its log:\nlast"), RUN, None

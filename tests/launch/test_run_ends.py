@@ -40,9 +40,10 @@ class TestDeath:
     def test_of_an_actor_ends_the_run_and_is_named(self, held: Launched, actor: str) -> None:
         held.actors()[actor].kill()
         assert held.wait() == 1
-        last = held.text.splitlines()[-3:]
+        last = held.text.splitlines()[-4:]
         assert re.fullmatch(rf"The run failed: actor {actor} died: process \d+ killed by signal 9", last[0])
-        assert last[2].endswith(f"flexmarl train --resume {held.directory}")
+        assert last[2].startswith(f"  last checkpoint  {held.directory}")
+        assert last[3].endswith(f"flexmarl train --resume {held.directory}")
         assert held.events[-1]["event"] == "run_ended" and actor in held.events[-1]["error"]
         held.assert_nothing_is_left()
 

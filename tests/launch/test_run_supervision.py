@@ -68,7 +68,11 @@ async def test_one_is_restarted_alone_until_that_happens_too_often(private: Path
         os.kill(first, signal.SIGKILL)
         second = await eventually(lambda: pid_of(restarted), lambda pid: pid not in (0, first))
         # It answers a moment before the supervisor knows that it has started.
-        figures = await eventually(made.supervision.process_statistics, lambda found: "restarted" in found)
+        reported: dict[str, object] = {}
+        figures = await eventually(
+            lambda: made.supervision.process_statistics(reported.__setitem__), lambda found: "restarted" in found
+        )
+        assert reported.keys() == figures.keys()
         assert set(figures) == {"tests", "ending", "restarted"}
         assert sorted(made.supervision.running) == ["ending", "restarted"]
         os.kill(second, signal.SIGKILL)
@@ -156,3 +160,22 @@ async def test_all_are_killed_at_once(private: Path, tmp_path: Path) -> None:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
     assert "stop" not in " ".join(made.written())
+
+
+async def test_restarts_are_counted_by_actor_and_waits_are_of_all_processes(
+    private: Path, tmp_path: Path
+) -> None:
+    async with bench(private, tmp_path) as made:
+        reports: list[str] = []
+        made.supervision.report_restarts(lambda actor, _: reports.append(actor))
+        await made.start("ending", restarted=False)
+        restarted = await made.start("restarted", restarted=True)
+        assert made.supervision.restarts == {}
+        first = await restarted.api.pid()
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: pid_of(restarted), lambda pid: pid not in (0, first))
+        assert made.supervision.restarts == {"restarted": 1} and reports == ["restarted"]
+        waits = await made.supervision.process_waits(PATIENCE_S)
+        assert waits.keys() == {"tests", "ending", "restarted"}
+        assert waits["tests"].label == "this process"
+        assert waits["ending"].waits == {} and waits["ending"].label.startswith("process ")
