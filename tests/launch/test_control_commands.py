@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flexmarl.core.wire.curve import Keys
+from flexmarl.launch import control_commands
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.run_control import RunStatus
 from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import SIMULATED, TINY, Launcher
@@ -96,3 +99,18 @@ def test_a_run_over_tcp_is_asked_with_its_keys(launcher: Launcher, flexmarl: Fle
     assert not address.exists()
     run.assert_nothing_is_left()
     run.assert_logs_are_clean()
+
+
+def test_a_run_that_stands_still_is_shown_with_its_causes() -> None:
+    moving = RunStatus(3, 9, "training", 60.0, {"solver": 1}, {})
+    assert control_commands._words(Path("runs/first"), moving).splitlines() == [
+        "runs/first: running for 60 s, step 3/9",
+        "phase      training",
+        "policies   solver x1",
+    ]
+    still = replace(moving, idle_s=45.0, causes=("store: room for samples, for 45 s", "trainer does not answer"))
+    assert control_commands._words(Path("runs/first"), still).splitlines()[3:] == [
+        "nothing has ended for 45 s; the run waits for",
+        "  store: room for samples, for 45 s",
+        "  trainer does not answer",
+    ]

@@ -22,6 +22,7 @@ from flexmarl.actors.inference.router_decisions import (
 )
 from flexmarl.actors.messages import TurnAsked, TurnRouted
 from flexmarl.actors.names import PolicyName, Version
+from flexmarl.core.waits import Wait
 
 A, B = PolicyName("a"), PolicyName("b")
 CONFIG = RouterConfig(load_timeout_s=50.0, return_timeout_s=80.0)
@@ -403,3 +404,49 @@ def test_a_thousand_instances_share_ten_thousand_turns(capacity: int) -> None:
     for instance in routes(router).values():
         counts[instance] = counts.get(instance, 0) + 1
     assert set(counts.values()) == {min(10, capacity)} and len(counts) == 1000
+
+
+class TestWaits:
+    """Waits for people: of turns, and of instances."""
+
+    def test_nobody_waits_at_a_router_with_room(self) -> None:
+        router = serving({"x": 2})
+        assert router.waits(9.0) == []
+        router.asked(1, asked(1), 9.0)
+        router.decisions(9.0)
+        assert router.waits(10.0) == [], "it is at its instance, which names it"
+
+    def test_an_instance_that_loads_is_named_with_its_limit(self) -> None:
+        router = serving({"x": 1, "y": 1})
+        router.published(A, Version(1), 10.0)
+        router.decisions(10.0)
+        router.loaded(router.numbers_of("y")[0], Version(1), 14.0)
+        (wait,) = router.waits(17.0)
+        assert wait == Wait("x, which loads version 1 of a", 7.0, "router.load_timeout_s=50 ends it", "x")
+
+    def test_turns_that_wait_for_room_are_the_instances_consequence(self) -> None:
+        router = serving({"x": 1})
+        for turn in range(3):
+            router.asked(1, asked(turn), 0.0)
+        router.decisions(0.0)
+        (wait,) = router.waits(5.0)
+        assert (wait.text, wait.actor) == ("room at the instances of a for 2 turns", "a")
+
+    def test_turns_that_wait_for_a_newer_version_are_the_trainers_consequence(self) -> None:
+        router = serving({"x": 4})
+        router.asked(1, asked(1, oldest=1, newest=1), 0.0)
+        router.decisions(0.0)
+        (wait,) = router.waits(5.0)
+        assert (wait.text, wait.actor) == ("a newer version of a for 1 turns", "trainer")
+
+    def test_a_policy_without_an_instance_is_a_cause_until_the_run_ends_for_it(self) -> None:
+        router = serving({"x": 1})
+        router.lost(router.numbers_of("x")[0], "killed", 20.0)
+        router.asked(1, asked(1), 21.0)
+        router.decisions(21.0)
+        (wait,) = router.waits(30.0)
+        assert wait == Wait(
+            "an instance of a for 1 turns: x: killed", 10.0, "router.return_timeout_s=80 ends the run"
+        )
+        assert any(isinstance(decision, Deserted) for decision in router.decisions(101.0))
+        assert router.waits(102.0) == []

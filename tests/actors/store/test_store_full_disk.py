@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 import pytest
 
 from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import PolicyName
-from flexmarl.actors.store import store_journal
+from flexmarl.actors.store import column_waits, store_journal
+from flexmarl.actors.store import store as store_module
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store_client import ExperienceWriter, segment_directories
@@ -199,3 +201,79 @@ async def test_rows_whose_memory_is_gone_are_discarded_and_the_store_continues(h
     assert (counts.ready, counts.discarded) == (0, 8)
     await house.writer.put(samples(8, 8))
     assert (await again.table_statistics())["solver"].ready == 8
+
+
+class Clock:
+    """A store's time, that a test sets forward."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = store.system.clock()
+        monkeypatch.setattr(type(store.system), "clock", property(lambda _: lambda: self.now_s))
+
+
+async def refused(house: House) -> None:
+    house.refused.clear()
+    async with asyncio.timeout(PATIENCE_S):
+        await house.refused.wait()
+
+
+async def test_a_disk_that_stays_full_ends_the_put_after_the_room_timeout(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted from the time at which it was full: nothing had moved for long before that."""
+    monkeypatch.setattr(store_module, "_ROOM_INTERVAL_S", 0.001)
+    store = await house.open(patience_s=60.0)
+    clock = Clock(store, monkeypatch)
+    await house.writer.put(samples(0, 8))
+    assert store.waits() == [] and store.progress() == 1
+    clock.now_s += 3600.0
+    house.full = True
+    put = asyncio.ensure_future(house.writer.put(samples(8, 8)))
+    await refused(house)
+    await refused(house)
+    assert not put.done()
+    clock.now_s += 59.0
+    await refused(house)
+    await refused(house)
+    (wait,) = store.waits()
+    assert wait.text.startswith("room for samples: ") and wait.seconds == 59.0 and not wait.actor
+    assert wait.limit == "store.room_timeout_s=60 ends it"
+    assert not put.done() and store.progress() == 1
+    clock.now_s += 2.0
+    with pytest.raises(StoreError, match=r"for 61 s no sample .* \(store.room_timeout_s=60\): free the disk"):
+        await put
+    house.full = False
+    await house.writer.put(samples(16, 8))
+    assert store.waits() == [] and store.progress() == 2
+
+
+async def test_a_lease_that_waits_for_a_column_from_outside_is_named_since_its_beginning(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it looks again at intervals."""
+    monkeypatch.setattr(column_waits, "_REPORT_AFTER_S", 0.001)
+    grade = Column(type="float", required=True, written_by="external", timeout_s=500.0)
+    store = await house.open(columns={"solver": {"grade": grade}})
+    rows = samples(0, 2)
+    await house.writer.put(rows)
+    leasing = asyncio.ensure_future(store.lease(SOLVER, 0, 2))
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (waits := store.waits()) or waits[0].seconds < 0.02:
+            await asyncio.sleep(0.001)
+    (wait,) = waits
+    assert wait.text == "grade of samples of solver, from a program outside the run"
+    assert wait.limit == "agents.solver.columns.grade.timeout_s=500 ends it"
+    assert wait.seconds <= asyncio.get_running_loop().time() - began
+    columns = {"sample_id": [row.sample_id for row in rows], "grade": [1.0, 2.0]}
+    before = store.progress()
+    await store.write("people", {"solver": columns})
+    await leasing
+    assert store.waits() == [] and store.progress() == before + 1
+
+
+async def test_a_write_that_is_refused_is_no_progress(house: House) -> None:
+    store = await house.open()
+    with pytest.raises(StoreError):
+        await store.write("people", {"solver": {"sample_id": ["1:q9_0_0"], "grade": [1.0]}})
+    assert store.progress() == 0

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from collections.abc import Awaitable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from flexmarl.actors.run_events import (
     ActorSilent,
     ColumnsAwaited,
     Evaluated,
+    RunContinued,
+    RunEvent,
+    RunStalled,
     StoreBlocked,
 )
 from flexmarl.actors.step_metrics import StepMetrics
@@ -137,3 +141,44 @@ async def test_a_full_disk_is_shown_on_the_screen_though_not_in_the_file(
     monkeypatch.setattr(LineWriter, "_append", no_room)
     await watched.console.event(StoreBlocked("no room for 9 bytes"))
     assert "the store waits for space: no room for 9 bytes" in watched.text()
+
+
+async def test_a_standstill_is_shown_with_all_its_causes_and_its_end(watched: Watched) -> None:
+    causes = ("rollout-0: 1 trajectory (4:q_0) at workflow.py:3, for 31 s; x=600 ends it", "store: room for samples")
+    await watched.console.event(RunStalled(Step(3), 31.0, causes))
+    await watched.console.event(RunContinued(Step(3), 75.0))
+    text = watched.text()
+    assert "nothing has ended for 31 s, step 4 waits for:" in text
+    assert all(cause in text for cause in causes)
+    assert text.index(causes[0]) < text.index(causes[1]) < text.index("the run continues after 75 s")
+    stalled, continued = watched.lines(watched.run.events)
+    assert (stalled["event"], stalled["step"], stalled["seconds"]) == ("run_stalled", 3, 31.0)
+    assert stalled["causes"] == [*causes] and continued["event"] == "run_continued"
+
+
+async def test_steps_ended_work_and_parts_of_phases_are_progress_and_warnings_are_none(watched: Watched) -> None:
+    console = watched.console
+    seen = [console.progress()]
+
+    async def after(call: Awaitable[None]) -> bool:
+        await call
+        seen.append(console.progress())
+        return seen[-1] > seen[-2]
+
+    assert await after(console.step(metrics(1, tokens=3)))
+    assert await after(console.phase("loading", 0, 3))
+    assert not await after(console.phase("loading", 0, 3)), "it is repeated"
+    assert await after(console.phase("loading", 1, 3))
+    assert not await after(console.phase("evaluating 3 queries", None, None)), "it begins"
+    assert await after(console.event(Evaluated(Step(0), 3.0, {"accuracy": 0.25})))
+    assert await after(console.event(CheckpointSaving(Step(1))))
+    warnings: list[RunEvent] = [ActorSilent("trainer", 12.0), StoreBlocked("full"), RunStalled(Step(1), 31.0, ())]
+    for event in warnings:
+        assert not await after(console.event(event))
+
+
+async def test_the_progress_of_each_process_is_kept_by_its_id(watched: Watched) -> None:
+    """A process that was restarted is another one: its smaller number is no step back."""
+    for pid, progress in ((17, 5), (18, 2), (18, 3)):
+        watched.console.process_heard("store", ProcessStatistics(pid, 0.5, 100.0, 3.0, progress=progress))
+    assert watched.console.progresses == {"store, process 17": 5, "store, process 18": 3}

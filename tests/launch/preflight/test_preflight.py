@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch  # noqa: F401  # in_this_process
 import yaml
@@ -16,6 +17,8 @@ from flexmarl.launch.config_reading import resolve_written
 from flexmarl.launch.preflight import adapter_checks, preflight, process
 from flexmarl.launch.preflight.preflight import check_before_start
 from flexmarl.launch.run import Run
+from flexmarl.launch.run_config import RunConfig
+from flexmarl.launch.written_keys import WrittenKeys
 
 from ..conftest import SOURCES, TINY
 from ..fake_nvml import FakeGpu, devices_of
@@ -205,3 +208,96 @@ def test_offline_a_model_that_is_not_cached_is_named(recipe: Path, monkeypatch: 
 def test_a_recipe_that_ends_its_process_is_reported(recipe: Path, end: str) -> None:
     (recipe / "workflow.py").write_text(f"print('last words', flush=True)\n{end}\n")
     assert refusal(recipe) == ["the process that imports workflow.py ended with status 3", "last words"]
+
+
+HANGING = """from pathlib import Path
+import os, signal, time
+(Path(__file__).parent / "pid").write_text(str(os.getpid()))
+{line}
+"""
+
+
+def hanging(recipe: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> RunConfig:
+    """A recipe whose import stands at ``line``, and checks with short times."""
+    (recipe / "workflow.py").write_text(HANGING.format(line=line))
+    monkeypatch.setattr(preflight, "_SILENCE_S", 0.2)
+    config, _ = resolve_written(str(recipe), [])
+    return config
+
+
+def is_gone(recipe: Path) -> bool:
+    return not psutil.pid_exists(int((recipe / "pid").read_text()))
+
+
+class Noticed(Exception):
+    pass
+
+
+def test_a_recipe_that_computes_for_ever_is_notified_with_its_line_and_ends_with_the_time(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process writes its place every 10 s."""
+    config = hanging(recipe, monkeypatch, "while True: time.sleep(0.01)")
+    notices: list[str] = []
+
+    def notify(text: str) -> None:
+        notices.append(text)
+        if "workflow.py:4" in text:
+            monkeypatch.setattr(preflight, "_TIMEOUT_S", 0.0)
+
+    with pytest.raises(ConfigError) as refused:
+        check_before_start(config, WrittenKeys(), notify)
+    line = "workflow.py:4, in <module>: while True: time.sleep(0.01)"
+    assert notices[-1].startswith(f"checking {config.recipe} for ") and f"; it stands at {line}" in notices[-1]
+    assert "workflow.py was not imported, or its first queries not made, within 0 s; it " in str(refused.value)
+    assert line in str(refused.value) and is_gone(recipe)
+
+
+def test_a_process_of_the_checks_that_is_stopped_is_named_and_ends_with_the_time(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = hanging(recipe, monkeypatch, "os.kill(os.getpid(), signal.SIGSTOP)")
+    notices: list[str] = []
+
+    def notify(text: str) -> None:
+        notices.append(text)
+        if "stopped by a signal" in text:
+            monkeypatch.setattr(preflight, "_TIMEOUT_S", 0.0)
+
+    with pytest.raises(ConfigError) as refused:
+        check_before_start(config, WrittenKeys(), notify)
+    pid = (recipe / "pid").read_text()
+    silent = f"; the process of the checks does not answer (process {pid}, stopped by a signal)"
+    assert notices[-1].endswith(silent)
+    assert str(refused.value) == (
+        f"{config.recipe}: workflow.py was not imported, or its first queries not made, within 0 s{silent}"
+    )
+    assert is_gone(recipe)
+
+
+def test_a_notice_that_raises_ends_the_checks_and_their_process(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ctrl-C does."""
+    config = hanging(recipe, monkeypatch, "os.kill(os.getpid(), signal.SIGSTOP)")
+
+    def notify(text: str) -> None:
+        if (recipe / "pid").exists():
+            raise Noticed
+
+    with pytest.raises(Noticed):
+        check_before_start(config, WrittenKeys(), notify)
+    assert is_gone(recipe)
+
+
+def test_a_process_that_the_recipe_has_started_does_not_keep_the_checks(recipe: Path) -> None:
+    """It has their pipe, for as long as it lives."""
+    workflow = (recipe / "workflow.py").read_text()
+    starts = "import subprocess\nfrom pathlib import Path\nserver = subprocess.Popen(['sleep', '3600'])\n"
+    writes = "(Path(__file__).parent / 'pid').write_text(str(server.pid))\n"
+    (recipe / "workflow.py").write_text(f"{starts}{writes}{workflow}")
+    try:
+        config, keys = resolve_written(str(recipe), [])
+        check_before_start(config, keys)
+    finally:
+        psutil.Process(int((recipe / "pid").read_text())).kill()
