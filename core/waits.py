@@ -39,9 +39,7 @@ class OpenWaits:
         self._numbers = 0
 
     @contextmanager
-    def open(
-        self, text: str, limit: str = "", actor: str = "", since: float | None = None
-    ) -> Iterator[None]:
+    def open(self, text: str, limit: str = "", actor: str = "", since: float | None = None) -> Iterator[None]:
         """See ``Wait``. ``since``: the loop's time at which it began; by default, now."""
         self._numbers += 1
         number = self._numbers

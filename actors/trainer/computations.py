@@ -72,7 +72,9 @@ class Computations:
 
     def _answered(self, computation: _Computation) -> None:
         computation.is_answered = True
-        if not computation.runs:  # else its caller was cancelled: the next one begins only when its function returns
+        if (
+            not computation.runs
+        ):  # else its caller was cancelled: the next one begins only when its function returns
             self._end(computation)
 
     def _end(self, computation: _Computation) -> None:

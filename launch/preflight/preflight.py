@@ -141,7 +141,7 @@ def _answer(
 
 
 def _begin(work: Callable[..., None], *arguments: Any) -> threading.Thread:
-    """A thread that nobody waits for: a process that a recipe has started may hold the pipe of the checks open."""
+    """Begins a thread that is not waited for: a process that a recipe has started may hold the pipe of the checks."""
     thread = threading.Thread(target=work, args=arguments, daemon=True)
     thread.start()
     return thread

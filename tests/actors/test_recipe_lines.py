@@ -119,11 +119,11 @@ class Loaded:
 
     async def lines(self, function: str, *arguments: object) -> list[str]:
         """The lines at which ``function`` stands, when it waits for an event that never comes."""
-        async with _suspended(self.names[function](*arguments, asyncio.Event())) as task:
+        async with Suspended(self.names[function](*arguments, asyncio.Event())) as task:
             return lines_of_task(self.folder, task)
 
 
-class _suspended:
+class Suspended:
     """A task that has run until nothing of it runs any more."""
 
     def __init__(self, work: Coroutine[Any, Any, None]) -> None:
@@ -173,7 +173,7 @@ async def test_the_innermost_lines_are_named(recipe: Loaded, function: str, line
 
 async def test_a_task_that_has_ended_or_is_not_the_recipes_stands_nowhere(recipe: Loaded) -> None:
     event = asyncio.Event()
-    async with _suspended(event.wait()) as task:  # type: ignore[arg-type]  # it returns True
+    async with Suspended(event.wait()) as task:  # type: ignore[arg-type]  # it returns True
         assert lines_of_task(recipe.folder, task) == []
         assert [frame.f_code.co_name for frame in innermost_frames(recipe.folder, task)] == ["wait"]
         event.set()
@@ -189,12 +189,12 @@ async def test_tasks_that_wait_for_each_other_are_looked_at_once(recipe: Loaded)
         await asyncio.wait([tasks[other]])
 
     tasks += [asyncio.ensure_future(waiting(1)), asyncio.ensure_future(waiting(0))]
-    async with _suspended(asyncio.sleep(3600)):
+    async with Suspended(asyncio.sleep(3600)):
         assert lines_of_task(recipe.folder, tasks[0]) == []
 
 
 async def test_the_frames_lead_to_the_recipe_through_a_gather(recipe: Loaded) -> None:
-    async with _suspended(recipe.names["gathered"](asyncio.Event())) as task:
+    async with Suspended(recipe.names["gathered"](asyncio.Event())) as task:
         names = [frame.f_code.co_name for frame in innermost_frames(recipe.folder, task)]
     assert names[0] == "gathered" and names[1] in ("leaf", "other")
 

@@ -22,9 +22,9 @@ from flexmarl.actors.run_events import (
     OpponentDrawn,
     PolicyResumed,
     PolicySuspended,
+    RunContinued,
     RunEnded,
     RunEvent,
-    RunContinued,
     RunResumed,
     RunStalled,
     RunStarted,
@@ -60,7 +60,9 @@ EVENTS: list[RunEvent] = [
     StoreBlocked("no space for 9 bytes"),
     StoreUnblocked(),
     ActorSilent("rollout-0", 12.0),
-    RunStalled(Step(4), 31.5, ("rollout-0: 1 trajectory (5:q_0) at workflow.py:3", "store: room for samples")),
+    RunStalled(
+        Step(4), 31.5, ("rollout-0: 1 trajectory (5:q_0) at workflow.py:3", "store: room for samples")
+    ),
     RunContinued(Step(4), 140.0),
     OpponentDrawn(Step(8), PolicyName("rival"), Step(4), Version(2), 3),
     WorkflowBlocked("workflow.py, line 7: time.sleep(2)"),

@@ -108,7 +108,9 @@ def test_a_run_that_stands_still_is_shown_with_its_causes() -> None:
         "phase      training",
         "policies   solver x1",
     ]
-    still = replace(moving, idle_s=45.0, causes=("store: room for samples, for 45 s", "trainer does not answer"))
+    still = replace(
+        moving, idle_s=45.0, causes=("store: room for samples, for 45 s", "trainer does not answer")
+    )
     assert control_commands._words(Path("runs/first"), still).splitlines()[3:] == [
         "nothing has ended for 45 s; the run waits for",
         "  store: room for samples, for 45 s",

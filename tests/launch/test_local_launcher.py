@@ -201,7 +201,9 @@ async def test_the_silence_of_an_earlier_life_does_not_count_for_the_next_one(
     with pytest.raises(ActorDead, match="has not answered for 310 s"):
         await house.watch(monkeypatch)
     assert house.now_s > 20 * 10.0 + 300.0
-    assert [actor for actor, _ in house.events] == ["rollout-0", "rollout-0"], "each life's silence is reported"
+    assert [actor for actor, _ in house.events] == ["rollout-0", "rollout-0"], (
+        "each life's silence is reported"
+    )
 
 
 async def test_the_store_of_an_earlier_life_is_removed_by_a_thread(

@@ -70,7 +70,8 @@ async def test_one_is_restarted_alone_until_that_happens_too_often(private: Path
         # It answers a moment before the supervisor knows that it has started.
         reported: dict[str, object] = {}
         figures = await eventually(
-            lambda: made.supervision.process_statistics(reported.__setitem__), lambda found: "restarted" in found
+            lambda: made.supervision.process_statistics(reported.__setitem__),
+            lambda found: "restarted" in found,
         )
         assert reported.keys() == figures.keys()
         assert set(figures) == {"tests", "ending", "restarted"}

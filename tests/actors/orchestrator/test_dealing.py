@@ -44,7 +44,9 @@ def test_open_and_waiting_items_are_listed() -> None:
     dealing.close("a", 2)
     assert dealing.waiting == 0 and dealing.open_items("a") == [1, 3]
     dealing.lose("a")
-    assert dealing.open_items("a") == [] and dealing.waiting == 0, "they are nobody's until they are dealt again"
+    assert dealing.open_items("a") == [] and dealing.waiting == 0, (
+        "they belong to no worker until they are dealt again"
+    )
 
 
 class Run(RuleBasedStateMachine):

@@ -68,7 +68,9 @@ async def test_data_that_does_not_come_ends_the_call_with_its_line(house: House,
     data = house.data(0.05)
     with pytest.raises(RecipeError) as raised:
         await (data.train_queries([0]) if function == "train_query" else data.eval_queries())
-    assert f"workflow.py: {function} has not returned within training.data_timeout_s=0.05" in str(raised.value)
+    assert f"workflow.py: {function} has not returned within training.data_timeout_s=0.05" in str(
+        raised.value
+    )
     assert data.waits() == []
 
 

@@ -320,7 +320,7 @@ def test_closed_groups_whose_samples_are_lost_with_their_host_begin_again(tmp_pa
 
 
 def test_the_work_that_workers_have_is_listed(tmp_path: Path) -> None:
-    """Of a run whose instances answer nothing: groups at each worker; and of one without a worker, groups that wait."""
+    """The workers have groups whose turns are under way."""
 
     async def body(house: Processes) -> None:
         while len(house.lives) < house.workers:
@@ -328,7 +328,9 @@ def test_the_work_that_workers_have_is_listed(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         waits = house.orchestrator.waits()
         at_workers = [wait for wait in waits if wait.actor.startswith("rollout-")]
-        assert at_workers and all(" group" in wait.text and wait.text.endswith(wait.actor) for wait in at_workers)
+        assert at_workers and all(
+            " group" in wait.text and wait.text.endswith(wait.actor) for wait in at_workers
+        )
         assert all(wait.actor for wait in waits), "the workers name the causes"
         assert house.orchestrator.progress() > 0
 

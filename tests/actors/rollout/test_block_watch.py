@@ -69,10 +69,14 @@ def test_the_line_of_the_recipe_is_reported_while_the_loop_is_blocked(recipe: Pa
 
 
 def ended_life(report: Path, **values: object) -> None:
-    report.write_text(json.dumps({"line": "workflow.py:4, in workflow: time.sleep(9)", "lasts": True, **values}))
+    report.write_text(
+        json.dumps({"line": "workflow.py:4, in workflow: time.sleep(9)", "lasts": True, **values})
+    )
 
 
-@pytest.mark.parametrize("text", ["", "workflow.py:3, in workflow: ...", "[1]", '{"line": "x"}', '{"no": 1}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "workflow.py:3, in workflow: ...", "[1]", '{"line": "x"}', '{"no": 1}', "\xff"]
+)
 def test_a_report_that_no_worker_has_written_is_none(tmp_path: Path, text: str) -> None:
     report = report_file(tmp_path, "rollout-0")
     assert read_report(report) is None
@@ -100,7 +104,9 @@ async def test_lives_that_end_while_their_loop_is_blocked_are_counted(recipe: Pa
 async def test_a_recipe_that_blocks_every_life_is_not_started_again(recipe: Path, tmp_path: Path) -> None:
     report = tmp_path / "line"
     ended_life(report, lost_lives=MOST_BLOCKED_LIVES - 1)
-    with pytest.raises(RecipeError, match=r"3 times one after the other; the last time in workflow.py:4, in workflow"):
+    with pytest.raises(
+        RecipeError, match=r"3 times one after the other; the last time in workflow.py:4, in workflow"
+    ):
         BlockWatch(recipe, report)
 
 

@@ -110,7 +110,9 @@ def test_the_judge_outside_the_run_is_named_with_its_own_limit(in_house: Any) ->
         await asyncio.sleep(5.0)
         with house.waits.judge(trajectory, "agents.solver.columns.reward.timeout_s=60"):
             await asyncio.sleep(7.0)
-            text = "1 trajectory (3:q_0) for rewards that a program outside the run gives: does the judge run?"
+            text = (
+                "1 trajectory (3:q_0) for rewards that a program outside the run gives: does the judge run?"
+            )
             assert house.current() == [(text, 7.0, "agents.solver.columns.reward.timeout_s=60 ends it", "")]
         assert not trajectory.judge_limit
 

@@ -51,5 +51,7 @@ def test_all_are_asked_at_once_and_those_that_answer_are_reported_as_they_come()
         times["all"] = loop.time() - began
         return reports
 
-    assert [*virtual_time.run(main()).items()] == [("slow", "s"), ("fast", "f")], "in the order of the processes"
+    assert [*virtual_time.run(main()).items()] == [("slow", "s"), ("fast", "f")], (
+        "in the order of the processes"
+    )
     assert times == {"fast": 1.0, "slow": 2.0, "all": 3.0}, "the silent one delays no report"

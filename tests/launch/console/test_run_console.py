@@ -144,7 +144,10 @@ async def test_a_full_disk_is_shown_on_the_screen_though_not_in_the_file(
 
 
 async def test_a_standstill_is_shown_with_all_its_causes_and_its_end(watched: Watched) -> None:
-    causes = ("rollout-0: 1 trajectory (4:q_0) at workflow.py:3, for 31 s; x=600 ends it", "store: room for samples")
+    causes = (
+        "rollout-0: 1 trajectory (4:q_0) at workflow.py:3, for 31 s; x=600 ends it",
+        "store: room for samples",
+    )
     await watched.console.event(RunStalled(Step(3), 31.0, causes))
     await watched.console.event(RunContinued(Step(3), 75.0))
     text = watched.text()
@@ -156,7 +159,9 @@ async def test_a_standstill_is_shown_with_all_its_causes_and_its_end(watched: Wa
     assert stalled["causes"] == [*causes] and continued["event"] == "run_continued"
 
 
-async def test_steps_ended_work_and_parts_of_phases_are_progress_and_warnings_are_none(watched: Watched) -> None:
+async def test_steps_ended_work_and_parts_of_phases_are_progress_and_warnings_are_none(
+    watched: Watched,
+) -> None:
     console = watched.console
     seen = [console.progress()]
 
@@ -172,13 +177,17 @@ async def test_steps_ended_work_and_parts_of_phases_are_progress_and_warnings_ar
     assert not await after(console.phase("evaluating 3 queries", None, None)), "it begins"
     assert await after(console.event(Evaluated(Step(0), 3.0, {"accuracy": 0.25})))
     assert await after(console.event(CheckpointSaving(Step(1))))
-    warnings: list[RunEvent] = [ActorSilent("trainer", 12.0), StoreBlocked("full"), RunStalled(Step(1), 31.0, ())]
+    warnings: list[RunEvent] = [
+        ActorSilent("trainer", 12.0),
+        StoreBlocked("full"),
+        RunStalled(Step(1), 31.0, ()),
+    ]
     for event in warnings:
         assert not await after(console.event(event))
 
 
 async def test_the_progress_of_each_process_is_kept_by_its_id(watched: Watched) -> None:
-    """A process that was restarted is another one: its smaller number is no step back."""
+    """After a restart the process has another id, so its smaller number counts too."""
     for pid, progress in ((17, 5), (18, 2), (18, 3)):
         watched.console.process_heard("store", ProcessStatistics(pid, 0.5, 100.0, 3.0, progress=progress))
     assert watched.console.progresses == {"store, process 17": 5, "store, process 18": 3}

@@ -248,8 +248,12 @@ def test_a_recipe_that_computes_for_ever_is_notified_with_its_line_and_ends_with
     with pytest.raises(ConfigError) as refused:
         check_before_start(config, WrittenKeys(), notify)
     line = "workflow.py:4, in <module>: while True: time.sleep(0.01)"
-    assert notices[-1].startswith(f"checking {config.recipe} for ") and f"; it stands at {line}" in notices[-1]
-    assert "workflow.py was not imported, or its first queries not made, within 0 s; it " in str(refused.value)
+    assert (
+        notices[-1].startswith(f"checking {config.recipe} for ") and f"; it stands at {line}" in notices[-1]
+    )
+    assert "workflow.py was not imported, or its first queries not made, within 0 s; it " in str(
+        refused.value
+    )
     assert line in str(refused.value) and is_gone(recipe)
 
 

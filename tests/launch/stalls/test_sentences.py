@@ -22,7 +22,9 @@ def test_a_cause_is_named_with_its_actor_its_time_and_its_limit_and_consequences
     assert lines(
         {
             "launcher": {"orchestrator": [Wait("2 groups (q1, q2) at rollout-0", 40.0, actor="rollout-0")]},
-            "rollout-0": {"rollout-0": [Wait("1 trajectory (3:q1_0) at workflow.py:3", 35.0, "x=600 ends it")]},
+            "rollout-0": {
+                "rollout-0": [Wait("1 trajectory (3:q1_0) at workflow.py:3", 35.0, "x=600 ends it")]
+            },
         }
     ) == ["rollout-0: 1 trajectory (3:q1_0) at workflow.py:3, for 35 s; x=600 ends it"]
 
@@ -33,9 +35,9 @@ def test_the_longest_wait_is_the_first() -> None:
 
 
 def test_without_a_cause_the_consequences_are_shown() -> None:
-    assert lines({"trainer": {"trainer": [Wait("4 samples of solver", 31.0, actor="store")]}, "store": {}}) == [
-        "trainer: 4 samples of solver, for 31 s"
-    ]
+    assert lines(
+        {"trainer": {"trainer": [Wait("4 samples of solver", 31.0, actor="store")]}, "store": {}}
+    ) == ["trainer: 4 samples of solver, for 31 s"]
 
 
 def test_processes_that_do_not_answer_come_first_with_the_line_that_blocks_them() -> None:

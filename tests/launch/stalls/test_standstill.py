@@ -16,9 +16,9 @@ def notices(standstill: Standstill, until_s: int, counts: dict[str, int], first_
 def test_it_is_noticed_after_the_limit_and_then_after_twice_the_time() -> None:
     standstill = Standstill(30.0)
     assert notices(standstill, 301, {"a": 5}) == [Still(30.0), Still(60.0), Still(120.0), Still(240.0)]
-    assert standstill.is_still and standstill.idle_s == 300.0
+    assert (standstill.is_still, standstill.idle_s) == (True, 300.0)
     assert standstill.observe({"a": 6}, 301.0) == Moving(301.0)
-    assert not standstill.is_still and standstill.idle_s == 0.0
+    assert (standstill.is_still, standstill.idle_s) == (False, 0.0)
     assert notices(standstill, 340, {"a": 6}, 302) == [Still(30.0)], "from the beginning"
 
 
