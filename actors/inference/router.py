@@ -340,15 +340,15 @@ class Router:
             if math.isinf(policy.alone_since_s):  # the run is about to end for that
                 return
             states = [f"{one.name} is {one.state.value}" for one in policy.instances.values()]
-            text = f"an instance of {name} for {turns} turns: {', '.join(states) or policy.last_loss}"
+            text = f"an instance of {name} for {_turns(turns)}: {', '.join(states) or policy.last_loss}"
             limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
             yield Wait(text, now - policy.alone_since_s, limit)
         elif turns and policy.published is not None and policy.serving:
             newer = turns - policy.waiting.for_version(policy.published)
             if newer:
-                yield Wait(f"a newer version of {name} for {newer} turns", 0.0, actor="trainer")
+                yield Wait(f"a newer version of {name} for {_turns(newer)}", 0.0, actor="trainer")
             if turns > newer:
-                yield Wait(f"room at the instances of {name} for {turns - newer} turns", 0.0, actor=name)
+                yield Wait(f"room at the instances of {name} for {_turns(turns - newer)}", 0.0, actor=name)
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -444,3 +444,7 @@ class Router:
             if once:
                 return True
         return False
+
+
+def _turns(number: int) -> str:
+    return f"{number} turn{'' if number == 1 else 's'}"

@@ -249,7 +249,8 @@ class RolloutWorkers:
             if (items := self._dealing.open_items(writer))
         ]
         if waiting := self._dealing.waiting:
-            waits.append(Wait(f"a rollout worker for {waiting} groups", seconds, actor="rollout workers"))
+            what = f"a rollout worker for {waiting} groups, or trajectories of an evaluation"
+            waits.append(Wait(what, seconds, actor="rollout workers"))
         waits += [Wait(f"{name}, which has not begun", seconds, actor=name) for name in sorted(self._absent)]
         return waits
 
@@ -286,5 +287,6 @@ def _words(items: Sequence[GroupKey | int]) -> str:
     trajectories = len(items) - len(groups)
     names = ", ".join(groups[:_SHOWN]) + (" ..." if len(groups) > _SHOWN else "")
     parts = [f"{len(groups)} {'group' if len(groups) == 1 else 'groups'} ({names})"] if groups else []
-    parts += [f"{trajectories} trajectories of an evaluation"] if trajectories else []
+    noun = "trajectory" if trajectories == 1 else "trajectories"
+    parts += [f"{trajectories} {noun} of an evaluation"] if trajectories else []
     return " and ".join(parts)

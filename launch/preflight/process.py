@@ -43,14 +43,18 @@ def main() -> None:
 
 
 def _report_places(folder: Path, findings: TextIO, lock: threading.Lock) -> None:
-    """Writes the line of the recipe that runs, every few seconds. Runs in a thread of its own."""
+    """Writes the line of the recipe that runs, every few seconds. Runs in a thread of its own. Ends the process once
+    nobody reads: the program that asked has been killed, and the recipe may compute for ever."""
     while True:
         time.sleep(_REPORT_S)
         places = lines_of_threads(folder)
         with lock:
-            json.dump({"at": "; ".join(places)}, findings)
-            findings.write("\n")
-            findings.flush()
+            try:
+                json.dump({"at": "; ".join(places)}, findings)
+                findings.write("\n")
+                findings.flush()
+            except BrokenPipeError:
+                os._exit(1)
 
 
 def _findings(config: RunConfig) -> dict[str, Any]:

@@ -437,7 +437,7 @@ class TestWaits:
         router.asked(1, asked(1, oldest=1, newest=1), 0.0)
         router.decisions(0.0)
         (wait,) = router.waits(5.0)
-        assert (wait.text, wait.actor) == ("a newer version of a for 1 turns", "trainer")
+        assert (wait.text, wait.actor) == ("a newer version of a for 1 turn", "trainer")
 
     def test_a_policy_without_an_instance_is_a_cause_until_the_run_ends_for_it(self) -> None:
         router = serving({"x": 1})
@@ -446,7 +446,7 @@ class TestWaits:
         router.decisions(21.0)
         (wait,) = router.waits(30.0)
         assert wait == Wait(
-            "an instance of a for 1 turns: x: killed", 10.0, "router.return_timeout_s=80 ends the run"
+            "an instance of a for 1 turn: x: killed", 10.0, "router.return_timeout_s=80 ends the run"
         )
         assert any(isinstance(decision, Deserted) for decision in router.decisions(101.0))
         assert router.waits(102.0) == []

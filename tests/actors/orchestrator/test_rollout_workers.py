@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,20 +18,25 @@ from flexmarl.actors.messages import (
     Generation,
     GroupClosed,
     MicroBatchTrained,
+    Query,
     RolloutApi,
     TextTo,
+    VersionRange,
     WorkerLife,
 )
-from flexmarl.actors.names import PolicyName, Version
+from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.orchestrator import rollout_workers
+from flexmarl.actors.orchestrator.rollout_workers import GroupWork, RolloutWorkers
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_setup import RolloutSetup
 from flexmarl.actors.run_events import Evaluated, WorkerLost
-from flexmarl.core.actor import endpoint
+from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import ActorDead, SystemClosed, is_loss
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
+from flexmarl.core.waits import Wait
 from flexmarl.core.wire.memory import MemoryNetwork
 
 from .house import House, Instance, Supervisor, Trainer
@@ -335,3 +341,63 @@ def test_the_work_that_workers_have_is_listed(tmp_path: Path) -> None:
         assert house.orchestrator.progress() > 0
 
     run(tmp_path, body)
+
+
+class Worker(Actor):
+    """Takes all work, and ends none."""
+
+    @endpoint
+    async def enlist(self) -> AsyncGenerator[WorkerLife]:
+        yield WorkerLife("rollout-0/1", 1)
+        await asyncio.Event().wait()
+
+    @endpoint
+    async def start_step(
+        self,
+        writer: str,
+        step: Step,
+        queries: list[tuple[int, Query]],
+        trajectories: int,
+        versions: dict[PolicyName, VersionRange],
+    ) -> None: ...
+
+
+def test_what_waits_for_workers_and_what_they_have_is_named_since_the_last_group_closed() -> None:
+    async def main() -> None:
+        network, tasks = MemoryNetwork(), asyncio.TaskGroup()
+        async with ActorSystem("tests", wire=network.wire("tests")) as system, tasks:
+            ref: ActorRef[Any] = await system.add(Worker(), "rollout-0")
+            listener: Any = SimpleNamespace(finished=False)
+            work: list[asyncio.Task[None]] = []
+            workers = RolloutWorkers(
+                [ref], ref, ref, listener, lambda job, _: work.append(tasks.create_task(job))
+            )
+            queries = [Query(f"q{n}", "?") for n in range(4)]
+            await workers.begin([GroupWork(Step(1), n, query, 2, {}) for n, query in enumerate(queries)])
+            await asyncio.sleep(2.0)
+            assert workers.waits() == [
+                Wait("a rollout worker for 4 groups, or trajectories of an evaluation", 2.0, "", "rollout workers"),
+                Wait("rollout-0, which has not begun", 2.0, "", "rollout-0"),
+            ]
+            await workers.start()
+            await asyncio.sleep(0.5)
+            (wait,) = workers.waits()
+            assert (wait.text, wait.actor) == ("4 groups (q0, q1, q2 ...) at rollout-0", "rollout-0")
+            assert workers.closed("rollout-0/1", closed("q1"))
+            await asyncio.sleep(3.0)
+            (wait,) = workers.waits()
+            assert (wait.text, wait.seconds) == ("3 groups (q0, q2, q3) at rollout-0", 3.0)
+            for task in work:
+                task.cancel()
+
+    virtual_time.run(main())
+
+
+def closed(query: str) -> GroupClosed:
+    return GroupClosed(Step(1), query, {}, {}, 0.0, {}, [])
+
+
+def test_work_is_named_by_groups_and_by_the_number_of_trajectories() -> None:
+    assert rollout_workers._words([(Step(1), "q0")]) == "1 group (q0)"
+    assert rollout_workers._words([0]) == "1 trajectory of an evaluation"
+    assert rollout_workers._words([(Step(1), "a"), 0, 1]) == "1 group (a) and 2 trajectories of an evaluation"

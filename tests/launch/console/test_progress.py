@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flexmarl.actors.names import AgentName, PolicyName, Step
-from flexmarl.actors.run_events import Evaluated
+from flexmarl.actors.run_events import Evaluated, RunStalled
 from flexmarl.actors.step_metrics import AgentMetrics
 from flexmarl.launch.console.progress import Progress
 
@@ -272,3 +272,16 @@ def test_any_rewards_can_be_drawn(rewards: list[float]) -> None:
             stage.now_s += 1
             stage.progress.step(metrics(step, by_agent={AgentName("a"): AgentMetrics(reward)}))
     assert "run sorting ended" in stage.text
+
+
+def test_a_standstill_is_shown_at_once_though_other_warnings_are_held_back() -> None:
+    causes = (f"store: room for samples, for {n} s" for n in range(31, 40))
+    stalled = RunStalled(Step(3), 31.0, tuple(causes))
+    stage = Stage(terminal=False)
+    with stage.progress:
+        for index in range(100):
+            stage.progress.warn(f"trajectory {index} failed")
+        stage.progress.event(stalled)
+        shown = stage.lines[-1 - len(stalled.causes) :]  # those held back come first
+    assert shown[0] == "warning: nothing has ended for 31 s, step 4 waits for:"
+    assert [line.strip() for line in shown[1:]] == [*stalled.causes]
