@@ -145,8 +145,12 @@ class Progress:
         self._update()
 
     def warn(self, text: str, *, at_once: bool = False) -> None:
-        self._hold(f"{WARNING}{one_line(text)}")
-        self._print_held(all_of_them=at_once)
+        warning = f"{WARNING}{one_line(text)}"
+        if at_once:  # also if so many are held that one more would only be counted
+            self._print_held(all_of_them=True)
+            self._view.message(warning)
+        else:
+            self._hold(warning)
         self._update()
 
     def tick(self) -> None:

@@ -376,7 +376,12 @@ def test_what_waits_for_workers_and_what_they_have_is_named_since_the_last_group
             await workers.begin([GroupWork(Step(1), n, query, 2, {}) for n, query in enumerate(queries)])
             await asyncio.sleep(2.0)
             assert workers.waits() == [
-                Wait("a rollout worker for 4 groups, or trajectories of an evaluation", 2.0, "", "rollout workers"),
+                Wait(
+                    "a rollout worker for 4 groups, or trajectories of an evaluation",
+                    2.0,
+                    "",
+                    "rollout workers",
+                ),
                 Wait("rollout-0, which has not begun", 2.0, "", "rollout-0"),
             ]
             await workers.start()
