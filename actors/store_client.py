@@ -68,7 +68,7 @@ _TRAINING: Final = frozenset({"agent", *SCALAR_COLUMNS, *ARRAY_COLUMNS})
 _STORE_RESTARTS_S: Final = 30.0
 _PAUSE_S: Final = 0.05
 _ROOM_S: Final = 1.0
-# As long as the store waits for a sample to be taken, if it is full (``StoreSetup.patience_s``).
+# As long as a full store waits by default (``StoreSetup.patience_s``).
 _NO_ROOM_S: Final = 1800.0
 _FAR: Final = "samples"
 log = get_logger(__name__)
