@@ -429,11 +429,9 @@ class Supervisor(Actor):
             for name, child in self._children.items()
             if isinstance(child, NodeChild) and child.running is not None
         }
-        labels = {
-            name: running.description() for name, running in processes.items() if not running.ended.is_set()
-        }
-        systems = self._systems(labels)
+        systems = self._systems(name for name, running in processes.items() if not running.ended.is_set())
         waits = await ask_processes(systems, lambda system: system.process_waits(), timeout_s)
+        labels = {name: running.description() for name, running in processes.items()}
         return {name: ProcessWaits(labels.get(name, "this process"), waits.get(name)) for name in systems}
 
     def _systems(self, names: Iterable[str]) -> dict[str, ActorRef[SystemApi]]:

@@ -110,6 +110,9 @@ async def test_a_process_that_does_not_answer_is_named(system: ActorSystem) -> N
     pid = (await supervisor.process_statistics())["silent"].pid
     psutil.Process(pid).suspend()
     try:
+        async with asyncio.timeout(PATIENCE_S):
+            while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
         report = (await supervisor.process_waits(0.05))["silent"]
         assert report.waits is None
         assert report.label.endswith(f", stopped by a signal: `kill -CONT {pid}` continues it")
