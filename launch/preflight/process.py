@@ -43,8 +43,8 @@ def main() -> None:
 
 
 def _report_places(folder: Path, findings: TextIO, lock: threading.Lock) -> None:
-    """Writes the line of the recipe that runs, every few seconds. Runs in a thread of its own. Ends the process once its
-    reports have no reader: the program that asked has been killed, and the recipe may compute for ever."""
+    """Writes the line of the recipe that runs, every few seconds. Runs in a thread of its own. Ends the process once
+    its reports have no reader: the program that asked has been killed, and the recipe may compute for ever."""
     while True:
         time.sleep(_REPORT_S)
         places = lines_of_threads(folder)
