@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 from flexmarl.core.private_directory import private_directory
@@ -24,7 +25,9 @@ async def main(logs: Path) -> None:
         async with Supervisor(system, node) as supervisor:
             await supervisor.spawn("echo:Echo", "echo", {})
             pid = (await supervisor.process_statistics())["echo"].pid
-            fork = os.fork() if "fork" in sys.argv else -1
+            with warnings.catch_warnings(category=DeprecationWarning, action="ignore"):
+                # From Python 3.12 on a fork warns of this process's other threads. Users' programs fork all the same.
+                fork = os.fork() if "fork" in sys.argv else -1
             if fork == 0:
                 os.closerange(0, 3)
                 time.sleep(60)  # noqa: ASYNC251  # this process has no loop
