@@ -6,7 +6,8 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-venv=$root/.venv
+# Another folder is for another Python beside .venv: FLEXMARL_VENV=.cache/venv-3.13 PYTHON=python3.13 scripts/test
+venv=$(realpath --canonicalize-missing --no-symlinks "${FLEXMARL_VENV:-$root/.venv}")
 venv_python=$venv/bin/python
 constraints=$root/scripts/constraints.txt
 

@@ -20,7 +20,9 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
 
+from .left_out import LeftOutPlugin
 from .leftovers import LeftoversPlugin
+from .machine import MachinePlugin
 from .patience import PATIENCE_S
 from .vllm_plugin import VllmPlugin
 
@@ -50,7 +52,10 @@ gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(LeftoversPlugin(config))
+    leftovers = LeftoversPlugin(config)
+    config.pluginmanager.register(leftovers)
+    config.pluginmanager.register(MachinePlugin(config, leftovers))
+    config.pluginmanager.register(LeftOutPlugin())
     config.pluginmanager.register(VllmPlugin())
 
 

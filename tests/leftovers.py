@@ -8,6 +8,7 @@ killed are removed by the next one: their names have its process id.
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ class SessionFolders:
     def __init__(self) -> None:
         # pytest's own folders, of which it keeps those of failed tests, stay in their usual place.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        runtime, temporary = (_made_in(base) for base in (env.runtime_base(), Path(tempfile.gettempdir())))
+        runtime, temporary = (
+            session_folder(base) for base in (env.runtime_base(), Path(tempfile.gettempdir()))
+        )
         os.environ.update(FLEXMARL_RUNTIME_BASE=runtime, TMPDIR=temporary)
         # torch keeps a cache in TMPDIR otherwise.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "torchinductor"))
@@ -41,8 +44,13 @@ class SessionFolders:
         return left
 
 
-def _made_in(base: Path) -> str:
-    """A new folder; those of sessions that were killed are removed."""
+def runs_tests(config: pytest.Config) -> bool:
+    """Return False for the process that hands the tests to others (pytest-xdist)."""
+    return config.getoption("dist", "no") == "no" or hasattr(config, "workerinput")
+
+
+def session_folder(base: Path) -> str:
+    """A new folder of this session; those of sessions that were killed are removed."""
     for folder in base.glob(f"{_PREFIX}*"):
         if not psutil.pid_exists(int(folder.name.removeprefix(_PREFIX).partition("-")[0])):
             shutil.rmtree(folder, ignore_errors=True)
@@ -54,9 +62,12 @@ class LeftoversPlugin:
     nested ones would have paths too long for sockets."""
 
     def __init__(self, config: pytest.Config) -> None:
-        runs_tests = config.getoption("dist", "no") == "no" or hasattr(config, "workerinput")
-        self._folders = SessionFolders() if runs_tests else None
+        self._folders = SessionFolders() if runs_tests(config) else None
         self._left: list[str] = []
+
+    def add(self, left: Iterable[str]) -> None:
+        """Count these among what was left; before the session ends."""
+        self._left += left
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 import flexmarl
 from flexmarl.launch.config_reading import resolve
 
+from .machine import install_wheel
 from .patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -80,18 +81,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Wheel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel installed in it. Its dependencies are those of the tests' environment."""
     target = tmp_path_factory.mktemp("installed")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--target",
-        target,
-        wheel.path,
-    )
+    install_wheel(wheel.path, target)
     return target
 
 

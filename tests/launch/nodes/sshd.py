@@ -14,12 +14,25 @@ import pytest
 
 from ..conftest import SOURCES, wait_until
 
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+# sshd wants a folder in /run. If its service has not made it, sshd has a /run of its own: the machine's stays as it is.
+_WITH_FOLDER = [
+    *("unshare", "--mount", "sh", "-c"),
+    'mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/sshd && exec "$@"',
+    "sh",
+]
 
-needs_sshd = pytest.mark.skipif(
-    SSHD is None or os.geteuid() != 0,
-    reason="there is no sshd (Debian: openssh-server), or no root to start it",
-)
+
+def missing() -> str | None:
+    """The reason why this process can't start an sshd; None if it can."""
+    if os.geteuid() != 0:
+        return "it needs root"
+    for program, package in (("sshd", "openssh-server"), ("ssh", "openssh-client")):
+        if shutil.which(program) is None:
+            return f"there is no program {program} (Debian: apt-get install {package})"
+    return None
+
+
+needs_sshd = pytest.mark.skipif(missing() is not None, reason=f"no sshd: {missing()}")
 
 
 @dataclass
@@ -42,7 +55,6 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     (folder / "authorized").write_bytes((folder / "user.pub").read_bytes())
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     options = [
@@ -50,13 +62,15 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
         "PasswordAuthentication=no", "PermitRootLogin=yes", "PidFile=none", "ListenAddress=127.0.0.1",
     ]  # fmt: skip
     words = [word for option in options for word in ("-o", option)]
-    assert SSHD is not None
-    server = subprocess.Popen([SSHD, "-D", "-e", "-f", "/dev/null", "-p", str(port), *words])
+    sshd, ssh = shutil.which("sshd"), shutil.which("ssh")
+    assert sshd is not None and ssh is not None
+    inside = [] if Path("/run/sshd").is_dir() else _WITH_FOLDER
+    server = subprocess.Popen([*inside, sshd, "-D", "-e", "-f", "/dev/null", "-p", str(port), *words])
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     _program(
         bin_folder / "ssh",
-        f"exec /usr/bin/ssh -F none -i {folder / 'user'} -o StrictHostKeyChecking=no "
+        f"exec {ssh} -F none -i {folder / 'user'} -o StrictHostKeyChecking=no "
         f'-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"',
     )
     _program(folder / "python", f'PYTHONPATH={SOURCES} OMP_NUM_THREADS=1 exec {sys.executable} "$@"')

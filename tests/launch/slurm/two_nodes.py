@@ -47,8 +47,7 @@ def missing() -> str | None:
     """The reason why this process can't start a Slurm; None if it can."""
     if os.geteuid() != 0:
         return "it needs root"
-    paths = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    if absent := [name for name in _PROGRAMS if shutil.which(name, path=paths) is None]:
+    if absent := [name for name in _PROGRAMS if shutil.which(name) is None]:
         return f"there is no program {absent[0]} (Debian: apt-get install slurm-wlm munge)"
     return None
 
@@ -99,10 +98,9 @@ _MUNGE_FILES = {
 
 @contextmanager
 def _daemon(command: list[str], folder: Path) -> Iterator[None]:
-    environment = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}
     with (folder / "daemons.log").open("ab") as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
         yield
