@@ -109,7 +109,8 @@ class Nodes(Actor, NodesApi):
                     try:
                         await asyncio.wait_for(self._changed.wait(), settle_s)
                     except TimeoutError:
-                        if await fits():
+                        # From Python 3.12 on wait_for may time out although a change came at the same moment.
+                        if not self._changed.is_set() and await fits():
                             return
 
     async def dismiss(self, dismissal: Dismissal) -> None:
