@@ -38,6 +38,7 @@ from flexmarl.core.supervision.restart_policy import Intensity, Strategy
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing.stepping_clock import SteppingClock
+from flexmarl.launch import env
 
 AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
 # Enough for a store to restart and read its journal, which takes well below a second.
@@ -172,7 +173,7 @@ class Storm:
 
 async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = False) -> Storm:
     """Raises StormError unless every acknowledged sample was consumed, once, and no other."""
-    with TemporaryDirectory(prefix="flexmarl-", dir="/dev/shm") as memory, TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as memory, TemporaryDirectory() as folder:
         directory, stepping = Path(memory), SteppingClock(Path(folder)) if clock else None
         environment = dict(os.environ) if stepping is None else stepping.environment(os.environ)
         async with (
