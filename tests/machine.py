@@ -104,8 +104,11 @@ class Fences:
         return records
 
     def close(self) -> list[str]:
-        """Return the changes by processes that outlived their tests, and the files in ``HOME``."""
-        left = [*self.records(), *(str(path) for path in sorted(self._home.iterdir()))]
+        """Return the changes by processes that outlived their tests, and the files in ``HOME`` that are no cache."""
+        left = [
+            *self.records(),
+            *(str(p) for p in sorted(self._home.iterdir()) if p.name != _FREEDESKTOP["CACHE"]),
+        ]
         shutil.rmtree(self._folder, ignore_errors=True)
         return left
 

@@ -173,7 +173,10 @@ class Storm:
 
 async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = False) -> Storm:
     """Raises StormError unless every acknowledged sample was consumed, once, and no other."""
-    with TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as memory, TemporaryDirectory() as folder:
+    with (
+        TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as memory,
+        TemporaryDirectory() as folder,
+    ):
         directory, stepping = Path(memory), SteppingClock(Path(folder)) if clock else None
         environment = dict(os.environ) if stepping is None else stepping.environment(os.environ)
         async with (
