@@ -104,7 +104,7 @@ class Fences:
         return records
 
     def close(self) -> list[str]:
-        """Return the changes by processes that outlived their tests, and the files in ``HOME`` that are no cache."""
+        """Return the changes by processes that outlived their tests, and the files in ``HOME`` but for caches."""
         left = [
             *self.records(),
             *(str(p) for p in sorted(self._home.iterdir()) if p.name != _FREEDESKTOP["CACHE"]),
