@@ -1,4 +1,4 @@
-"""Times runs that stand still, each in one of the ways of ``tests/launch/stalls.py``, with the default limits.
+"""Times runs that stand still, each in one of the ways of ``tests/launch/stall_ways.py``, with the default limits.
 
     .venv/bin/python -P scripts/bench/stalls.py
     .venv/bin/python -P scripts/bench/stalls.py --only "a lock that is never released" --at-once 1
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.launch.conftest import Launcher  # noqa: E402  # the tests are not installed
-from tests.launch.stalls import STALLED, STALLS, causes  # noqa: E402
+from tests.launch.stall_ways import STALLED, STALLS, causes  # noqa: E402
 
 NAMED_S, ENDED_S = 45.0, 20.0
 LIMIT_S = 90.0

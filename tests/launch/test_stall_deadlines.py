@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from .conftest import Launched, Launcher
-from .stalls import REAL, STALLED, STALLS, nothing, stop
+from .stall_ways import REAL, STALLED, STALLS, nothing, stop
 
 
 @dataclass(frozen=True)

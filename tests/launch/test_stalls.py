@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import Launched, Launcher, wait_until
-from .stalls import STALLED, STALLS, causes
+from .stall_ways import STALLED, STALLS, causes
 
 SILENT_SERVER = """
 import socket

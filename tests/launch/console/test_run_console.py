@@ -13,6 +13,7 @@ from rich.console import Console as Terminal
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import (
     ActorSilent,
+    CheckpointSaving,
     ColumnsAwaited,
     Evaluated,
     RunContinued,
