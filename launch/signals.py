@@ -2,11 +2,14 @@
 
 import asyncio
 import signal
-from typing import Self
+from typing import Final, Self
 
 from ..actors.messages import RunResult
 from .console.display import Display
 from .run import Run
+
+# Slurm sends SIGTERM to all processes of a job, and the batch script passes its own on: both are one request.
+SAME_REQUEST_S: Final = 2.0
 
 
 async def train_until_signal(run: Run, display: Display) -> RunResult:
@@ -36,6 +39,7 @@ class StopSignals:
     def __init__(self, run: Run, display: Display) -> None:
         self._run, self._display = run, display
         self._asked = False
+        self._terminated_s = -SAME_REQUEST_S
         self._handled = stop_signals()
 
     def __enter__(self) -> Self:
@@ -51,6 +55,11 @@ class StopSignals:
 
     def _received(self, number: signal.Signals) -> None:
         name = signal.Signals(number).name
+        if number == signal.SIGTERM:
+            now = asyncio.get_running_loop().time()
+            if now - self._terminated_s < SAME_REQUEST_S:
+                return
+            self._terminated_s = now
         if self._asked:
             if number != signal.SIGHUP:
                 self._run.request_stop(name, now=True)

@@ -87,7 +87,7 @@ class Keys:
             del known[public_key]
         return dataclasses.replace(self, allowed=self.allowed | {public_key}, calls=known)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Writes the file, readable by this user alone; it appears whole or not at all. Raises OSError.
 
         Raises InvalidKeys if there are too many allowed clients for ``load`` to accept the file.
@@ -95,7 +95,7 @@ class Keys:
         content = self.to_json()
         if len(content) > MAX_FILE_BYTES:
             raise InvalidKeys(f"{len(self.allowed)} allowed clients make a file over {MAX_FILE_BYTES} bytes")
-        write_private(path, content)
+        write_private(Path(path), content)
 
     def to_json(self) -> str:
         """The content of a file of keys: a secret."""

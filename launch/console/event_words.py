@@ -14,6 +14,8 @@ from ...actors.run_events import (
     InstanceMoved,
     NodeJoined,
     NodeLost,
+    NodeRefused,
+    NodesAwaited,
     RunContinued,
     RunEvent,
     RunResumed,
@@ -58,6 +60,14 @@ def warning_of(event: RunEvent) -> str | None:
             return f"{event.actor} is restarted: {event.reason}"
         case ActorEndedBadly():
             return f"{event.actor} has not ended in good order: {event.problem}"
+        case NodeRefused():
+            return f"node {event.node} ({event.address}) is refused: {'; '.join(event.problems)}"
+        case NodesAwaited():
+            there = f" ({', '.join(event.joined)})" if event.joined else ""
+            return (
+                f"{len(event.joined)} of {event.wanted} nodes have joined{there}: the run has waited "
+                f"{event.waited_s:g} s, {event.wait_s:g} s at most (--wait-s); {event.next_step}"
+            )
         case NodeLost():
             return event.reason
         case ActorGivenUp():

@@ -1,8 +1,10 @@
 """The command ``flexmarl node``: gives this host to a run."""
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 import uvloop
@@ -12,11 +14,12 @@ from ...core.names import checked_name
 from ...core.telemetry import configure_logging
 from ..console.echo import echo
 from ..run_address import RunAddress
-from ..signals import stop_signals
+from ..signals import SAME_REQUEST_S, stop_signals
 from .joining import Dismissal
 from .node_process import NodeOptions, serve
 
 _STDIN = "-"
+_STAY_S: Final = 60.0
 
 
 @click.command()
@@ -92,12 +95,34 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
 
 
 async def _until_signal(options: NodeOptions) -> Dismissal:
-    """Raises click.Abort after one of ``stop_signals``."""
+    """Raises click.Abort after one of ``stop_signals``. After the first SIGTERM the node of a run stays until the run
+    dismisses it, for a minute at most: Slurm signals all hosts of a job at once, and the head needs this one for its
+    last checkpoint."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
+    joined = False
+    ends_s: float | None = None  # the loop's time from which a further SIGTERM is another request
+
+    def progress(text: str) -> None:
+        nonlocal joined
+        joined = joined or "has joined the run" in text
+        echo(text)
+
+    def terminated() -> None:
+        nonlocal ends_s
+        if not joined or (ends_s is not None and loop.time() >= ends_s):
+            task.cancel()
+        elif ends_s is None:
+            ends_s = loop.time() + SAME_REQUEST_S
+            loop.call_later(_STAY_S, task.cancel)
+            echo(
+                f"SIGTERM: the node stays until the run ends, {_STAY_S:g} s at most; ctrl-C or SIGTERM once more ends "
+                "it at once"
+            )
+
     for number in stop_signals():
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, terminated if number == signal.SIGTERM else task.cancel)
     try:
-        return await serve(options, echo)
+        return await serve(options, progress)
     except asyncio.CancelledError:
         raise click.Abort from None

@@ -32,12 +32,14 @@ class Joined:
 
 class Nodes(Actor, NodesApi):
     """``joined``: the nodes that are there, by name. ``on_joined``, ``on_lost``: called with each one that comes or
-    goes."""
+    goes. ``on_refused``: called with name, address and problems of each one that may not join."""
 
     def __init__(self, head: Head) -> None:
         self.joined: dict[str, Joined] = {}
         self.on_joined: Callable[[Joined], None] = lambda _: None
         self.on_lost: Callable[[Joined, ActorDead], None] = lambda joined, reason: None
+        self.on_refused: Callable[[str, str, list[str]], None] = lambda name, address, problems: None
+        self._refusals: set[tuple[str, str, tuple[str, ...]]] = set()
         self._head = head
         self._changed = asyncio.Event()
         self._dismissal: Dismissal | None = None
@@ -53,11 +55,12 @@ class Nodes(Actor, NodesApi):
     async def join(self, joining: Joining, node: ActorRef[NodeApi]) -> None:
         name = joining.host.name
         if problems := list(refusals(self._head, joining)):
-            log.warning("node refused", node=name, address=node.address, problems=problems)
+            self._refused(name, node.address, problems)
             raise NodeRefused(name, problems)
         if name in self.joined:
-            log.warning("node refused", node=name, address=node.address, problems=["its name is taken"])
-            raise NameTaken(name)
+            taken = NameTaken(name)
+            self._refused(name, node.address, [taken.problem])
+            raise taken
         dismissed = asyncio.get_running_loop().create_future()
         if self._dismissal is not None:  # it comes as the run ends
             dismissed.set_result(self._dismissal)
@@ -68,6 +71,14 @@ class Nodes(Actor, NodesApi):
         self._changed.set()
         if self._dismissal is None:
             self.on_joined(joined)
+
+    def _refused(self, name: str, address: str, problems: list[str]) -> None:
+        """Reports the same refusal once: a node tries a name that is taken again and again."""
+        refusal = name, address, tuple(problems)
+        if refusal not in self._refusals:
+            self._refusals.add(refusal)
+            log.warning("node refused", node=name, address=address, problems=problems)
+            self.on_refused(name, address, problems)
 
     async def _watch(self, joined: Joined) -> None:
         lost = await joined.node.watch()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ...actors.errors import ConfigError
+from ...actors.run_events import NodeRefused, NodesAwaited
 from ...core.supervision.node import Node
 from ...core.system import ActorSystem
 from ..actor_specs import modules_of
@@ -30,6 +31,7 @@ from .ssh import SshNodes
 WAIT_S: Final = 600.0
 # A node that waits for the run's next life looks for it twice a second.
 _SETTLE_S: Final = 5.0
+_REMIND_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ async def joined_cluster(
     )
     recipe_files = await asyncio.to_thread(code_digests, Path(config.recipe))
     nodes = Nodes(Head(host, offer, recipe_files, system.address))
+    nodes.on_refused = lambda name, address, problems: console.ref.tell_nowait(
+        "event", NodeRefused(name, address, problems)
+    )
     await system.add(nodes, NAME)
     ssh = SshNodes(wanted.hosts, RunAddress.of(system), directory.logs)
     dismissal = Dismissal("the run has failed", failed=True)
@@ -122,6 +127,7 @@ async def _wait_for_nodes(
         console.ref.tell_nowait("phase", text, joined, wanted.count)
 
     waits = [asyncio.create_task(nodes.wait_joined(wanted.count, wanted.wait_s, progress))]
+    waits.append(asyncio.create_task(_remind(nodes, wanted, join, console)))
     if wanted.hosts:
         waits.append(asyncio.create_task(ssh.wait_failed()))
     try:
@@ -131,3 +137,18 @@ async def _wait_for_nodes(
         for task in waits:
             task.cancel()
         await asyncio.wait(waits)
+
+
+async def _remind(nodes: Nodes, wanted: NodesWanted, join: Path, console: RunConsole) -> None:
+    """Reports every 30 s for whom the run waits; until it is cancelled."""
+    next_step = f"on each host that is missing: flexmarl node --join {join}"
+    if wanted.hosts:
+        missing = ", ".join(f"logs/node-{host.name}.log" for host in wanted.hosts)
+        next_step = f"the nodes write to {missing}"
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        await asyncio.sleep(_REMIND_S)
+        waited_s = round(loop.time() - began)
+        awaited = NodesAwaited(sorted(nodes.joined), wanted.count, waited_s, wanted.wait_s, next_step)
+        console.ref.tell_nowait("event", awaited)

@@ -29,9 +29,8 @@ class NameTaken(FlexmarlError):
     """A node of the run has this name: another host, or an earlier process of this one that is not given up yet."""
 
     def __init__(self, node: str) -> None:
-        super().__init__(
-            f"node {node} is refused: there is a node of the name {node} already: give each host another --name"
-        )
+        self.problem = f"there is a node of the name {node} already: give each host another --name"
+        super().__init__(f"node {node} is refused: {self.problem}")
         self.node = node
 
 

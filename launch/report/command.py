@@ -18,5 +18,5 @@ def report(run_dir: Path) -> int:
     Example:
       flexmarl report runs/first-try
     """
-    echo(str(write_report(RunDirectory.existing(run_dir).path)))
+    echo(str(write_report(RunDirectory.recorded(run_dir).path)))
     return 0

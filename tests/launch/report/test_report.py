@@ -363,3 +363,17 @@ def test_every_sampling_of_the_evaluations_has_its_curves(tmp_path: Path) -> Non
     for name in ("accuracy", "sampled/accuracy", "sampled/pass@1", "sampled/pass@8"):
         assert f"{name}: step 1: {metrics[name]:.1%}, step 2: {metrics[name]:.1%}" in section
     assert "length" not in section
+
+
+def test_a_lost_and_a_refused_node_are_in_the_visible_part() -> None:
+    lost = NodeLost("n2", "node n2 is lost: its process ended")
+    refused = NodeRefused("n3", "tcp://10.0.0.3:1", ["recipe differs"])
+    logged = tuple(LoggedEvent({}, event) for event in (lost, refused))
+    visible = render_body(History("r", events=logged)).partition("<details>")[0]
+    assert "node n2 is lost: its process ended" in visible and "recipe differs" in visible
+
+
+def test_a_run_without_checkpoints_can_be_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("recipe: r\n")
+    result = CliRunner().invoke(report, [str(tmp_path)], standalone_mode=False)
+    assert result.return_value == 0 and (tmp_path / "report.html").exists(), result.exception

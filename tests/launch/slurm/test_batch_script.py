@@ -166,3 +166,10 @@ def test_a_config_with_gpus_needs_gpus_per_node(tmp_path: Path) -> None:
     for given in (["--gpus-per-node", "2"], ["--sbatch=--gres=gpu:2"]):
         done = runner.invoke(commands.cli, ["slurm", *cuda, *given], standalone_mode=False)
         assert done.exception is None and "#SBATCH --g" in done.output
+
+
+def test_each_task_of_a_job_array_has_a_run_and_an_output_of_its_own(tmp_path: Path) -> None:
+    job = Job(run=tmp_path / "arr", words=("r",), command=("flexmarl",), nodes=2, more=("--array=0-1",))
+    text = script(job)
+    assert f'run={tmp_path}/arr-"$SLURM_ARRAY_TASK_ID"' in text
+    assert '--name "${run##*/}"' in text and f"--output={tmp_path}/arr-%a.out" in text

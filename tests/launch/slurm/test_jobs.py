@@ -122,12 +122,19 @@ def test_a_job_is_completed_although_a_node_was_killed(slurm: Slurm) -> None:
     slurm.assert_nothing_is_left()
 
 
-def test_scancel_ends_the_run_and_nothing_stays(slurm: Slurm) -> None:
-    job = slurm.submit("cancelled", "training.steps=1000000")
-    slurm.wait_for_step("cancelled", job, 2)
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_scancel_saves_a_checkpoint_and_nothing_stays(slurm: Slurm, nodes: str) -> None:
+    name = f"cancelled-{nodes}"
+    endless = ("training.steps=1000000", "checkpoint.every=1000000", "agent_defaults.instances=3")
+    job = slurm.submit(name, *endless, "--nodes", nodes)
+    slurm.wait_for_step(name, job, 2)
     slurm.run("scancel", job)
     slurm.wait_for_state(job, "CANCELLED")
     slurm.assert_nothing_is_left()
+    assert "SIGTERM: stopping after the steps under way" in slurm.output(name)
+    (ended,) = slurm.events(name, "run_ended")
+    (saved,) = slurm.events(name, "checkpoint_saved")
+    assert ended["stopped"] and ended["step"] == saved["step"], slurm.output(name)
 
 
 def test_a_job_whose_time_is_up_is_requeued_and_continues_its_run(slurm: Slurm) -> None:
