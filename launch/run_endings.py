@@ -1,5 +1,6 @@
 """The end of a run in words, for the person who started it. Pure."""
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from .errors import Interrupted
 from .formatting import OF_REWARDS, change, count, duration
 
 _REPEATED = (ConfigError, RecipeError, DataChanged, UnsupportedModel, CheckpointMismatch)
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.ENODEV)
 _REPEATED_KINDS = frozenset(kind.__name__ for kind in _REPEATED)
 _OWN_KINDS = frozenset(name for name, kind in vars(role_errors).items() if isinstance(kind, type))
 
@@ -52,9 +54,8 @@ def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out
     if not steps:
         return ""
     before, after = evaluations[steps[0]], evaluations[steps[-1]]
-    names = [name for name in after if not name.startswith(OF_REWARDS)] or list(after)
     changes = []
-    for name in names:
+    for name in evaluated_names(evaluations):
         form = ".1%" if "accuracy" in name else ".3f"
         compared = len(steps) > 1 and name in before
         came = change(before[name], after[name], form) if compared else f"is {after[name]:{form}}"
@@ -64,6 +65,12 @@ def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out
     where = "On problems that training never used" if held_out else "In the evaluations"
     since = " since the run's beginning" if first else ""
     return f"{where}, {', '.join(changes)}{since}."
+
+
+def evaluated_names(evaluations: Mapping[int, Mapping[str, float]]) -> list[str]:
+    """The metrics of the last evaluation that say how much was learned: rewards only if there is no other metric."""
+    last = evaluations[max(evaluations)] if evaluations else {}
+    return [name for name in last if not name.startswith(OF_REWARDS)] or list(last)
 
 
 def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -> str:
@@ -102,4 +109,6 @@ def repeats(error: BaseException) -> bool:
     """True for a mistake in the config, the recipe or the model: the same run would fail in the same way."""
     if isinstance(error, ActorFailed) and not isinstance(error, ActorDead):
         return error.kind in _REPEATED_KINDS
+    if isinstance(error, OSError) and error.errno in _NOT_HERE:  # of network.listen
+        return True
     return isinstance(error, _REPEATED)

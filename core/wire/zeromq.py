@@ -54,6 +54,10 @@ Dealer: TypeAlias = "zmq.Socket[bytes]"
 log = get_logger(__name__)
 
 
+# Of an address that is another host's, and of a name that does not resolve.
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.ENODEV)
+
+
 @dataclass(frozen=True, slots=True)
 class Tcp:
     """An address at which a system listens for peers on other hosts. With port 0 the kernel chooses a free port.
@@ -221,7 +225,8 @@ class ZmqWire:
                 router.bind(self._listen)
         except zmq.ZMQError as error:
             router.close(linger=0)
-            raise OSError(error.errno, f"can't listen on {self.address}: {error.strerror}") from error
+            hint = ": it is no address of this host" if error.errno in _NOT_HERE else ""
+            raise OSError(error.errno, f"can't listen on {self.address}: {error.strerror}{hint}") from error
         except BaseException:
             router.close(linger=0)
             raise

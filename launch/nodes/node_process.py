@@ -81,6 +81,11 @@ async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tu
                 return run, await system.ref(NAME, run.address, NodesApi).within(_ASK_S).offer()
         except (FileNotFoundError, ActorDead, CallTimeout) as error:
             problem: Exception = error
+            if isinstance(error, FileNotFoundError):
+                problem = NoRunToJoin(
+                    f"there is no file {error.filename}: the run has not begun, or its folder is not on a disk of this "
+                    "host (--join, --key)"
+                )
         if loop.time() >= deadline:
             raise NoRunToJoin(
                 f"no run was found within {options.wait_s:g} s (--wait-s): {problem}"

@@ -19,7 +19,8 @@ from ...actors.run_events import (
 )
 from ...core.durable.files import open_private
 from ..console.event_words import warning_of
-from ..formatting import change, clock, compact, count, duration, listed
+from ..formatting import OF_REWARDS, change, clock, compact, count, duration, listed
+from ..run_endings import evaluated_names
 from .evaluation_sections import evaluations
 from .instance_sections import instances
 from .page_parts import note, table
@@ -125,10 +126,14 @@ def _headline(history: History) -> str:
     if not history.steps:
         return "No training step has finished"
     steps = count(len(history.steps), "step")
-    evaluations = history.evaluated("accuracy")
-    if len(evaluations) >= 2:
-        before, after = evaluations[0][1], evaluations[-1][1]
-        return f"Accuracy {change(before, after, '.1%')} in {steps}"
+    for name in evaluated_names(history.evaluations):
+        if name.startswith(OF_REWARDS):
+            continue
+        evaluations = history.evaluated(name)
+        if len(evaluations) >= 2:
+            before, after = evaluations[0][1], evaluations[-1][1]
+            form = ".1%" if "accuracy" in name else ".3f"
+            return f"{name[0].upper()}{name[1:]} {change(before, after, form)} in {steps}"
     ends = mean_rewards(history)
     if ends is None:
         return f"{steps} finished"

@@ -98,6 +98,8 @@ async def test_a_refused_one_gets_all_reasons_and_a_name_is_free_again_after_a_l
     async with hosts(private) as made:
         lost = asyncio.get_running_loop().create_future()
         made.nodes.on_lost = lambda joined, reason: lost.set_result((joined.node.name, reason))
+        reported: list[tuple[str, str]] = []
+        made.nodes.on_refused = lambda name, address, problems: reported.append((name, problems[0]))
         async with made.open("b") as head:
             node = made.nodes.joined["b"].node._actor
             other = replace(host("b"), python="3.12.0")
@@ -106,6 +108,9 @@ async def test_a_refused_one_gets_all_reasons_and_a_name_is_free_again_after_a_l
             assert len(refused.value.problems) == 2
             with pytest.raises(NameTaken, match="there is a node of the name b already.* --name"):
                 await head.api.join(Joining(host("b"), {}, ADDRESS, ""), node)
+            with pytest.raises(NameTaken):  # reported once, although the node tries again
+                await head.api.join(Joining(host("b"), {}, ADDRESS, ""), node)
+            assert [name for name, _ in reported] == ["b", "b"] and "the name b already" in reported[1][1]
         name, reason = await lost
         assert name == "b" and isinstance(reason, ActorDead) and "node b is lost" in reason.reason
         (private / "b").rename(private / "before")

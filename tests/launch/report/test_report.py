@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import (
     CheckpointSaved,
     Evaluated,
+    NodeLost,
+    NodeRefused,
     PolicyResumed,
     PolicySuspended,
     RunEnded,
@@ -27,7 +30,9 @@ from flexmarl.actors.run_events import (
     TrajectoryFailed,
 )
 from flexmarl.launch.json_lines import event_to_json
-from flexmarl.launch.report.report import write_report
+from flexmarl.launch.report.command import report
+from flexmarl.launch.report.report import render_body, write_report
+from flexmarl.launch.report.run_history import History, LoggedEvent
 from flexmarl.launch.report.run_history import load_history
 
 from .records import record
@@ -377,3 +382,10 @@ def test_a_run_without_checkpoints_can_be_reported(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("recipe: r\n")
     result = CliRunner().invoke(report, [str(tmp_path)], standalone_mode=False)
     assert result.return_value == 0 and (tmp_path / "report.html").exists(), result.exception
+
+
+def test_the_headline_takes_the_figure_of_the_console(tmp_path: Path) -> None:
+    before = event_to_json(Evaluated(Step(0), 1.0, {"exploitability": 0.536, "reward/solver": 0.0}), 1.0)
+    last = record(2) | {"eval/reward/solver": 0.0, "eval/exploitability": 0.331}
+    page = written(tmp_path, [record(1), last], [STARTED | {"time": 0}, before, ENDED | {"time": 9}])
+    assert "<h1>Exploitability fell from 0.536 to 0.331 in 2 steps</h1>" in page
