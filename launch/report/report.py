@@ -13,6 +13,7 @@ from ...actors.run_events import (
     NodeLost,
     NodeRefused,
     RunEnded,
+    RunEvent,
     RunResumed,
     RunStarted,
     TrajectoryFailed,
@@ -108,8 +109,8 @@ def _failure(history: History) -> str:
 
 
 def _hosts(history: History) -> str:
-    """Nodes that were refused or lost, and actors and instances that left their place for it."""
-    events = history.found(NodeRefused, NodeLost, ActorGivenUp)
+    """Nodes that were refused or lost, and actors that no other node had room for."""
+    events: list[RunEvent] = [*history.found(NodeRefused, NodeLost, ActorGivenUp)]
     words = [text for event in events if (text := warning_of(event)) is not None]
     if not words:
         return ""

@@ -32,8 +32,7 @@ from flexmarl.actors.run_events import (
 from flexmarl.launch.json_lines import event_to_json
 from flexmarl.launch.report.command import report
 from flexmarl.launch.report.report import render_body, write_report
-from flexmarl.launch.report.run_history import History, LoggedEvent
-from flexmarl.launch.report.run_history import load_history
+from flexmarl.launch.report.run_history import History, LoggedEvent, load_history
 
 from .records import record
 
