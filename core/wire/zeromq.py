@@ -225,7 +225,7 @@ class ZmqWire:
                 router.bind(self._listen)
         except zmq.ZMQError as error:
             router.close(linger=0)
-            hint = ": it is no address of this host" if error.errno in _NOT_HERE else ""
+            hint = ": only an address of this host is possible" if error.errno in _NOT_HERE else ""
             raise OSError(error.errno, f"can't listen on {self.address}: {error.strerror}{hint}") from error
         except BaseException:
             router.close(linger=0)

@@ -240,3 +240,9 @@ def test_with_keys_any_address_will_do(host: str) -> None:
     with structlog.testing.capture_logs() as lines:
         check_plain_tcp(host, secured=True, beyond_loopback=False)
     assert lines == []
+
+
+def test_keys_are_saved_at_a_path_that_is_a_text(tmp_path: Path) -> None:
+    keys, file = Keys.make(), tmp_path / "keys"
+    keys.save(str(file))
+    assert Keys.load(file) == keys
