@@ -308,7 +308,7 @@ class NodeRefused:
 @dataclass(frozen=True, slots=True)
 class NodesAwaited:
     """The run has waited for ``waited_s`` seconds, of ``wait_s`` at most, until ``wanted`` nodes are there. ``joined``:
-    their names so far. ``next_step``: advice for the person who waits."""
+    their names so far. ``next_step``: advice."""
 
     joined: list[str]
     wanted: int

@@ -24,7 +24,7 @@ _HEAD: Final = """
 {head} &
 head=$!
 
-# Ahead of the time limit (USR1) the head stops with a checkpoint. After scancel (TERM) it ends.
+# Ahead of the time limit (USR1), and after scancel (TERM), the head stops with a checkpoint.
 newest() {{ find "$run/checkpoints" -maxdepth 1 -name 'step_*[0-9]' 2>/dev/null | sort -V | tail -n 1; }}
 before=$(newest)
 signalled='' time_is_up=''
