@@ -13,7 +13,6 @@ from ...actors.run_events import (
     NodeLost,
     NodeRefused,
     RunEnded,
-    RunEvent,
     RunResumed,
     RunStarted,
     TrajectoryFailed,
@@ -110,7 +109,8 @@ def _failure(history: History) -> str:
 
 def _hosts(history: History) -> str:
     """Nodes that were refused or lost, and actors that no other node had room for."""
-    events: list[RunEvent] = [*history.found(NodeRefused, NodeLost, ActorGivenUp)]
+    kinds = (NodeRefused, NodeLost, ActorGivenUp)
+    events = [logged.event for logged in history.events if isinstance(logged.event, kinds)]
     words = [text for event in events if (text := warning_of(event)) is not None]
     if not words:
         return ""
