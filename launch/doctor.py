@@ -70,7 +70,7 @@ def _show(console: Terminal, found: Diagnosis) -> None:
         peers = f", reads {', '.join(device.peers)}" if device.peers else ""
         table.add_row(device.uuid, f"{device.name}: {free:.1f} of {total:.1f} GiB free{used}{peers}")
     if host.gpus_note:
-        table.add_row("GPUs", escape(f"{len(host.gpus) or 'none'}: {host.gpus_note}"))
+        table.add_row("GPUs", f"{len(host.gpus) or 'none'}: {host.gpus_note}")
     console.print(table)
     for problem in found.problems:
         console.print(problem, style="yellow", markup=False)
