@@ -241,7 +241,8 @@ async def test_a_disk_that_stays_full_ends_the_put_after_the_room_timeout(
     assert not put.done() and store.progress() == 1
     clock.now_s += 2.0
     with pytest.raises(StoreError, match=r"for 61 s no sample .* \(store.room_timeout_s=60\): free the disk"):
-        await put
+        async with asyncio.timeout(PATIENCE_S):
+            await put
     house.full = False
     await house.writer.put(samples(16, 8))
     assert store.waits() == [] and store.progress() == 2
