@@ -27,10 +27,11 @@ from .run_config import RunConfig
 from .run_directory import RunDirectory
 
 MAY_CHANGE: Final = (
-    "recipe", "training.steps", "checkpoint.*", "evaluation.*", "store.*", "samples.*", "supervision.*", "router.*",
-    "pool.*", "rollout.max_failed_share", "rollout.trajectory_timeout_s", "rollout.turn_timeout_s",
-    "rollout.turn_retries", "rollout.workers", "hosts.*", "agents.*.sampling.turn_timeout_s", "policies.*.instances",
-    "policies.*.engine.*", "balance.*", "weights.*", "network.*", "sinks",
+    "recipe", "training.steps", "training.*_timeout_s", "checkpoint.*", "evaluation.*", "store.*", "samples.*",
+    "supervision.*", "router.*", "pool.*", "rollout.max_failed_share", "rollout.trajectory_timeout_s",
+    "rollout.turn_timeout_s", "rollout.turn_retries", "rollout.workers", "hosts.*",
+    "agents.*.sampling.turn_timeout_s", "policies.*.instances", "policies.*.engine.*", "balance.*", "weights.*",
+    "network.*", "sinks",
 )  # fmt: skip
 """Keys that decide how long a run lasts, how it is watched and the machine's share of it, not what is learned."""
 

@@ -379,8 +379,8 @@ def _llm_engine(
             kv_cache_memory_bytes=options.kv_cache_bytes,
             enable_prefix_caching=options.prefix_reuse,
             # vLLM draws a token behind a part of a prompt, too, and drops it: then it sets the request's random numbers
-            # back, which torch can't on a CPU, and the engine dies. There a prompt that is too long for what is left of
-            # a step's tokens waits for the next step. A step takes a prompt of max_model_len in any case.
+            # back, which torch can't on a CPU, and the engine dies. There a prompt that does not fit into the tokens
+            # that a step has left waits for the next step. A step takes a prompt of max_model_len in any case.
             enable_chunked_prefill=False if current_platform.is_cpu() else None,
             enforce_eager=options.enforce_eager or current_platform.is_cpu(),
             tensor_parallel_size=options.tensor_parallel,
