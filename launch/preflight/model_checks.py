@@ -4,6 +4,7 @@ The hub is asked once for each model, with a limit of a few seconds: the librari
 can't be reached.
 """
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from huggingface_hub.errors import (
 
 from ...actors.messages import ModelConfig
 from ...actors.model_sources import architecture_of, load_tokenizer
+from ...actors.tool_calls import foreign_form
 from ...core.errors import text_of
 from ..run_config import RunConfig
 
 _HUB_TIMEOUT_S = 5.0
 _ERROR_COLUMNS = 200
 _WEIGHTS = ("*.safetensors", "*.bin")
+_TOOLS = re.compile(r"\btools\b")
 
 
 @dataclass
@@ -39,10 +42,11 @@ class ModelProblem:
 
 @dataclass
 class ModelFindings:
-    """``cached``: the hub can't be reached, and all that is needed is in its cache."""
+    """``cached``: the hub can't be reached, and all that is needed is in its cache. ``warnings``: stop no run."""
 
     problems: list[ModelProblem] = field(default_factory=list)
     cached: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
@@ -68,6 +72,7 @@ def model_findings(config: RunConfig) -> ModelFindings:
     """Tries each model once, also if several policies have it."""
     findings = ModelFindings()
     tried: dict[str, _CanNotLoad | None] = {}
+    tools = _mentions_tools(Path(config.recipe))
     for name, policy in config.policies.items():
         model = policy.used_model
         if model is None:
@@ -76,12 +81,24 @@ def model_findings(config: RunConfig) -> ModelFindings:
         if known not in tried:
             tried[known] = None
             try:
-                findings.cached |= _try(model)
+                cached = _try(model)
             except _CanNotLoad as error:
                 tried[known] = error
+            else:
+                findings.cached |= cached
+                reason = foreign_form(load_tokenizer(model, local_files_only=cached)) if tools else None
+                if reason is not None:
+                    findings.warnings.append(
+                        f"policy {name}: calls of tools in its answers are not recognised: {reason}"
+                    )
         if (problem := tried[known]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
     return findings
+
+
+def _mentions_tools(folder: Path) -> bool:
+    """True if the recipe's own code has the word ``tools``: which agents get any is known only while it runs."""
+    return any(_TOOLS.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
 
 
 class _CanNotLoad(Exception):

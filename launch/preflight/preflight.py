@@ -40,7 +40,7 @@ def log_check(text: str) -> None:
 
 def check_before_start(config: RunConfig, keys: WrittenKeys, notify: Notify = log_check) -> dict[str, str]:
     """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written. ``notify``: is
-    called with the line of the recipe at which checks stand that take long.
+    called with warnings, and with the line of the recipe at which checks stand that take long.
 
     Returns further variables for the environment of the run's actors: if the hub can't be reached and its cache has all
     that is needed, they use the cache alone. Raises ConfigError with every mistake, each with its key; ``keys`` has the
@@ -55,6 +55,8 @@ def check_before_start(config: RunConfig, keys: WrittenKeys, notify: Notify = lo
     ]
     if not any(problem["part"] == "device" for problem in findings["models"]):
         problems += dict.fromkeys(map(keys.in_text, _of_placement(config)))
+    for warning in findings.get("warnings", ()):
+        notify(f"warning: {keys.in_text(warning)}")
     if problems:
         listed = "\n".join(_indented(problem) for problem in problems)
         raise ConfigError(f"{config.recipe}, checked before the start:\n{listed}")

@@ -62,7 +62,7 @@ def _findings(config: RunConfig) -> dict[str, Any]:
 
     problems = recipe_problems(config) + list(function_problems(config))
     if config.simulated:
-        return {"recipe": problems, "models": [], "cached": False}
+        return {"recipe": problems, "models": [], "cached": False, "warnings": []}
     adapters = list(missing_library(config))
     with_adapters = not adapters and any(policy.lora is not None for policy in config.policies.values())
     devices = _device_problems(config)
@@ -77,7 +77,12 @@ def _findings(config: RunConfig) -> dict[str, Any]:
     models = [vars(problem) for problem in (*devices, *found.problems)]
     if with_adapters and not models:
         adapters += target_problems(config, local_files_only=found.cached)
-    return {"recipe": problems + adapters, "models": models, "cached": found.cached}
+    return {
+        "recipe": problems + adapters,
+        "models": models,
+        "cached": found.cached,
+        "warnings": found.warnings,
+    }
 
 
 def _device_problems(config: RunConfig) -> list[Any]:

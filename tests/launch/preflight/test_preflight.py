@@ -305,3 +305,20 @@ def test_a_process_that_the_recipe_has_started_does_not_keep_the_checks(recipe: 
         check_before_start(config, keys)
     finally:
         psutil.Process(int((recipe / "pid").read_text())).kill()
+
+
+@pytest.mark.parametrize(("word", "warned"), [("tools", True), ("toolshed", False)])
+def test_calls_that_are_not_recognised_are_said_if_the_recipe_has_tools(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, word: str, warned: bool
+) -> None:
+    from flexmarl.launch.preflight import model_checks
+
+    monkeypatch.setattr(preflight, "_findings", lambda config, _: process._findings(config))
+    monkeypatch.setattr(model_checks, "foreign_form", lambda tokenizer: "the reason")
+    workflow = recipe / "workflow.py"
+    workflow.write_text(f"{workflow.read_text()}\n# {word}\n")
+    config, keys = resolve_written(str(recipe), [])
+    said: list[str] = []
+    check_before_start(config, keys, said.append)
+    text = "warning: policy solver: calls of tools in its answers are not recognised: the reason"
+    assert said == ([text] if warned else [])
