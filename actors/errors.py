@@ -260,7 +260,7 @@ class NonFiniteGradient(FlexmarlError):
 
 
 class CheckpointIncomplete(FlexmarlError):
-    """A file of a checkpoint is missing or cut short."""
+    """A file of a checkpoint is missing, damaged, a link, or not one of those that were written."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"checkpoint file {path}: {problem}")

@@ -3,33 +3,40 @@
     checkpoints/step_000100/
         <policy>/         a Hugging Face checkpoint and the training state, written by the trainer
         run.json          step, data position, versions, evaluations
-        manifest.json     size and xxh3 digest of every file; written last
+        manifest.json     size and xxh3 digest of every other file, and a digest of its own; written last
 
 The state after a step has no other parts: a saved step leaves none of its rows in the store and no query half done
 (``pipeline.py``); the work of later steps is repeated. The load of the instances starts at zero, schedules
 are a function of the version, random streams are in the training state.
 
 The folder is filled under a name ending in ``.partial`` and renamed when everything in it is on disk: a folder
-without that ending is complete, or was damaged later, which its manifest shows.
+without that ending is complete, or was damaged later, which its manifest shows. It holds regular files alone, and only
+those of its manifest: transformers and ``flexmarl export`` read what lies there, and through a link any file of the
+host would be read, or exported as part of a model.
 """
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from ...core.durable.files import make_private, sync, sync_folder
 from ..errors import CheckpointIncomplete
-from ..json_files import read_json, write_json
+from ..json_files import as_text, read_json, write_json
 from ..names import PolicyName, Step, Version
 from .opponents.past_pool import PastPool
 
 PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
-_FORMAT = 2
+_FORMAT = 3
+_MANIFEST = "manifest.json"
+_DIGEST = "digest"
+"""The manifest's key for its own digest, which is of its text without that key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +68,13 @@ def partial_folder(root: Path, step: Step) -> Path:
 
 
 def commit(root: Path, state: RunState, keep: int) -> Path:
-    """Completes the checkpoint of ``state.step`` and removes all but the newest ``keep``. Returns its folder."""
+    """Completes the checkpoint of ``state.step`` and removes all but the newest ``keep``. Returns its folder.
+
+    Raises CheckpointIncomplete if something in it is neither a regular file nor a folder.
+    """
     partial = partial_folder(root, state.step)
     write_json(partial / "run.json", asdict(state))
-    write_json(partial / "manifest.json", {"format": _FORMAT, "files": _digests(partial)})
+    write_json(partial / _MANIFEST, _sealed({"format": _FORMAT, "files": _digests(partial)}))
     make_private(partial)
     sync_folder(partial)
     folder = committed_folder(root, state.step)
@@ -93,17 +103,27 @@ def load(folder: Path) -> RunState:
         raise CheckpointIncomplete(folder / "run.json", error.errors()[0]["msg"]) from error
 
 
+def policies(folder: Path) -> set[str]:
+    """The policies whose files the manifest lists. Raises CheckpointIncomplete as ``check_files``."""
+    return {name.partition("/")[0] for name in _listed_files(folder) if "/" in name}
+
+
 def check_files(folder: Path, policy: PolicyName | None = None) -> None:
-    """Compares every file, or those of one policy, with the manifest. Raises CheckpointIncomplete naming the file that
-    is missing or damaged."""
-    files = read_json(folder / "manifest.json").get("files")
-    if not isinstance(files, dict):
-        raise CheckpointIncomplete(folder / "manifest.json", "lists no files")
-    for name, (size_bytes, digest) in files.items():
-        if policy is not None and not name.startswith(f"{policy}/"):
+    """Compares every file, or those of one policy, with the manifest, and the manifest with its own digest.
+
+    Raises CheckpointIncomplete naming the file that is missing, damaged, not in the manifest, or a link or the like.
+    """
+    there = _files(folder)
+    listed = _listed_files(folder)
+    part = f"{policy}/" if policy is not None else ""
+    for name in there.keys() - listed.keys() - {_MANIFEST}:
+        if name.startswith(part):
+            raise CheckpointIncomplete(folder / name, "is not part of the checkpoint: move it elsewhere")
+    for name, (size_bytes, digest) in listed.items():
+        if not name.startswith(part):
             continue
         path = folder / name
-        if not path.is_file():
+        if name not in there:
             raise CheckpointIncomplete(path, "the file is missing")
         if path.stat().st_size != size_bytes:
             raise CheckpointIncomplete(path, f"has {path.stat().st_size} bytes, {size_bytes} were written")
@@ -117,9 +137,40 @@ def remove_partial(root: Path) -> None:
         shutil.rmtree(folder)
 
 
+def _files(folder: Path) -> dict[str, Path]:
+    """All files below ``folder``, by their path in it. Raises CheckpointIncomplete if one is not regular."""
+    found = {}
+    for path in sorted(folder.rglob("*")):  # does not look into a folder that is a link
+        if path.is_symlink():
+            raise CheckpointIncomplete(path, f"is a link to {path.readlink()}, and is not followed")
+        if path.is_file():
+            found[str(path.relative_to(folder))] = path
+        elif not path.is_dir():
+            raise CheckpointIncomplete(path, "is neither a file nor a folder")
+    return found
+
+
+def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Sizes in bytes and digests, as the manifest has them. Raises CheckpointIncomplete if it is damaged."""
+    path = folder / _MANIFEST
+    if path.is_symlink():
+        raise CheckpointIncomplete(path, f"is a link to {path.readlink()}, and is not followed")
+    content = read_json(path)
+    # Texts are compared, not digests: blanks, the order and doubled keys are lost in the content, and count too.
+    unsealed = {key: value for key, value in content.items() if key != _DIGEST}
+    if as_text(_sealed(unsealed)).encode() != path.read_bytes():
+        raise CheckpointIncomplete(path, "is damaged (its own digest differs)")
+    files: dict[str, tuple[int, str]] = content["files"]
+    return files
+
+
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """``manifest`` with the digest of its text."""
+    return {**manifest, _DIGEST: xxhash.xxh3_64_hexdigest(as_text(manifest).encode())}
+
+
 def _digests(folder: Path) -> dict[str, tuple[int, str]]:
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): (p.stat().st_size, _digest(p)) for p in files}
+    return {name: (path.stat().st_size, _digest(path)) for name, path in _files(folder).items()}
 
 
 def _digest(path: Path) -> str:

@@ -15,16 +15,18 @@ def saved_steps(directory: RunDirectory) -> tuple[int, ...]:
 
 
 def policies_of(directory: RunDirectory, step: int | None) -> list[str]:
-    """The policies in the checkpoint after ``step`` (None: the newest), at least one. Raises RunDirectoryError if there
-    is no such checkpoint."""
-    return sorted(path.name for path in _joint(directory, step).iterdir() if path.is_dir())
+    """The policies in the checkpoint after ``step`` (None: the newest), at least one.
+
+    Raises RunDirectoryError if there is no such checkpoint, CheckpointIncomplete if its manifest is damaged.
+    """
+    return sorted(checkpoint.policies(_joint(directory, step)))
 
 
 def saved_policy(directory: RunDirectory, policy: str, step: int | None) -> Path:
     """The folder of ``policy`` in the checkpoint after ``step`` (None: the newest), once its files have been compared
     with their digests.
 
-    Raises RunDirectoryError if there is no such checkpoint or policy, CheckpointIncomplete naming a damaged file.
+    Raises RunDirectoryError if there is no such checkpoint or policy, CheckpointIncomplete as ``check_files``.
     """
     joint = _joint(directory, step)
     policies = policies_of(directory, step)

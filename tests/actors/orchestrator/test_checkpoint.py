@@ -1,6 +1,7 @@
 """Joint checkpoints on disk: whole or not there, checked when they are taken again."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,78 @@ def test_a_changed_file_is_named(tmp_path: Path, position: int | None, problem: 
     path.write_bytes(content)
     with pytest.raises(CheckpointIncomplete, match=f"checker/model.safetensors: {problem}"):
         checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("damage", ["a flipped bit", "cut short"])
+def test_a_damaged_manifest_is_named(tmp_path: Path, seed: int, damage: str) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    path = folder / "manifest.json"
+    content = bytearray(path.read_bytes())
+    position = random.Random(seed).randrange(8 * len(content))
+    if damage == "cut short":
+        del content[-1 if seed == 0 else position // 8 :]
+    else:
+        content[position // 8] ^= 1 << position % 8
+    path.write_bytes(content)
+    for read in (checkpoint.load, checkpoint.policies):
+        with pytest.raises(CheckpointIncomplete, match="manifest.json: "):
+            read(folder)
+
+
+def test_a_manifest_that_says_the_same_in_another_text_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    path = folder / "manifest.json"
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(CheckpointIncomplete, match="manifest.json: is damaged"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sorter/model.safetensors", "sorter/config.json", "sorter", "other", "run.json", "manifest.json"],
+)
+def test_a_link_is_named_and_not_followed(tmp_path: Path, name: str) -> None:
+    """A listed file, an unlisted one, a policy's folder: what the link leads to is the file that was written."""
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    path, elsewhere = folder / name, tmp_path / "elsewhere"
+    if path.exists():
+        path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with pytest.raises(CheckpointIncomplete, match=f"{name}: is a link to .*elsewhere"):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("name", ["notes", "sorter/adapter_config.json"])
+def test_a_file_that_was_added_is_named(tmp_path: Path, name: str) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    (folder / name).write_text("{}")
+    with pytest.raises(CheckpointIncomplete, match=f"{name}: is not part of the checkpoint"):
+        checkpoint.load(folder)
+
+
+def test_a_pipe_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    (folder / "run.json").unlink()
+    os.mkfifo(folder / "run.json")
+    with pytest.raises(CheckpointIncomplete, match=r"run.json: is neither a file nor a folder"):
+        checkpoint.load(folder)
+
+
+def test_files_of_other_policies_do_not_count(tmp_path: Path) -> None:
+    folder = checkpoint.commit(tmp_path, gathered(tmp_path, 5), keep=1)
+    (folder / "sorter" / "notes").write_text("mine")
+    assert checkpoint.policies(folder) == {"sorter", "checker"}
+    checkpoint.check_files(folder, PolicyName("checker"))
+    with pytest.raises(CheckpointIncomplete, match="sorter/notes"):
+        checkpoint.check_files(folder, PolicyName("sorter"))
+
+
+def test_a_link_that_a_save_left_is_not_committed(tmp_path: Path) -> None:
+    state = gathered(tmp_path, 5)
+    (checkpoint.partial_folder(tmp_path, Step(5)) / "sorter" / "config.json").symlink_to(
+        tmp_path / "config.json"
+    )
+    with pytest.raises(CheckpointIncomplete, match=r"sorter/config.json: is a link"):
+        checkpoint.commit(tmp_path, state, keep=1)
+    assert checkpoint.complete(tmp_path) == []

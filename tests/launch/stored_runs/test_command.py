@@ -212,6 +212,17 @@ def test_an_export_that_can_not_be_is_refused(flexmarl: Flexmarl, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "secret"])
+def test_an_export_follows_no_link(flexmarl: Flexmarl, tmp_path: Path, name: str) -> None:
+    folder = save_checkpoint(make_run(tmp_path / "first"), 2, {"sorter": files(POLICY)})
+    (tmp_path / "elsewhere").write_text(POLICY.get(name, "a secret"))
+    (folder / "sorter" / name).unlink(missing_ok=True)
+    (folder / "sorter" / name).symlink_to(tmp_path / "elsewhere")
+    result = flexmarl("export", "first", "sorter", "out")
+    assert result.status == 2 and f"sorter/{name}: is a link to {tmp_path}/elsewhere" in result.err
+    assert not (tmp_path / "out").exists()
+
+
 # ----------------------------------------------------------------------- completion
 
 
