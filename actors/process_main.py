@@ -10,9 +10,9 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 from typing import Any, BinaryIO, Final
 
+from ..core.errors import text_of, traceback_of
 from .process_calls import LENGTH, arguments_of, frame, message_of
 from .recipe import Recipe, RecipeConfig
 
@@ -60,8 +60,7 @@ def _answer(call: Any) -> bytes:
             found = getattr(found, part)
         return frame({"result": found(*arguments_of(found, call["args"]))})
     except BaseException as error:  # noqa: BLE001  # of the caller's function: the caller raises it
-        shown = "".join(traceback.format_exception(error))
-        return frame({"kind": type(error).__name__, "text": str(error), "traceback": shown})
+        return frame({"kind": type(error).__name__, "text": text_of(error), "traceback": traceback_of(error)})
 
 
 if __name__ == "__main__":

@@ -21,11 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from ..core.errors import FlexmarlError
+from ..core.errors import FlexmarlError, text_of
+from ..core.halves import escaped, half_problem
 from .config_base import Config
 from .environment import Environment, Environments
 from .errors import RecipeError
 from .messages import Query
+from .query_problem import query_problem
 from .workflow import Workflow
 
 __all__ = ["Recipe", "RecipeConfig", "module_of"]
@@ -103,18 +105,38 @@ class Recipe:
                         await self.function("teardown")()
 
     def train_query(self, position: int) -> Query:
-        """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone."""
+        """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone.
+
+        Raises RecipeError if it fails, or gives no query that can be sent to the rollout workers.
+        """
         with self._users_code("train_query"):
-            return cast(Query, self._train_query(position, self._config.seed, **self._config.data))
+            found: object = self._train_query(position, self._config.seed, **self._config.data)
+        return self._checked(found, f"train_query({position}, seed)")
 
     def eval_queries(self) -> list[Query]:
+        """Raises RecipeError as ``train_query``."""
         with self._users_code("eval_queries"):
-            return list(self._eval_queries(self._config.seed, **self._config.data))
+            found: list[object] = list(self._eval_queries(self._config.seed, **self._config.data))
+        return [self._checked(each, f"query {number} of eval_queries") for number, each in enumerate(found)]
 
     def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
-        """Prompt and completion of each example of one supervised batch."""
+        """Prompt and completion of each example of one supervised batch. Raises RecipeError if it fails, or gives
+        others than pairs of texts."""
         with self._users_code("sft"):
-            return list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
+            found = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
+        for number, pair in enumerate(found):
+            if not _is_pair(pair):
+                wanted = "a pair of strings (prompt, completion)"
+                raise RecipeError(f"{self.file.name}: sft gives {pair!r} for agent {agent}, not {wanted}")
+            if problem := half_problem(dict(zip(("prompt", "completion"), pair, strict=True))):
+                where = f"example {number} of batch {batch} for agent {agent}"
+                raise RecipeError(f"{self.file.name}: sft gives {where} whose {problem}")
+        return found
+
+    def _checked(self, found: object, which: str) -> Query:
+        if (problem := query_problem(found)) is not None:
+            raise RecipeError(f"{self.file.name}: {which} gives {problem}")
+        return cast(Query, found)
 
     def frames(self, error: BaseException) -> str:
         """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
@@ -123,7 +145,7 @@ class Recipe:
         own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
         ours = isinstance(error, FlexmarlError)
         shown = frames[own[0] :] if own else [] if ours else frames
-        return "".join([*traceback.format_list(shown), *traceback.format_exception_only(error)])
+        return escaped("".join([*traceback.format_list(shown), *traceback.format_exception_only(error)]))
 
     def _workflow(self) -> tuple[Workflow, Environments | None]:
         """The workflow; an environment's class is made one here. Raises RecipeError for another class."""
@@ -154,7 +176,7 @@ class Recipe:
         except RecipeError:
             raise
         except Exception as error:  # any error is the recipe's: none of its functions may fail
-            text = f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {text_of(error)}"
             raise RecipeError(f"{self.file}: {what} failed: {text}\n{self.frames(error)}") from error
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -163,6 +185,12 @@ class Recipe:
         if not callable(function):
             raise RecipeError(f"{self.file} defines no function {name!r}")
         return cast(Callable[..., Any], function)
+
+
+def _is_pair(found: object) -> bool:
+    return (
+        isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(part, str) for part in found)
+    )
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ArgsKwargs
 
+from ..core.halves import half_problem
+
 CALL_BEGIN: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
 _THOUGHT: Final = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -137,6 +139,8 @@ def _parse(part: str, names: Collection[str]) -> ToolCall:
         call = json.loads(written)
     except ValueError as error:
         return ToolCall("", error=f"the call is not valid JSON: {error}")
+    if problem := half_problem(call):  # JSON's escapes can write one
+        return ToolCall("", error=f"the call holds text that can't be read: {problem}")
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):
         return ToolCall("", error='the call is not {"name": ..., "arguments": {...}}')

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Final, Literal, Protocol, Self
 
+from ..core.halves import holds_half
 from .errors import InvalidReward, RecipeError
 from .messages import Query
 from .tool_calls import Tool, ToolCall, parse_tool_calls
@@ -158,9 +159,9 @@ class Rewards:
 
     def checked(self) -> "Rewards":
         """The same as plain floats, with one entry in ``turns`` for each turn. Raises InvalidReward for a value that is
-        not a finite number, and for a reward beyond ``LARGEST_REWARD``."""
+        not a finite number, for a reward beyond ``LARGEST_REWARD``, and for a metric's name that can't be sent."""
         found = Rewards(
-            metrics={name: _finite(f"metric {name!r}", value) for name, value in self.metrics.items()},
+            metrics={_name(name): _finite(f"metric {name!r}", value) for name, value in self.metrics.items()},
             **{name: _reward(f"reward of {name!r}", value) for name, value in self.by_agent.items()},
         )
         if self.team is not None:
@@ -186,6 +187,12 @@ def _summed(turns: Sequence[tuple[Turn, float]]) -> list[tuple[Turn, float]]:
         before = sums[key][1] if key in sums else 0.0
         sums[key] = (turn, _reward(name, before + _finite(name, value)))
     return [*sums.values()]
+
+
+def _name(metric: object) -> str:
+    if not isinstance(metric, str) or holds_half(metric):
+        raise InvalidReward(f"metric {metric!r}: a name is a string without halves of surrogate pairs")
+    return metric
 
 
 def _reward(what: str, value: object) -> float:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from .errors import RemoteError, text_of
+from .halves import escaped
 from .wire_types import fields_type, first_problem
 
 _NOT_BY_COROUTINES = (StopIteration, StopAsyncIteration)
@@ -54,8 +55,9 @@ class _ErrorClass:
             ) from None
 
     def fields(self, error: Exception) -> dict[str, Any]:
-        """Raises AttributeError, or the error of a property of the class."""
-        return {name: getattr(error, name) for name in self.names or ()}
+        """Texts as they can be sent to people. Raises AttributeError, or the error of a property of the class."""
+        found = {name: getattr(error, name) for name in self.names or ()}
+        return {name: escaped(value) if isinstance(value, str) else value for name, value in found.items()}
 
     def build(self, fields: dict[Any, Any], text: str, context: Any) -> Exception:
         """Raises ValueError if the fields are invalid, or the error of the constructor."""

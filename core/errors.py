@@ -7,15 +7,17 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .halves import escaped
+
 
 class FlexmarlError(Exception):
     """Base of all errors below."""
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)``, also if ``__str__`` of its class raises."""
+    """``str(error)`` as it can be sent to people (``halves.py``), also if ``__str__`` of its class raises."""
     try:
-        return str(error)
+        return escaped(str(error))
     except Exception as broken:  # noqa: BLE001  # the class is a user's, and the first error matters more
         return f"(no text: its __str__ raised {type(broken).__name__})"
 
@@ -45,7 +47,8 @@ def origin_of(error: BaseException, actor: str) -> Origin:
 
 
 def traceback_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+    """As it can be sent to people."""
+    return escaped("".join(traceback.format_exception(error)))
 
 
 # --------------------------------------------------------------------------- the runtime

@@ -85,7 +85,9 @@ class ForkServer:
                     return
                 with os.fdopen(descriptors.pop(0), "rb") as file:
                     file.seek(0)
-                    arguments, environment, renewed = msgpack.unpackb(file.read())
+                    arguments, environment, renewed = msgpack.unpackb(
+                        file.read(), unicode_errors="surrogateescape"
+                    )
                 self._fork(Request(arguments, environment, renewed or bool(problem), descriptors))
 
     def end_actors(self) -> None:

@@ -1,13 +1,12 @@
 """The life of a supervised actor that has a system of its own: in a process, or in memory."""
 
 import asyncio
-import traceback
 from contextlib import nullcontext
 from typing import Any
 
 from .actor import Actor
 from .collector import importing, spare_collector
-from .errors import origin_of
+from .errors import origin_of, traceback_of
 from .ref import ActorRef
 from .signature import constructor_signature
 from .supervision.worker_init import WorkerInit, import_class
@@ -50,7 +49,7 @@ class HostedActor:
             error = raised
         if error is None:
             return True
-        text = "".join(traceback.format_exception(error))
+        text = traceback_of(error)
         log.error("actor failed", error=text)
         await supervisor.ask("failed", name, *origin_of(error, name), text, timeout_s=_REPORT_TIMEOUT_S)
         return False

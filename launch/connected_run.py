@@ -18,12 +18,14 @@ from typing import Any, Final, Self, TypeVar
 
 from ..actors.column_refs import plain_cell
 from ..actors.declared_columns import OFFER_KEY, REWARD_COLUMN
+from ..actors.errors import QueriesRefused, StoreError
 from ..actors.messages import WORK_TIMEOUT_S, Query, QueryAnswer, Selection, StoreApi
 from ..actors.names import AgentName
+from ..actors.query_problem import query_problem
 from ..actors.run_events import RunEnded, RunEvent
 from ..actors.step_metrics import StepMetrics
 from ..actors.store_client import ExperienceReader
-from ..core.errors import ActorDead, CallTimeout
+from ..core.errors import ActorDead, CallTimeout, LocalProtocolError
 from ..core.ref import ActorRef
 from ..core.system import ActorSystem
 from ..core.wire.curve import Keys, write_private
@@ -156,9 +158,13 @@ class ConnectedRun:
         ``queries`` are only for the answers. They are not part of a checkpoint: if the run ends before, or continues
         from an earlier checkpoint, submit them again. If this call is cancelled, those that wait are withdrawn.
 
-        Raises QueriesRefused if no further step begins or the run has ended, as soon as that is so for one of them; if
-        10 000 wait already; if the run is ``deterministic``. Those that a step has taken are trained all the same.
+        Raises QueriesRefused if one can't be sent; if no further step begins or the run has ended, as soon as that is
+        so for one of them; if 10 000 wait already; if the run is ``deterministic``. Those that a step has taken are
+        trained all the same.
         """
+        for number, query in enumerate(queries):
+            if (problem := query_problem(query)) is not None:
+                raise QueriesRefused(f"queries[{number}] is {problem}")
         return await self._control.within(WORK_TIMEOUT_S).submit([*queries])
 
     # ------------------------------------------------------------------ samples
@@ -212,7 +218,11 @@ class ConnectedRun:
         if REWARD_COLUMN in values:
             shown = [self._shown.get(name) for name in values.get("sample_id", ())]
             values.setdefault(OFFER_KEY, shown)
-        await (await self._stored()).write(self._system.name, {agent: values})
+        store = await self._stored()
+        try:
+            await store.write(self._system.name, {agent: values})
+        except LocalProtocolError as error:
+            raise StoreError(str(error)) from error
 
     async def _stored(self) -> StoreApi:
         return (await self._store_ref()).within(_TIMEOUT_S)

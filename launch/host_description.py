@@ -10,6 +10,7 @@ from typing import Final
 
 import psutil
 
+from ..core.halves import escaped
 from ..transport.block import free_bytes
 from ..transport.devices.nvidia import NvidiaDevice, NvidiaDevices, read_devices
 from . import env
@@ -168,7 +169,7 @@ def _own_processes() -> set[int]:
 def _user(pid: int, memory: int | None) -> GpuUser:
     try:
         process = psutil.Process(pid)
-        return GpuUser(pid, process.username(), process.name(), memory)
+        return GpuUser(pid, escaped(process.username()), escaped(process.name()), memory)
     except psutil.Error:  # it has ended, or is hidden
         return GpuUser(pid, "", "", memory)
 

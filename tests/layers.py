@@ -17,7 +17,7 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "front_door", "collector", "task_groups", "threads", "errors", "names", "call_context", "printable",
+    "front_door", "collector", "task_groups", "threads", "halves", "errors", "names", "call_context", "printable",
     "telemetry", "private_directory",
     "protocol", "wire_types",
     "waits", "declared_errors", "signature", "call", "wire", "durable",

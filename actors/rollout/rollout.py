@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of, text_of
 from ...core.task_groups import first_error
 from ...core.waits import Wait
 from ..errors import (
@@ -127,7 +127,7 @@ class Rollout(Actor, RolloutApi):
         try:
             await self._recipe.teardown(_GIVE_UP_S)
         except RecipeError as error:
-            await self._report(str(error).partition("\n")[0])
+            await self._report(text_of(error).partition("\n")[0])
             raise
         finally:
             self._block_watch.stop()

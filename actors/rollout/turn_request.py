@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import xxhash
 
+from ...core.halves import half_problem, holds_half
 from ..errors import InvalidRequest, RecipeError
 from ..messages import Chat, GenerateRequest
 from ..names import AgentName
@@ -32,8 +33,11 @@ def turn_request(
     try:
         if isinstance(prompt, str) and options is NO_OPTIONS:  # as most are
             segments, chat = (prompt,), None
+            if holds_half(prompt):
+                raise ValueError(half_problem({"prompt": prompt}))
         else:
             segments, chat = _prompt(setup, agent, prompt, options)
+            _refuse_halves(segments, chat, options)
         sampling = turn_sampling(settings.sampling, options, trajectory.temperature, trajectory.is_evaluation)
     except ValueError as problem:
         raise InvalidRequest(sample_id, f"agent {agent}: {problem}") from None
@@ -61,6 +65,15 @@ def _prompt(
     parts = prompt_parts(prompt)
     _refuse_other_tokens(setup, agent, parts)
     return segments_and_chat(parts, options)
+
+
+def _refuse_halves(segments: Segments, chat: Chat | None, options: TurnOptions) -> None:
+    """Raises ValueError for a text that no message can carry: a tokenizer could not read it either."""
+    texts: dict[str, object] = {"prompt": [part for part in segments if isinstance(part, str)]}
+    if chat is not None:
+        texts |= {"messages": chat.messages, "tools": chat.tools}
+    if problem := half_problem({**texts, "stop": options.stop}):
+        raise ValueError(problem)
 
 
 def _refuse_other_tokens(setup: RolloutSetup, agent: AgentName, parts: Iterable[object]) -> None:

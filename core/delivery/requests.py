@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ..declared_errors import DeclaredErrors
 from ..errors import LocalProtocolError, origin_of, traceback_of
+from ..halves import escaped
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.incarnations import count_of, lineage_of
@@ -261,7 +262,9 @@ class Serving:
             if delivery.kind == Kind.TELL:
                 self._report_done(delivery.id)
                 return
-            packed = self._encoder.pack([Kind.ERROR, delivery.id, fault, message[:_TEXT_LIMIT], "", "", {}])
+            packed = self._encoder.pack(
+                [Kind.ERROR, delivery.id, fault, escaped(message[:_TEXT_LIMIT]), "", "", {}]
+            )
             if fault in (Fault.CANCELLED, Fault.EXPIRED):
                 self._send_error(delivery, packed)
             else:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from ..errors import LocalProtocolError, RemoteProtocolError
+from ..halves import half_problem
 
 Value = TypeVar("Value")
 Bytes = bytes | bytearray | memoryview
@@ -100,7 +101,7 @@ class Encoder:
         self._inline_bytes = inline_bytes
         self.buffers: list[memoryview] = []
         """Those of the value that was packed last; see ``take_buffers``."""
-        self._packer = msgpack.Packer(default=self._to_plain, unicode_errors="backslashreplace")
+        self._packer = msgpack.Packer(default=self._to_plain)
 
     def pack(self, value: Any) -> bytes:
         """The packed value; ``take_buffers`` returns its buffers. Raises LocalProtocolError as ``pack_items``."""
@@ -109,13 +110,15 @@ class Encoder:
     def pack_items(self, values: tuple[Any, ...]) -> bytes:
         """Up to 15 values, packed one after the other; ``take_buffers`` returns their buffers.
 
-        Raises LocalProtocolError if a value can't be sent. A lone surrogate, which is valid in JSON and not in UTF-8,
-        arrives as its escape: ``\\ud83d``.
+        Raises LocalProtocolError if a value can't be sent, with the place of a text that holds half of a character.
         """
         try:
             # In an array, as in its body, and one more for decoding: a value that is nested too deep fails here and not
             # at the receiver.
             packed: bytes = self._packer.pack(((values,),))
+        except UnicodeEncodeError as error:
+            self._forget()
+            raise LocalProtocolError(_half_in(values) or str(error)) from error
         except (TypeError, ValueError, OverflowError) as error:
             self._forget()
             raise LocalProtocolError(str(error)) from error
@@ -175,6 +178,15 @@ class Encoder:
             raise ValueError(f"more than {MAX_BUFFERS} buffers in one message")
         self.buffers.append(view)
         return msgpack.ExtType(_BUFFER, _INDEX.pack(len(self.buffers) - 1))
+
+
+def _half_in(values: tuple[Any, ...]) -> str:
+    def plain(value: Any) -> Any:
+        cls: Any = type(value)
+        encoder = _encoder_of(cls)
+        return None if encoder is None else encoder(value)
+
+    return next((problem for value in values if (problem := half_problem(value, plain))), "")
 
 
 def unchanging(buffers: Sequence[memoryview]) -> list[memoryview]:

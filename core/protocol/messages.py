@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from ..errors import LocalProtocolError, RemoteProtocolError
+from ..halves import half_problem
 from .codec import MAX_BODY_ITEMS, Bytes, UnholdableError, unpack
 from .envelopes import FIELDS, ITEM_FIELDS, MAGIC, REQUESTS, VERSION, Envelope, Fault, Kind
 
@@ -103,7 +104,10 @@ class RequestHead(RunHead):
         check_timeout(timeout_s)
         fields = (actor, endpoint, float(timeout_s))
         # Without the head of the array.
-        shared: bytes = msgpack.packb(fields, unicode_errors="backslashreplace")[1:]
+        try:
+            shared: bytes = msgpack.packb(fields)[1:]
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(f"names of actors and endpoints: {half_problem(fields)}") from error
         if len(shared) > _MAX_SHARED_BYTES:
             raise LocalProtocolError(
                 f"names of {len(shared)} bytes are over the limit of {_MAX_SHARED_BYTES}"

@@ -148,7 +148,10 @@ class ForkServer:
                 raise self._gone()
             renewed = self._early(environment) != self._environment
             with os.fdopen(os.memfd_create("request"), "wb") as request:
-                request.write(msgpack.packb((arguments, environment, renewed)))
+                # As ``os.environ`` has them: a variable may hold bytes that are not UTF-8.
+                request.write(
+                    msgpack.packb((arguments, environment, renewed), unicode_errors="surrogateescape")
+                )
                 request.flush()
                 try:
                     socket.send_fds(self._node, [b"fork"], [request.fileno(), *descriptors])

@@ -9,7 +9,7 @@ from typing import Final
 import click
 import uvloop
 
-from ...core.errors import FlexmarlError, is_loss
+from ...core.errors import FlexmarlError, is_loss, text_of
 from ...core.names import checked_name
 from ...core.telemetry import configure_logging
 from ..console.echo import echo
@@ -88,7 +88,7 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
         except FlexmarlError as error:
             if not is_loss(error):  # it would come again
                 raise
-            dismissal = Dismissal(str(error), failed=True)
+            dismissal = Dismissal(text_of(error), failed=True)
         echo(f"the node ends: {dismissal.reason}")
         if not again:
             return int(dismissal.failed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, text_of
 from ...core.private_directory import private_directory
 from ...core.supervision.process_node import ProcessNode
 from ...core.system import ActorSystem
@@ -103,7 +103,7 @@ def _describe(name: str, offer: Offer) -> Joining:
         if not os.access(folder.logs, os.W_OK):
             problem = f"{folder.logs} can't be written"
     except (OSError, FlexmarlError) as error:
-        problem = str(error)
+        problem = text_of(error)
     return Joining(describe_host(name), code_digests(Path(offer.recipe)), seen, problem)
 
 

@@ -12,8 +12,6 @@ from ...actors.names import PolicyName, Step, Version
 from ...actors.orchestrator.opponents.past_pool import Member
 from ...actors.orchestrator.opponents.rules import RULES, drawn
 from ...actors.recipe import Recipe
-from ...core.errors import LocalProtocolError
-from ...core.protocol.codec import Encoder
 from ..run_config import RunConfig
 from ..sinks.function_sink import loaded
 from ..sinks.sink_config import FunctionConfig
@@ -51,9 +49,10 @@ def recipe_problems(config: RunConfig) -> list[str]:
     if problems:
         return list(dict.fromkeys(problems))
     try:
-        return list(_data_problems(config, recipe))
-    except RecipeError as error:  # raised by a function of the recipe
-        return [str(error)]
+        problems.extend(_data_problems(config, recipe))
+    except RecipeError as error:  # a function of the recipe raises, or gives what it must not
+        problems.append(str(error))
+    return problems
 
 
 def function_problems(config: RunConfig) -> Iterator[str]:
@@ -162,40 +161,17 @@ def _misfit(
 
 def _data_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
     """Calls the functions for the beginning of a run. Raises RecipeError if one of them fails."""
-    file = recipe.file.name
-    first: object = recipe.train_query(0)
-    if (problem := _query_problem(first)) is not None:
-        yield f"{file}: train_query(0, seed) {problem}"
-        return
-    evaluation: list[object] = list(recipe.eval_queries())
-    for number, found in enumerate(evaluation):
-        if (problem := _query_problem(found)) is not None:
-            yield f"{file}: query {number} of eval_queries {problem}"
-            return
-    queries = [query for query in evaluation if isinstance(query, Query)]
+    recipe.train_query(0)
+    queries = recipe.eval_queries()
     ids = [query.id for query in queries]
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
-        yield f"{file}: eval_queries gives two queries the id {twice!r}"
+        yield f"{recipe.file.name}: eval_queries gives two queries the id {twice!r}"
     if config.evaluation.held_out:
         yield from _not_held_out(config, recipe, queries)
     for policy in config.policies:
         for agent in config.agents_of(policy) if config.policies[policy].sft.batches else ():
-            yield from _sft_problems(recipe, agent, config.policies[policy].sft.batch_size)
-
-
-def _query_problem(found: object) -> str | None:
-    if not isinstance(found, Query):
-        return f"gives {type(found).__name__}, not a Query"
-    texts: tuple[object, object] = (found.id, found.text)
-    data: object = found.data
-    if not all(isinstance(text, str) for text in texts) or not isinstance(data, dict):
-        return f"gives {found!r}: id and text must be strings, and data a dictionary"
-    try:
-        Encoder().pack(found)
-    except LocalProtocolError as error:
-        return f"gives a query whose data can't be sent to another process: {error}"
-    return None
+            recipe.sft(agent, 0, config.policies[policy].sft.batch_size)
 
 
 def _not_held_out(config: RunConfig, recipe: Recipe, evaluation: Sequence[Query]) -> Iterator[str]:
@@ -209,15 +185,4 @@ def _not_held_out(config: RunConfig, recipe: Recipe, evaluation: Sequence[Query]
                 f"evaluation.held_out=true, but training query {query.id!r} (position {position}) is evaluation query "
                 f"{same.id!r} too"
             )
-            return
-
-
-def _sft_problems(recipe: Recipe, agent: str, size: int) -> Iterator[str]:
-    for example in recipe.sft(agent, 0, size):
-        pair: object = example
-        if not (
-            isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
-        ):
-            wanted = "a pair of strings (prompt, completion)"
-            yield f"{recipe.file.name}: sft gives {pair!r} for agent {agent}, not {wanted}"
             return

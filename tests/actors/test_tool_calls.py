@@ -35,6 +35,14 @@ def test_the_schema_is_that_of_the_signature() -> None:
     json.dumps(schema)
 
 
+def test_half_of_a_character_in_a_call_is_an_error_for_the_agent_to_read() -> None:
+    text = r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d"}}</tool_call>'
+    (call,) = parse_tool_calls(text, ["add"])
+    assert call.arguments == {} and r"arguments.a is '\ud83d': half of a surrogate pair" in call.error
+    whole = r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d\ude00"}}</tool_call>'
+    assert parse_tool_calls(whole, ["add"]) == (ToolCall("add", {"a": "\U0001f600"}),)
+
+
 def test_tools_that_have_no_schema_are_refused_by_name() -> None:
     def plain(a: int) -> int:
         return a

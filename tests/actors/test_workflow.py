@@ -33,6 +33,13 @@ def test_no_finite_number_is_no_reward(value: float) -> None:
         Rewards(metrics={"m": value}).checked()
 
 
+@pytest.mark.parametrize("name", ["a\ud83d", 3])
+def test_the_name_of_a_metric_that_can_not_be_sent_is_refused(name: Any) -> None:
+    with pytest.raises(InvalidReward) as refused:
+        Rewards(metrics={name: 1.0}).checked()
+    assert f"metric {name!r}: a name is a string" in str(refused.value)
+
+
 def made(name: str, agent: str = "a") -> Turn:
     return Turn(agent, "x", (), (), name)
 

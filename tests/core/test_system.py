@@ -65,13 +65,21 @@ class TestCalls:
         assert "in fail" in caught.value.remote_traceback
 
     async def test_a_reply_comes_whatever_the_endpoint_returns_or_raises(self, echo: ActorRef[Echo]) -> None:
-        assert await echo.api.half_a_character() == r"\ud83d"
+        with pytest.raises(RemoteError, match=r"its result: '\\ud83d': half of a surrogate pair"):
+            await echo.api.half_a_character()
         with pytest.raises(RemoteError, match=r"raised ValueError: \\ud83d"):
             await echo.api.fail_with_half_a_character()
         with pytest.raises(
             RemoteError, match=r"raised Wordless: \(no text: its __str__ raised RuntimeError\)"
         ):
             await echo.api.fail_without_words()
+
+    async def test_half_of_a_character_is_refused_where_it_is_given(self, echo: ActorRef[Echo]) -> None:
+        with pytest.raises(LocalProtocolError, match=r"arguments of .*\.greet: \[0\] is 'a\\ud83d': half of"):
+            await echo.ask("greet", "a\ud83d")
+        with pytest.raises(LocalProtocolError, match=r"names of actors and endpoints: .*'gr\\ud83d'"):
+            await echo.ask("gr\ud83d")
+        assert await echo.api.greet("world") == "hello world"
 
     @pytest.mark.parametrize("name", ["not_an_endpoint", "on_start", "__init__", "nowhere"])
     async def test_only_endpoints_can_be_called(self, echo: ActorRef[Echo], name: str) -> None:

@@ -244,6 +244,16 @@ class TestOverTcp:
         assert sum(line["submitted_queries"] for line in run.metrics) == 3
         assert last - min(answer.step for answer in answers) == 1, "a step has two queries"
 
+    async def test_half_of_a_character_is_refused_before_it_is_sent(self, run: Launched) -> None:
+        async with flexmarl.connect(run.directory) as connected:
+            with pytest.raises(QueriesRefused) as refused:
+                await connected.submit([Query("a", "12"), Query("b", "12", {"note": "\ud83d"})])
+            with pytest.raises(StoreError, match=r"half of a surrogate pair"):
+                await connected.write("solver", {"sample_id": ["1:q_0_0"], "note": ["\ud83d"]})
+        assert str(refused.value).startswith(
+            r"queries[1] is the query 'b', which can't be sent to another process: data.note is '\ud83d': half of"
+        )
+
     async def test_an_admitted_program_may_do_no_more_than_its_rights(
         self, run: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

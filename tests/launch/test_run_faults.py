@@ -1,11 +1,12 @@
 """Runs whose workflow or recipe is at fault."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, Launcher
+from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, TINY, Launcher
 from .in_process import RunsHere
 
 
@@ -58,6 +59,25 @@ class TestFaults:
         head, files = run.text.splitlines()[-2:]
         assert re.match(rf"The run failed: .*{message}", head) and "actor" not in head
         assert files == f"  events and logs  {run.directory}", "the same run would fail again"
+
+    @pytest.mark.parametrize(
+        "query", [r"Query('q\ud83d', '12', drawn.data)", r"Query('q\ud83d', '12', {'note': '\ud83d'})"]
+    )
+    def test_half_of_a_character_in_a_query_is_named_with_its_position(
+        self, runs_here: RunsHere, tmp_path: Path, query: str
+    ) -> None:
+        shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+        with (tmp_path / "workflow.py").open("a") as code:
+            code.write(
+                "\n_whole = train_query\n"
+                "def train_query(position, seed, **data):\n"
+                "    drawn = _whole(position, seed, **data)\n"
+                f"    return {query} if position == 3 else drawn\n"
+            )
+        run = runs_here.train(f"half-{tmp_path.name}", *SIMULATED_POLICIES, recipe=tmp_path)
+        assert run.status == 1, run.text
+        assert r"workflow.py: train_query(3, seed) gives the query 'q\ud83d', which can't be sent" in run.text
+        assert "half of a surrogate pair" in run.events[-1]["error"] and not run.problems
 
     @pytest.mark.parametrize(
         ("code", "message"),

@@ -92,12 +92,36 @@ async def test_an_invalid_option_fails_its_trajectory_alone(house: House, option
         ("[]", "agent solver: the prompt is an empty list"),
         ('[{"content": "x"}]', "agent solver: messages[0] has no role"),
         ('[{"role": "user", "content": "x", "contents": "y"}]', "messages[0] has the unknown key 'contents'"),
+        (r'"a\ud83d"', r"agent solver: prompt is 'a\ud83d': half of a surrogate pair"),
+        (r'["a", "\ud83d"]', r"agent solver: prompt[1] is '\ud83d': half of a surrogate pair"),
+        (
+            r'[{"role": "user", "content": "\ud83d"}]',
+            r"agent solver: messages[0].content is '\ud83d': half of a surrogate pair",
+        ),
+        (r'"a", stop="\ud83d"', r"agent solver: stop is '\ud83d': half of a surrogate pair"),
     ],
 )
 async def test_an_invalid_prompt_is_named(house: House, prompt: str, problem: str) -> None:
     body = f'await agents["solver"].generate({prompt}); return Rewards(solver=1.0)'
     requests, (error,) = await asked(house, body)
     assert requests == [] and problem in error and "InvalidRequest" in error and "1:q7_0_0" in error
+
+
+async def test_half_of_a_character_in_a_metric_or_an_error_fails_its_trajectory_alone(house: House) -> None:
+    body = r"""
+    begun = query.data.setdefault("begun", [])
+    begun.append(1)
+    number = len(begun)
+    await agents["solver"].generate("a")
+    if number == 1:
+        raise ValueError("\ud83d")
+    return Rewards(solver=1.0, metrics={"m\ud83d" if number == 2 else "m": 1.0})
+"""
+    _, errors = await asked(house, body, trajectories=3)
+    assert sorted(errors) == [
+        r"InvalidReward: metric 'm\ud83d': a name is a string without halves of surrogate pairs",
+        r"ValueError: \ud83d",
+    ]
 
 
 async def test_a_greedy_evaluation_stays_greedy(house: House) -> None:

@@ -1,5 +1,6 @@
 """Messages in MessagePack: what is sent comes back, and rubbish is refused without harm."""
 
+import json
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -118,12 +119,46 @@ def test_what_is_kept_for_repeating_holds_its_buffers() -> None:
     assert whole.take_buffers() == []
 
 
-@given(st.text(st.characters(exclude_categories=())))
+any_text = st.text(st.characters(exclude_categories=()), max_size=4)
+
+
+@given(st.recursive(any_text, lambda inner: st.lists(inner) | st.dictionaries(any_text, inner), max_leaves=8))
 @example("\ud83d")
-def test_any_text_can_be_sent_and_half_characters_arrive_as_their_escapes(text: str) -> None:
-    arrived = codec.unpack(Encoder().pack({text: [text]}))
-    escaped = text.encode(errors="backslashreplace").decode()
-    assert arrived == {escaped: [escaped]}
+@example({"\udcff": 1})
+def test_a_text_arrives_exactly_or_is_refused(value: Any) -> None:
+    encoder = Encoder()
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        with pytest.raises(LocalProtocolError, match="half of a surrogate pair") as refused:
+            encoder.pack([Buffer(bytes(5000)), value])
+        str(refused.value).encode()
+        assert codec.unpack(encoder.pack([1])) == [1] and encoder.take_buffers() == []
+    else:
+        assert codec.unpack(encoder.pack(value)) == value
+
+
+@dataclass
+class Note:
+    id: str
+    data: dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (Note("q\ud83d", {}), r"id is 'q\ud83d'"),
+        ([1, Note("q", {"notes": ("a", ["b", "\udcff"])})], r"[1].data.notes[1][1] is '\udcff'"),
+        (Note("q", {"\ud83d": 1}), r"a key of data is '\ud83d'"),
+        ({"\U0001f600": "\ud83d"}, "\U0001f600 is '\\ud83d'"),
+        ("\ud83d", r"'\ud83d'"),
+        ("x" * 100 + "\ud83d", "'" + "x" * 79 + "..."),
+    ],
+)
+def test_the_place_of_half_a_character_is_named(value: Any, place: str) -> None:
+    with pytest.raises(LocalProtocolError) as refused:
+        Encoder().pack(value)
+    assert str(refused.value).startswith(f"{place}: half of a surrogate pair")
 
 
 class Broken:

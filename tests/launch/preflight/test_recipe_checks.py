@@ -150,7 +150,18 @@ def test_data_that_no_message_can_hold(tmp_path: Path) -> None:
     (found,) = problems(
         tmp_path, train_query="def train_query(position, seed, **data): return Query('q', 'x', {'f': open})"
     )
-    assert found.startswith("workflow.py: train_query(0, seed) gives a query whose data can't be sent")
+    assert found.startswith("workflow.py: train_query(0, seed) gives the query 'q', which can't be sent")
+
+
+@pytest.mark.parametrize(
+    "query", [r"Query('\ud83d', 'x')", r"Query('q', '\ud83d')", r"Query('q', 'x', {'a': ['\ud83d']})"]
+)
+def test_half_of_a_character_in_a_query(tmp_path: Path, query: str) -> None:
+    (found,) = problems(tmp_path, train_query=f"def train_query(position, seed, **data): return {query}")
+    assert found.startswith("workflow.py: train_query(0, seed) gives the query '")
+    assert r"is '\ud83d': half of a surrogate pair" in found
+    (found,) = problems(tmp_path, eval_queries=f"def eval_queries(seed, **data): return [{query}]")
+    assert found.startswith("workflow.py: query 0 of eval_queries gives the query '")
 
 
 def test_an_evaluation_that_is_declared_held_out_is_compared_with_the_first_step(tmp_path: Path) -> None:
