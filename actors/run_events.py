@@ -366,6 +366,16 @@ class ActorGivenUp:
     event: Literal["actor_given_up"] = "actor_given_up"
 
 
+@dataclass(frozen=True, slots=True)
+class ActorMoved:
+    """The node of an actor was lost, for ``reason``, and the actor is started again on ``node``."""
+
+    actor: str
+    node: str
+    reason: str
+    event: Literal["actor_moved"] = "actor_moved"
+
+
 RunEvent = Annotated[
     RunStarted
     | RunResumed
@@ -397,6 +407,7 @@ RunEvent = Annotated[
     | NodesAwaited
     | NodeLost
     | ActorGivenUp
+    | ActorMoved
     | SinkOpened
     | SinkFailed
     | SinkClosed,

@@ -25,7 +25,7 @@ from ..actors.query_problem import query_problem
 from ..actors.run_events import RunEnded, RunEvent
 from ..actors.step_metrics import StepMetrics
 from ..actors.store_client import ExperienceReader
-from ..core.errors import ActorDead, CallTimeout, LocalProtocolError
+from ..core.errors import ActorDead, CallNotAllowed, CallTimeout, LocalProtocolError
 from ..core.ref import ActorRef
 from ..core.system import ActorSystem
 from ..core.wire.curve import Keys, write_private
@@ -239,7 +239,13 @@ def asked(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> A
 
     async def ask() -> Answer:
         async with connect(run) as connected:
-            return await question(connected)
+            try:
+                return await question(connected)
+            except CallNotAllowed as error:
+                raise RunUnreachable(
+                    f"{run} does not give the right to call {error.endpoint}: ask the person who started the run for "
+                    "`flexmarl admit RUN FILE --may stop`, or watch, judge or submit, and use that FILE"
+                ) from error
 
     return asyncio.run(ask())
 

@@ -130,6 +130,9 @@ def _words(run: Path, found: RunStatus) -> str:
         f"policies   {instances}",
         *([f"nothing has ended for {duration(found.idle_s)}; the run waits for"] if found.causes else []),
         *(f"  {cause}" for cause in found.causes),
-        *(f"{name:<12} pid {one.pid:<8} {one.rss_mib:>9.1f} MiB" for name, one in found.processes.items()),
+        *(
+            f"{name:<12} pid {one.pid:<8} {one.rss_mib:>9.1f} MiB  {one.host}".rstrip()
+            for name, one in found.processes.items()
+        ),
     ]
     return "\n".join(lines)

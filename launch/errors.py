@@ -35,7 +35,10 @@ class TooFewNodes(FlexmarlError):
 
     def __init__(self, wanted: int, joined: list[str], wait_s: float) -> None:
         there = f"there are {', '.join(joined)}" if joined else "there is none"
-        super().__init__(f"{wanted} nodes had to join within {wait_s:g} s (--wait-s): {there}")
+        super().__init__(
+            f"{wanted} nodes had to join within {wait_s:g} s (--wait-s): {there}; continue with --nodes {wanted} "
+            "again, or with as many as there are"
+        )
         self.wanted = wanted
         self.joined = joined
         self.wait_s = wait_s

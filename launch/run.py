@@ -16,7 +16,7 @@ several runs, at once too.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -107,6 +107,7 @@ class Run:
         self._exits = ExitStack()
         self._entered = False
         self._stop_gracefully: Callable[[], None] | None = None
+        self._hosts: Callable[[], Mapping[str, str]] = dict
         self._at_once = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._stopped_by = ""
@@ -226,7 +227,14 @@ class Run:
                 console, config.supervision, directory, lambda: max(first, self._broadcast.last_step)
             )
             control = RunControl(
-                config, first, directory, self._broadcast, console, self._stalls, self.request_stop
+                config,
+                first,
+                directory,
+                self._broadcast,
+                console,
+                self._stalls,
+                lambda: self._hosts(),
+                self.request_stop,
             )
             await system.add(control, CONTROL)
             return await control.reported(self._on_its_nodes(system, runtime_dir, console, archive))
@@ -258,6 +266,7 @@ class Run:
         async with AsyncExitStack() as exits:
             joining = joined_cluster(system, here, self._prepared, self._nodes, console)
             cluster = await self._unless_stopped(exits.enter_async_context(joining))
+            self._hosts = lambda: {system.name: cluster.placement.hosts[0].name, **cluster.hosts}
             supervision = await exits.enter_async_context(
                 RunSupervision(
                     system,

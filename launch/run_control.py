@@ -63,8 +63,11 @@ _LAST_ITEMS_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
+    """``host``: the name of its host; empty while the actors are not placed yet."""
+
     pid: int
     rss_mib: float
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ class RunStatus:
 
 
 class RunControl(Actor):
-    """``request_stop``: see ``Run.request_stop``. ``first``: steps that finished before a resume."""
+    """``hosts``: returns the host of each actor. ``request_stop``: see ``Run.request_stop``. ``first``: steps that
+    finished before a resume."""
 
     def __init__(
         self,
@@ -94,11 +98,12 @@ class RunControl(Actor):
         broadcast: Broadcast,
         console: RunConsole,
         stalls: StallWatch,
+        hosts: Callable[[], Mapping[str, str]],
         request_stop: Callable[..., bool],
     ) -> None:
         self._config, self._first, self._directory = config, first, directory
         self._broadcast, self._console, self._stalls = broadcast, console, stalls
-        self._request_stop = request_stop
+        self._hosts, self._request_stop = hosts, request_stop
         self._end: RunEnded | None = None
         self._followers = 0
         self._no_follower = asyncio.Event()
@@ -125,6 +130,7 @@ class RunControl(Actor):
 
     @endpoint
     async def status(self) -> RunStatus:
+        hosts = self._hosts()
         return RunStatus(
             step=max(self._first, self._broadcast.last_step),
             steps=self._config.training.steps,
@@ -134,7 +140,7 @@ class RunControl(Actor):
                 ", ".join(policies): count for policies, count in self._config.served_together().items()
             },
             processes={
-                name: ProcessStatus(process.pid, round(process.rss_mib, 1))
+                name: ProcessStatus(process.pid, round(process.rss_mib, 1), hosts.get(name, ""))
                 for name, process in self._console.processes.items()
             },
             idle_s=round(self._stalls.standstill.idle_s, 1),

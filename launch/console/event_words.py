@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ...actors.run_events import (
     ActorEndedBadly,
     ActorGivenUp,
+    ActorMoved,
     ActorRestarted,
     ActorSilent,
     CheckpointSaved,
@@ -68,6 +69,8 @@ def warning_of(event: RunEvent) -> str | None:
                 f"{len(event.joined)} of {event.wanted} nodes have joined{there}: the run has waited "
                 f"{event.waited_s:g} s, {event.wait_s:g} s at most (--wait-s); {event.next_step}"
             )
+        case ActorMoved():
+            return f"{event.actor} moves to node {event.node}: {event.reason}"
         case NodeLost():
             return event.reason
         case ActorGivenUp():

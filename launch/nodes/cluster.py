@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...actors.run_events import ActorGivenUp, NodeJoined, NodeLost, RunEvent
+from ...actors.run_events import ActorGivenUp, ActorMoved, NodeJoined, NodeLost, RunEvent
 from ...core.errors import ActorDead
 from ...core.supervision.node import Node
 from .. import env
@@ -43,6 +43,11 @@ class Cluster:
             if placed.node in self.nodes.joined
         }
 
+    @property
+    def hosts(self) -> dict[str, str]:
+        """The name of the host of each actor."""
+        return {actor: placed.node for actor, placed in self._places.items()}
+
     def another_node(self, actor: str, lost: ActorDead) -> tuple[Node, Mapping[str, str]] | None:
         """The next place of an actor whose node is lost, with the variables that name its devices; None: it is given
         up. An instance joins the router from any host; rollout workers and slots do not move, as other actors know
@@ -57,6 +62,7 @@ class Cluster:
             self._give_up(actor, lost)
             return None
         self._places[actor] = placed
+        self.report(ActorMoved(actor, placed.node, lost.reason))
         gpus = {host.name: host.gpus for host in hosts}[placed.node]
         devices = env.cuda_devices([gpus[number].uuid for number in placed.gpus]) if placed.gpus else {}
         joined = self.nodes.joined.get(placed.node)

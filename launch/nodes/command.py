@@ -103,10 +103,9 @@ async def _until_signal(options: NodeOptions) -> Dismissal:
     joined = False
     ends_s: float | None = None  # the loop's time from which a further SIGTERM is another request
 
-    def progress(text: str) -> None:
+    def has_joined() -> None:
         nonlocal joined
-        joined = joined or "has joined the run" in text
-        echo(text)
+        joined = True
 
     def terminated() -> None:
         nonlocal ends_s
@@ -123,6 +122,6 @@ async def _until_signal(options: NodeOptions) -> Dismissal:
     for number in stop_signals():
         loop.add_signal_handler(number, terminated if number == signal.SIGTERM else task.cancel)
     try:
-        return await serve(options, progress)
+        return await serve(options, echo, has_joined)
     except asyncio.CancelledError:
         raise click.Abort from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,10 @@ class NodeOptions:
     again: bool = False
 
 
-async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismissal:
-    """Joins a run and serves it until the node is dismissed.
+async def serve(
+    options: NodeOptions, progress: Callable[[str], None], joined: Callable[[], None] = lambda: None
+) -> Dismissal:
+    """Joins a run and serves it until the node is dismissed. ``joined`` is called when the run has taken it.
 
     Raises NodeRefused or NameTaken; NoRunToJoin if the run can't be reached in time, InvalidKeys or UnsafeKeys;
     ActorDead if the head is lost.
@@ -58,14 +61,19 @@ async def serve(options: NodeOptions, progress: Callable[[str], None]) -> Dismis
             system, directory, logs, environment, modules=offer.modules, late_variables=env.LATE_VARIABLES
         )
         joining = await asyncio.to_thread(_describe, options.name, offer)
-        joined = f"node {joining.host.name} has joined the run {offer.folder} at {run.address}"
+        text = f"node {joining.host.name} has joined the run {offer.folder} at {run.address}"
+
+        def report_joined() -> None:
+            joined()
+            progress(text)
+
         return await serve_run(
             system,
             processes,
             system.ref(NAME, run.address, NodesApi),
             joining,
             name_taken_s=given_up_within(offer.settings) if options.again else 0.0,
-            joined=lambda: progress(joined),
+            joined=report_joined,
         )
 
 
@@ -73,6 +81,7 @@ async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tu
     loop = asyncio.get_running_loop()
     deadline, said = loop.time() + options.wait_s, ""
     while True:
+        run: RunAddress | None = None
         try:
             run = options.find()
             if run.keys is None:
@@ -80,7 +89,7 @@ async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tu
             async with ActorSystem("node", keys=run.keys) as system:
                 return run, await system.ref(NAME, run.address, NodesApi).within(_ASK_S).offer()
         except (FileNotFoundError, ActorDead, CallTimeout) as error:
-            problem: Exception = error
+            problem: Exception = (run and _unknown_host(run.address)) or error
             if isinstance(error, FileNotFoundError):
                 problem = NoRunToJoin(
                     f"there is no file {error.filename}: the run has not begun, or its folder is not on a disk of this "
@@ -94,6 +103,18 @@ async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tu
             said = str(problem)
             progress(f"waiting for the run: {said}")
         await asyncio.sleep(_RETRY_S)
+
+
+def _unknown_host(address: str) -> NoRunToJoin | None:
+    """The error if the name of the address's host is unknown here: else it looks like a host that does not answer."""
+    try:
+        socket.getaddrinfo(_host_of(address), None)
+    except OSError as error:
+        return NoRunToJoin(
+            f"the host {_host_of(address)} of the run's address is unknown here ({error.strerror}): join by its IP "
+            "address, --join tcp://ADDRESS:PORT --key FILE"
+        )
+    return None
 
 
 def _describe(name: str, offer: Offer) -> Joining:

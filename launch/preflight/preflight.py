@@ -20,6 +20,7 @@ from ..placement.run_placement import place_here
 from ..run_config import RunConfig
 from ..written_keys import WrittenKeys
 from .engine_checks import engine_problems, sink_problems
+from .network_checks import network_problems
 
 # A recipe may load a large data set. One that hangs is ended.
 _TIMEOUT_S = 1800.0
@@ -50,6 +51,7 @@ def check_before_start(config: RunConfig, keys: WrittenKeys, notify: Notify = lo
     problems = [
         *dict.fromkeys(map(keys.in_text, engine_problems(config))),
         *sink_problems(config),
+        *network_problems(config),
         *map(keys.in_text, findings["recipe"]),
         *_of_models(findings["models"], config, keys),
     ]

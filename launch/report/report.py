@@ -10,6 +10,7 @@ from typing import Any
 
 from ...actors.run_events import (
     ActorGivenUp,
+    ActorMoved,
     NodeLost,
     NodeRefused,
     RunEnded,
@@ -108,8 +109,8 @@ def _failure(history: History) -> str:
 
 
 def _hosts(history: History) -> str:
-    """Nodes that were refused or lost, and actors that no other node had room for."""
-    kinds = (NodeRefused, NodeLost, ActorGivenUp)
+    """Nodes that were refused or lost; actors that moved for that, or that no other node had room for."""
+    kinds = (NodeRefused, NodeLost, ActorMoved, ActorGivenUp)
     events = [logged.event for logged in history.events if isinstance(logged.event, kinds)]
     words = [text for event in events if (text := warning_of(event)) is not None]
     if not words:

@@ -12,6 +12,9 @@ from ...actors.errors import ConfigError
 _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 _TIMES: Final = "minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]"
 
+_ARRAY: Final = re.compile(r"--array(=.*)?|-a|-a[=\d].*")
+"""The forms of the option of a job array, which ``-account`` does not have."""
+
 _NODES: Final = """
 # `flexmarl node` on the other hosts. A host that is lost ends neither the others nor the job.
 srun --nodes={others} --ntasks={others} --ntasks-per-node=1 --relative=1 \\
@@ -85,7 +88,7 @@ class Job:
     @property
     def is_array(self) -> bool:
         """True for a job array: the name of each run of it ends with the number of its task."""
-        return any(option.startswith(("--array", "-a")) for option in self.more)
+        return any(_ARRAY.fullmatch(option) for option in self.more)
 
 
 def seconds_of(time: str) -> int:

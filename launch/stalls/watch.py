@@ -71,9 +71,8 @@ class StallWatch:
 
     async def _counts(self) -> dict[str, int]:
         counts = {**self._console.progresses, "console": self._console.progress()}
-        if (
-            self.standstill.idle_s > _SAVING_S
-        ):  # a large policy is one work item, and takes minutes to be saved
+        # A large policy is one work item, and takes minutes to be saved.
+        if self.standstill.idle_s > _SAVING_S:
             folder = self._directory.checkpoints
             counts["checkpoints"] = await self._console.system.run_blocking(
                 _partial_bytes, folder, abandon=True

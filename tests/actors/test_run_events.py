@@ -8,7 +8,9 @@ import pytest
 from flexmarl.actors.messages import ConsoleApi
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import (
+    ActorEndedBadly,
     ActorGivenUp,
+    ActorMoved,
     ActorRestarted,
     ActorSilent,
     CheckpointSaved,
@@ -19,6 +21,8 @@ from flexmarl.actors.run_events import (
     InstanceMoved,
     NodeJoined,
     NodeLost,
+    NodeRefused,
+    NodesAwaited,
     OpponentDrawn,
     PolicyResumed,
     PolicySuspended,
@@ -70,6 +74,10 @@ EVENTS: list[RunEvent] = [
     NodeJoined("gpu2", 64, 8),
     NodeLost("gpu1", "node gpu1 is lost: silent for over 15 s"),
     ActorGivenUp("solver-1", "node gpu1 is lost: silent for over 15 s"),
+    ActorEndedBadly("rollout-0", "teardown failed: TimeoutError: not done within 1 s"),
+    NodeRefused("gpu3", "tcp://10.0.0.3:1", ["recipe: workflow.py differs"]),
+    NodesAwaited(["gpu1"], 2, 30.0, 600.0, "start `flexmarl node` on the other one"),
+    ActorMoved("solver-2", "gpu2", "node gpu1 is lost: silent for over 15 s"),
     SinkOpened("tensorboard", "tensorboard --logdir runs/first/tensorboard"),
     SinkFailed("wandb", "ConnectionError: down"),
     SinkClosed("wandb", 10, 2, 2),

@@ -12,7 +12,7 @@ from flexmarl.core.wire.curve import Keys
 from flexmarl.launch import control_commands
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import resolve, to_yaml
-from flexmarl.launch.run_control import RunStatus
+from flexmarl.launch.run_control import ProcessStatus, RunStatus
 from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import SIMULATED, TINY, Launcher
@@ -108,6 +108,9 @@ def test_a_run_that_stands_still_is_shown_with_its_causes() -> None:
         "phase      training",
         "policies   solver x1",
     ]
+    placed = replace(moving, processes={"solver-0": ProcessStatus(7, 12.0, "gpu1")})
+    (line,) = control_commands._words(Path("runs/first"), placed).splitlines()[3:]
+    assert line.split() == ["solver-0", "pid", "7", "12.0", "MiB", "gpu1"]
     still = replace(
         moving, idle_s=45.0, causes=("store: room for samples, for 45 s", "trainer does not answer")
     )

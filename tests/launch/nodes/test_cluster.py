@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from flexmarl.actors.run_events import ActorGivenUp, NodeJoined, NodeLost, RunEvent
+from flexmarl.actors.run_events import ActorGivenUp, ActorMoved, NodeJoined, NodeLost, RunEvent
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import DEFAULT_SETTINGS
 from flexmarl.core.ref import ActorRef
@@ -66,6 +66,7 @@ async def test_each_gpu_is_given_once_and_actors_beyond_them_are_given_up() -> N
     assert len(lost) == 2
     assert [made.cluster.another_node(actor, LOST) for actor in lost] == [None, None]
     assert made.events[1:] == [ActorGivenUp(actor, LOST.reason) for actor in lost]
+    assert not set(lost) & set(made.cluster.hosts)
     assert not made.cluster.failure.done(), "the router knows if a policy has no instance left"
     made.nodes.on_joined(made.join(host("d", 2)))
     assert made.events[-1] == NodeJoined("d", 16, 2)
@@ -80,6 +81,8 @@ async def test_without_gpus_they_move_to_the_head() -> None:
     assert lost
     for actor in lost:
         assert made.cluster.another_node(actor, LOST) == (made.here, {})
+        assert made.events[-1] == ActorMoved(actor, "head", LOST.reason)
+        assert made.cluster.hosts[actor] == "head"
 
 
 async def test_nothing_moves_to_a_node_that_is_lost_and_has_not_left_yet() -> None:

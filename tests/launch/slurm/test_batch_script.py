@@ -173,3 +173,21 @@ def test_each_task_of_a_job_array_has_a_run_and_an_output_of_its_own(tmp_path: P
     text = script(job)
     assert f'run={tmp_path}/arr-"$SLURM_ARRAY_TASK_ID"' in text
     assert '--name "${run##*/}"' in text and f"--output={tmp_path}/arr-%a.out" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "is_array"),
+    [
+        ("--array=0-1", True),
+        ("--array", True),
+        ("-a", True),
+        ("-a=0-3", True),
+        ("-a0-3", True),
+        ("-account=team", False),
+        ("--account=team", False),
+        ("--acctg-freq=30", False),
+    ],
+)
+def test_the_forms_of_the_option_of_a_job_array(tmp_path: Path, option: str, is_array: bool) -> None:
+    job = Job(run=tmp_path / "arr", words=("r",), command=("flexmarl",), nodes=1, more=(option,))
+    assert job.is_array == is_array

@@ -42,7 +42,7 @@ class House:
     async def event(self, event: RunEvent) -> None:
         self.events.append(event)
 
-    async def run_blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_blocking(self, function: Callable[..., Any], *arguments: Any, abandon: bool) -> Any:
         return function(*arguments)
 
     async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
@@ -66,10 +66,10 @@ def in_house(tmp_path: Path) -> Callable[[Callable[[House], Any]], None]:
     def run(body: Callable[[House], Any]) -> None:
         async def main() -> None:
             house = House(tmp_path)
-            watching = asyncio.create_task(house.watch.run(cast(RunSupervision, house)))
-            await body(house)
-            house.watch.close()
-            await watching
+            async with asyncio.TaskGroup() as tasks:  # a watch that fails ends the body too
+                tasks.create_task(house.watch.run(cast(RunSupervision, house)))
+                await body(house)
+                house.watch.close()
 
         virtual_time.run(main())
 
