@@ -69,6 +69,12 @@ async def test_an_environment_may_be_larger_than_a_message(private: Path, tmp_pa
         assert await actor.api.imported_by() == server().pid
 
 
+async def test_an_environment_may_hold_bytes_that_are_not_utf_8(private: Path, tmp_path: Path) -> None:
+    async with supervisor_of(private, tmp_path, ["warm"], late=["BYTES"]) as supervisor:
+        actor = await spawn(supervisor, "a", BYTES=os.fsdecode(b"a\xff"))
+        assert await actor.api.imported_by() == server().pid
+
+
 async def test_variables_that_a_module_may_have_read_get_a_new_interpreter(
     private: Path, tmp_path: Path
 ) -> None:
