@@ -248,7 +248,7 @@ def tree_recipe(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 @given(tree=trees())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_exactly_the_leaves_of_a_tree_of_tasks_are_named(tree_recipe: Loaded, tree: Node) -> None:
     lines = asyncio.run(tree_recipe.lines("tree", tree))
     names: Callable[[str], str] = lambda line: line.split(" in ")[1].split(":")[0]  # noqa: E731

@@ -7,6 +7,8 @@ import pytest
 
 from flexmarl.core.threads import in_thread
 
+from ..patience import PATIENCE_S
+
 
 class Door:
     """Work that begins, waits until it may end, and has ended."""
@@ -33,7 +35,7 @@ async def test_results_and_errors_are_those_of_the_work() -> None:
 
 
 async def test_work_that_raises_stop_iteration_ends_too() -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(RuntimeError, match="raised StopIteration"):
             await in_thread(next, iter(()))
 

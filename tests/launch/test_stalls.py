@@ -78,7 +78,7 @@ def test_a_recipe_whose_import_hangs_is_named_and_ended_by_ctrl_c(launcher: Laun
     # The tests' own process may ignore ctrl-C, which its children inherit.
     prelude = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     run = launcher.train("import", recipe=recipe, prelude=prelude)
-    run.wait_for_output("of at most 1800 at workflow.py:")
+    run.wait_for_output("of at most 1800; it stands at workflow.py:")
     assert "in _compute_for_ever: time.sleep(3600.0)" in run.text
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text

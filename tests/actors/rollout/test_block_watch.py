@@ -48,20 +48,23 @@ def test_the_line_of_the_recipe_is_reported_while_the_loop_is_blocked(recipe: Pa
     assert callable(workflow)
 
     watches: list[BlockWatch] = []
+    found: list[Blocked] = []
     deadline = time.monotonic() + PATIENCE_S
 
     def until() -> bool:
         if not watches:  # from now on every look finds the loop in the workflow
             watches.append(BlockWatch(recipe, report, limit_s=0.05))
-        return report.exists() or time.monotonic() > deadline
+        if not found and (blocked := read_report(report)) is not None:
+            found.append(blocked)
+        return bool(found) or time.monotonic() > deadline
 
     async def blocked() -> None:
         workflow(until)
         watches[0].stop()
 
     asyncio.run(blocked())
-    blocked_line = read_report(report)
-    assert blocked_line is not None and blocked_line.lasts and not blocked_line.lost_lives
+    (blocked_line,) = found
+    assert blocked_line.lasts and not blocked_line.lost_lives
     assert blocked_line.line in (
         "workflow.py:3, in workflow: while not until():",
         "workflow.py:4, in workflow: time.sleep(0.005)",

@@ -258,14 +258,12 @@ async def test_a_lease_that_waits_for_a_column_from_outside_is_named_since_its_b
     rows = samples(0, 2)
     await house.writer.put(rows)
     leasing = asyncio.ensure_future(store.lease(SOLVER, 0, 2))
-    began = asyncio.get_running_loop().time()
     async with asyncio.timeout(PATIENCE_S):
         while not (waits := store.waits()) or waits[0].seconds < 0.02:
             await asyncio.sleep(0.001)
     (wait,) = waits
     assert wait.text == "grade of samples of solver, from a program outside the run"
     assert wait.limit == "agents.solver.columns.grade.timeout_s=500 ends it"
-    assert wait.seconds <= asyncio.get_running_loop().time() - began
     columns = {"sample_id": [row.sample_id for row in rows], "grade": [1.0, 2.0]}
     before = store.progress()
     await store.write("people", {"solver": columns})

@@ -131,4 +131,4 @@ class Watched(RuleBasedStateMachine):
 
 
 TestWatched = Watched.TestCase
-TestWatched.settings = settings(deadline=None, max_examples=60)
+TestWatched.settings = settings(max_examples=60)
