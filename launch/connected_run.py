@@ -242,6 +242,10 @@ def asked(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> A
             try:
                 return await question(connected)
             except CallNotAllowed as error:
+                if error.endpoint == "admit":
+                    raise RunUnreachable(
+                        f"{run} can't admit others: the run's own runs/NAME/address can"
+                    ) from error
                 raise RunUnreachable(
                     f"{run} does not give the right to call {error.endpoint}: ask the person who started the run for "
                     "`flexmarl admit RUN FILE --may stop`, or watch, judge or submit, and use that FILE"

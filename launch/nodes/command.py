@@ -80,24 +80,27 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
         run = RunAddress.load(path) if given is None else RunAddress.parse(given, path)
         return RunAddress(join, run.keys) if is_address else run
 
+    if is_address and file != _STDIN and not Path(file).exists():
+        raise click.UsageError(f"--key {file}: there is no such file")
     configure_logging("node", sys.stderr, "warning")
     options = NodeOptions(find, name, listen, wait_s, again)
     while True:
         try:
-            dismissal = uvloop.run(_until_signal(options))
+            dismissal, is_last = uvloop.run(_until_signal(options))
         except FlexmarlError as error:
             if not is_loss(error):  # it would come again
                 raise
-            dismissal = Dismissal(text_of(error), failed=True)
+            dismissal, is_last = Dismissal(text_of(error), failed=True), False
         echo(f"the node ends: {dismissal.reason}")
-        if not again:
+        if is_last or not again:
             return int(dismissal.failed)
 
 
-async def _until_signal(options: NodeOptions) -> Dismissal:
-    """Raises click.Abort after one of ``stop_signals``. After the first SIGTERM the node of a run stays until the run
-    dismisses it, for a minute at most: Slurm signals all hosts of a job at once, and the head needs this one for its
-    last checkpoint."""
+async def _until_signal(options: NodeOptions) -> tuple[Dismissal, bool]:
+    """The end of the node, and True if it was asked to end. Raises click.Abort after one of ``stop_signals``.
+
+    After the first SIGTERM the node of a run stays until the run dismisses it, for a minute at most: Slurm signals all
+    hosts of a job at once, and the head needs this one for its last checkpoint."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     joined = False
@@ -122,6 +125,6 @@ async def _until_signal(options: NodeOptions) -> Dismissal:
     for number in stop_signals():
         loop.add_signal_handler(number, terminated if number == signal.SIGTERM else task.cancel)
     try:
-        return await serve(options, echo, has_joined)
+        return await serve(options, echo, has_joined), ends_s is not None
     except asyncio.CancelledError:
         raise click.Abort from None

@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError, text_of
+from ...core.errors import ActorDead, CallNotAllowed, CallTimeout, FlexmarlError, text_of
 from ...core.private_directory import private_directory
 from ...core.supervision.process_node import ProcessNode
 from ...core.system import ActorSystem
@@ -88,8 +87,12 @@ async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tu
                 raise NoRunToJoin("the run listens on no network: write network.listen=ADDRESS in its config")
             async with ActorSystem("node", keys=run.keys) as system:
                 return run, await system.ref(NAME, run.address, NodesApi).within(_ASK_S).offer()
+        except CallNotAllowed as error:
+            raise NoRunToJoin(
+                "this address file does not give the right to join the run: use the run's own, runs/NAME/address"
+            ) from error
         except (FileNotFoundError, ActorDead, CallTimeout) as error:
-            problem: Exception = (run and _unknown_host(run.address)) or error
+            problem: Exception = (run and await _unknown_host(run.address)) or error
             if isinstance(error, FileNotFoundError):
                 problem = NoRunToJoin(
                     f"there is no file {error.filename}: the run has not begun, or its folder is not on a disk of this "
@@ -105,10 +108,10 @@ async def _find_run(options: NodeOptions, progress: Callable[[str], None]) -> tu
         await asyncio.sleep(_RETRY_S)
 
 
-def _unknown_host(address: str) -> NoRunToJoin | None:
+async def _unknown_host(address: str) -> NoRunToJoin | None:
     """The error if the name of the address's host is unknown here: else it looks like a host that does not answer."""
     try:
-        socket.getaddrinfo(_host_of(address), None)
+        await asyncio.get_running_loop().getaddrinfo(_host_of(address), None)
     except OSError as error:
         return NoRunToJoin(
             f"the host {_host_of(address)} of the run's address is unknown here ({error.strerror}): join by its IP "

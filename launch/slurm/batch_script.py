@@ -12,7 +12,7 @@ from ...actors.errors import ConfigError
 _TIME: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
 _TIMES: Final = "minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes[:seconds]"
 
-_ARRAY: Final = re.compile(r"--array(=.*)?|-a|-a[=\d].*")
+_ARRAY: Final = re.compile(r"--array([= ].*)?|-a([= \d].*)?")
 """The forms of the option of a job array, which ``-account`` does not have."""
 
 _NODES: Final = """

@@ -58,3 +58,46 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
         command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
     )
     assert "no run was found within 1 s" in done.stdout, done.stderr
+
+
+SIGNALLED = """
+import asyncio, os, signal, sys
+from flexmarl.launch.cli import main
+from flexmarl.launch.nodes import command
+from flexmarl.launch.nodes.joining import Dismissal
+
+lives = []
+
+async def serve(options, progress, joined):
+    lives.append(1)
+    assert len(lives) == 1, "a node that was asked to end waits for no further run"
+    joined()
+    os.kill(os.getpid(), signal.SIGTERM)
+    {then}
+    return Dismissal("the run has ended", failed=False)
+
+command.serve = serve
+sys.exit(main(["node", "--again", "--join", sys.argv[1]]))
+"""
+SOON = "await asyncio.sleep(0.2)"
+AGAIN = """await asyncio.sleep(command.SAME_REQUEST_S + 0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(3600.0)"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "end"), [(SOON, 0, "the node ends: the run has ended"), (AGAIN, 130, "")]
+)
+def test_a_node_of_a_run_stays_after_sigterm_until_it_is_dismissed_or_asked_again(
+    tmp_path: Path, then: str, status: int, end: str
+) -> None:
+    command = [sys.executable, "-P", "-c", SIGNALLED.format(then=then), str(tmp_path / "address")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "SIGTERM: the node stays until the run ends" in done.stdout and end in done.stdout
+
+
+def test_a_missing_file_of_keys_is_named_at_once() -> None:
+    arguments = ["--join", "tcp://127.0.0.1:9", "--key", "no-such-file"]
+    with pytest.raises(click.UsageError, match="--key no-such-file: there is no such file"):
+        CliRunner().invoke(node, arguments, standalone_mode=False, catch_exceptions=False)

@@ -183,6 +183,8 @@ def test_each_task_of_a_job_array_has_a_run_and_an_output_of_its_own(tmp_path: P
         ("-a", True),
         ("-a=0-3", True),
         ("-a0-3", True),
+        ("--array 0-3", True),
+        ("-a 0-3", True),
         ("-account=team", False),
         ("--account=team", False),
         ("--acctg-freq=30", False),
