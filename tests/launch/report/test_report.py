@@ -29,8 +29,8 @@ from flexmarl.actors.run_events import (
     SlotLost,
     TrajectoryFailed,
 )
+from flexmarl.launch import commands
 from flexmarl.launch.json_lines import event_to_json
-from flexmarl.launch.report.command import report
 from flexmarl.launch.report.report import render_body, write_report
 from flexmarl.launch.report.run_history import History, LoggedEvent, load_history
 
@@ -379,7 +379,7 @@ def test_a_lost_and_a_refused_node_are_in_the_visible_part() -> None:
 
 def test_a_run_without_checkpoints_can_be_reported(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("recipe: r\n")
-    result = CliRunner().invoke(report, [str(tmp_path)], standalone_mode=False)
+    result = CliRunner().invoke(commands.cli, ["report", str(tmp_path)], standalone_mode=False)
     assert result.return_value == 0 and (tmp_path / "report.html").exists(), result.exception
 
 
