@@ -292,10 +292,8 @@ class Rollout(Actor, RolloutApi):
         trajectory.close()
         trajectory.check_columns()
         assert trajectory.deadline is not None, "it runs"
-        with (
-            trajectory.deadline.paused(),
-            self._waits.judge(trajectory, self._outside.limit),
-        ):  # this time is the judge's
+        # This time is the judge's.
+        with trajectory.deadline.paused(), self._waits.judge(trajectory, self._outside.limit):
             outside = await self._outside.of(trajectory)
         return trajectory_rewards(
             trajectory.name,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +67,7 @@ class RolloutWaits:
         finally:
             trajectory.judge_limit = ""
 
-    def of_actor(self, text: str, actor: str) -> Any:
+    def of_actor(self, text: str, actor: str) -> AbstractContextManager[None]:
         """As ``OpenWaits.open``."""
         return self._open.open(text, actor=actor)
 
