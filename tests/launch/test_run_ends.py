@@ -26,11 +26,11 @@ SMALL = (
 
 @pytest.fixture
 def held(launcher: Launcher, tmp_path: Path) -> Iterator[Launched]:
-    """A run with one agent that has taken its first step and now waits in its second."""
+    """A run with one agent that has saved its first step and now waits in its second."""
     hold = tmp_path / "hold"
     hold.write_text("1")
     run = launcher.train(f"held-{tmp_path.name}", *SMALL, f"data.hold={hold}")
-    run.wait_for_step(1)
+    run.wait_for_output("checkpoints/step_000001")  # later than the step's line in the metrics
     yield run
     run.close()
 
