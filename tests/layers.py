@@ -23,6 +23,8 @@ CORE = (
     "waits", "declared_errors", "signature", "call", "wire", "durable",
     "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "fork_server", "testing",
 )  # fmt: skip
+# Imports for types only that point back over a folder's edge, as (file, imported file).
+TYPES_ACROSS = frozenset({("core/call.py", "core/delivery/calls.py")})
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "declared_columns", "errors", "group_advantage", "json_files", "messages",
@@ -257,8 +259,7 @@ def _inside(name: str, parents: tuple[str, ...]) -> bool:
 
 
 def _uses(path: str, tree: ast.Module) -> Iterator[Use]:
-    blocks = [node for node in ast.walk(tree) if _is_type_checking(node)]
-    for_types = {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
+    for_types = _for_types(tree)
     meanings = {}
     for alias, local, imported in _imports(path, tree):
         # `import os.path` gives the file the name os, which means os
@@ -275,6 +276,12 @@ def _uses(path: str, tree: ast.Module) -> Iterator[Use]:
             yield Use(f".{node.attr}", node.lineno, id(node) in for_types)
         if isinstance(node, ast.keyword) and node.arg and not _is_off(node.value):
             yield Use(f"{node.arg}=", node.lineno, id(node) in for_types)
+
+
+def _for_types(tree: ast.Module) -> set[int]:
+    """The ``id`` of each node inside ``if TYPE_CHECKING:``."""
+    blocks = [node for node in ast.walk(tree) if _is_type_checking(node)]
+    return {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
 
 
 def _is_off(value: ast.expr) -> bool:
@@ -312,7 +319,10 @@ def _dotted(node: ast.expr) -> str | None:
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """The files that each file imports, for types and inside functions too; ``sources``: their texts, by path.
+    """The files that each file imports, inside functions too; ``sources``: their texts, by path.
+
+    Left out are the imports for types only (inside ``if TYPE_CHECKING:``) of files in the same folder, and those of
+    ``TYPES_ACROSS``: they may point back, so that no class is written a second time as a protocol that mirrors it.
 
     The front door of a package is its ``__init__.py``: ``from ..core import Actor`` imports that file, which imports
     the files of its package. So no file of a package may import from its own front door.
@@ -320,13 +330,20 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     modules = {_module(path): path for path in sources}
     graph: dict[str, set[str]] = {}
     for path, source in sources.items():
+        tree = ast.parse(source)
+        for_types = _for_types(tree)
         imported = {
-            modules[found]
-            for _, _, name in _imports(path, ast.parse(source))
-            if (found := _longest_prefix(name, modules)) is not None
+            modules[module]
+            for alias, _, name in _imports(path, tree)
+            if (module := _longest_prefix(name, modules)) is not None
+            and not (id(alias) in for_types and _may_point_back(path, modules[module]))
         }
         graph[path] = imported - {path}
     return graph
+
+
+def _may_point_back(path: str, imported: str) -> bool:
+    return PurePath(path).parent == PurePath(imported).parent or (path, imported) in TYPES_ACROSS
 
 
 def import_cycle(sources: Mapping[str, str]) -> list[str]:

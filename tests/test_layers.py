@@ -49,7 +49,7 @@ def test_no_file_is_named_like_a_library_that_it_imports() -> None:
     [
         "from ..b import y",
         "import flexmarl.core.b",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..b import y",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..b import y",  # of another folder
         "def f():\n    from .. import b",
         "from .. import B",
         "import flexmarl.core",
@@ -65,6 +65,26 @@ def test_a_cycle_is_found(back: str) -> None:
     assert import_cycle(sources) == []
     cycle = import_cycle(sources | {"core/wire/c.py": back})
     assert {"core/b.py", "core/wire/c.py"} <= set(cycle)
+
+
+def test_an_import_for_types_may_point_back_inside_a_folder() -> None:
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .{} import y"
+    sources = {
+        "actors/__init__.py": "",
+        "actors/b.py": for_types.format("c"),
+        "actors/c.py": "from .b import x",
+    }
+    assert import_cycle(sources) == []
+    assert import_cycle(sources | {"actors/b.py": "def f():\n    from .c import y"})
+    across = {
+        "core/call.py": for_types.format("delivery.calls"),
+        "core/delivery/calls.py": "from ..call import x",
+    }
+    assert import_cycle(across) == []
+    assert against_the_order_of_core(across) == []
+    assert import_cycle(
+        {"core/halves.py": across["core/call.py"], "core/delivery/calls.py": "from ..halves import x"}
+    )
 
 
 def test_an_import_against_the_order_of_core_is_found() -> None:
