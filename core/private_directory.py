@@ -34,9 +34,8 @@ class PrivateDirectory:
         draft = Path(tempfile.mkdtemp(prefix=f".flexmarl-{os.getpid()}-", dir=base))
         self._lock: int | None = _open(draft)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
-        self.path = draft.rename(
-            base / draft.name[1:]
-        )  # now it has a name that others look for, and is locked
+        # Only now has the directory a name that others look for: it is locked before.
+        self.path = draft.rename(base / draft.name[1:])
 
     def remove(self) -> None:
         """Removes the folder with all its files. Can be repeated."""

@@ -75,9 +75,8 @@ class RunDirectory:
         """Makes a new folder. Raises RunDirectoryError if ``path`` exists; it is left as it was."""
         cls.check_new(path)
         try:
-            path.mkdir(
-                mode=FOLDER_MODE, parents=True
-            )  # those above it as the umask says: they may be for others
+            # The folders above it get the umask's mode: they may be for others.
+            path.mkdir(mode=FOLDER_MODE, parents=True)
         except OSError as error:
             raise RunDirectoryError(f"{path} can't be made: {error.strerror}") from None
         run = cls(path)

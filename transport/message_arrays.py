@@ -91,10 +91,8 @@ def own_bytes(data: Any) -> Any:
 
 def _to_plain(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Raises TypeError for anything but a plain array of numbers."""
-    if type(array) not in (
-        np.ndarray,
-        np.memmap,
-    ):  # a MaskedArray, for example, would arrive without its mask
+    # A MaskedArray, for example, would arrive without its mask.
+    if type(array) not in (np.ndarray, np.memmap):
         raise TypeError(f"a {type(array).__name__} can't be sent, only a plain array: np.asarray makes one")
     name = _NAMES.get(array.dtype.str)
     if name is None:

@@ -24,10 +24,8 @@ from .paths.torch_dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 def _to_plain(tensor: torch.Tensor) -> dict[str, Any]:
     """Raises TypeError if anything but the numbers would get lost."""
-    if type(tensor) not in (
-        torch.Tensor,
-        torch.nn.Parameter,
-    ):  # a DTensor, for example, has only its own shard
+    # A DTensor, for example, has only its own shard.
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError(f"a {type(tensor).__name__} can't be sent, only a plain tensor")
     if tensor.requires_grad:
         raise TypeError(

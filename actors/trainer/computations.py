@@ -72,9 +72,8 @@ class Computations:
 
     def _answered(self, computation: _Computation) -> None:
         computation.is_answered = True
-        if (
-            not computation.runs
-        ):  # else its caller was cancelled: the next one begins only when its function returns
+        # A computation that still runs has lost its caller: the next one begins only when its function returns.
+        if not computation.runs:
             self._end(computation)
 
     def _end(self, computation: _Computation) -> None:

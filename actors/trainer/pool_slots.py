@@ -194,9 +194,8 @@ class PoolSlots:
         slot = lost.slot
         if slot in self._stopped:
             return
-        if (
-            self._life_of(slot) != lost.life or not lost.life
-        ):  # known: its process may still be about to be killed
+        # This loss is known already, but its process may still be about to be killed.
+        if self._life_of(slot) != lost.life or not lost.life:
             async with self._losing[slot]:
                 return
         incarnation = self._lives.pop(slot).incarnation

@@ -306,9 +306,8 @@ class SlotWorker(Actor, SlotApi):
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_meant(life)
 
-        def take_step() -> (
-            SlotStepped
-        ):  # with its version: later computations may release the policy before it is read
+        # The version comes along: a later computation may release the policy before it is read.
+        def take_step() -> SlotStepped:
             stats = self._policies.optimizer_step(policy, step)
             return SlotStepped(self._policies[policy].version, stats)
 

@@ -352,9 +352,8 @@ class Mailbox:
         if delivery.kind == Kind.TELL:
             text = traceback_of(error)
             log.error("one-way message failed", actor=self.name, endpoint=delivery.endpoint, error=text)
-        elif not isinstance(
-            error, Exception | asyncio.CancelledError
-        ):  # a defect, as a panic of a Rust library
+        elif not isinstance(error, Exception | asyncio.CancelledError):
+            # A defect, as a panic of a Rust library.
             text = traceback_of(error)
             log.error("endpoint panicked", actor=self.name, endpoint=delivery.endpoint, error=text)
         known = self._endpoints.get(delivery.endpoint)

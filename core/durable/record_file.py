@@ -95,9 +95,8 @@ class RecordFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _claim(descriptor, path)
-            _beside(path).unlink(
-                missing_ok=True
-            )  # left by a process that was killed while writing a replacement
+            # A process that was killed while writing a replacement has left its draft.
+            _beside(path).unlink(missing_ok=True)
             cut = _recover(descriptor, path, head, read)
         except BaseException:
             os.close(descriptor)

@@ -268,9 +268,8 @@ class Session(Generic[Waiter]):
             return None
         known, self.epoch = self.epoch, epoch
         last, self._last_epoch = self._last_epoch, epoch
-        if last is not None and lineage_of(last) != lineage_of(
-            epoch
-        ):  # another process has taken the address
+        # Another process has taken the address.
+        if last is not None and lineage_of(last) != lineage_of(epoch):
             self._incarnations.end(last)
         self._incarnations.heard(epoch)
         if known is None:
@@ -305,9 +304,8 @@ class Session(Generic[Waiter]):
 
     def advance(self, now: float, late_s: float = 0.0) -> Effects[Waiter]:
         """``late_s``: ``now`` is so much after the time of ``wake_at``."""
-        if (
-            late_s > self.settings.heartbeat_s
-        ):  # it is never set further ahead: this side was stopped in between
+        # ``wake_at`` is never further ahead than a heartbeat: this side was stopped in between.
+        if late_s > self.settings.heartbeat_s:
             self._put_off(late_s + self.settings.heartbeat_s)
         if self._connect_by is not None and self._connect_by <= now:
             self._connect_by = None

@@ -167,9 +167,8 @@ class ForkServer:
                 text = f"no process was forked within {_FORK_TIMEOUT_S:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text) from None
             except asyncio.CancelledError:
-                if (
-                    asked.done() and not asked.cancelled() and asked.exception() is None
-                ):  # the answer came too
+                # The answer came together with the cancellation: nothing else will end its process.
+                if asked.done() and not asked.cancelled() and asked.exception() is None:
                     asked.result().send_signal(signal.SIGKILL)
                 raise
 

@@ -248,9 +248,8 @@ class LocalActors:
             task.cancel()
         for supervisor in self.supervisors:
             supervisor.crashed()
-        self._actors = {
-            name: actor for name, actor in self._actors.items() if name == "system"
-        }  # it holds a timer
+        # The system's own actor stays: it holds a timer.
+        self._actors = {name: actor for name, actor in self._actors.items() if name == "system"}
         if not self.failure.done():
             self.failure.set_result(killed)
 

@@ -285,9 +285,8 @@ class MemoryWire:
     def received_from(self, far: "_Outgoing", frames: Frames) -> None:
         link = self._links.incoming.get(far)
         if link is None:
-            if (
-                far.state is OutgoingState.CLOSED
-            ):  # this side has dropped it: a late message must not bring it back
+            # This side has dropped the peer: a late message must not bring it back.
+            if far.state is OutgoingState.CLOSED:
                 return
             link = Link(f"a peer at {self.address}", self.header, lambda out: self._send_back(far, out))
             self._links.incoming[far] = link

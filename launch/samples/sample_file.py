@@ -85,9 +85,8 @@ class SampleFile:
     def close(self) -> None:
         try:
             # From now on one file, which is read without others beside it: in folders that can't be written too.
-            with contextlib.suppress(
-                sqlite3.Error
-            ):  # a reader is there, the disk is full, or the file is damaged
+            # It fails if a reader is there, the disk is full, or the file is damaged.
+            with contextlib.suppress(sqlite3.Error):
                 self._database.execute("PRAGMA journal_mode = DELETE")
         finally:
             self._database.close()

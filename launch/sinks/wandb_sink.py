@@ -25,9 +25,8 @@ class WandbSink:
     def open(self, run: SinkRun, series: str) -> tuple[str, str]:
         import wandb
 
-        if self._mode == "online" and not wandb.login(
-            prompt=False, verify=False
-        ):  # init would ask on the terminal
+        # ``wandb.init`` would ask on the terminal.
+        if self._mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError("not logged in: run wandb login, set WANDB_API_KEY, or write mode: offline")
         series = series or secrets.token_hex(8)
         # No capture of the console, no handlers, no figures of the machine: the process is not this sink's.

@@ -33,9 +33,8 @@ async def main(logs: Path) -> None:
                 time.sleep(60)  # noqa: ASYNC251  # this process has no loop
                 os._exit(0)
             print(pid, private, fork, file=sys.stderr, flush=True)  # noqa: T201
-            await asyncio.wait_for(
-                supervisor.wait_failed(), 60
-            )  # if no test kills this process, it ends by itself
+            # If no test kills this process, it ends by itself.
+            await asyncio.wait_for(supervisor.wait_failed(), 60)
 
 
 asyncio.run(main(Path(sys.argv[1])))

@@ -134,9 +134,8 @@ def process_wide() -> dict[str, Any]:
 
 
 def _policy() -> Any:
-    with warnings.catch_warnings(
-        action="ignore", category=DeprecationWarning
-    ):  # it goes away with Python 3.16
+    # Python 3.16 has no policies any more.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return asyncio.get_event_loop_policy()
 
 

@@ -241,6 +241,7 @@ class TestCalls:
             yield supervisor.reference("carrier", Carrier)
 
     async def test_there_and_back(self, carrier: ActorRef[Carrier]) -> None:
+        # Inline, out of a batch of frames, a frame of its own.
         for size in (
             0,
             1,
@@ -248,7 +249,7 @@ class TestCalls:
             1500,
             3000,
             1_000_000,
-        ):  # inline, out of a batch of frames, a frame of its own
+        ):
             array = np.arange(size, dtype=np.float32)
             received = await carrier.api.array(array)
             assert np.array_equal(received, array) and received.flags.writeable

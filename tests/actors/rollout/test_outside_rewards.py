@@ -209,9 +209,8 @@ async def test_acknowledged_rewards_survive_the_stores_end(house: House, system:
     house.store = Store(setup)
     await system.add(house.store, "store")
     await rollout._outside._offer([sample for sample, _ in rollout._outside._waiting.values()])
-    rollout.background(
-        rollout._outside.run(), "outside rewards again"
-    )  # the first ended with the store, in good order
+    # The first task ended with the store, in good order.
+    rollout.background(rollout._outside.run(), "outside rewards again")
     assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
     await judge(house, {names[1]: 1.0})
     assert (await house.closed()).rewards[SOLVER] == [0.5, 1.0]

@@ -55,9 +55,8 @@ def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]
         rewards, reward = plain_group(config, row, rows), row.sample.reward
         if config.loss.name == "rloo":
             advantage = (reward - fmean(rewards)) * len(rewards) / (len(rewards) - 1)
-            if (
-                config.credit.rewards == "both"
-            ):  # every turn has a reward of its own, and its KL is in that one
+            # Every turn has its own reward, which holds its KL.
+            if config.credit.rewards == "both":
                 others = [
                     sum(kls[m]) for m, r in enumerate(rows) if r.sample.group == row.sample.group and m != n
                 ]

@@ -5,9 +5,8 @@ import pytest
 from flexmarl.core.protocol.lease import Lease
 from flexmarl.core.protocol.session import Settings
 
-SETTINGS = Settings(
-    heartbeat_s=5.0, missed_heartbeats=3
-)  # a caller gives up after 10 s of silence, at the earliest
+# A caller gives up after 10 s of silence, at the earliest.
+SETTINGS = Settings(heartbeat_s=5.0, missed_heartbeats=3)
 
 
 def test_it_begins_with_the_first_mark_that_is_confirmed() -> None:

@@ -219,9 +219,8 @@ def test_starting_and_closing_leaves_nothing(run: Run) -> None:
             with gated() as (server, gate):
                 client = server.client(KEYS, b"x")
                 assert await server.receive() == b"x"
-                late = server.client(
-                    Keys.for_client(KEYS.server_public), b"y"
-                )  # a question may still be open
+                # A question may still be open.
+                late = server.client(Keys.for_client(KEYS.server_public), b"y")
                 gate.close()
                 gate.close()
                 gate.start()

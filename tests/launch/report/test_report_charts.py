@@ -110,12 +110,13 @@ def test_metrics_of_a_family_that_is_unknown_are_drawn_too(tmp_path: Path) -> No
 
 
 def test_times_of_turns_are_means_of_each_step_by_policy(tmp_path: Path) -> None:
+    # Turns and seconds since the router's start, which begins again where the run was resumed.
     sums = [
         (4, 2.0),
         (4, 2.0),
         (10, 14.0),
         (2, 1.0),
-    ]  # turns and seconds since the router's start; then resumed
+    ]
     lines = [
         record(step, ["a"])
         | {

@@ -30,7 +30,6 @@ def _linear_layers(base: nn.Module) -> Iterator[str]:
     model: Any = base
     output = model.get_output_embeddings()
     for name, module in model.named_modules():
-        if module is not output and isinstance(
-            module, nn.Linear | Conv1D
-        ):  # the second is GPT-2's and its kin's
+        # Conv1D is the linear layer of GPT-2 and its kin.
+        if module is not output and isinstance(module, nn.Linear | Conv1D):
             yield name

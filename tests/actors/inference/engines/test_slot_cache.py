@@ -33,10 +33,8 @@ def test_growing_keeps_what_is_there_and_then_stops() -> None:
     keys, values = _filled(cache, 3, 10)
     assert cache._keys[0].shape[:2] == (8, 64) and cache.capacity_tokens == 8 * 64
     _filled(cache, 17, 300, first=3)
-    assert cache._values[0].shape[:2] == (
-        32,
-        504,
-    )  # doubled, up to the limit, which is rounded up to whole column steps
+    # Doubled, up to the limit, which is rounded up to whole column steps.
+    assert cache._values[0].shape[:2] == (32, 504)
     buffers = cache._keys[0].data_ptr()
     stored_keys, stored_values = _stored(cache, 20, 300)
     assert stored_keys[:3, :, :10].equal(keys) and stored_values[:3, :, :10].equal(values)

@@ -72,10 +72,8 @@ async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_throu
 
 async def test_policies_of_other_ranks_and_layers_take_turns_on_one_base(transport: StateTransport) -> None:
     """No prefix of the other policy is reused: its keys and values are others."""
-    model, prompt = (
-        model_of(),
-        tuple(number % VOCABULARY for number in range(300)),
-    )  # more than two blocks of 128
+    model = model_of()
+    prompt = tuple(number % VOCABULARY for number in range(300))  # more than two blocks of 128
     one = policy_of(model, LoraConfig(rank=4), "one")
     two = policy_of(model, LoraConfig(rank=2, alpha=9, targets=("q_proj", "down_proj")), "two")
     for _ in range(8):

@@ -226,9 +226,8 @@ def test_the_kl_that_is_measured_is_k3_over_all_tokens(name: str) -> None:
     with torch.no_grad():
         ours, reference = (of.logprobs(rows, 1.0) for of in (policy._completions, policy._reference))
     drawn_by_engine = torch.tensor([logprob for sample in samples for logprob in sample.logprobs])
-    drawn = (
-        drawn_by_engine if name == "rloo" else ours
-    )  # of a held step: the engine's policy and the reference
+    # In a held step the KL is between the engine's policy and the reference.
+    drawn = drawn_by_engine if name == "rloo" else ours
     expected = (torch.expm1(reference - drawn) - (reference - drawn)).mean()
     policy.accumulate(samples[:3])
     policy.accumulate(samples[3:])

@@ -1,0 +1,237 @@
+"""The rules about names, read from the source: a name is the field's noun for the value, a function's name is a verb.
+
+``check`` holds a file against them. The names that still break a rule are ``EXCEPTIONS``: the list may only become
+shorter. ``python -P tests/names.py core/wire`` prints the violations of folders and files, exceptions too.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("core", "transport", "actors", "launch")
+
+# Words that a reader must look up where they were bound: nothing in them says of which kind the value is.
+PRONOUNS = {
+    "asked", "each", "found", "given", "here", "known", "left", "made", "one", "others", "own", "taken", "there",
+    "wanted",
+}  # fmt: skip
+IRREGULAR_PARTICIPLES = {
+    "begun", "brought", "built", "chosen", "done", "drawn", "found", "given", "gone", "got", "heard", "held", "kept",
+    "known", "left", "lent", "lost", "made", "meant", "met", "said", "sent", "shown", "spent", "taken", "thought",
+    "told", "written",
+}  # fmt: skip
+# Words that end as a participle does.
+VERBS_AND_NOUNS = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"}
+ADVERBS = {"all", "not", "now"}  # before a participle
+
+# How many functions and bindings of each name there still are. A rename lowers its number, or removes its row.
+EXCEPTIONS: dict[str, int] = {
+    "agreed": 1,
+    "aligned": 2,
+    "all_asked": 1,
+    "all_started": 1,
+    "answered": 3,
+    "arrived": 1,
+    "asked": 46,
+    "awaited": 1,
+    "begun": 3,
+    "called": 2,
+    "cancelled": 2,
+    "checked": 9,
+    "chosen": 1,
+    "committed": 1,
+    "compressed": 1,
+    "computed": 2,
+    "connected": 1,
+    "created": 1,
+    "declared": 2,
+    "described": 1,
+    "divided": 2,
+    "drained": 1,
+    "drawn": 2,
+    "dropped": 1,
+    "each": 46,
+    "embedded": 1,
+    "ended": 4,
+    "enlisted": 2,
+    "entered": 1,
+    "escaped": 1,
+    "evaluated": 1,
+    "exited": 2,
+    "expanded": 1,
+    "expected": 1,
+    "explained": 2,
+    "failed": 3,
+    "fetched": 1,
+    "finished": 1,
+    "flattened": 1,
+    "folded": 1,
+    "found": 195,
+    "framed": 1,
+    "gathered": 3,
+    "given": 39,
+    "gone": 1,
+    "got": 1,
+    "granted": 1,
+    "grouped": 2,
+    "heard": 1,
+    "held": 2,
+    "here": 20,
+    "indented": 2,
+    "inherited": 1,
+    "initialised": 1,
+    "installed": 2,
+    "joined": 6,
+    "journaled": 1,
+    "kept": 2,
+    "known": 91,
+    "learned": 2,
+    "left": 61,
+    "listed": 3,
+    "loaded": 1,
+    "locked": 1,
+    "lost": 3,
+    "made": 33,
+    "mapped": 1,
+    "measured": 1,
+    "merged": 1,
+    "misplaced": 1,
+    "mixed": 1,
+    "moved": 1,
+    "named": 3,
+    "not_awaited": 1,
+    "not_confirmed": 1,
+    "not_trained": 1,
+    "now_lent": 1,
+    "numbered": 1,
+    "one": 104,
+    "opened": 4,
+    "others": 24,
+    "own": 75,
+    "packed": 2,
+    "padded": 1,
+    "paired": 1,
+    "preferred": 1,
+    "punished": 2,
+    "quoted": 1,
+    "received": 4,
+    "recorded": 2,
+    "refused": 6,
+    "relocated": 1,
+    "renamed": 1,
+    "repeated": 1,
+    "reported": 1,
+    "resolved": 1,
+    "restarted": 2,
+    "restored": 2,
+    "rounded": 4,
+    "saved": 1,
+    "scaled": 1,
+    "sealed": 1,
+    "secured": 1,
+    "sent": 2,
+    "served": 1,
+    "settled": 1,
+    "shaped": 1,
+    "shifted": 1,
+    "shown": 6,
+    "shuffled": 2,
+    "simulated": 1,
+    "smoothed": 1,
+    "solved": 1,
+    "sorted": 1,
+    "stored": 4,
+    "summed": 3,
+    "taken": 25,
+    "terminated": 1,
+    "there": 22,
+    "timed": 2,
+    "trained": 1,
+    "tried": 1,
+    "typed": 1,
+    "unexplained": 1,
+    "unlocked": 1,
+    "unpacked": 2,
+    "updated": 1,
+    "used": 3,
+    "wanted": 58,
+    "whitened": 1,
+    "wrapped": 1,
+    "written": 5,
+}
+
+
+def check(path: str, source: str) -> Iterator[tuple[str, str]]:
+    """Each violation: the name without its underscores, and ``path:line: name (rule)``."""
+    tree = ast.parse(source)
+    methods = {id(node) for owner in ast.walk(tree) if isinstance(owner, ast.ClassDef) for node in owner.body}
+    for node in ast.walk(tree):
+        for name, line in _bindings(node):
+            if name.strip("_") in PRONOUNS:
+                yield name.strip("_"), f"{path}:{line}: {name} (a name is a noun, no pronoun or participle)"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.strip("_") not in PRONOUNS:
+            # Public methods are the events of a state machine too: ``closed(group)``.
+            is_event = id(node) in methods and not node.name.startswith("_")
+            if not is_event and not _is_value(node) and _is_participle(node.name):
+                yield node.name.strip("_"), f"{path}:{node.lineno}: {node.name} (a function's name is a verb)"
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """The name that the node binds, if it binds one, and its line."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name, node.lineno
+        case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield name, node.lineno
+
+
+def _is_value(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True for a property, whose name may be an adjective."""
+    names = {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
+    return bool(names & {"property", "cached_property", "setter"})
+
+
+def _is_participle(name: str) -> bool:
+    """True if the name has past participles and adverbs only: ``_opened``, ``_now_lent``; not ``merged_weights``."""
+    words = [word for word in name.strip("_").split("_") if word not in ADVERBS]
+    return bool(words) and all(
+        word in IRREGULAR_PARTICIPLES or (word.endswith("ed") and word not in VERBS_AND_NOUNS)
+        for word in words
+    )
+
+
+def sources(names: tuple[str, ...] = FOLDERS) -> Iterator[tuple[str, str]]:
+    """The path, relative to the checkout, and the text of each Python file in these folders."""
+    for name in names:
+        paths = [ROOT / name] if (ROOT / name).is_file() else sorted((ROOT / name).rglob("*.py"))
+        for path in paths:
+            yield str(path.relative_to(ROOT)), path.read_text()
+
+
+def violations(names: tuple[str, ...] = FOLDERS) -> dict[str, list[str]]:
+    """Each name that breaks a rule, with the places."""
+    places: dict[str, list[str]] = {}
+    for path, source in sources(names):
+        for name, place in check(path, source):
+            places.setdefault(name, []).append(place)
+    return places
+
+
+HANGING_COMMENT = re.compile(r"^\s*[])}]+\S*\s*#(?!!)(?!.*(?:fmt: (?:skip|on|off)|type: ignore|noqa))")
+
+
+def hanging_comments(path: str, source: str) -> list[str]:
+    """The comments that stand behind a closing bracket alone in its line: a formatter has cut the line to make room."""
+    return [
+        f"{path}:{number}: put the comment above its statement: {line.strip()}"
+        for number, line in enumerate(source.splitlines(), 1)
+        if HANGING_COMMENT.match(line)
+    ]
+
+
+if __name__ == "__main__":
+    for lines in violations(tuple(sys.argv[1:]) or FOLDERS).values():
+        print("\n".join(lines))  # noqa: T201
