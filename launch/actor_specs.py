@@ -43,7 +43,7 @@ _ROUTER: Final = "flexmarl.actors.inference.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 _EMBEDDED_ENGINE: Final = "flexmarl.actors.inference.engines.embedded"
-_TORCH_TRAINER: Final = "flexmarl.actors.trainer.backends.torch_policy.torch_policies"
+_TORCH_TRAINER: Final = "flexmarl.actors.trainer.backends.torch_policy.torch_factory"
 
 
 @dataclass(frozen=True, slots=True)

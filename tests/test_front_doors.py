@@ -85,7 +85,7 @@ def test_simulated_actors_need_no_torch() -> None:
 import asyncio, tempfile
 from pathlib import Path
 import flexmarl.actors.inference.instance, flexmarl.actors.trainer.trainer
-import flexmarl.actors.trainer.backends.simulated_policies
+import flexmarl.actors.trainer.backends.simulated_factory
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy, SimulatedTrainerConfig

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ...core.waits import Wait
 from ..errors import ComputationOverran
 from ..recipe_lines import lines_of_threads
-from .backends.policy_backends import PolicyBackends
+from .backends.backend_factory import BackendFactory
 
 T = TypeVar("T")
 
@@ -30,10 +30,10 @@ class _Computation:
 class Computations:
     """``ended``: their number. One that hangs can't be interrupted: its actor has to end."""
 
-    def __init__(self, backends: PolicyBackends, timeout_s: float, recipe: Path) -> None:
+    def __init__(self, factory: BackendFactory, timeout_s: float, recipe: Path) -> None:
         """``recipe``: the folder of its code, some of which is called in computations."""
         self.ended = 0
-        self._backends = backends
+        self._factory = factory
         self._timeout_s = timeout_s
         self._recipe = recipe
         self._order: deque[_Computation] = deque()
@@ -56,7 +56,7 @@ class Computations:
                     with contextlib.suppress(RuntimeError):  # the loop has ended
                         loop.call_soon_threadsafe(self._end, computation)
 
-        computing = asyncio.ensure_future(self._backends.compute(called))
+        computing = asyncio.ensure_future(self._factory.compute(called))
         computing.add_done_callback(lambda _: self._answered(computation))
         try:
             while not computing.done():

@@ -15,7 +15,7 @@ from ..errors import CheckpointIncomplete
 from ..messages import Published
 from ..names import PolicyName, Version
 from .host_memory import TRANSFER_TIMEOUT_S
-from .hosted_policies import backends_of
+from .hosted_policies import factory_of
 from .trainer_setup import PolicySetup, TrainerSetup
 
 
@@ -37,12 +37,12 @@ class FrozenWeights:
         CheckpointIncomplete, CheckpointMismatch."""
         if policy in self._of_endpoints:
             return await self._set(policy, Version(0), {"state": np.zeros(2, np.int64)})
-        backends, setup = backends_of(self._setup), self._setup.policies[policy]
+        factory, setup = factory_of(self._setup), self._setup.policies[policy]
         try:
-            weights = await backends.compute(lambda: backends.frozen_weights(policy, setup))
+            weights = await factory.compute(lambda: factory.frozen_weights(policy, setup))
             return await self._set(policy, Version(0), weights)
         finally:
-            backends.close()
+            factory.close()
 
     async def keep(self, published: Published, file: Path) -> None:
         """Writes published weights to ``file``, whole or not at all. Raises the errors of ``StateTransport.get``."""

@@ -14,8 +14,8 @@ from ..messages import GangPlace, Sample, StepStats
 from ..names import AgentName, PolicyName, Step
 from ..recipe import Recipe
 from .backends.backend_config import SimulatedTrainerConfig
+from .backends.backend_factory import BackendFactory
 from .backends.policy_backend import MicroBatchStats, PolicyBackend
-from .backends.policy_backends import PolicyBackends
 from .computations import Computations
 from .trainer_setup import TrainerSetup
 
@@ -30,10 +30,10 @@ ALONE: Final = GangPlace(0, 1, "")
 class HostedPolicies:
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
-        self.backends = backends_of(setup)
+        self.factory = factory_of(setup)
         self._setup = setup
         self._recipe = Recipe(setup.recipe)
-        self.computations = Computations(self.backends, setup.compute_timeout_s, self._recipe.folder)
+        self.computations = Computations(self.factory, setup.compute_timeout_s, self._recipe.folder)
         self._hosted: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._gangs: dict[PolicyName, ExitStack] = {}
@@ -47,8 +47,8 @@ class HostedPolicies:
     def build(self, policy: PolicyName, place: GangPlace = ALONE) -> PolicyBackend:
         """The policy as it begins the run. Raises CheckpointIncomplete, CheckpointMismatch."""
         setup = self._setup.policies[policy]
-        backend = self.backends.build(policy, setup, self._joined(policy, place))
-        self._tokenizers[policy] = self.backends.tokenizer(setup)
+        backend = self.factory.build(policy, setup, self._joined(policy, place))
+        self._tokenizers[policy] = self.factory.tokenizer(setup)
         if self._setup.resume_from is not None:
             backend.load(self._setup.resume_from / policy)
         elif setup.init_from is not None:
@@ -57,32 +57,32 @@ class HostedPolicies:
         return backend
 
     def memory(self, policy: PolicyName, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
-        """See ``PolicyBackends.memory``."""
-        return self.backends.memory(self._setup.policies[policy], tensors)
+        """See ``BackendFactory.memory``."""
+        return self.factory.memory(self._setup.policies[policy], tensors)
 
     def host(
         self, policy: PolicyName, place: GangPlace = ALONE, memory: dict[str, Any] | None = None
     ) -> PolicyBackend:
-        """The policy, to have a state loaded before anything else. ``memory``: see ``PolicyBackends.host``."""
+        """The policy, to have a state loaded before anything else. ``memory``: see ``BackendFactory.host``."""
         setup = self._setup.policies[policy]
         gang = self._joined(policy, place)
-        backend = self._hosted[policy] = self.backends.host(policy, setup, gang, memory)
+        backend = self._hosted[policy] = self.factory.host(policy, setup, gang, memory)
         if policy not in self._tokenizers:
-            self._tokenizers[policy] = self.backends.tokenizer(setup)
+            self._tokenizers[policy] = self.factory.tokenizer(setup)
         return backend
 
     def _joined(self, policy: PolicyName, place: GangPlace) -> "GangRank | None":
         """This process in the policy's gang, until the policy is released."""
         if place.size == 1:
             return None
-        gang = self.backends.joined(self._setup.policies[policy], place.rank, place.size, Path(place.meeting))
+        gang = self.factory.joined(self._setup.policies[policy], place.rank, place.size, Path(place.meeting))
         self._gangs[policy] = ExitStack()
         return self._gangs[policy].enter_context(gang)
 
     def release(self, policy: PolicyName) -> None:
         """Hosts the policy no more, also if ``build`` or ``host`` has failed."""
         if (backend := self._hosted.pop(policy, None)) is not None:
-            self.backends.release(backend)
+            self.factory.release(backend)
             del backend
         if (gang := self._gangs.pop(policy, None)) is not None:
             gang.close()
@@ -122,17 +122,17 @@ class HostedPolicies:
         self._hosted[policy].save(folder, self._tokenizers[policy])
 
 
-def backends_of(setup: TrainerSetup) -> PolicyBackends:
+def factory_of(setup: TrainerSetup) -> BackendFactory:
     """The backends of the kind that the setup's policies, all of one kind, name."""
     # Imported here, so that a simulated trainer does not import transformers: that takes seconds.
     if all(isinstance(policy.trainer, SimulatedTrainerConfig) for policy in setup.policies.values()):
-        from .backends.simulated_policies import SimulatedPolicies
+        from .backends.simulated_factory import SimulatedFactory
 
-        return SimulatedPolicies(setup.recipe.seed)
+        return SimulatedFactory(setup.recipe.seed)
     with importing():
-        from .backends.torch_policy.torch_policies import TorchPolicies
+        from .backends.torch_policy.torch_factory import TorchFactory
 
-    return TorchPolicies(setup.recipe.seed, setup.total_steps)
+    return TorchFactory(setup.recipe.seed, setup.total_steps)
 
 
 def sft_shares(agents: Sequence[AgentName], size: int, batch: int) -> dict[AgentName, int]:

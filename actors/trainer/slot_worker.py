@@ -74,7 +74,7 @@ class SlotWorker(Actor, SlotApi):
         self._transport = await transport.__aenter__()
 
     async def on_stop(self) -> None:
-        self._policies.backends.close()
+        self._policies.factory.close()
         self._experience.close()
         await self._transport.close()
 

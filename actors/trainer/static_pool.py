@@ -124,7 +124,7 @@ class StaticPool(TrainingPool):
         self._experience.forget_consumed()
 
     async def close(self) -> None:
-        self._policies.backends.close()
+        self._policies.factory.close()
         self._experience.close()
         await self._transport.close()
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from flexmarl.actors.errors import ComputationOverran
-from flexmarl.actors.trainer.backends.policy_backends import PolicyBackends
+from flexmarl.actors.trainer.backends.backend_factory import BackendFactory
 from flexmarl.actors.trainer.computations import Computations
 from flexmarl.core.testing import virtual_time
 
@@ -43,8 +43,8 @@ class InThread:
         return await asyncio.get_running_loop().run_in_executor(self.thread, function)
 
 
-def computations(backends: Any, timeout_s: float, recipe: Path = NOWHERE) -> Computations:
-    return Computations(cast(PolicyBackends, backends), timeout_s, recipe)
+def computations(factory: Any, timeout_s: float, recipe: Path = NOWHERE) -> Computations:
+    return Computations(cast(BackendFactory, factory), timeout_s, recipe)
 
 
 def in_virtual_time(body: Callable[[Computations], Any], timeout_s: float) -> Any:
@@ -131,9 +131,9 @@ def test_a_caller_that_was_cancelled_while_it_waited_leaves_the_order() -> None:
 
 @pytest.fixture
 async def threaded() -> AsyncIterator[InThread]:
-    backends = InThread()
-    yield backends
-    backends.thread.shutdown(wait=True)
+    factory = InThread()
+    yield factory
+    factory.thread.shutdown(wait=True)
 
 
 async def test_one_whose_caller_was_cancelled_keeps_its_place_until_it_returns(threaded: InThread) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flexmarl.actors.messages import BaseState, HostState, StateBytes
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.resharding import reads_of_rank
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.state import StateTransport
@@ -43,8 +43,8 @@ def resumed_from_other_ranks(
     Returns also the most bytes allocated while it was read, and those of this rank's part of it.
     """
     with double_precision():
-        backends = TorchPolicies(3, 10)
-        policy = backends.host(NAME, SETUPS[kind], gang)
+        factory = TorchFactory(3, 10)
+        policy = factory.host(NAME, SETUPS[kind], gang)
         state = ranks[0][0]
         gradient = {} if state.step is None else policy.gradients()
         own = {**policy.base_state(), **gradient}

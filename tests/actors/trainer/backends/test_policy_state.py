@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from flexmarl.actors.messages import LoraConfig, ModelConfig, Sample, StepStats
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
+from flexmarl.actors.trainer.backends.backend_factory import BackendFactory
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, TrainingStep
-from flexmarl.actors.trainer.backends.policy_backends import PolicyBackends
-from flexmarl.actors.trainer.backends.simulated_policies import SimulatedPolicies
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.simulated_factory import SimulatedFactory
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
@@ -66,10 +66,10 @@ SETUPS = {
 }
 
 
-def backends(kind: str, seed: int = 0) -> PolicyBackends:
+def factory_of_kind(kind: str, seed: int = 0) -> BackendFactory:
     """``seed`` decides nothing that moves; but a random base, which does not move, is the run's."""
     seed = 0 if SETUPS[kind].lora else seed
-    return SimulatedPolicies(seed) if kind == "simulated" else TorchPolicies(seed, 10)
+    return SimulatedFactory(seed) if kind == "simulated" else TorchFactory(seed, 10)
 
 
 def samples(version: int, seed: int) -> list[Sample]:
@@ -118,7 +118,7 @@ def differences(first: PolicyBackend, second: PolicyBackend) -> list[str]:
     return [name for name in left if not np.array_equal(left[name], right[name])]
 
 
-def dirty(made: PolicyBackends, setup: PolicySetup) -> None:
+def dirty(made: BackendFactory, setup: PolicySetup) -> None:
     """Leaves the memory of another policy, with a gradient and other settings, to the next that is hosted."""
     other = setup.model_copy(update={"optimizer": OptimizerConfig(betas=(0.5, 0.5), weight_decay=0.5)})
     policy = made.build(PolicyName("other"), other)
@@ -145,12 +145,12 @@ CALLS: list[Callable[[PolicyBackend], Any]] = [
 def test_a_state_moved_between_any_two_calls_continues_bit_for_bit(
     kind: str, used: bool, cuts: set[int]
 ) -> None:
-    setup, made = SETUPS[kind], backends(kind)
+    setup, made = SETUPS[kind], factory_of_kind(kind)
     unbroken = made.build(NAME, setup)
-    policy = backends(kind).build(NAME, setup)
+    policy = factory_of_kind(kind).build(NAME, setup)
     for number in range(len(CALLS) + 1):
         if number in cuts:
-            elsewhere = backends(kind, seed=7)
+            elsewhere = factory_of_kind(kind, seed=7)
             if used:
                 dirty(elsewhere, setup)
             policy = moved(policy, elsewhere.host(NAME, setup))
@@ -164,13 +164,13 @@ def test_a_state_moved_between_any_two_calls_continues_bit_for_bit(
 
 @pytest.mark.parametrize("kind", ["torch", "critic", "simulated"])
 def test_a_state_within_the_sft_continues_bit_for_bit(kind: str) -> None:
-    setup, made = SETUPS[kind], backends(kind)
+    setup, made = SETUPS[kind], factory_of_kind(kind)
     unbroken, policy = made.build(NAME, setup), made.build(NAME, setup)
     examples = [((1, 2), (3, 4)), ((2,), (5,))]
     for number in range(3):
         expected = unbroken.sft(examples)
         assert policy.sft(examples) == expected
-        policy = moved(policy, backends(kind, seed=7).host(NAME, setup))
+        policy = moved(policy, factory_of_kind(kind, seed=7).host(NAME, setup))
         if number == 0 and kind != "simulated":
             with pytest.raises(RuntimeError, match="sft_done"):
                 policy.accumulate(samples(0, 1))
@@ -182,7 +182,7 @@ def test_a_state_within_the_sft_continues_bit_for_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SETUPS)
 def test_the_base_changes_by_steps_alone_and_the_step_has_a_gradient_if_there_is_one(kind: str) -> None:
-    policy = backends(kind).build(NAME, SETUPS[kind])
+    policy = factory_of_kind(kind).build(NAME, SETUPS[kind])
     before = {name: array(tensor) for name, tensor in policy.base_state().items()}
     assert policy.step_state().tensors == {}
     policy.accumulate(samples(0, 1))
@@ -198,7 +198,7 @@ def test_the_base_changes_by_steps_alone_and_the_step_has_a_gradient_if_there_is
 
 @pytest.mark.parametrize("kind", ["torch", "critic", "held", "simulated"])
 def test_the_last_base_and_its_position_are_a_state_to_return_to(kind: str) -> None:
-    setup, made = SETUPS[kind], backends(kind)
+    setup, made = SETUPS[kind], factory_of_kind(kind)
     policy = made.build(NAME, setup)
     policy.accumulate(samples(0, 1))
     policy.optimizer_step()
@@ -215,7 +215,7 @@ def test_the_last_base_and_its_position_are_a_state_to_return_to(kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["torch", "simulated"])
 def test_a_step_that_does_not_fit_is_refused_by_name_and_changes_nothing(kind: str) -> None:
-    policy, other = (backends(kind).build(NAME, SETUPS[kind]) for _ in range(2))
+    policy, other = (factory_of_kind(kind).build(NAME, SETUPS[kind]) for _ in range(2))
     for each in (policy, other):
         each.accumulate(samples(0, 1))
     good = policy.step_state()
@@ -239,7 +239,7 @@ def test_a_step_that_does_not_fit_is_refused_by_name_and_changes_nothing(kind: s
 
 
 def test_memory_is_kept_for_policies_of_the_same_tensors_alone() -> None:
-    made = TorchPolicies(0, 10)
+    made = TorchFactory(0, 10)
     first = made.build(NAME, SETUPS["torch"])
     memory = first.model
     made.release(first)

@@ -25,7 +25,7 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank, joined
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.shards import Shard, pieces
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
@@ -174,10 +174,10 @@ def load_state(policy: TorchPolicy, states: Sequence[RankState], most_bytes: int
 
 
 def made_policy(gang: GangRank, setup: PolicySetup, states: Sequence[RankState] | None) -> TorchPolicy:
-    backends = TorchPolicies(SEED, 10)
+    factory = TorchFactory(SEED, 10)
     if states is None:
-        return backends.build(NAME, setup, gang)
-    policy = backends.host(NAME, setup, gang)
+        return factory.build(NAME, setup, gang)
+    policy = factory.host(NAME, setup, gang)
     load_state(policy, states)
     return policy
 

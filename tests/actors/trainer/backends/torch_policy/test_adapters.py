@@ -19,7 +19,7 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import build_model, named_weights
 from flexmarl.actors.trainer.backends.torch_policy.frozen_base import FrozenBases
 from flexmarl.actors.trainer.backends.torch_policy.lora_targets import target_names
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
@@ -63,7 +63,7 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_policies_references_and_critics_share_the_memory_of_one_base(algorithm: Any) -> None:
-    made = TorchPolicies(0, 10, most_kept=0)
+    made = TorchFactory(0, 10, most_kept=0)
     setup = lora_setup(loss=LossConfig(name=algorithm, kl_coefficient=0.1))
     first, second = (made.build(PolicyName(name), setup) for name in ("first", "second"))
     base = first.frozen_state()
@@ -328,9 +328,9 @@ def test_an_adapter_scaled_in_another_way_is_refused(
 
 def test_the_figures_of_a_step_are_finite_and_the_loss_of_a_shared_base_is_its_own() -> None:
     """Two adapters that train in turn do not see one another."""
-    made = TorchPolicies(0, 10)
+    made = TorchFactory(0, 10)
     first, second = (made.build(PolicyName(name), lora_setup()) for name in ("first", "second"))
-    alone = TorchPolicies(0, 10).build(PolicyName("first"), lora_setup())
+    alone = TorchFactory(0, 10).build(PolicyName("first"), lora_setup())
     for policy in (first, second, alone):
         policy.accumulate(make_samples(0))
     assert dataclasses.asdict(first.optimizer_step()) == dataclasses.asdict(alone.optimizer_step())

@@ -8,7 +8,7 @@ import torch
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
@@ -39,14 +39,14 @@ def test_frozen_weights_are_those_of_the_policy_that_was_saved(
 ) -> None:
     trained = TorchPolicy(JUDGE, setup_of(dtype, lora), seed=3, total_steps=4)
     first = {name: tensor.clone() for name, tensor in trained.weights().items()}
-    frozen = TorchPolicies(3, 4).frozen_weights(JUDGE, setup_of(dtype, lora))
+    frozen = TorchFactory(3, 4).frozen_weights(JUDGE, setup_of(dtype, lora))
     assert frozen.keys() == first.keys()
     assert all(torch.equal(frozen[name], first[name]) for name in first), "the same initial weights"
     step(trained)
     trained.save(tmp_path / "judge", tokenizer)  # type: ignore[arg-type]
     after = trained.weights()
     seed = 9 if lora is None else 3  # an adapter is over the base of its seed
-    frozen = TorchPolicies(seed, 4).frozen_weights(JUDGE, setup_of(dtype, lora, tmp_path / "judge"))
+    frozen = TorchFactory(seed, 4).frozen_weights(JUDGE, setup_of(dtype, lora, tmp_path / "judge"))
     assert all(torch.equal(frozen[name], after[name]) for name in after)
     assert any(not torch.equal(first[name], after[name]) for name in after)
     assert {tensor.dtype for tensor in frozen.values()} == {getattr(torch, dtype)}
@@ -56,8 +56,8 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path, tokenizer: object)
     trained = TorchPolicy(JUDGE, setup_of("float32"), seed=3, total_steps=4)
     trained.save(tmp_path / "judge", tokenizer)  # type: ignore[arg-type]
     with pytest.raises(CheckpointMismatch):
-        TorchPolicies(3, 4).frozen_weights(
+        TorchFactory(3, 4).frozen_weights(
             JUDGE, setup_of("float32", None, tmp_path / "judge", intermediate_size=16)
         )
     with pytest.raises(CheckpointIncomplete):
-        TorchPolicies(3, 4).frozen_weights(JUDGE, setup_of("float32", None, tmp_path / "nothing"))
+        TorchFactory(3, 4).frozen_weights(JUDGE, setup_of("float32", None, tmp_path / "nothing"))

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, joined
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 
 from .gang_cases import SETUPS, error, same_stats
 from .peak_memory import peak_bytes
@@ -172,7 +172,7 @@ def save(gang: GangRank, kind: str, folder: Path) -> None:
 def load(gang: GangRank, kind: str, folder: Path) -> tuple[RankState, Any]:
     """The state after loading and a step, and its figures."""
     seed = SEED if kind == "adapter" else 99  # the random base of an adapter comes from the seed
-    policy = TorchPolicies(seed, 10).build(NAME, SETUPS[kind], gang)
+    policy = TorchFactory(seed, 10).build(NAME, SETUPS[kind], gang)
     policy.load(folder)
     policy.accumulate(make_samples(2, version=1))
     stats = policy.optimizer_step()
@@ -210,7 +210,7 @@ def test_weights_start_a_policy_of_any_ranks(ranks: Ranks, tmp_path: Path) -> No
 
 
 def started(gang: GangRank, folder: Path) -> dict[str, NDArray[Any]]:
-    policy = TorchPolicies(99, 10).build(NAME, SETUPS["critic"], gang)
+    policy = TorchFactory(99, 10).build(NAME, SETUPS["critic"], gang)
     policy.start_from(folder)
     return {name: array(tensor) for name, tensor in policy.weights().items()}
 

@@ -8,7 +8,7 @@ import torch
 
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
-from flexmarl.actors.trainer.backends.torch_policy.torch_policies import TorchPolicies
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.transport.handle import TensorSpec
 
 from .gang_cases import SETUPS
@@ -28,19 +28,19 @@ from .ranks import (
 def resumed_in_kept_memory(gang: GangRank, kind: str) -> tuple[Any, RankState, list[str]]:
     """A policy that leaves after a micro-batch and comes back before its gang meets: the figures of the step, the state
     after it, and the tensors of the state that are where they were."""
-    backends, setup = TorchPolicies(3, 10), SETUPS[kind]
-    policy = backends.build(NAME, setup, gang)
+    factory, setup = TorchFactory(3, 10), SETUPS[kind]
+    policy = factory.build(NAME, setup, gang)
     policy.accumulate(make_samples(1)[:3])
     before = state_of(policy)
     places = {name: each.data_ptr() for name, each in {**policy.base_state(), **policy.gradients()}.items()}
-    backends.release(policy)
+    factory.release(policy)
     del policy
     specs = [TensorSpec(name, each.shape, str(each.dtype), 0) for name, each in before.tensors.items()]
-    memory = backends.memory(setup, specs)
+    memory = factory.memory(setup, specs)
     assert {name: each.data_ptr() for name, each in memory.items()} == places
     for name, values in before.tensors.items():
         memory[name].copy_(torch.from_numpy(values))
-    policy = backends.host(NAME, setup, gang, memory)
+    policy = factory.host(NAME, setup, gang, memory)
     gradients = policy.gradients() if before.data["accumulated"] else {}
     policy.load_state(TrainingStep(gradients, before.data))
     there = {**policy.base_state(), **policy.gradients()}

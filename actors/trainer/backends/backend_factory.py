@@ -1,4 +1,4 @@
-"""The backends of all policies of a trainer, and the place that they compute at."""
+"""The interface of a kind of backend: it builds those of a process, and computes for all of them in one place."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class PolicyBackends(ABC):
+class BackendFactory(ABC):
     """One kind of backend; ``trainer_setup`` names it. One computation runs at a time, in the order of the calls."""
 
     @abstractmethod

@@ -11,8 +11,8 @@ from ....transport.handle import TensorSpec
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
+from .backend_factory import BackendFactory
 from .policy_backend import PolicyBackend
-from .policy_backends import PolicyBackends
 from .simulated_policy import SimulatedPolicy
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class SimulatedPolicies(PolicyBackends):
+class SimulatedFactory(BackendFactory):
     """``seed``: of the run."""
 
     def __init__(self, seed: int) -> None:

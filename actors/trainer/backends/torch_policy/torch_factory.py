@@ -14,8 +14,8 @@ from .....transport.handle import TensorSpec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ...trainer_setup import PolicySetup
+from ..backend_factory import BackendFactory
 from ..policy_backend import PolicyBackend
-from ..policy_backends import PolicyBackends
 from .completion_model import derived_seed
 from .frozen_base import FrozenBases
 from .frozen_model import frozen_model
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _GANG_TIMEOUT_S: Final = 120.0
 
 
-class TorchPolicies(PolicyBackends):
+class TorchFactory(BackendFactory):
     """``seed`` and ``total_steps``: of the run. ``most_kept``: released policies whose memory is kept, the latest; all
     of them with one rank, or all of them with several."""
 
