@@ -10,11 +10,11 @@ the last whole base part, at another slot or at its next life.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,9 @@ from ..messages import (
     Suspended,
 )
 from ..names import PolicyName, Step
-from ..store_client import ExperienceReader, far_reader, segment_directories
 from .backends.policy_backend import TrainingStep
 from .host_memory import TRANSFER_TIMEOUT_S
-from .hosted_policies import HostedPolicies
+from .hosted_policies import HostedPolicies, reader_of
 from .resharding import reads_of_rank
 from .trainer_setup import TrainerSetup
 
@@ -64,17 +63,13 @@ class SlotWorker(Actor, SlotApi):
         directory, setup = self.system.directory, self._setup
         self._life = self.system.new_id()
         self._torch = version("torch")
-        self._experience = ExperienceReader(
-            setup.store,
-            segment_directories(directory, setup.store_dir),
-            far_reader(self.system, encrypted=setup.encrypted),
-        )
+        self._experience = reader_of(setup, self.system)
         bulk = Bulk.of(self.system, encrypted=setup.encrypted)
         transport = StateTransport(directory, find_devices(setup.devices), bulk=bulk)
         self._transport = await transport.__aenter__()
 
     async def on_stop(self) -> None:
-        self._policies.factory.close()
+        self._policies.close()
         self._experience.close()
         await self._transport.close()
 
@@ -101,7 +96,9 @@ class SlotWorker(Actor, SlotApi):
         self._check_meant(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
-            await self._compute(f"the start of {policy}", partial(self._policies.build, policy, place))
+            await self._policies.compute(
+                f"the start of {policy}", partial(self._policies.build, policy, place)
+            )
 
     @endpoint
     async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
@@ -124,16 +121,19 @@ class SlotWorker(Actor, SlotApi):
             place = await self._enter(policy, place)
             if place.size > 1:
                 return await self._resume_rank(policy, place, state)
-            backend = await self._compute(f"room for {policy}", partial(self._policies.host, policy, place))
+            backend = await self._policies.compute(
+                f"room for {policy}", partial(self._policies.host, policy, place)
+            )
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
+            parts: list[tuple[StateHandle, Mapping[str, Any]]]
             parts = [(state.base.rest, _others(backend.base_state(), live))]
             if live:
                 parts.append((state.base.weights, live))
             if state.step is not None:
                 parts.append((state.step, gradient))
             moved = await self._fetch_all(parts)
-            await self._compute(
+            await self._policies.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
             )
             return moved
@@ -151,7 +151,7 @@ class SlotWorker(Actor, SlotApi):
             gradient = {} if state.step is None else backend.gradients()
             backend.load_state(TrainingStep(gradient, state.data))
 
-        await self._compute(f"the state of {policy}", host)
+        await self._policies.compute(f"the state of {policy}", host)
         return moved
 
     @endpoint
@@ -161,7 +161,9 @@ class SlotWorker(Actor, SlotApi):
         self._check_meant(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
-            backend = await self._compute(f"room for {policy}", partial(self._policies.host, policy, place))
+            backend = await self._policies.compute(
+                f"room for {policy}", partial(self._policies.host, policy, place)
+            )
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
             own = {**backend.base_state(), **gradient}
@@ -175,7 +177,7 @@ class SlotWorker(Actor, SlotApi):
                     timeout_s=TRANSFER_TIMEOUT_S,
                 )
                 moved = Moved(moved.size_bytes + bucket_bytes(part.into), self._got([part.handle]).path)
-            await self._compute(
+            await self._policies.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
             )
             return moved
@@ -191,7 +193,7 @@ class SlotWorker(Actor, SlotApi):
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         self._check_meant(life)
         backend = self._policies[policy]
-        weights = await self._compute(f"the weights of {policy}", backend.weights)
+        weights = await self._policies.compute(f"the weights of {policy}", backend.weights)
         base = backend.base_state()
         live = weights if _are_live(weights, base) else {}
         step = bucket_bytes(backend.gradients())
@@ -214,7 +216,7 @@ class SlotWorker(Actor, SlotApi):
         async with self._moving[policy]:
             self._experience.forget_consumed()
             backend = self._policies[policy]
-            published = await self._compute(f"the weights of {policy}", backend.weights)
+            published = await self._policies.compute(f"the weights of {policy}", backend.weights)
             are_live = _are_live(published, backend.base_state())
             others = _others(backend.base_state(), published if are_live else {})
             with first_error():
@@ -262,7 +264,7 @@ class SlotWorker(Actor, SlotApi):
     async def _leave(self, policy: PolicyName) -> None:
         self._prefetched.pop(policy, None)
         try:
-            await self._compute(f"the release of {policy}", partial(self._policies.release, policy))
+            await self._policies.compute(f"the release of {policy}", partial(self._policies.release, policy))
         finally:
             if self._in_gang == policy:
                 self._in_gang = None
@@ -294,52 +296,34 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         self._check_meant(life)
-        samples = await self._experience.samples(leased)
-        batch = f"a micro-batch of {policy}, {len(samples)} samples"
-        stats = await self._compute(batch, lambda: self._policies.accumulate(policy, samples))
-        versions = Counter(sample.policy_version for sample in samples)
-        return MicroBatchTrained(
-            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
-        )
+        return await self._policies.accumulate(policy, await self._experience.samples(leased))
 
     @endpoint
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_meant(life)
-
-        # The version comes along: a later computation may release the policy before it is read.
-        def take_step() -> SlotStepped:
-            stats = self._policies.optimizer_step(policy, step)
-            return SlotStepped(self._policies[policy].version, stats)
-
-        stepped: SlotStepped = await self._compute(f"the optimizer step {step} of {policy}", take_step)
-        return stepped
+        stats, version = await self._policies.optimizer_step(policy, step, attrgetter("version"))
+        return SlotStepped(version, stats)
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
         self._check_meant(life)
-        name = f"supervised batches {first_batch} to {first_batch + count - 1} of {policy}"
-        loss: float = await self._compute(name, lambda: self._policies.sft(policy, first_batch, count))
-        return loss
+        return await self._policies.sft(policy, first_batch, count)
 
     @endpoint
     async def end_sft(self, life: str, policy: PolicyName) -> None:
         self._check_meant(life)
-        await self._compute(f"the weights of {policy}", self._policies[policy].sft_done)
+        await self._policies.end_sft(policy, attrgetter("version"))
 
     @endpoint
     async def save(self, life: str, policy: PolicyName, folder: str) -> None:
         self._check_meant(life)
-        await self._compute(f"saving {policy} in {folder}", lambda: self._policies.save(policy, Path(folder)))
-
-    @property
-    def _compute(self) -> Any:
-        return self._policies.computations.run
+        await self._policies.save(policy, Path(folder))
 
     def waits(self) -> list[Wait]:
-        return self._policies.computations.waits()
+        return self._policies.waits()
 
     def progress(self) -> int:
-        return self._policies.computations.ended
+        return self._policies.progress()
 
 
 def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:

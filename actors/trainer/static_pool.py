@@ -1,7 +1,6 @@
-"""All policies for ever in the trainer's own process, one computation after the other."""
+"""All policies, resident in the trainer's process: one computation after the other, like a slot that never suspends."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,10 @@ from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
 from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
-from ..store_client import ExperienceReader, far_reader, segment_directories
 from .arrival_order import ArrivalOrder
+from .backends.policy_backend import PolicyBackend
 from .host_memory import TRANSFER_TIMEOUT_S
-from .hosted_policies import HostedPolicies
+from .hosted_policies import HostedPolicies, reader_of
 from .pool import TrainingPool
 from .trainer_setup import TrainerSetup
 
@@ -40,11 +39,7 @@ class StaticPool(TrainingPool):
         directory, bulk = system.directory, Bulk.of(system, encrypted=setup.encrypted)
         self._setup = setup
         self._policies = HostedPolicies(setup)
-        self._experience = ExperienceReader(
-            setup.store,
-            segment_directories(directory, setup.store_dir),
-            far_reader(system, encrypted=setup.encrypted),
-        )
+        self._experience = reader_of(setup, system)
         self._transport = StateTransport(
             directory, find_devices(setup.devices), setup.weights.only_path, bulk
         )
@@ -56,51 +51,36 @@ class StaticPool(TrainingPool):
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._setup.policies:
-                    await self._compute(f"the start of {policy}", partial(self._policies.build, policy))
+                    await self._policies.compute(
+                        f"the start of {policy}", partial(self._policies.build, policy)
+                    )
                     group.create_task(self._reserve(policy))
 
     async def _reserve(self, policy: PolicyName) -> None:
         """Makes the host memory of the policy's two newest versions, so that no Set waits for its pages. Raises
         ArenaSpace."""
         if "shm" in self._transport.offered:
-            size_bytes = await self._compute(
-                f"the weights of {policy}", lambda: bucket_bytes(self._policies.weights(policy))
+            size_bytes = await self._policies.compute(
+                f"the weights of {policy}", lambda: bucket_bytes(self._policies[policy].weights())
             )
             await self._transport.reserve(size_bytes)
 
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
-        batches = f"supervised batches {first_batch} to {first_batch + count - 1} of {policy}"
-        loss: float = await self._compute(batches, lambda: self._policies.sft(policy, first_batch, count))
-        return loss
+        return await self._policies.sft(policy, first_batch, count)
 
     async def end_sft(self, policy: PolicyName) -> None:
-        def end() -> _Weights:
-            self._policies[policy].sft_done()
-            return self._weights_of(policy)
-
-        self._weights[policy] = await self._compute(f"the weights of {policy}", end)
+        self._weights[policy] = await self._policies.end_sft(policy, _weights_of)
 
     async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         with self._arrivals[policy].place() as turn:
             samples = await self._experience.samples(leased)
             await turn  # a store on another host may send the later rows first
-        batch = f"a micro-batch of {policy}, {len(samples)} samples"
-        stats = await self._compute(batch, lambda: self._policies.accumulate(policy, samples))
-        versions = Counter(sample.policy_version for sample in samples)
-        return MicroBatchTrained(
-            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
-        )
+        return await self._policies.accumulate(policy, samples)
 
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
-        def take_step() -> tuple[StepStats, _Weights]:
-            return self._policies.optimizer_step(policy, step), self._weights_of(policy)
-
-        stats, weights = await self._compute(f"the optimizer step {step} of {policy}", take_step)
+        stats, weights = await self._policies.optimizer_step(policy, step, _weights_of)
         self._weights[policy] = weights
         return stats, Version(weights.version)
-
-    def _weights_of(self, policy: PolicyName) -> _Weights:
-        return _Weights(self._policies[policy].version, self._policies.weights(policy))
 
     async def publish(self, policy: PolicyName) -> Published:
         weights = self._weights.pop(policy)
@@ -110,11 +90,7 @@ class StaticPool(TrainingPool):
         return Published(policy, Version(weights.version), handle)
 
     async def save(self, policy: PolicyName, folder: Path) -> None:
-        await self._compute(f"saving {policy} in {folder}", lambda: self._policies.save(policy, folder))
-
-    @property
-    def _compute(self) -> Any:
-        return self._policies.computations.run
+        await self._policies.save(policy, folder)
 
     @property
     def transport(self) -> StateTransport:
@@ -124,16 +100,20 @@ class StaticPool(TrainingPool):
         self._experience.forget_consumed()
 
     async def close(self) -> None:
-        self._policies.factory.close()
+        self._policies.close()
         self._experience.close()
         await self._transport.close()
 
     def waits(self) -> Sequence[Wait]:
-        return self._policies.computations.waits()
+        return self._policies.waits()
 
     def progress(self) -> int:
-        return self._policies.computations.ended
+        return self._policies.progress()
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of the transport, as ``transport_...``, and of the reader of samples."""
         return self._transport.statistics().numbers() | self._experience.statistics()
+
+
+def _weights_of(backend: PolicyBackend) -> _Weights:
+    return _Weights(backend.version, backend.weights())
