@@ -40,7 +40,7 @@ from .gangs import (
     Suspend,
     rolling_mean,
 )
-from .slot_choice import AllocatorConfig, Occupancy, SlotChoice, listed
+from .slot_choice import AllocatorConfig, Occupancy, SlotChoice, join_names
 
 
 class Allocator:
@@ -134,7 +134,9 @@ class Allocator:
         A computation that ran there has not ended. If it is to be computed again, the owner reports it as ``ready``.
         """
         if slot not in self._slots:
-            raise ProtocolViolation(f"slot {slot} was reported lost, but the pool has {listed(self._slots)}")
+            raise ProtocolViolation(
+                f"slot {slot} was reported lost, but the pool has {join_names(self._slots)}"
+            )
         self._pass_time(now)
         self._slots.remove(slot)
         decisions: list[Decision] = []
@@ -196,7 +198,7 @@ class Allocator:
                 continue
             slots, reason = chosen.targets[gang.policy]
             if gang.phase is Phase.PREFETCHED and set(gang.slots) != set(slots):
-                yield self._drop(gang, gang.slots, f"other slots are free earlier: {listed(slots)}", now)
+                yield self._drop(gang, gang.slots, f"other slots are free earlier: {join_names(slots)}", now)
                 continue
             is_loaded = gang.phase is Phase.PREFETCHED
             if (
@@ -247,23 +249,23 @@ class Allocator:
         return Drop(gang.policy, slots, reason)
 
     def _abandon(self, gang: Gang, lost: SlotName, now: float) -> Iterable[Decision]:
-        left = tuple(slot for slot in gang.slots if slot != lost)
+        remaining = tuple(slot for slot in gang.slots if slot != lost)
         is_dropping, gang.computing = gang.phase is Phase.DROPPING, False
         if gang.ready and gang.waiting_since is None:
             gang.waiting_since = now
-        if not left:
+        if not remaining:
             gang.enter(Phase.OUT, now)
         elif is_dropping:
-            gang.slots = left
+            gang.slots = remaining
         else:
-            yield self._drop(gang, left, f"{lost} was lost", now)
+            yield self._drop(gang, remaining, f"{lost} was lost", now)
 
     # ------------------------------------------------------------------ figures
 
     def _gang(self, policy: PolicyName) -> Gang:
         if policy not in self._gangs:
             raise ProtocolViolation(
-                f"policy {policy} is unknown to the pool, which has {listed(self._gangs)}"
+                f"policy {policy} is unknown to the pool, which has {join_names(self._gangs)}"
             )
         return self._gangs[policy]
 

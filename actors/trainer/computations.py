@@ -46,7 +46,7 @@ class Computations:
         self._order.append(computation)
         self._begin_first()
 
-        def called() -> T:  # perhaps by another thread
+        def call() -> T:  # perhaps by another thread
             computation.runs = True
             try:
                 return function()
@@ -56,8 +56,8 @@ class Computations:
                     with contextlib.suppress(RuntimeError):  # the loop has ended
                         loop.call_soon_threadsafe(self._end, computation)
 
-        computing = asyncio.ensure_future(self._factory.compute(called))
-        computing.add_done_callback(lambda _: self._answered(computation))
+        computing = asyncio.ensure_future(self._factory.compute(call))
+        computing.add_done_callback(lambda _: self._report_answer(computation))
         try:
             while not computing.done():
                 first = self._order[0]
@@ -70,7 +70,7 @@ class Computations:
             computing.cancel()
         return computing.result()
 
-    def _answered(self, computation: _Computation) -> None:
+    def _report_answer(self, computation: _Computation) -> None:
         computation.is_answered = True
         # A computation that still runs has lost its caller: the next one begins only when its function returns.
         if not computation.runs:

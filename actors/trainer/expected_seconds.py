@@ -16,15 +16,15 @@ class ExpectedSeconds:
         self._gangs = gangs
 
     def computation(self, gang: Gang) -> float:
-        return _expected(gang.compute_s, (other.compute_s for other in self._gangs), _UNKNOWN_S)
+        return _expect(gang.compute_s, (other.compute_s for other in self._gangs), _UNKNOWN_S)
 
     def load(self, gang: Gang) -> float:
         """Seconds until its state is on its slots."""
-        return _expected(gang.load_s, (other.load_s for other in self._gangs), 0.0)
+        return _expect(gang.load_s, (other.load_s for other in self._gangs), 0.0)
 
     def swap(self, leaves: Gang, comes: Gang) -> float:
         """Seconds until one state is out, and the other one in."""
-        return self.load(comes) + _expected(leaves.save_s, (other.save_s for other in self._gangs), 0.0)
+        return self.load(comes) + _expect(leaves.save_s, (other.save_s for other in self._gangs), 0.0)
 
     def work(self, gang: Gang) -> float:
         """Seconds for its ready computations and the running one, from its beginning, if it always has slots."""
@@ -42,12 +42,14 @@ class ExpectedSeconds:
         """Seconds until all that is ready can have ended: all work on all slots, or the longest policy's work."""
         works = [(self.work(gang), gang.ranks) for gang in self._gangs]
         return max(
-            sum(work_s * ranks for work_s, ranks in works) / max(1, slots), *(each for each, _ in works), 0.0
+            sum(work_s * ranks for work_s, ranks in works) / max(1, slots),
+            *(work_s for work_s, _ in works),
+            0.0,
         )
 
 
-def _expected(own_s: float | None, all_s: Iterable[float | None], unknown_s: float) -> float:
+def _expect(own_s: float | None, all_s: Iterable[float | None], unknown_s: float) -> float:
     if own_s is not None:
         return own_s
-    known = [each for each in all_s if each is not None]
-    return sum(known) / len(known) if known else unknown_s
+    measured = [work_s for work_s in all_s if work_s is not None]
+    return sum(measured) / len(measured) if measured else unknown_s

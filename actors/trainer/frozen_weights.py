@@ -24,9 +24,13 @@ class FrozenWeights:
     copy."""
 
     def __init__(self, setup: TrainerSetup, system: System, transport: StateTransport) -> None:
-        self._of_endpoints = {policy for policy, own in setup.frozen.items() if own.is_of_an_endpoint}
+        self._of_endpoints = {
+            policy for policy, frozen_setup in setup.frozen.items() if frozen_setup.is_of_an_endpoint
+        }
         frozen = {
-            policy: _on_cpu(own) for policy, own in setup.frozen.items() if policy not in self._of_endpoints
+            policy: _on_cpu(frozen_setup)
+            for policy, frozen_setup in setup.frozen.items()
+            if policy not in self._of_endpoints
         }
         self._setup = replace(setup, policies=frozen, resume_from=None, pool=None)
         self._system, self._transport = system, transport

@@ -48,7 +48,7 @@ class RankMemory:
         """Moves the rest and the step part to a file in ``folder``. Raises OSError: the state stays in memory then."""
         assert self.state is not None, "a policy without a state has no memory"
         file = folder / f"{self._key}.state"
-        await self._transport.store_away(self._pairs["rest"], self._used(self.state), file)
+        await self._transport.store_away(self._pairs["rest"], self._pieces_in_use(self.state), file)
         self._file = file
 
     async def bring_back(self) -> bool:
@@ -56,16 +56,16 @@ class RankMemory:
         if self._file is None or self.state is None:
             return False
         old = self._pairs["rest"]
-        new = await self._transport.bring_back(old, self._used(self.state), self._file)
+        new = await self._transport.bring_back(old, self._pieces_in_use(self.state), self._file)
         self._pairs["rest"], self._file = new, None
         base, step = self.state.base, self.state.step
-        for one, other in zip(old, new, strict=True):
-            base = replace(base, rest=base.rest.moved(one, other))
-            step = None if step is None else step.moved(one, other)
+        for source, target in zip(old, new, strict=True):
+            base = replace(base, rest=base.rest.moved(source, target))
+            step = None if step is None else step.moved(source, target)
         self.state = HostState(base, step, self.state.data)
         return True
 
-    def _used(self, state: HostState) -> list[LentMemory]:
+    def _pieces_in_use(self, state: HostState) -> list[LentMemory]:
         """The pieces of the second pair that hold something."""
         handles = [state.base.rest, *([] if state.step is None else [state.step])]
         return [piece for piece in self._pairs["rest"] if any(handle.lies_in(piece) for handle in handles)]

@@ -84,13 +84,13 @@ def check_tensors(
     with _open_tensors(path) as file:
         present = set(file.keys())
         for name, tensor in expected.items():
-            wanted = f"{_DTYPES[tensor.dtype]} {list(parts[name].shape if parts else tensor.shape)}"
+            declared = f"{_DTYPES[tensor.dtype]} {list(parts[name].shape if parts else tensor.shape)}"
             if name not in present:
-                raise CheckpointMismatch(path, name, wanted, "no such tensor")
+                raise CheckpointMismatch(path, name, declared, "no such tensor")
             header = file.get_slice(name)
-            found = f"{header.get_dtype()} {list(header.get_shape())}"
-            if found != wanted:
-                raise CheckpointMismatch(path, name, wanted, found)
+            stored = f"{header.get_dtype()} {list(header.get_shape())}"
+            if stored != declared:
+                raise CheckpointMismatch(path, name, declared, stored)
     for name in sorted(present - expected.keys()):
         raise CheckpointMismatch(path, name, "no such tensor", "a tensor the policy does not have")
 

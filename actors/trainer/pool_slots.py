@@ -50,7 +50,7 @@ class HostedGang:
 
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_prefetched``: its state is there, and its processes
     have not met. ``is_loaded``: it can compute. ``has_computed``: its state is not the one in the host's memory any
-    more. ``left``: number of slots that are not lost.
+    more. ``remaining``: number of slots that are not lost.
     """
 
     slots: Slots
@@ -60,7 +60,7 @@ class HostedGang:
     is_prefetched: bool = False
     is_loaded: bool = False
     has_computed: bool = False
-    left: int = 0
+    remaining: int = 0
 
 
 class SlotListener(Protocol):
@@ -110,7 +110,7 @@ class PoolSlots:
         meeting, size = f"gang-{self._bindings}", len(slots)
         places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
         lives = tuple(self._life_of(slot) for slot in slots)
-        return HostedGang(slots, lives, places, is_torn, left=size)
+        return HostedGang(slots, lives, places, is_torn, remaining=size)
 
     async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
         """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
@@ -162,7 +162,7 @@ class PoolSlots:
                 async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
                     async for life in lives:
                         async with self._losing[slot]:  # the listener is notified of the loss before
-                            self._enlisted(slot, life)
+                            self._register(slot, life)
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
@@ -173,7 +173,7 @@ class PoolSlots:
                 await self.lose(SlotLost(slot, life.life, end))
             await asyncio.sleep(_RETRY_S)
 
-    def _enlisted(self, slot: SlotName, life: SlotLife) -> None:
+    def _register(self, slot: SlotName, life: SlotLife) -> None:
         if life.life in self._ended:  # given up, and not killed yet
             return
         self._versions[slot] = life.torch

@@ -19,42 +19,42 @@ class PartialRead:
 
 
 def reads_of_rank(
-    own: Mapping[str, Any], parts: Mapping[str, Shard], ranks: Sequence[tuple[HostState, StateBytes]]
+    live: Mapping[str, Any], parts: Mapping[str, Shard], ranks: Sequence[tuple[HostState, StateBytes]]
 ) -> Iterator[PartialRead]:
-    """All rows of ``own``, a rank's live tensors of both parts of a state, whose shards are ``parts``.
+    """All rows of ``live``, a rank's live tensors of both parts of a state, whose shards are ``parts``.
 
     Each row is read once, from the first of ``ranks`` that has it, directly into its place: nothing is gathered. Raises
     ValueError which names a tensor that they don't have.
     """
-    wanted = {name: parts[name] for name in own}
+    shards = {name: parts[name] for name in live}
     sources = [
         {
             name: replace(part, start=layout.rows[name][0], stop=layout.rows[name][1])
-            for name, part in wanted.items()
+            for name, part in shards.items()
             if name in layout.rows
         }
         for _, layout in ranks
     ]
     reads: dict[tuple[int, int], PartialRead] = {}
-    unlimited = sum(part.stop - part.start for part in wanted.values()) + 1
-    for piece in pieces(wanted, sources, dict.fromkeys(wanted, 1), unlimited):
+    unlimited = sum(part.stop - part.start for part in shards.values()) + 1
+    for piece in pieces(shards, sources, dict.fromkeys(shards, 1), unlimited):
         state, layout = ranks[piece.source]
-        number, handle, name = _found(piece.name, state, layout)
+        number, handle, name = _find(piece.name, state, layout)
         read = reads.setdefault((piece.source, number), PartialRead(handle))
-        tensor = own[piece.name]
-        if wanted[piece.name].shape:
+        tensor = live[piece.name]
+        if shards[piece.name].shape:
             read.rows[name] = (piece.source_start, piece.source_start + piece.rows)
             tensor = tensor[piece.own_start : piece.own_start + piece.rows]
         read.into[name] = tensor
     yield from reads.values()
 
 
-def _found(name: str, state: HostState, layout: StateBytes) -> tuple[int, StateHandle, str]:
+def _find(name: str, state: HostState, layout: StateBytes) -> tuple[int, StateHandle, str]:
     """The handle in which a rank's tensor lies, its number, and the tensor's name there."""
     base = state.base
     if base.weights_are_live:
-        for published, own in layout.live.items():
-            if own == name:
+        for published, live in layout.live.items():
+            if live == name:
                 return 0, base.weights, published
     handles = [base.rest, *([] if state.step is None else [state.step])]
     for number, handle in enumerate(handles, 1):

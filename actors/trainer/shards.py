@@ -56,38 +56,38 @@ class Piece:
 
 
 def pieces(
-    own: Mapping[str, Shard],
+    shards: Mapping[str, Shard],
     sources: Sequence[Mapping[str, Shard]],
     row_bytes: Mapping[str, int],
     most_bytes: int,
 ) -> Iterator[Piece]:
-    """All rows of the reader's parts ``own``, each from one of the ``sources``, the parts of another gang by rank.
+    """All rows of the reader's parts ``shards``, each from one of the ``sources``, the parts of another gang by rank.
 
     Each piece has at most ``most_bytes``, or one row. Raises ``ValueError`` which names the first tensor that the
     sources don't have, have in another shape, or have gaps in.
     """
-    for name, wanted in own.items():
+    for name, shard in shards.items():
         most_rows = max(1, most_bytes // max(1, row_bytes[name]))
-        row = wanted.start
-        while row < wanted.stop:
-            rank, part = _holder(name, wanted, row, sources)
-            rows = min(wanted.stop, part.stop, row + most_rows) - row
-            yield Piece(name, rank, row - part.start, row - wanted.start, rows)
+        row = shard.start
+        while row < shard.stop:
+            rank, part = _holder(name, shard, row, sources)
+            rows = min(shard.stop, part.stop, row + most_rows) - row
+            yield Piece(name, rank, row - part.start, row - shard.start, rows)
             row += rows
 
 
-def _holder(name: str, wanted: Shard, row: int, sources: Sequence[Mapping[str, Shard]]) -> tuple[int, Shard]:
+def _holder(name: str, shard: Shard, row: int, sources: Sequence[Mapping[str, Shard]]) -> tuple[int, Shard]:
     for rank, parts in enumerate(sources):
         part = parts.get(name)
-        if part is None or part.shape != wanted.shape:
-            found = "no such tensor" if part is None else str(list(part.shape))
-            raise ValueError(f"tensor {name}: need {list(wanted.shape)}, rank {rank} has {found}")
+        if part is None or part.shape != shard.shape:
+            problem = "no such tensor" if part is None else str(list(part.shape))
+            raise ValueError(f"tensor {name}: need {list(shard.shape)}, rank {rank} has {problem}")
         if part.start <= row < part.stop:
             return rank, part
     raise ValueError(f"tensor {name}: no rank has row {row}")
 
 
-def divided(weights: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
+def divide(weights: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
     """The numbers of the items of each rank, in increasing order: sums of ``weights`` that differ little.
 
     The heaviest first, each to the rank with the least so far (Graham's rule): the largest sum is at most 4/3 of the

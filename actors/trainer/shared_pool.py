@@ -98,36 +98,36 @@ class SharedPool(TrainingPool):
         async def run(_gang: HostedGang) -> None:
             """Nothing is computed."""
 
-        await self._computed(policy, Computation("bind", run))
+        await self._compute(policy, Computation("bind", run))
 
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
         async def run(gang: HostedGang) -> float:
             return await self._first(gang, lambda slot, life, _: slot.sft(life, policy, first_batch, count))
 
-        loss: float = await self._computed(policy, Computation("sft", run, changes_base=True))
+        loss: float = await self._compute(policy, Computation("sft", run, changes_base=True))
         return loss
 
     async def end_sft(self, policy: PolicyName) -> None:
         async def run(gang: HostedGang) -> None:
             await self._slots.at(gang, lambda slot, life, _: slot.end_sft(life, policy))
 
-        await self._computed(policy, Computation("end_sft", run, changes_base=True))
+        await self._compute(policy, Computation("end_sft", run, changes_base=True))
 
     async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         async def run(gang: HostedGang) -> MicroBatchTrained:
             return await self._first(gang, lambda slot, life, _: slot.accumulate(life, policy, leased))
 
         computation = Computation("accumulate", run, repeated=True)
-        trained: MicroBatchTrained = await self._computed(policy, computation)
+        trained: MicroBatchTrained = await self._compute(policy, computation)
         return trained
 
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
         async def run(gang: HostedGang) -> tuple[StepStats, Version]:
-            found = await self._first(gang, lambda slot, life, _: slot.optimizer_step(life, policy, step))
-            return found.stats, Version(found.version)
+            stepped = await self._first(gang, lambda slot, life, _: slot.optimizer_step(life, policy, step))
+            return stepped.stats, Version(stepped.version)
 
         computation = Computation("optimizer_step", run, changes_base=True)
-        stepped: tuple[StepStats, Version] = await self._computed(policy, computation)
+        stepped: tuple[StepStats, Version] = await self._compute(policy, computation)
         return stepped
 
     async def publish(self, policy: PolicyName) -> Published:
@@ -140,7 +140,7 @@ class SharedPool(TrainingPool):
         async def run(gang: HostedGang) -> None:
             await self._slots.at(gang, lambda slot, life, _: slot.save(life, policy, str(folder)))
 
-        await self._computed(policy, Computation("save", run))
+        await self._compute(policy, Computation("save", run))
 
     @property
     def transport(self) -> StateTransport:
@@ -162,14 +162,14 @@ class SharedPool(TrainingPool):
     def waits(self) -> list[Wait]:
         """The computations under way, and policies that wait for slots."""
         now = self._clock()
-        found = []
+        waits = []
         for policy, work in self._work.items():
             if work.running is not None and (gang := self._gangs.get(policy)) is not None:
                 what = f"{work.running.name} of {policy} on {', '.join(gang.slots)}"
-                found.append(Wait(what, now - work.since, actor=gang.slots[0]))
+                waits.append(Wait(what, now - work.since, actor=gang.slots[0]))
             elif work.is_waiting:
-                found.append(Wait(f"slots for {policy}", now - work.since, actor="slots"))
-        return found
+                waits.append(Wait(f"slots for {policy}", now - work.since, actor="slots"))
+        return waits
 
     def progress(self) -> int:
         return sum(work.ended for work in self._work.values())
@@ -182,7 +182,7 @@ class SharedPool(TrainingPool):
         """The first rank's result of a call at all ranks: those of the others are the same."""
         return (await self._slots.at(gang, call))[0]
 
-    async def _computed(self, policy: PolicyName, computation: Computation) -> Any:
+    async def _compute(self, policy: PolicyName, computation: Computation) -> Any:
         """The result of ``computation``, after all earlier ones of the policy."""
         self._work[policy].add(computation)
         self._event(lambda now: self._decider.ready(policy, now))
@@ -286,15 +286,18 @@ class SharedPool(TrainingPool):
     def slot_lost(self, slot: SlotName, reason: str) -> None:
         gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.slots}
         for gang in gangs.values():
-            gang.left -= 1
-        lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.left)]
+            gang.remaining -= 1
+        lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.remaining)]
         again = {policy: self._fall_back(policy) for policy in lost}
-        repeated = {policy: sum(one.repeated for one in ones) for policy, ones in again.items()}
+        repeated = {
+            policy: sum(computation.repeated for computation in computations)
+            for policy, computations in again.items()
+        }
         self._moves.report(SlotLost(slot, reason, ", ".join(lost), sum(repeated.values())))
         self._event(partial(self._decider.slot_lost, slot))
-        for policy, ones in again.items():
+        for policy, computations in again.items():
             self._moves.records[policy].repeated += repeated[policy]
-            for _ in ones:
+            for _ in computations:
                 self._event(partial(self._decider.ready, policy))
 
     def _fall_back(self, policy: PolicyName) -> list[Computation]:

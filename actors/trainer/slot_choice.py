@@ -68,7 +68,7 @@ class Occupancy:
 class SlotChoice:
     """The slots that waiting gangs are to get, after one event.
 
-    ``waiting``: the gangs that wait, the most urgent first. ``taken``: slots that one of them is to get. ``leaving``:
+    ``waiting``: the gangs that wait, the most urgent first. ``occupied``: slots that one of them gets. ``leaving``:
     gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
     with the reason. ``grows``: a gang that leaves its slots for more, with the reason.
     """
@@ -82,7 +82,7 @@ class SlotChoice:
     critical_s: float = 0.0
     """Work of this many seconds determines the end of the step."""
     waiting: list[Gang] = field(default_factory=list)
-    taken: set[SlotName] = field(default_factory=set)
+    occupied: set[SlotName] = field(default_factory=set)
     leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
     targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
     grows: tuple[Gang, str] | None = None
@@ -93,8 +93,8 @@ class SlotChoice:
         for gang in self.waiting:
             self._choose(gang)
         if not self.waiting:
-            found = ((gang, why) for gang in self.gangs.values() if (why := self._reason_to_grow(gang)))
-            self.grows = next(found, None)
+            growing = ((gang, why) for gang in self.gangs.values() if (why := self._reason_to_grow(gang)))
+            self.grows = next(growing, None)
 
     def claim(self, gang: Gang) -> str:
         """The reason for which a waiting ``gang`` gets slots, in words."""
@@ -125,7 +125,7 @@ class SlotChoice:
             return  # until slots join
         # While its state is loaded, no other slots; then those first, and those from which no state must leave.
         allowed = gang.slots if gang.phase is Phase.PREFETCHING else self.slots
-        free = [slot for slot in allowed if slot not in self.taken and self._opens(slot)]
+        free = [slot for slot in allowed if slot not in self.occupied and self._opens(slot)]
         free.sort(key=lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot)))
         count = self._ranks_now(gang, allowed)
         target, reason = free[:count], "its slots are free"
@@ -138,7 +138,7 @@ class SlotChoice:
                 target += [slot for slot in victim.slots if slot in allowed]
                 reason = f"{victim.policy} leaves"
             target = target[:count]  # of a gang that is due, perhaps not all: the rest follows
-        self.taken.update(target)
+        self.occupied.update(target)
         if len(target) == count:
             in_order = tuple(slot for slot in self.slots if slot in target)
             self.targets[gang.policy] = (in_order, f"{self.claim(gang)}; {reason}")
@@ -148,7 +148,7 @@ class SlotChoice:
         for more than its fewest ranks."""
         if gang.fewest == gang.ranks:
             return gang.ranks
-        idle = [slot for slot in allowed if slot not in self.taken and self._idles(slot)]
+        idle = [slot for slot in allowed if slot not in self.occupied and self._idles(slot)]
         if gang.phase is Phase.PREFETCHING or (gang.slots and set(gang.slots) <= set(idle)):
             return len(gang.slots)
         return min(gang.ranks, max(gang.fewest, len(idle)))
@@ -172,17 +172,25 @@ class SlotChoice:
             return sum(slot in allowed for slot in holder.slots)
 
         def cost(victim: tuple[Gang, str]) -> tuple[object, ...]:
-            one = victim[0]
-            is_loaded_there = set(one.slots) <= set(gang.slots)
-            left_s = self.expected.running(one, self.now)
-            return (not one.starves, not is_loaded_there, left_s, abs(gain(one) - missing), one.began)
+            holder = victim[0]
+            is_loaded_there = set(holder.slots) <= set(gang.slots)
+            left_s = self.expected.running(holder, self.now)
+            return (
+                not holder.starves,
+                not is_loaded_there,
+                left_s,
+                abs(gain(holder) - missing),
+                holder.began,
+            )
 
-        bound = (one for one in self.gangs.values() if one.phase is Phase.BOUND and gain(one))
-        staying = (one for one in bound if one.policy not in self.leaving)
-        found = sorted(((one, why) for one in staying if (why := self._reason_to_leave(one, gang))), key=cost)
+        bound = (holder for holder in self.gangs.values() if holder.phase is Phase.BOUND and gain(holder))
+        staying = (holder for holder in bound if holder.policy not in self.leaving)
+        candidates = sorted(
+            ((holder, why) for holder in staying if (why := self._reason_to_leave(holder, gang))), key=cost
+        )
         victims: list[tuple[Gang, str]] = []
-        while found and missing > 0:
-            victims.append(found.pop(0))
+        while candidates and missing > 0:
+            victims.append(candidates.pop(0))
             missing -= gain(victims[-1][0])
         if missing > 0 and not self._is_due(gang):
             return []
@@ -220,5 +228,5 @@ class SlotChoice:
         return f"{idle} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {gang.ranks} ranks"
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"

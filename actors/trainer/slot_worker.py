@@ -84,7 +84,7 @@ class SlotWorker(Actor, SlotApi):
         yield SlotLife(self._life, self.system.incarnation, self._torch)
         await asyncio.Event().wait()
 
-    def _check_meant(self, life: str) -> None:
+    def _check_life(self, life: str) -> None:
         """Raises WorkerReplaced if ``life`` is not this one."""
         if life != self._life:
             raise WorkerReplaced(self._life, life)
@@ -93,7 +93,7 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
             await self._policies.compute(
@@ -102,7 +102,7 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             return await self._prefetch(policy, state)
 
@@ -116,7 +116,7 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
             if place.size > 1:
@@ -127,7 +127,7 @@ class SlotWorker(Actor, SlotApi):
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
             parts: list[tuple[StateHandle, Mapping[str, Any]]]
-            parts = [(state.base.rest, _others(backend.base_state(), live))]
+            parts = [(state.base.rest, _exclude_live(backend.base_state(), live))]
             if live:
                 parts.append((state.base.weights, live))
             if state.step is not None:
@@ -141,7 +141,7 @@ class SlotWorker(Actor, SlotApi):
     async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         """The state comes before the gang meets, so that the backend can take over its memory."""
         assert not state.base.weights_are_live, "those of a gang are gathered copies"
-        moved = self._got([])
+        moved = self._count_moved([])
         if policy not in self._prefetched:
             moved = await self._prefetch(policy, state)
         memory = self._prefetched.pop(policy)
@@ -158,7 +158,7 @@ class SlotWorker(Actor, SlotApi):
     async def reshard(
         self, life: str, policy: PolicyName, place: GangPlace, ranks: list[tuple[HostState, StateBytes]]
     ) -> Moved:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
             backend = await self._policies.compute(
@@ -166,9 +166,9 @@ class SlotWorker(Actor, SlotApi):
             )
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
-            own = {**backend.base_state(), **gradient}
-            moved = self._got([])
-            for part in reads_of_rank(own, backend.parts(), ranks):
+            live = {**backend.base_state(), **gradient}
+            moved = self._count_moved([])
+            for part in reads_of_rank(live, backend.parts(), ranks):
                 await self._transport.get(
                     part.handle,
                     names=part.into.keys(),
@@ -176,7 +176,9 @@ class SlotWorker(Actor, SlotApi):
                     into=part.into,
                     timeout_s=TRANSFER_TIMEOUT_S,
                 )
-                moved = Moved(moved.size_bytes + bucket_bytes(part.into), self._got([part.handle]).path)
+                moved = Moved(
+                    moved.size_bytes + bucket_bytes(part.into), self._count_moved([part.handle]).path
+                )
             await self._policies.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
             )
@@ -184,14 +186,14 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             backend = self._policies[policy]
             return await self._set(f"{policy}/rest", backend.base_state(), backend.version, rest)
 
     @endpoint
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
-        self._check_meant(life)
+        self._check_life(life)
         backend = self._policies[policy]
         weights = await self._policies.compute(f"the weights of {policy}", backend.weights)
         base = backend.base_state()
@@ -200,7 +202,7 @@ class SlotWorker(Actor, SlotApi):
         names = {_address(tensor): name for name, tensor in base.items()}
         return StateBytes(
             weights=bucket_bytes(weights),
-            rest=bucket_bytes(_others(base, live)),
+            rest=bucket_bytes(_exclude_live(base, live)),
             step=step,
             base=bucket_bytes(base),
             on_slot=bucket_bytes(base) + step + bucket_bytes(backend.frozen_state()),
@@ -212,24 +214,24 @@ class SlotWorker(Actor, SlotApi):
     async def set_base(
         self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
     ) -> BaseState:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             self._experience.forget_consumed()
             backend = self._policies[policy]
             published = await self._policies.compute(f"the weights of {policy}", backend.weights)
             are_live = _are_live(published, backend.base_state())
-            others = _others(backend.base_state(), published if are_live else {})
+            rest_tensors = _exclude_live(backend.base_state(), published if are_live else {})
             with first_error():
                 async with asyncio.TaskGroup() as group:
                     version = backend.version
                     weights_set = group.create_task(self._set(policy, published, version, weights))
-                    rest_set = group.create_task(self._set(f"{policy}/rest", others, version, rest))
+                    rest_set = group.create_task(self._set(f"{policy}/rest", rest_tensors, version, rest))
             data = backend.step_state().data
             return BaseState(weights_set.result(), are_live, rest_set.result(), data)
 
     @endpoint
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             backend = self._policies[policy]
             state = backend.step_state()
@@ -243,13 +245,13 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def forget_copies(self, life: str, policy: PolicyName) -> None:
-        self._check_meant(life)
+        self._check_life(life)
         for part in ("rest", "step"):
             await self._transport.drop(f"{policy}/{part}")
 
     @endpoint
     async def drop(self, life: str, policy: PolicyName) -> None:
-        self._check_meant(life)
+        self._check_life(life)
         async with self._moving[policy]:
             await self._leave(policy)
 
@@ -281,11 +283,11 @@ class SlotWorker(Actor, SlotApi):
             async with asyncio.TaskGroup() as group:
                 for handle, into in parts:
                     group.create_task(self._fetch(handle, into))
-        return self._got([handle for handle, _ in parts])
+        return self._count_moved([handle for handle, _ in parts])
 
-    def _got(self, handles: Sequence[StateHandle]) -> Moved:
+    def _count_moved(self, handles: Sequence[StateHandle]) -> Moved:
         """States that were copied here."""
-        chosen = {found.path for handle in handles if (found := self._transport.chosen(handle.key))}
+        chosen = {choice.path for handle in handles if (choice := self._transport.chosen(handle.key))}
         return Moved(sum(handle.size_bytes for handle in handles), ", ".join(sorted(chosen)) or "none")
 
     async def _fetch(self, handle: StateHandle, into: Mapping[str, Any]) -> None:
@@ -295,28 +297,28 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
-        self._check_meant(life)
+        self._check_life(life)
         return await self._policies.accumulate(policy, await self._experience.samples(leased))
 
     @endpoint
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
-        self._check_meant(life)
+        self._check_life(life)
         stats, version = await self._policies.optimizer_step(policy, step, attrgetter("version"))
         return SlotStepped(version, stats)
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
-        self._check_meant(life)
+        self._check_life(life)
         return await self._policies.sft(policy, first_batch, count)
 
     @endpoint
     async def end_sft(self, life: str, policy: PolicyName) -> None:
-        self._check_meant(life)
+        self._check_life(life)
         await self._policies.end_sft(policy, attrgetter("version"))
 
     @endpoint
     async def save(self, life: str, policy: PolicyName, folder: str) -> None:
-        self._check_meant(life)
+        self._check_life(life)
         await self._policies.save(policy, Path(folder))
 
     def waits(self) -> list[Wait]:
@@ -328,11 +330,11 @@ class SlotWorker(Actor, SlotApi):
 
 def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
     """True if published weights are the policy's own, not copies of them."""
-    own = set(map(_address, base.values()))
-    return bool(weights) and all(_address(tensor) in own for tensor in weights.values())
+    addresses = set(map(_address, base.values()))
+    return bool(weights) and all(_address(tensor) in addresses for tensor in weights.values())
 
 
-def _others(base: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+def _exclude_live(base: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a base part that are not among the ``live`` weights."""
     published = set(map(_address, live.values()))
     return {name: tensor for name, tensor in base.items() if _address(tensor) not in published}

@@ -92,8 +92,8 @@ class StateMoves:
         states = self.memory.states(policy) or []
         moved = await self._slots.at(gang, lambda slot, life, rank: call(slot, life, rank, states[rank]))
         if was_on_disk:
-            moved = [replace(each, path=f"disk, {each.path}") for each in moved]
-        self._moved(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
+            moved = [replace(copy, path=f"disk, {copy.path}") for copy in moved]
+        self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
 
     async def _reshard(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """The policy continues with another number of ranks: each copies its rows of the state, and the base part is
@@ -115,7 +115,7 @@ class StateMoves:
             if self._hosts(policy, gang):
                 ranks_of = zip(memory, rests, lent, strict=True)
                 taking = [rank.take(rest, piece) for rank, rest, piece in ranks_of]
-                rests = await self._taken(policy, gang, rests, taking)
+                rests = await self._take(policy, gang, rests, taking)
                 self.memory.was_resharded(policy, memory, rests)
         finally:
             if self.memory[policy] is not memory:
@@ -123,7 +123,7 @@ class StateMoves:
                     rank.free()
         gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
         reason = f"{reason}; its state is divided over {len(gang.slots)} slots, before over {len(before)}"
-        self._moved(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
+        self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
 
     async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
@@ -153,7 +153,7 @@ class StateMoves:
         if not self._hosts(policy, gang):
             return
         taking = [rank.take_base(base, pair) for rank, base, pair in zip(memory, bases, lent, strict=True)]
-        bases = await self._taken(policy, gang, bases, taking)
+        bases = await self._take(policy, gang, bases, taking)
         for rank, base in zip(memory, bases, strict=True):
             rank.base_was_set(base)
         gang.has_computed = False
@@ -173,14 +173,14 @@ class StateMoves:
                 taking = [
                     rank.take_step(step, piece) for rank, step, piece in zip(memory, steps, lent, strict=True)
                 ]
-                steps = await self._taken(policy, gang, steps, taking)
+                steps = await self._take(policy, gang, steps, taking)
                 for rank, step in zip(memory, steps, strict=True):
                     rank.was_suspended(step)
         else:  # the state in the host's memory is this one
             await self.drop(policy, gang)
-        self._moved(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
+        self._report_move(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
 
-    async def _taken(
+    async def _take(
         self, policy: PolicyName, gang: HostedGang, set_by_slots: list[T], taking: Sequence[Awaitable[T]]
     ) -> list[T]:
         """States that the slots have set, now in the host's memory: ``taking`` fetches those of slots of other nodes.
@@ -190,13 +190,13 @@ class StateMoves:
             await slot.forget_copies(life, policy)
 
         try:
-            taken = await _all_of(taking)
+            states = await _all_of(taking)
         except TransportError:
             await self._slots.at(gang, forget)  # raises SlotLost if that is the reason
             raise
-        if taken != set_by_slots:
+        if states != set_by_slots:
             await self._slots.at(gang, forget)
-        return taken
+        return states
 
     async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
         def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
@@ -209,7 +209,7 @@ class StateMoves:
 
     # ------------------------------------------------------------------ events
 
-    def _moved(
+    def _report_move(
         self,
         kind: type[PolicyResumed | PolicySuspended],
         policy: PolicyName,
@@ -219,9 +219,9 @@ class StateMoves:
         seconds: float,
     ) -> None:
         """Counts and reports what was copied, of all ranks."""
-        size_bytes = sum(each.size_bytes for each in moved)
+        size_bytes = sum(copy.size_bytes for copy in moved)
         self.records[policy].moved_bytes += size_bytes
-        path = ", ".join(dict.fromkeys(each.path for each in moved))
+        path = ", ".join(dict.fromkeys(copy.path for copy in moved))
         self.report(kind(policy, ", ".join(gang.slots), reason, size_bytes, round(seconds, 6), path))
 
     def report(self, event: RunEvent) -> None:
@@ -236,10 +236,10 @@ class StateMoves:
 async def _all_of(moving: Sequence[Awaitable[T]]) -> list[T]:
     """The results of all, at the same time. Raises the first error, when the others have ended."""
 
-    async def one(awaitable: Awaitable[T]) -> T:
+    async def wait_for(awaitable: Awaitable[T]) -> T:
         return await awaitable
 
     with first_error():
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(awaitable)) for awaitable in moving]
+            tasks = [group.create_task(wait_for(awaitable)) for awaitable in moving]
     return [task.result() for task in tasks]

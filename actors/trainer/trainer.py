@@ -30,7 +30,7 @@ class Trainer(Actor, TrainerApi):
         self._waits = OpenWaits()
 
     async def on_start(self) -> None:
-        self._pool = self._made_pool()
+        self._pool = self._create_pool()
         await self._pool.start()
         self._frozen = FrozenWeights(self._setup, self.system, self._pool.transport)
 
@@ -97,7 +97,7 @@ class Trainer(Actor, TrainerApi):
         fences, self._leases[policy] = self._leases[policy], []
         with first_error():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._committed(policy, fences, version))
+                group.create_task(self._commit(policy, fences, version))
                 publishing = group.create_task(self._computing.publish(policy))
         self._computing.rows_committed(policy)
         published = publishing.result()
@@ -116,7 +116,7 @@ class Trainer(Actor, TrainerApi):
         assert self._pool is not None, "calls come after the start"
         return self._pool
 
-    def _made_pool(self) -> TrainingPool:
+    def _create_pool(self) -> TrainingPool:
         # Imported here: a shared pool computes in other processes, and this one does not need their libraries.
         if self._setup.pool is None:
             from .static_pool import StaticPool
@@ -126,5 +126,5 @@ class Trainer(Actor, TrainerApi):
 
         return SharedPool(self._setup, self._setup.pool, self.system, self.background, self.watch)
 
-    async def _committed(self, policy: PolicyName, fences: list[int], version: int) -> None:
+    async def _commit(self, policy: PolicyName, fences: list[int], version: int) -> None:
         await self._store.within(WORK_TIMEOUT_S).commit(policy, fences, version)

@@ -1,4 +1,4 @@
-"""The rows of ranks, their way to another number of ranks, and items divided by weight."""
+"""The rows of ranks, their way to another number of ranks, and items divide by weight."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.trainer.shards import Shard, divided, pieces, shard_of, whole
+from flexmarl.actors.trainer.shards import Shard, divide, pieces, shard_of, whole
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 RANKS = st.integers(1, 6)
@@ -54,11 +54,11 @@ def test_sources_that_do_not_have_all_rows_are_refused_by_name() -> None:
 
 @given(weights=st.lists(st.integers(1, 100), max_size=30), ranks=RANKS)
 def test_every_item_has_one_rank_and_no_rank_much_more_than_its_share(weights: list[int], ranks: int) -> None:
-    shares = divided(np.array(weights, np.int64), ranks)
+    shares = divide(np.array(weights, np.int64), ranks)
     assert sorted(index for share in shares for index in share.tolist()) == list(range(len(weights)))
     largest = max(sum(weights[index] for index in share) for share in shares)
     assert largest <= sum(weights) / ranks + max(weights, default=0)
 
 
 def test_one_rank_has_all_items_in_their_order() -> None:
-    assert divided(np.array([3, 1, 2]), 1)[0].tolist() == [0, 1, 2]
+    assert divide(np.array([3, 1, 2]), 1)[0].tolist() == [0, 1, 2]

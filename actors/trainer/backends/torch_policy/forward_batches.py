@@ -12,7 +12,7 @@ from torch import Tensor
 from ....messages import Sample, Truncation
 from ....truncated_scores import Truncations
 from ...padding import MOST_TOKENS_PER_FORWARD, PaddedRows, TokenRow, pad_rows, split_by_length
-from ...shards import divided
+from ...shards import divide
 from .gang_rank import ALONE, GangRank
 
 IDLE_ROWS: Final[list[TokenRow]] = [((0,), (0,))]
@@ -69,7 +69,7 @@ def make_chunks(
     lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
     groups = [
         [share[indices].tolist() for indices in split_by_length(lengths[share], most_tokens=most_tokens)]
-        for share in divided(lengths, gang.size)
+        for share in divide(lengths, gang.size)
     ]
     own = [_chunk(trained, indices, vocab_size, device, rounding) for indices in groups[gang.rank]]
     idle = max(map(len, groups)) - len(own)

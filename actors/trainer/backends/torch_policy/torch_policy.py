@@ -34,7 +34,7 @@ from ...objective import (
     step_kl,
 )
 from ...padding import TokenRow, pad_rows
-from ...shards import Shard, divided
+from ...shards import Shard, divide
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
@@ -127,7 +127,7 @@ class TorchPolicy:
         if self._gang.size > 1:
             self._completions.check(examples)
             lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
-            own = [examples[index] for index in divided(lengths, self._gang.size)[self._gang.rank]]
+            own = [examples[index] for index in divide(lengths, self._gang.size)[self._gang.rank]]
         rows = pad_rows(own or IDLE_ROWS, self._vocab_size).to(self._device)
         loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
         return loss if own else 0.0 * loss
