@@ -1,4 +1,4 @@
-"""The actors of a run within its supervision: their start, and the watch over them.
+"""The actors of a run, on all of its hosts, within its supervision: their start, and the watch over them.
 
 An actor whose spec says so is restarted alone (``actor_specs.py``). The first other one that dies ends the run, and
 with it all actors.
@@ -50,8 +50,11 @@ _SLOW_START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """A run within its supervision. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of
-    the GPUs of each actor that sees no others. ``archive``: of recorded trajectories; None: there are none."""
+    """A run on all of its hosts, within its supervision.
+
+    ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of the GPUs of each actor that sees
+    no others. ``archive``: of recorded trajectories; None: there are none.
+    """
 
     config: RunConfig
     directory: RunDirectory

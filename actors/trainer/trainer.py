@@ -109,7 +109,7 @@ class Trainer(Actor, TrainerApi):
     async def save(self, policy: PolicyName, folder: str) -> None:
         await self._computing.save(policy, Path(folder))
 
-    # ------------------------------------------------------------------ small things
+    # ------------------------------------------------------------------ the pool
 
     @property
     def _computing(self) -> TrainingPool:

@@ -82,7 +82,7 @@ class Group:
         return self._settle()
 
     def failed(self, trajectory: int, *, replacement: bool = False) -> list[Decision]:
-        """``replace``: it is a straggler, to be replaced where the rules allow one more."""
+        """``replacement``: it is a straggler, which is replaced if the rules allow one more."""
         self._ended(trajectory)
         if self.settled:
             return []

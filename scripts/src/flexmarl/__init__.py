@@ -1,7 +1,7 @@
 """flexmarl: trains several LLM agents together with reinforcement learning.
 
 The packages are ``flexmarl.core`` (actor runtime), ``flexmarl.transport`` (Set/Get of training
-states), ``flexmarl.actors`` (the four roles) and ``flexmarl.launch`` (processes, files, people).
+states), ``flexmarl.actors`` (the five roles) and ``flexmarl.launch`` (processes, files, people).
 ``flexmarl.Run`` is a run within a program, and ``flexmarl.NodesWanted`` the other hosts that it waits for;
 ``flexmarl.connect`` reaches a run of another program, and ``flexmarl.Samples`` reads the trajectories of one. They are
 imported when they are first used.
