@@ -15,12 +15,12 @@ _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
 def known_weights(config: RunConfig) -> dict[PolicyName, int]:
     """Bytes of each policy's weights in its ``dtype``; without the policies whose files are not in a folder here."""
-    found = {
+    sizes = {
         name: weights_bytes(model)
         for name, policy in config.policies.items()
         if (model := policy.used_model) is not None
     }
-    return {name: size for name, size in found.items() if size}
+    return {name: size for name, size in sizes.items() if size}
 
 
 def weights_bytes(model: ModelConfig) -> int:

@@ -20,14 +20,14 @@ def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None)
     An actor with ``device: cuda`` has GPUs of its own; ``cuda:1`` names that GPU of the head for all actors of the
     policy. The first rollout worker is on the head: a run can't do without any.
     """
-    known = weights or {}
+    sizes = weights or {}
     head = [Need(name, name, on_head=True) for name in _HEAD]
     workers, spread = config.rollout.workers, config.hosts.spread
     rollout = [
         Need(f"rollout-{n}", f"rollout.workers={workers}", on_head=n == 0 or not spread)
         for n in range(workers)
     ]
-    return [*head, _trainer(config, known), *_slots(config, known), *_instances(config, known), *rollout]
+    return [*head, _trainer(config, sizes), *_slots(config, sizes), *_instances(config, sizes), *rollout]
 
 
 def device_of(policy: PolicyConfig) -> str:
@@ -46,10 +46,10 @@ def _trainer(config: RunConfig, weights: Mapping[PolicyName, int]) -> Need:
     if named and _OF_ITS_OWN in devices.values():  # in a process that sees all GPUs it is the first
         named = tuple(sorted({0, *named}))
     key = _device_key(on_gpus[0], devices[on_gpus[0]]) if on_gpus else "pool.name=static"
-    each = sum(weights.get(name, 0) for name in on_gpus) if len(named) < 2 else 0
+    gpu_bytes = sum(weights.get(name, 0) for name in on_gpus) if len(named) < 2 else 0
     return Need(
         "trainer", key, on_head=True, purpose="training", memory_bytes=on_cpu,
-        gpus=1 if on_gpus and not named else 0, gpu_bytes=each, named=named,
+        gpus=1 if on_gpus and not named else 0, gpu_bytes=gpu_bytes, named=named,
     )  # fmt: skip
 
 
@@ -79,21 +79,21 @@ def _parts(policy: PolicyConfig) -> int:
 
 def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:
     moving = config.balance.scope == "intra+inter"
-    wanted = {name: _gpus(policy) for name, policy in config.policies.items()}
+    gpus_of = {name: _gpus(policy) for name, policy in config.policies.items()}
     for (name, *_), instances in config.served_together().items():
         policy = config.policies[name]
-        gpus, device = wanted[name], device_of(policy)
+        gpus, device = gpus_of[name], device_of(policy)
         if moving:  # it has the GPUs for each policy that it may move to
-            gpus = gpus and max(wanted.values())
+            gpus = gpus and max(gpus_of.values())
         named = (number(device),) if device not in ("cpu", _OF_ITS_OWN) else ()
         held = weights.get(name, 0)
-        each = policy.engine.reserved_bytes + held // policy.engine.devices
+        gpu_bytes = policy.engine.reserved_bytes + held // policy.engine.devices
         on_host = policy.engine.reserved_bytes + held if device == "cpu" and not policy.simulated else 0
         key = _device_key(name, device) if named else f"policies.{name}.instances={instances}"
         for instance in range(instances):
             yield Need(
                 f"{name}-{instance}", key, on_head=bool(named), gpus=gpus,
-                gpu_bytes=0 if device == "cpu" else each, memory_bytes=on_host, named=named,
+                gpu_bytes=0 if device == "cpu" else gpu_bytes, memory_bytes=on_host, named=named,
             )  # fmt: skip
 
 

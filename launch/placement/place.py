@@ -57,16 +57,16 @@ def place_again(
     need: Need,
     hosts: Sequence[HostDescription],
     head: str,
-    taken: Sequence[Placed],
+    placements: Sequence[Placed],
     *,
     share_gpus: bool = False,
 ) -> Placed | None:
-    """A place for one actor beside those of ``taken``; None if there is no room. Actors of ``taken`` on other hosts
-    count for nothing."""
+    """A place for one actor beside ``placements``; None if there is no room. Placements on other hosts count for
+    nothing."""
     for sharing in (False, True):
         rooms = [room_of(host, share_gpus=share_gpus, sharing=sharing) for host in hosts]
         attempt = _Attempt(rooms, head)
-        for placed in taken:
+        for placed in placements:
             for room in rooms:
                 if room.name == placed.node:
                     room.take(placed)
@@ -156,8 +156,8 @@ class _Attempt:
             self._take(room, placed)
             if self._search(units, first + 1):
                 return True
-            for each in placed:
-                self._undo(each.need.actor)
+            for placement in placed:
+                self._undo(placement.need.actor)
             if self.tries <= 0:
                 return False
         return False
@@ -189,14 +189,14 @@ class _Attempt:
             return load, 0, room.name
         if need.purpose == "training":
             # A gang goes where it leaves the fewest free GPUs; single slots fill one host after the other.
-            left = room.free["training"] if need.gang is not None else -room.training
-            return room.name != self.head, left, room.name
+            order = room.free["training"] if need.gang is not None else -room.training
+            return room.name != self.head, order, room.name
         return room.used_share("generation"), load, room.name
 
     def _take(self, room: HostRoom, placed: Sequence[Placed]) -> None:
-        for each in placed:
-            room.take(each)
-            self.placed[each.need.actor] = each
+        for placement in placed:
+            room.take(placement)
+            self.placed[placement.need.actor] = placement
 
     def _undo(self, actor: str) -> None:
         placed = self.placed.pop(actor)

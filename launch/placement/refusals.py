@@ -14,64 +14,66 @@ def refusals(
     needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, *, share_gpus: bool
 ) -> Iterator[str]:
     """A sentence for each reason for which no plan can exist; without one there may be a plan."""
-    here = next(host for host in hosts if host.name == head)
+    head_host = next(host for host in hosts if host.name == head)
     usable = {host.name: sum(is_usable(gpu, share_gpus) for gpu in host.gpus) for host in hosts}
-    found = [problem for need in needs for problem in _named(need, here, share_gpus)]
+    problems = [problem for need in needs for problem in _unusable_gpus(need, head_host, share_gpus)]
     for purpose in _WORDS:
-        own = [need for need in needs if need.gpus and need.purpose == purpose]
-        if sum(need.gpus for need in own) > sum(usable.values()):
-            found.append(_too_few(own, purpose, hosts, usable))
+        gpu_needs = [need for need in needs if need.gpus and need.purpose == purpose]
+        if sum(need.gpus for need in gpu_needs) > sum(usable.values()):
+            problems.append(_too_few(gpu_needs, purpose, hosts, usable))
         else:
-            found += _too_wide(own, hosts, usable)
-            found += _too_few_on_head([need for need in own if need.on_head], here, usable)
-    found += _gpu_memory(needs, hosts, share_gpus)
-    found += _memory_of_named(needs, here)
-    found += _host_memory(needs, hosts)
-    yield from dict.fromkeys(found)
+            problems += _too_wide(gpu_needs, hosts, usable)
+            problems += _too_few_on_head([need for need in gpu_needs if need.on_head], head_host, usable)
+    problems += _gpu_memory(needs, hosts, share_gpus)
+    problems += _memory_of_named(needs, head_host)
+    problems += _host_memory(needs, hosts)
+    yield from dict.fromkeys(problems)
 
 
 def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, share_gpus: bool) -> str:
-    left = "; ".join(_free(host, share_gpus) for host in _sorted(hosts))
-    return f"no way was found to place {_sizes(needs)} on the hosts, which have {left}"
+    rooms = "; ".join(_free(host, share_gpus) for host in _sort_by_name(hosts))
+    return f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}"
 
 
-def _named(need: Need, here: HostDescription, share_gpus: bool) -> Iterator[str]:
+def _unusable_gpus(need: Need, head: HostDescription, share_gpus: bool) -> Iterator[str]:
     for number in need.named:
-        if number >= len(here.gpus):
+        if number >= len(head.gpus):
             yield (
-                f"{need.key}: GPU {number} is needed, counted from 0, and {_count(len(here.gpus))} shown on "
-                f"{here.name}{_note(here)}"
+                f"{need.key}: GPU {number} is needed, counted from 0, and {_count(len(head.gpus))} shown on "
+                f"{head.name}{_note(head)}"
             )
-        elif not is_usable(here.gpus[number], share_gpus):
-            yield f"{need.key}: {_used(here, number)}"
+        elif not is_usable(head.gpus[number], share_gpus):
+            yield f"{need.key}: {_describe_use(head, number)}"
 
 
 def _too_few(
-    own: Sequence[Need], purpose: Purpose, hosts: Sequence[HostDescription], usable: dict[str, int]
+    needs: Sequence[Need], purpose: Purpose, hosts: Sequence[HostDescription], usable: dict[str, int]
 ) -> str:
     by_key: dict[str, list[Need]] = {}
-    for need in own:
+    for need in needs:
         by_key.setdefault(need.key, []).append(need)
     parts = [_part(key, some) for key, some in by_key.items()]
-    there = ", ".join(f"{usable[host.name]} on {host.name}{_note(host)}" for host in _sorted(hosts))
+    gpus_by_host = ", ".join(
+        f"{usable[host.name]} on {host.name}{_note(host)}" for host in _sort_by_name(hosts)
+    )
     remedy = "take fewer" if purpose == "training" else "take fewer instances"
-    if any(need.purpose == "generation" and need.gpus == 1 for need in own):
+    if any(need.purpose == "generation" and need.gpus == 1 for need in needs):
         remedy += ", or model.device=cuda:0, on which all instances of a policy compute together"
     return (
-        f"{_WORDS[purpose]} needs {sum(need.gpus for need in own)} GPUs ({', '.join(parts)}), and there are "
-        f"{sum(usable.values())}: {there}; {remedy}{_in_use(hosts, usable)}"
+        f"{_WORDS[purpose]} needs {sum(need.gpus for need in needs)} GPUs ({', '.join(parts)}), and there are "
+        f"{sum(usable.values())}: {gpus_by_host}; {remedy}{_in_use(hosts, usable)}"
     ).replace("the instances needs", "the instances need")
 
 
-def _too_few_on_head(own: Sequence[Need], head: HostDescription, usable: dict[str, int]) -> Iterator[str]:
+def _too_few_on_head(needs: Sequence[Need], head: HostDescription, usable: dict[str, int]) -> Iterator[str]:
     """Actors of one purpose, which don't share a GPU."""
-    needed = sum(need.gpus for need in own)
+    needed = sum(need.gpus for need in needs)
     if needed > usable[head.name]:
-        keys = ", ".join(dict.fromkeys(need.key for need in own))
+        keys = ", ".join(dict.fromkeys(need.key for need in needs))
         reason, remedy = "the trainer is there", ""
-        if any(need.gang is not None for need in own):
+        if any(need.gang is not None for need in needs):
             reason, remedy = "the ranks of a policy meet there", "take fewer slots and trainer.ranks, or "
-        elif any(need.actor.startswith("slot-") for need in own):
+        elif any(need.actor.startswith("slot-") for need in needs):
             reason, remedy = "slots are there without hosts.spread", "write hosts.spread=true, or "
         yield (
             f"{keys}: {needed} GPUs are needed on the head ({reason}), and {head.name} has {usable[head.name]}"
@@ -80,16 +82,18 @@ def _too_few_on_head(own: Sequence[Need], head: HostDescription, usable: dict[st
 
 
 def _part(key: str, needs: Sequence[Need]) -> str:
-    each = max(need.gpus for need in needs)
-    return key if each == 1 else f"{key} with {each} for each"
+    most = max(need.gpus for need in needs)
+    return key if most == 1 else f"{key} with {most} for each"
 
 
-def _too_wide(own: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]) -> Iterator[str]:
+def _too_wide(
+    needs: Sequence[Need], hosts: Sequence[HostDescription], usable: dict[str, int]
+) -> Iterator[str]:
     """Instances with several GPUs: too many for one host, or more instances than the hosts have room for."""
-    largest = max(_sorted(hosts), key=lambda host: usable[host.name])
+    largest = max(_sort_by_name(hosts), key=lambda host: usable[host.name])
     most = usable[largest.name]
-    for size in sorted({need.gpus for need in own if need.gpus > 1}, reverse=True):
-        wide = [need for need in own if need.gpus >= size]
+    for size in sorted({need.gpus for need in needs if need.gpus > 1}, reverse=True):
+        wide = [need for need in needs if need.gpus >= size]
         keys = ", ".join(dict.fromkeys(need.key for need in wide))
         room = sum(count // size for count in usable.values())
         if size > most:
@@ -115,26 +119,26 @@ def _gpu_memory(needs: Sequence[Need], hosts: Sequence[HostDescription], share_g
             )
 
 
-def _memory_of_named(needs: Sequence[Need], here: HostDescription) -> Iterator[str]:
-    for number, gpu in enumerate(here.gpus):
+def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[str]:
+    for number, gpu in enumerate(head.gpus):
         on_it = [need for need in needs if number in need.named]
         if (needed := sum(need.gpu_bytes for need in on_it)) > capacity(gpu):
             keys = ", ".join(dict.fromkeys(need.key for need in on_it))
             yield (
-                f"{keys}: {_gib(needed)} are needed on GPU {number} of {here.name}, which has {_gib(capacity(gpu))}; "
+                f"{keys}: {_gib(needed)} are needed on GPU {number} of {head.name}, which has {_gib(capacity(gpu))}; "
                 f"take fewer instances, or {_LESS}"
             )
 
 
 def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Iterator[str]:
     some = [need for need in needs if need.memory_bytes]
-    total, there = sum(need.memory_bytes for need in some), sum(host.memory_bytes for host in hosts)
+    total, capacity_bytes = sum(need.memory_bytes for need in some), sum(host.memory_bytes for host in hosts)
     largest = max(host.memory_bytes for host in hosts)
-    if total > there:
+    if total > capacity_bytes:
         keys = ", ".join(dict.fromkeys(need.key for need in some))
         yield (
-            f"{_gib(total)} of memory are needed ({keys}), and the hosts have {_gib(there)}; take fewer instances, or "
-            f"{_LESS}"
+            f"{_gib(total)} of memory are needed ({keys}), and the hosts have {_gib(capacity_bytes)}; take fewer "
+            f"instances, or {_LESS}"
         )
     for need in some:
         if need.memory_bytes > largest:
@@ -147,8 +151,8 @@ def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Ite
 def _in_use(hosts: Sequence[HostDescription], usable: dict[str, int]) -> str:
     """The GPUs that are left out because others use them."""
     used = [
-        _used(host, number)
-        for host in _sorted(hosts)
+        _describe_use(host, number)
+        for host in _sort_by_name(hosts)
         if usable[host.name] < len(host.gpus)
         for number, gpu in enumerate(host.gpus)
         if gpu.users
@@ -156,7 +160,7 @@ def _in_use(hosts: Sequence[HostDescription], usable: dict[str, int]) -> str:
     return "; " + "; ".join(used) if used else ""
 
 
-def _used(host: HostDescription, number: int) -> str:
+def _describe_use(host: HostDescription, number: int) -> str:
     gpu = host.gpus[number]
     return (
         f"GPU {gpu.index} ({gpu.uuid}) of {host.name} is used by {', '.join(map(str, gpu.users))}: {SHARE_GPUS} takes "
@@ -190,5 +194,5 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def _sorted(hosts: Sequence[HostDescription]) -> list[HostDescription]:
+def _sort_by_name(hosts: Sequence[HostDescription]) -> list[HostDescription]:
     return sorted(hosts, key=lambda host: host.name)

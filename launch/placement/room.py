@@ -38,16 +38,16 @@ class HostRoom:
         """Places for all of ``needs`` on this host, GPUs without an actor first; None if they don't fit."""
         if sum(need.memory_bytes for need in needs) > self.memory_left:
             return None
-        taken: set[int] = set()
+        reserved_gpus: set[int] = set()
         placed = []
         for need in needs:
-            if (gpus := self._gpus_for(need, taken)) is None:
+            if (gpus := self._gpus_for(need, reserved_gpus)) is None:
                 return None
-            taken.update(gpus)
+            reserved_gpus.update(gpus)
             placed.append(Placed(self.name, need, gpus))
         return placed
 
-    def _gpus_for(self, need: Need, taken: set[int]) -> tuple[int, ...] | None:
+    def _gpus_for(self, need: Need, reserved_gpus: set[int]) -> tuple[int, ...] | None:
         if need.named:
             return need.named if all(self._has_room(self._at(n), need) for n in need.named) else None
         if not need.gpus:
@@ -57,7 +57,9 @@ class HostRoom:
         fit = [
             gpu
             for gpu in self.gpus
-            if gpu.number not in taken and self._is_free(gpu, need.purpose) and self._has_room(gpu, need)
+            if gpu.number not in reserved_gpus
+            and self._is_free(gpu, need.purpose)
+            and self._has_room(gpu, need)
             if need.gpus == 1 or not gpu.is_part
         ]
         if len(fit) < need.gpus:

@@ -34,14 +34,14 @@ def place_here(config: RunConfig) -> RunPlacement:
     return place_run(config, [describe_host()])
 
 
-def like_this_host(others: int) -> list[HostDescription]:
+def like_this_host(count: int) -> list[HostDescription]:
     """This host, and others that are made up: as large as this one."""
-    here = describe_host()
+    host = describe_host()
     made_up = (
-        replace(here, name=f"node-{n}", gpus=tuple(replace(gpu, uuid=f"{gpu.uuid}-{n}") for gpu in here.gpus))
-        for n in range(1, others + 1)
+        replace(host, name=f"node-{n}", gpus=tuple(replace(gpu, uuid=f"{gpu.uuid}-{n}") for gpu in host.gpus))
+        for n in range(1, count + 1)
     )
-    return [here, *made_up]
+    return [host, *made_up]
 
 
 def place_run(config: RunConfig, hosts: Sequence[HostDescription]) -> RunPlacement:
