@@ -16,10 +16,10 @@ from .head import Joined, Nodes
 
 @dataclass
 class Cluster:
-    """``here``: the head's own node. ``placement``: of all actors, the head first. ``report``: gets the events.
+    """``head_node``: the head's own node. ``placement``: of all actors, the head first. ``report``: gets the events.
     ``failure``: set when actors were given up without which the run can't continue."""
 
-    here: Node
+    head_node: Node
     nodes: Nodes
     placement: RunPlacement
     share_gpus: bool
@@ -31,8 +31,8 @@ class Cluster:
     def __post_init__(self) -> None:
         self._places = dict(self.placement.plan.actors)
         self._given_up: set[str] = set()
-        self.nodes.on_joined = self._joined
-        self.nodes.on_lost = self._lost
+        self.nodes.on_joined = self._report_joined
+        self.nodes.on_lost = self._report_lost
 
     @property
     def placed(self) -> dict[str, Node]:
@@ -66,12 +66,12 @@ class Cluster:
         gpus = {host.name: host.gpus for host in hosts}[placed.node]
         devices = env.cuda_devices([gpus[number].uuid for number in placed.gpus]) if placed.gpus else {}
         joined = self.nodes.joined.get(placed.node)
-        return (self.here if joined is None else joined.node), devices
+        return (self.head_node if joined is None else joined.node), devices
 
     def _hosts(self) -> list[HostDescription]:
         """Those on which actors can be started: a node may be lost a moment before it leaves ``joined``."""
-        there = [joined.host for joined in self.nodes.joined.values() if joined.node.lost is None]
-        return [self.placement.hosts[0], *there]
+        joined_hosts = [joined.host for joined in self.nodes.joined.values() if joined.node.lost is None]
+        return [self.placement.hosts[0], *joined_hosts]
 
     def _give_up(self, actor: str, lost: ActorDead) -> None:
         """Without its last rollout worker, or any of its slots, the run can't continue. The router knows if a policy
@@ -83,8 +83,8 @@ class Cluster:
         if (is_last_worker or actor.startswith("slot-")) and not self.failure.done():
             self.failure.set_result(ActorDead(actor, lost.reason))
 
-    def _joined(self, joined: Joined) -> None:
+    def _report_joined(self, joined: Joined) -> None:
         self.report(NodeJoined(joined.node.name, joined.host.cores, len(joined.host.gpus)))
 
-    def _lost(self, joined: Joined, lost: ActorDead) -> None:
+    def _report_lost(self, joined: Joined, lost: ActorDead) -> None:
         self.report(NodeLost(joined.node.name, lost.reason))

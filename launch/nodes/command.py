@@ -73,11 +73,11 @@ def node(join: str, key: str | None, name: str, listen: str, wait_s: float, agai
         except ValueError as error:
             raise click.UsageError(f"--name: {error}") from None
     file = key or join
-    given = sys.stdin.buffer.read() if file == _STDIN else None
+    address_text = sys.stdin.buffer.read() if file == _STDIN else None
 
     def find() -> RunAddress:
         path = Path(file)
-        run = RunAddress.load(path) if given is None else RunAddress.parse(given, path)
+        run = RunAddress.load(path) if address_text is None else RunAddress.parse(address_text, path)
         return RunAddress(join, run.keys) if is_address else run
 
     if is_address and file != _STDIN and not Path(file).exists():
@@ -110,7 +110,7 @@ async def _until_signal(options: NodeOptions) -> tuple[Dismissal, bool]:
         nonlocal joined
         joined = True
 
-    def terminated() -> None:
+    def handle_sigterm() -> None:
         nonlocal ends_s
         if not joined or (ends_s is not None and loop.time() >= ends_s):
             task.cancel()
@@ -123,7 +123,7 @@ async def _until_signal(options: NodeOptions) -> tuple[Dismissal, bool]:
             )
 
     for number in stop_signals():
-        loop.add_signal_handler(number, terminated if number == signal.SIGTERM else task.cancel)
+        loop.add_signal_handler(number, handle_sigterm if number == signal.SIGTERM else task.cancel)
     try:
         return await serve(options, echo, has_joined), ends_s is not None
     except asyncio.CancelledError:

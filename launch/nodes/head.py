@@ -55,12 +55,12 @@ class Nodes(Actor, NodesApi):
     async def join(self, joining: Joining, node: ActorRef[NodeApi]) -> None:
         name = joining.host.name
         if problems := list(refusals(self._head, joining)):
-            self._refused(name, node.address, problems)
+            self._report_refusal(name, node.address, problems)
             raise NodeRefused(name, problems)
         if name in self.joined:
-            taken = NameTaken(name)
-            self._refused(name, node.address, [taken.problem])
-            raise taken
+            refusal = NameTaken(name)
+            self._report_refusal(name, node.address, [refusal.problem])
+            raise refusal
         dismissed = asyncio.get_running_loop().create_future()
         if self._dismissal is not None:  # it comes as the run ends
             dismissed.set_result(self._dismissal)
@@ -72,7 +72,7 @@ class Nodes(Actor, NodesApi):
         if self._dismissal is None:
             self.on_joined(joined)
 
-    def _refused(self, name: str, address: str, problems: list[str]) -> None:
+    def _report_refusal(self, name: str, address: str, problems: list[str]) -> None:
         """Reports the same refusal once: a node tries a name that is taken again and again."""
         refusal = name, address, tuple(problems)
         if refusal not in self._refusals:

@@ -70,22 +70,24 @@ def folder_problem(request: ProbeRequest) -> str:
 
 def answer(request: ProbeRequest) -> tuple[ProbeAnswer, socket.socket]:
     """The answer, and the socket that listens. Raises OSError if no socket can listen."""
-    not_reached, own = "", ""
+    not_reached, address = "", ""
     if request.port:
         not_reached = connection_problem(request.address, request.port)
-        own = own_address_toward(request.address)
-    family = socket.AF_INET6 if ":" in own else socket.AF_INET
-    listening = socket.create_server((own, 0), family=family)
+        address = own_address_toward(request.address)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family)
     port = listening.getsockname()[1]
-    found = ProbeAnswer(diagnose(Path(request.runs)), not_reached, folder_problem(request), own, port)
-    return found, listening
+    probe_answer = ProbeAnswer(
+        diagnose(Path(request.runs)), not_reached, folder_problem(request), address, port
+    )
+    return probe_answer, listening
 
 
 def main() -> None:
     request = TypeAdapter(ProbeRequest).validate_json(sys.stdin.readline())
-    found, listening = answer(request)
+    probe_answer, listening = answer(request)
     with listening:
-        _write(MARK + json.dumps(asdict(found)))
+        _write(MARK + json.dumps(asdict(probe_answer)))
         for _ in sys.stdin:
             _write(f"{MARK}{time.time()!r}")
 

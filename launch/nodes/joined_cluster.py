@@ -48,16 +48,16 @@ class NodesWanted:
 
 @asynccontextmanager
 async def joined_cluster(
-    system: ActorSystem, here: Node, prepared: PreparedRun, wanted: NodesWanted, console: RunConsole
+    system: ActorSystem, head_node: Node, prepared: PreparedRun, request: NodesWanted, console: RunConsole
 ) -> AsyncIterator[Cluster]:
     """Publishes the address of the run, waits for its nodes and places its actors. At the end the nodes are dismissed.
 
     Raises TooFewNodes, and DoesNotFit if the hosts are too small.
     """
     config, directory = prepared.life.config, prepared.directory
-    if wanted.count and config.network.listen is None:
+    if request.count and config.network.listen is None:
         raise ConfigError(
-            f"--nodes {wanted.count}: other hosts can't reach this one: write network.listen=ADDRESS, its address, or "
+            f"--nodes {request.count}: other hosts can't reach this one: write network.listen=ADDRESS, its address, or "
             "network.listen=auto"
         )
     host = await asyncio.to_thread(describe_host)
@@ -74,20 +74,20 @@ async def joined_cluster(
         "event", NodeRefused(name, address, problems)
     )
     await system.add(nodes, NAME)
-    ssh = SshNodes(wanted.hosts, RunAddress.of(system), directory.logs)
+    ssh = SshNodes(request.hosts, RunAddress.of(system), directory.logs)
     dismissal = Dismissal("the run has failed", failed=True)
     try:
         with RunAddress.of(system).published(directory.control_address):
             await ssh.start()
-            if wanted.count and wanted.fewer:
+            if request.count and request.fewer:
                 console.ref.tell_nowait("phase", "waiting for nodes that are still there", None, None)
                 fits = partial(_fits, config, host, nodes, ssh)
-                await nodes.wait_settled(wanted.count, _SETTLE_S, wanted.wait_s, fits)
-            elif wanted.count:
-                await _wait_for_nodes(nodes, ssh, wanted, directory.control_address.absolute(), console)
+                await nodes.wait_settled(request.count, _SETTLE_S, request.wait_s, fits)
+            elif request.count:
+                await _wait_for_nodes(nodes, ssh, request, directory.control_address.absolute(), console)
             placement = await asyncio.to_thread(place_run, config, _hosts(host, nodes))
             yield Cluster(
-                here,
+                head_node,
                 nodes,
                 placement,
                 config.hosts.share_gpus,
@@ -118,17 +118,17 @@ async def _fits(config: RunConfig, head: HostDescription, nodes: Nodes, ssh: Ssh
 
 
 async def _wait_for_nodes(
-    nodes: Nodes, ssh: SshNodes, wanted: NodesWanted, join: Path, console: RunConsole
+    nodes: Nodes, ssh: SshNodes, request: NodesWanted, join: Path, console: RunConsole
 ) -> None:
     def progress(joined: int) -> None:
         text = f"waiting for nodes, on each host: flexmarl node --join {join}"
-        if wanted.hosts:
+        if request.hosts:
             text = "waiting for nodes that were started by ssh"
-        console.ref.tell_nowait("phase", text, joined, wanted.count)
+        console.ref.tell_nowait("phase", text, joined, request.count)
 
-    waits = [asyncio.create_task(nodes.wait_joined(wanted.count, wanted.wait_s, progress))]
-    waits.append(asyncio.create_task(_remind(nodes, wanted, join, console)))
-    if wanted.hosts:
+    waits = [asyncio.create_task(nodes.wait_joined(request.count, request.wait_s, progress))]
+    waits.append(asyncio.create_task(_remind(nodes, request, join, console)))
+    if request.hosts:
         waits.append(asyncio.create_task(ssh.wait_failed()))
     try:
         for done in (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]:
@@ -139,16 +139,16 @@ async def _wait_for_nodes(
         await asyncio.wait(waits)
 
 
-async def _remind(nodes: Nodes, wanted: NodesWanted, join: Path, console: RunConsole) -> None:
+async def _remind(nodes: Nodes, request: NodesWanted, join: Path, console: RunConsole) -> None:
     """Reports every 30 s for whom the run waits; until it is cancelled."""
     next_step = f"on each host that is missing: flexmarl node --join {join}"
-    if wanted.hosts:
-        missing = ", ".join(f"logs/node-{host.name}.log" for host in wanted.hosts)
+    if request.hosts:
+        missing = ", ".join(f"logs/node-{host.name}.log" for host in request.hosts)
         next_step = f"the nodes write to {missing}"
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
         await asyncio.sleep(_REMIND_S)
         waited_s = round(loop.time() - began)
-        awaited = NodesAwaited(sorted(nodes.joined), wanted.count, waited_s, wanted.wait_s, next_step)
+        awaited = NodesAwaited(sorted(nodes.joined), request.count, waited_s, request.wait_s, next_step)
         console.ref.tell_nowait("event", awaited)

@@ -31,13 +31,13 @@ async def serve_run(
 
     Raises NodeRefused or NameTaken; ActorDead or CallTimeout if the head is lost.
     """
-    own = NodeActor(node)
-    await join(head, joining, await system.add(own, "node"), name_taken_s)
+    node_actor = NodeActor(node)
+    await join(head, joining, await system.add(node_actor, "node"), name_taken_s)
     joined()
     try:
         return await head.within(FOR_EVER).stay(joining.host.name)
     finally:
-        await own.kill_all()
+        await node_actor.kill_all()
 
 
 async def join(

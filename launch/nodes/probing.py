@@ -58,23 +58,25 @@ class Probed:
     clock_error_s: float
 
 
-async def probe(hosts: Sequence[SshHost], here: Diagnosis) -> list[HostFinding]:
-    """Asks the hosts, 32 at once, each for 65 s at most. Leaves nothing behind. ``here``: this host."""
+async def probe(hosts: Sequence[SshHost], local: Diagnosis) -> list[HostFinding]:
+    """Asks the hosts, 32 at once, each for 65 s at most. Leaves nothing behind. ``local``: this host."""
     try:
-        own, no_address = await asyncio.to_thread(own_address), ""
+        address, no_address = await asyncio.to_thread(own_address), ""
     except ConfigError as error:
-        own, no_address = "", str(error)
+        address, no_address = "", str(error)
     with (
-        socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET) as listening,
-        _proof(here) as (proof, text),
+        socket.create_server(
+            (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
+        ) as listening,
+        _proof(local) as (proof, text),
     ):
-        port = listening.getsockname()[1] if own else 0
-        request = ProbeRequest(own, port, here.runs.path, proof, text)
+        port = listening.getsockname()[1] if address else 0
+        request = ProbeRequest(address, port, local.runs.path, proof, text)
         free = asyncio.Semaphore(_AT_ONCE)
 
         async def find(host: SshHost) -> HostFinding:
             async with free:
-                return await _finding(host, request, here, no_address)
+                return await _finding(host, request, local, no_address)
 
         # The hosts' connections are accepted and closed: of those that are not accepted the kernel keeps 128.
         async with await asyncio.start_server(_close, sock=listening), asyncio.TaskGroup() as group:
@@ -87,19 +89,19 @@ async def _close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @contextmanager
-def _proof(here: Diagnosis) -> Iterator[tuple[str, str]]:
-    """A file in the folder of runs, and its text; empty if none can be written there, as ``here`` says."""
-    if here.runs.refused:
+def _proof(local: Diagnosis) -> Iterator[tuple[str, str]]:
+    """A file in the folder of runs, and its text; empty if none can be written there, as ``local`` says."""
+    if local.runs.refused:
         yield "", ""
         return
     text = secrets.token_hex(16)
-    with tempfile.NamedTemporaryFile("w", dir=here.runs.path, prefix=".flexmarl-doctor-") as file:
+    with tempfile.NamedTemporaryFile("w", dir=local.runs.path, prefix=".flexmarl-doctor-") as file:
         file.write(text)
         file.flush()
         yield file.name, text
 
 
-async def _finding(host: SshHost, request: ProbeRequest, here: Diagnosis, no_address: str) -> HostFinding:
+async def _finding(host: SshHost, request: ProbeRequest, local: Diagnosis, no_address: str) -> HostFinding:
     try:
         async with asyncio.timeout(_HOST_S):
             probed = await _ask(host, request)
@@ -108,21 +110,21 @@ async def _finding(host: SshHost, request: ProbeRequest, here: Diagnosis, no_add
     if isinstance(probed, str):
         text = f"{host.where}: {host.name} ({host.destination}) can't be asked: {probed}"
         return HostFinding(host.name, host.destination, None, None, 0.0, (text,))
-    problems = tuple(problems_of(host, probed, request, here))
+    problems = tuple(problems_of(host, probed, request, local))
     if no_address:
         problems = (*problems, no_address)
     ahead, error = round(probed.clock_ahead_s, 4), round(probed.clock_error_s, 4)
     return HostFinding(host.name, host.destination, probed.answer.diagnosis, ahead, error, problems)
 
 
-def problems_of(host: SshHost, probed: Probed, request: ProbeRequest, here: Diagnosis) -> Iterator[str]:
+def problems_of(host: SshHost, probed: Probed, request: ProbeRequest, local: Diagnosis) -> Iterator[str]:
     answer, name = probed.answer, host.name
     yield from (f"{name}: {problem}" for problem in answer.diagnosis.problems)
-    for problem in version_problems([here.host, answer.diagnosis.host]):
+    for problem in version_problems([local.host, answer.diagnosis.host]):
         yield f"{problem}: install the same, or name another python in {host.where}"
-    if (there := answer.diagnosis.user) != here.user:
+    if (user := answer.diagnosis.user) != local.user:
         yield (
-            f"{name} is reached as the user {there}, and the user here is {here.user}: a run's files are of one user; "
+            f"{name} is reached as the user {user}, and the user here is {local.user}: a run's files are of one user; "
             f"name that one in {host.where}, as user@address"
         )
     if answer.not_reached:
@@ -169,7 +171,7 @@ async def _ask(host: SshHost, request: ProbeRequest) -> Probed | str:
             not_reached = await asyncio.to_thread(connection_problem, answer.address, answer.port)
         return Probed(answer, not_reached, *clock)
     finally:
-        await _ended(process)
+        await _end(process)
 
 
 async def _exchange(process: asyncio.subprocess.Process, line: str) -> str | None:
@@ -188,16 +190,16 @@ async def _exchange(process: asyncio.subprocess.Process, line: str) -> str | Non
 async def _clock_ahead(process: asyncio.subprocess.Process) -> tuple[float, float] | None:
     """Seconds by which the other clock is ahead, and the most that this is wrong by: half of the fastest exchange
     (Cristian: Probabilistic clock synchronization, 1989). None if the process has ended."""
-    found: list[tuple[float, float]] = []
+    measurements: list[tuple[float, float]] = []
     for _ in range(_CLOCK_ROUNDS):
         before = time.time()
-        there = await _exchange(process, "time")
+        clock = await _exchange(process, "time")
         after = time.time()
-        if there is not None:
-            found.append(((after - before) / 2, float(there) - (before + after) / 2))
-    if not found:
+        if clock is not None:
+            measurements.append(((after - before) / 2, float(clock) - (before + after) / 2))
+    if not measurements:
         return None
-    error, ahead = min(found)
+    error, ahead = min(measurements)
     return ahead, error
 
 
@@ -207,7 +209,7 @@ async def _reason(process: asyncio.subprocess.Process) -> str:
     return f"ssh ended with status {await process.wait()}{listing(said[-_LAST_LINES:])}"
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
