@@ -64,9 +64,9 @@ def warning_of(event: RunEvent) -> str | None:
         case NodeRefused():
             return f"node {event.node} ({event.address}) is refused: {'; '.join(event.problems)}"
         case NodesAwaited():
-            there = f" ({', '.join(event.joined)})" if event.joined else ""
+            names = f" ({', '.join(event.joined)})" if event.joined else ""
             return (
-                f"{len(event.joined)} of {event.wanted} nodes have joined{there}: the run has waited "
+                f"{len(event.joined)} of {event.wanted} nodes have joined{names}: the run has waited "
                 f"{event.waited_s:g} s, {event.wait_s:g} s at most (--wait-s); {event.next_step}"
             )
         case ActorMoved():

@@ -56,11 +56,11 @@ class LiveView:
         state, left_s = self._state, self._state.remaining_s()
         steps = f"step {state.step}/{state.total_steps}"
         share = f"{min(1.0, state.step / max(1, state.total_steps)):.0%}"
-        left = "" if left_s is None else f"{duration(round(left_s))} left"
-        width = max(4, min(40, self._console.width - len(steps) - len(share) - len(left) - 4))
+        time_left = "" if left_s is None else f"{duration(round(left_s))} left"
+        width = max(4, min(40, self._console.width - len(steps) - len(share) - len(time_left) - 4))
         bar = ProgressBar(total=max(1, state.total_steps), completed=state.step, width=width)
         grid = Table.grid(padding=(0, 1))
-        cells = (_on_one_row(Text(words)) for words in (steps, share, left))
+        cells = (_on_one_row(Text(words)) for words in (steps, share, time_left))
         grid.add_row(next(cells), bar, *cells)
         return grid
 
@@ -91,8 +91,8 @@ class LiveView:
         table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim")
         table.add_column("agent", no_wrap=True, min_width=5)
         for title in columns:
-            left = title in ("trend", "policy")
-            table.add_column(title, no_wrap=True, justify="left" if left else "right")
+            is_text = title in ("trend", "policy")
+            table.add_column(title, no_wrap=True, justify="left" if is_text else "right")
         for policy in self._state.policies:
             names = [name for name, agent in self._state.agents.items() if agent.policy == policy]
             for index, name in enumerate(names):
@@ -124,7 +124,7 @@ class LiveView:
     def _agent_cells(self, name: AgentName) -> dict[str, str]:
         agent = self._state.agents[name]
         return {
-            "reward": _shown(agent.reward, ".3f"),
+            "reward": _format_mean(agent.reward, ".3f"),
             "trend": agent.trail.spark(),
             "policy": one_line(agent.policy),
         }
@@ -133,8 +133,8 @@ class LiveView:
         policy = self._state.policies[name]
         return {
             "version": "-" if policy.version is None else str(policy.version),
-            "loss": _shown(policy.loss, ".4f"),
-            "grad norm": _shown(policy.grad_norm, ".3f"),
+            "loss": _format_mean(policy.loss, ".4f"),
+            "grad norm": _format_mean(policy.grad_norm, ".3f"),
             "samples": "-" if policy.samples is None else str(policy.samples),
             "staleness": str(policy.max_staleness),
         }
@@ -155,7 +155,7 @@ _COLUMNS = {
 _IN_ORDER = ("reward", "trend", "policy", "version", "loss", "grad norm", "samples", "staleness")
 
 
-def _shown(mean: Mean, form: str) -> str:
+def _format_mean(mean: Mean, form: str) -> str:
     return "-" if mean.value is None else format(mean.value, form)
 
 

@@ -60,7 +60,7 @@ class Trail:
             self._values.append(self._sum / self._count)
             self._sum, self._count = 0.0, 0
         if len(self._values) == 2 * _SPARK_WIDTH:
-            self._values = _paired(self._values)
+            self._values = _average_pairs(self._values)
             self._stride *= 2
 
     def spark(self) -> str:
@@ -75,7 +75,7 @@ class Trail:
         return "".join(_SPARKS[round(top * (value - low) / span) if span else 0] for value in values)
 
 
-def _paired(values: Sequence[float]) -> list[float]:
+def _average_pairs(values: Sequence[float]) -> list[float]:
     """The means of neighbouring pairs; a last value without a partner is kept."""
     return [
         sum(values[index : index + 2]) / len(values[index : index + 2]) for index in range(0, len(values), 2)
@@ -119,9 +119,9 @@ class PoolState:
     waiting: Mean = field(default_factory=Mean)
 
     def record(self, policies: Iterable[PolicyMetrics]) -> None:
-        there = [policy for policy in policies if policy.pool_computing_s is not None]
+        pool_policies = [policy for policy in policies if policy.pool_computing_s is not None]
         computing, idle, swapping, waiting, suspended = (
-            sum(getattr(policy, f"pool_{kind}_s") or 0.0 for policy in there)
+            sum(getattr(policy, f"pool_{kind}_s") or 0.0 for policy in pool_policies)
             for kind in ("computing", "idle", "swapping", "waiting", "suspended")
         )
         if (on_slots := computing + idle + swapping) > 0:

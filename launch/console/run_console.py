@@ -110,7 +110,7 @@ class RunConsole(Actor):
             by_process={name: _process_metrics(process) for name, process in self.processes.items()},
             by_device={uuid: _device_metrics(readings) for uuid, readings in self._devices.items()},
             by_actor={
-                actor: {figure: _rounded(value) for figure, value in figures.items()}
+                actor: {figure: _round(value) for figure, value in figures.items()}
                 for process in self.processes.values()
                 for actor, figures in process.actors.items()
             },
@@ -172,6 +172,6 @@ def _device_metrics(readings: Sequence[DeviceUse]) -> DeviceMetrics:
     )
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     """Whole numbers as they are, others with six significant digits."""
     return int(value) if value.is_integer() else float(f"{value:.6g}")
