@@ -73,21 +73,21 @@ def _prompt(part: PromptPart) -> Text:
     if isinstance(part, int):
         return Text(f"  ↑ the conversation of turn {part}", style="dim italic")
     if isinstance(part, str):
-        return Text(_indented(part), style="dim")
+        return Text(_indent(part), style="dim")
     said = Text(f"  {part.get('role', '?')}: ", style="dim bold")
-    said.append(_indented(str(part.get("content") or "")).lstrip(), style="dim not bold")
+    said.append(_indent(str(part.get("content") or "")).lstrip(), style="dim not bold")
     for call in part.get("tool_calls") or ():
         said.append(f"\n  calls {_short(call)}", style="dim not bold")
     return said
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in printable(text).split("\n"))
 
 
 def _answer(turn: RecordedTurn, pieces: Pieces | None, *, coloured: bool) -> Text:
     if pieces is None or not turn.logprobs:  # an endpoint gives none
-        return Text(_indented(turn.text))
+        return Text(_indent(turn.text))
     text = Text("  ")
     for piece, logprob in zip(pieces(turn), turn.logprobs, strict=True):
         shown = printable(piece) or "∅"

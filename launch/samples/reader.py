@@ -97,7 +97,7 @@ class Samples:
         if not self.path.exists():
             raise SamplesUnreadable(self.path, _reason_of_none(directory))
         with self._readable():
-            self._database = _opened(self.path)
+            self._database = _open(self.path)
         self._newest_record = 0
 
     def __enter__(self) -> Self:
@@ -113,14 +113,16 @@ class Samples:
 
     def recorded(self) -> Recorded:
         with self._snapshot():
-            one = self._database.execute
-            (trajectories,) = one(f"SELECT count(*) FROM {_JOINED}").fetchone()
-            (samples,) = one("SELECT count(*) FROM samples s JOIN records r ON r.id = s.record").fetchone()
-            first, last = one("SELECT min(step), max(step) FROM records WHERE evaluation = 0").fetchone()
-            evaluations = one(
+            execute = self._database.execute
+            (trajectories,) = execute(f"SELECT count(*) FROM {_JOINED}").fetchone()
+            (samples,) = execute(
+                "SELECT count(*) FROM samples s JOIN records r ON r.id = s.record"
+            ).fetchone()
+            first, last = execute("SELECT min(step), max(step) FROM records WHERE evaluation = 0").fetchone()
+            evaluations = execute(
                 "SELECT DISTINCT step FROM records WHERE evaluation = 1 ORDER BY step"
             ).fetchall()
-            dropped = one("SELECT value FROM counts WHERE name = 'dropped'").fetchone()
+            dropped = execute("SELECT value FROM counts WHERE name = 'dropped'").fetchone()
         return Recorded(
             trajectories,
             samples,
@@ -158,17 +160,19 @@ class Samples:
             f"FROM {_JOINED} WHERE {where} ORDER BY {ordering} LIMIT ? OFFSET ?"
         )
         with self._snapshot():
-            found = self._database.execute(query, (*values, -1 if limit is None else limit, skip)).fetchall()
-            return [*self._whole(found)]
+            trajectory_rows = self._database.execute(
+                query, (*values, -1 if limit is None else limit, skip)
+            ).fetchall()
+            return [*self._whole(trajectory_rows)]
 
     def count(self, **filters: Any) -> int:
         """The number of trajectories that the filters leave."""
         where, values = _where(**filters)
         with self._snapshot():
-            (found,) = self._database.execute(
+            (trajectories,) = self._database.execute(
                 f"SELECT count(*) FROM {_JOINED} WHERE {where}", values
             ).fetchone()
-        return int(found)
+        return int(trajectories)
 
     def rows(self, *, limit: int | None = None, **filters: Any) -> list[SampleListed]:
         """The turns of trajectories without their texts, the oldest first; with ``agent`` or ``reward``, only the turns
@@ -181,15 +185,15 @@ class Samples:
             f"WHERE {where} AND {of_turn} ORDER BY {_NEW_FIRST}, s.turn DESC LIMIT ?"
         )
         with self._snapshot():
-            found = self._database.execute(query, (*values, *turn_values, -1 if limit is None else limit))
-            newest = [SampleListed(step, bool(evaluation), *rest) for step, evaluation, *rest in found]
+            turns = self._database.execute(query, (*values, *turn_values, -1 if limit is None else limit))
+            newest = [SampleListed(step, bool(evaluation), *rest) for step, evaluation, *rest in turns]
         return newest[::-1]
 
     # ------------------------------------------------------------------ inside
 
-    def _whole(self, found: Sequence[tuple[Any, ...]]) -> Iterator[RecordedTrajectory]:
+    def _whole(self, trajectory_rows: Sequence[tuple[Any, ...]]) -> Iterator[RecordedTrajectory]:
         opened = -1
-        for record, step, evaluation, query, text, place in found:
+        for record, step, evaluation, query, text, place in trajectory_rows:
             if opened != record:
                 rows, content = self._database.execute(
                     "SELECT rows, content FROM records WHERE id = ?", (record,)
@@ -239,18 +243,18 @@ class Samples:
             raise SamplesUnreadable(self.path, f"can't be read: {error}") from error
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error."""
     try:
-        return _checked(path, "mode=ro")
+        return _connect(path, "mode=ro")
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & _PRIMARY_CODE not in _UNWRITABLE:
             raise  # without locks, a file that is being written would be read in the middle of a change
         # WAL needs a file beside this one, and the folder can't be written.
-        return _checked(path, "immutable=1")
+        return _connect(path, "immutable=1")
 
 
-def _checked(path: Path, option: str) -> sqlite3.Connection:
+def _connect(path: Path, option: str) -> sqlite3.Connection:
     name = f"file:{quote(str(path))}?{option}"
     database = sqlite3.connect(name, uri=True, timeout=10.0, isolation_level=None)
     try:

@@ -45,12 +45,12 @@ class SampleFile:
         self.replaced: Path | None = None
         """The file that could not be read."""
         try:
-            self._database = _opened(path)
+            self._database = _open(path)
         except sqlite3.OperationalError:  # it is locked, or the disk is full: the file may be whole
             raise
         except sqlite3.DatabaseError:
             self.replaced = put_aside(path)
-            self._database = _opened(path)
+            self._database = _open(path)
         try:
             (self._page_bytes,) = self._database.execute("PRAGMA page_size").fetchone()
             self._newest = self._newest_step()
@@ -67,10 +67,10 @@ class SampleFile:
     def add(self, records: Sequence[bytes], dropped: int = 0) -> int:
         """Adds records in one transaction; ``dropped``: further trajectories, to be counted. Returns how many
         trajectories are refused, because the file has reached its limit."""
-        found = [*map(unpacked, records)]
+        unpacked_records = [*map(unpacked, records)]
         refused = 0
         with self._database:
-            for record in found:
+            for record in unpacked_records:
                 if not self._has_room(record.size, 0 if record.evaluation else record.step):
                     refused += record.trajectories
                     continue
@@ -161,7 +161,7 @@ def _code(error: BaseException) -> int | None:
     return None if code is None else int(code) & 0xFF
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _open(path: Path) -> sqlite3.Connection:
     open_private(path, "ab").close()  # SQLite follows a link, and makes a file as the umask says
     # A short wait for a lock: a thread in it can't be cancelled, so that a longer wait is its caller's, between calls.
     database = sqlite3.connect(path, timeout=LOCK_WAIT_S, check_same_thread=False)

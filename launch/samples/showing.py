@@ -29,19 +29,19 @@ def show_trajectories(
     as_json: bool,
 ) -> None:
     """Prints at most ``limit`` trajectories, the newest or best one first, and how many there are."""
-    found = samples.trajectories(order=order, limit=limit, **filters)
+    trajectories = samples.trajectories(order=order, limit=limit, **filters)
     if as_json:
-        for one in found:
-            echo_json(as_object(one, tokens=tokens))
+        for trajectory in trajectories:
+            echo_json(as_object(trajectory, tokens=tokens))
         return
     console = _console()
-    texts = TokenTexts(run) if tokens and found else None
-    for one in found:
-        show(console, one, texts)
+    texts = TokenTexts(run) if tokens and trajectories else None
+    for trajectory in trajectories:
+        show(console, trajectory, texts)
     for name, problem in texts.problems.items() if texts else ():
         console.print(f"tokens are numbers, as the tokenizer {name} can't be loaded: {problem}")
     total = samples.count(**filters)
-    console.print(f"{len(found)} of {count_of(total)}" if total else explained(samples, filters))
+    console.print(f"{len(trajectories)} of {count_of(total)}" if total else explain_empty(samples, filters))
 
 
 def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_js
             table.add_row(*map(_cell, row))
         console.print(table)
     total = samples.count(**filters)
-    words = f"{count(len(rows), 'turn')}, of {count_of(total)}" if total else explained(samples, filters)
+    words = f"{count(len(rows), 'turn')}, of {count_of(total)}" if total else explain_empty(samples, filters)
     console.print(words)
 
 
@@ -68,42 +68,43 @@ def count_of(trajectories: int) -> str:
     return f"{trajectories} trajector{'y' if trajectories == 1 else 'ies'}"
 
 
-def explained(samples: Samples, filters: Mapping[str, Any]) -> str:
+def explain_empty(samples: Samples, filters: Mapping[str, Any]) -> str:
     """The reason of an empty result: the filters, and the content of the file."""
-    there = samples.recorded()
-    if not there.trajectories:
-        return f"no trajectory is recorded yet{_dropped(there.dropped)}"
-    steps = "no step" if there.first_step is None else f"steps {there.first_step} to {there.last_step}"
-    after = f", evaluations after step {listed(there.evaluations)}" if there.evaluations else ""
-    asked = ", ".join(
+    content = samples.recorded()
+    if not content.trajectories:
+        return f"no trajectory is recorded yet{_dropped_note(content.dropped)}"
+    steps = "no step" if content.first_step is None else f"steps {content.first_step} to {content.last_step}"
+    after = f", evaluations after step {listed(content.evaluations)}" if content.evaluations else ""
+    conditions = ", ".join(
         f"{name}={str(value).lower() if value in (True, False) else value}"
         for name, value in filters.items()
         if value is not None
     )
-    return f"none of {count_of(there.trajectories)} fits {asked}; recorded are {steps}{after}{_dropped(there.dropped)}"
+    recorded = f"recorded are {steps}{after}{_dropped_note(content.dropped)}"
+    return f"none of {count_of(content.trajectories)} fits {conditions}; {recorded}"
 
 
-def as_object(one: RecordedTrajectory, *, tokens: bool) -> dict[str, Any]:
+def as_object(trajectory: RecordedTrajectory, *, tokens: bool) -> dict[str, Any]:
     """A trajectory as plain data. ``tokens``: with the ids and log-probabilities."""
-    turns = [turn._asdict() for turn in one.turns]
+    turns = [turn._asdict() for turn in trajectory.turns]
     for turn in turns:
         if not tokens:
             turn["tokens"] = len(turn["tokens"])
             del turn["logprobs"]
     return {
-        "step": one.step,
-        "evaluation": one.evaluation,
-        "query": one.query.id,
-        "text": one.query.text,
-        "trajectory": one.number,
-        "rewards": one.rewards,
-        "metrics": one.metrics,
-        "failure": one.failure,
+        "step": trajectory.step,
+        "evaluation": trajectory.evaluation,
+        "query": trajectory.query.id,
+        "text": trajectory.query.text,
+        "trajectory": trajectory.number,
+        "rewards": trajectory.rewards,
+        "metrics": trajectory.metrics,
+        "failure": trajectory.failure,
         "turns": turns,
     }
 
 
-def _dropped(trajectories: int) -> str:
+def _dropped_note(trajectories: int) -> str:
     return f" ({trajectories} could not be recorded)" if trajectories else ""
 
 
