@@ -52,17 +52,17 @@ class ModelFindings:
 def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
     """Policies on CUDA if PyTorch can't use it here. Imports torch if there is one to look for. The devices themselves
     are counted by the placement."""
-    wanted = {
+    devices = {
         name: model.device
         for name, policy in config.policies.items()
         if (model := policy.used_model) is not None and model.device != "cpu"
     }
-    if not wanted:
+    if not devices:
         return
     import torch
 
     if not torch.cuda.is_available():
-        for name, device in wanted.items():
+        for name, device in devices.items():
             yield ModelProblem(
                 name, "device", device, "PyTorch finds no CUDA device here; device=cpu needs none"
             )
@@ -77,13 +77,13 @@ def model_findings(config: RunConfig) -> ModelFindings:
         model = policy.used_model
         if model is None:
             continue
-        known = model.model_dump_json()
-        if known not in tried:
-            tried[known] = None
+        key = model.model_dump_json()
+        if key not in tried:
+            tried[key] = None
             try:
                 cached = _try(model)
             except _CanNotLoad as error:
-                tried[known] = error
+                tried[key] = error
             else:
                 findings.cached |= cached
                 reason = foreign_form(load_tokenizer(model, local_files_only=cached)) if tools else None
@@ -91,7 +91,7 @@ def model_findings(config: RunConfig) -> ModelFindings:
                     findings.warnings.append(
                         f"policy {name}: calls of tools in its answers are not recognised: {reason}"
                     )
-        if (problem := tried[known]) is not None:
+        if (problem := tried[key]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
     return findings
 
@@ -160,10 +160,10 @@ def _only_cached(name: str, *, weights: bool) -> bool:
 
 def _is_cached(name: str, *, weights: bool) -> bool:
     file = "config.json" if weights else "tokenizer_config.json"
-    found = try_to_load_from_cache(name, file)
-    if not isinstance(found, str):
+    cached_file = try_to_load_from_cache(name, file)
+    if not isinstance(cached_file, str):
         return False
-    return not weights or _has_weights(Path(found).parent)
+    return not weights or _has_weights(Path(cached_file).parent)
 
 
 def _has_weights(folder: Path) -> bool:

@@ -60,7 +60,7 @@ def check_before_start(config: RunConfig, keys: WrittenKeys, notify: Notify = lo
     for warning in findings.get("warnings", ()):
         notify(f"warning: {keys.in_text(warning)}")
     if problems:
-        listed = "\n".join(_indented(problem) for problem in problems)
+        listed = "\n".join(_indent(problem) for problem in problems)
         raise ConfigError(f"{config.recipe}, checked before the start:\n{listed}")
     return env.cached_models_only() if findings["cached"] else {}
 
@@ -74,10 +74,10 @@ def _of_placement(config: RunConfig) -> list[str]:
     return []
 
 
-def _of_models(found: list[dict[str, str]], config: RunConfig, keys: WrittenKeys) -> Iterator[str]:
+def _of_models(problems: list[dict[str, str]], config: RunConfig, keys: WrittenKeys) -> Iterator[str]:
     """A line for each model: several policies may have the same one."""
     agents: dict[str, list[str]] = {}
-    for problem in found:
+    for problem in problems:
         policy = problem["policy"]
         key = keys.key("policies", policy, "model", problem["part"])
         line = f"{key}={problem['value']!r}: {keys.in_text(problem['text'])}"
@@ -102,12 +102,12 @@ def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
         _begin(_write, checks.stdin, config.model_dump_json())
         _begin(_read_lines, checks.stdout, lines)
         errors = _begin(_read_errors, checks.stderr, printed)
-        found = _answer(checks, lines, config, notify)
+        findings = _answer(checks, lines, config, notify)
     finally:
         checks.kill()
         checks.wait()
-    if found is not None:
-        return found
+    if findings is not None:
+        return findings
     errors.join(_ERRORS_S)
     ended = f"the process that imports workflow.py ended with status {checks.returncode}"
     return {"recipe": [f"{ended}\n{''.join(printed)}".rstrip()], "models": [], "cached": False}
@@ -169,5 +169,5 @@ def _read_errors(pipe: IO[str], printed: "deque[str]") -> None:
         printed.extend(pipe)
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())

@@ -25,20 +25,20 @@ _REPORT_S: Final = 10.0
 
 
 def main() -> None:
-    findings = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     config = RunConfig.model_validate_json(sys.stdin.read())
     lock = threading.Lock()
-    reporter = threading.Thread(target=_report_places, args=(Path(config.recipe).resolve(), findings, lock))
+    reporter = threading.Thread(target=_report_places, args=(Path(config.recipe).resolve(), output, lock))
     reporter.daemon = True
     reporter.start()
-    found = _findings(config)
+    findings = _findings(config)
     with lock:  # held to the end: the findings are the last line
-        json.dump(found, findings)
-        findings.write("\n")
+        json.dump(findings, output)
+        output.write("\n")
         # Threads that a recipe's modules have started don't keep the process.
         sys.stderr.flush()
-        findings.close()
+        output.close()
         os._exit(0)
 
 
@@ -73,15 +73,15 @@ def _findings(config: RunConfig) -> dict[str, Any]:
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
     with importing():
         from .model_checks import model_findings
-    found = model_findings(config)
-    models = [vars(problem) for problem in (*devices, *found.problems)]
+    of_models = model_findings(config)
+    models = [vars(problem) for problem in (*devices, *of_models.problems)]
     if with_adapters and not models:
-        adapters += target_problems(config, local_files_only=found.cached)
+        adapters += target_problems(config, local_files_only=of_models.cached)
     return {
         "recipe": problems + adapters,
         "models": models,
-        "cached": found.cached,
-        "warnings": found.warnings,
+        "cached": of_models.cached,
+        "warnings": of_models.warnings,
     }
 
 

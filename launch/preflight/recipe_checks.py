@@ -143,10 +143,10 @@ def _misfit(
         return "{file}: {name} takes too few arguments: write `{form}`"
     named = [p for p in by_position[positional:] if p.kind is p.POSITIONAL_OR_KEYWORD]
     named += [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    known = {p.name for p in named}
-    extra = [key for key in data or () if key not in known]
+    names = {p.name for p in named}
+    extra = [key for key in data or () if key not in names]
     if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        takes = f"it takes: {', '.join(sorted(known))}" if known else "it takes none"
+        takes = f"it takes: {', '.join(sorted(names))}" if names else "it takes none"
         return f"data.{extra[0]}: {{name}} in {{file}} has no argument {extra[0]!r}; {takes}"
     missing = [p.name for p in named if p.default is p.empty and p.name not in (data or ())]
     if missing and data is None:
