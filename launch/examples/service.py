@@ -54,7 +54,7 @@ def application(run: Path | str, agent: str, column: str) -> Starlette:
             Route("/queries", service.queries, methods=["POST"]),
         ],
         lifespan=lambda app: service.connected(run),
-        exception_handlers={FlexmarlError: _refused, ValidationError: _refused},
+        exception_handlers={FlexmarlError: _refuse, ValidationError: _refuse},
     )
 
 
@@ -105,7 +105,7 @@ class _Service:
         return JSONResponse([asdict(answer) for answer in answers])
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     """422: the request is invalid; 403: the run does not allow it to this service; 503: the run has ended."""
     status = 403 if isinstance(error, CallNotAllowed) else 503
     if isinstance(error, (StoreError, ValidationError)):

@@ -29,10 +29,10 @@ PROGRAMS = ["".join(pieces) for pieces in product(PIECES, repeat=LENGTH)]
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
     program, inputs = query.data["program"], [query.data["input"]]
-    test = await agents["tester"].generate(f"{shown(program, inputs)}?")
+    test = await agents["tester"].generate(f"{format_tests(program, inputs)}?")
     if is_input(test.text):
         inputs.append(test.text)
-    prompt = f"{shown(program, inputs)}="
+    prompt = f"{format_tests(program, inputs)}="
     drafts = await gather(*(agents["coder"].generate(prompt) for _ in range(query.data["drafts"])))
 
     possible = programs_left(program, inputs)
@@ -63,11 +63,11 @@ def output(program: str, digits: str) -> str:
 
 def result(piece: str, digit: str) -> str:
     number = int(digit)
-    found = 2 * number if piece == "d" else LARGEST - number if piece == "m" else number + int(piece)
-    return str(min(found, LARGEST))
+    output_digit = 2 * number if piece == "d" else LARGEST - number if piece == "m" else number + int(piece)
+    return str(min(output_digit, LARGEST))
 
 
-def shown(program: str, inputs: list[str]) -> str:
+def format_tests(program: str, inputs: list[str]) -> str:
     """The tests: each input with the hidden program's output, the newest first."""
     return "".join(f"{digits}>{output(program, digits)};" for digits in reversed(inputs))
 
@@ -87,15 +87,15 @@ def passing(piece: str, digits: Iterable[str]) -> list[str]:
     return [other for other in PIECES if agree(other, piece, digits)]
 
 
-def agree(one: str, other: str, digits: Iterable[str]) -> bool:
-    return all(result(one, digit) == result(other, digit) for digit in digits)
+def agree(piece: str, other: str, digits: Iterable[str]) -> bool:
+    return all(result(piece, digit) == result(other, digit) for digit in digits)
 
 
 def pass_share(text: str, program: str) -> float:
     """The share of a draft's output digits that are right for all inputs; 0 for a text that is not a program."""
     if not is_program(text):
         return 0.0
-    return sum(agree(one, other, DIGITS) for one, other in zip(text, program, strict=True)) / LENGTH
+    return sum(agree(piece, other, DIGITS) for piece, other in zip(text, program, strict=True)) / LENGTH
 
 
 def train_query(position: int, seed: int, *, drafts: int, **data: int) -> Query:
@@ -116,12 +116,12 @@ def sft(agent: str, batch: int, size: int, seed: int, **data: int) -> list[tuple
         program, inputs = random.choice(PROGRAMS), [any_input(random), any_input(random)]
         if agent == "tester":
             large = "".join(random.choices(DIGITS, weights=range(1, len(DIGITS) + 1), k=LENGTH))
-            examples.append((f"{shown(program, inputs[:1])}?", large))
+            examples.append((f"{format_tests(program, inputs[:1])}?", large))
         else:
             pieces = [
                 random.choice(passing(*pair)) for pair in zip(program, random.choice(inputs), strict=True)
             ]
-            examples.append((f"{shown(program, inputs)}=", "".join(pieces)))
+            examples.append((f"{format_tests(program, inputs)}=", "".join(pieces)))
     return examples
 
 

@@ -19,11 +19,11 @@ from flexmarl.actors.workflow import Agents, Query, Rewards
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
     drafts = await gather(*(agents["proposer"].generate(view) for view in views(query.text)))
-    answer = await agents["judge"].generate(shown([draft.text for draft in drafts], query.text))
+    answer = await agents["judge"].generate(judge_prompt([draft.text for draft in drafts], query.text))
 
     right = [is_right(draft.text, query.text) for draft in drafts]
     solved = is_right(answer.text, query.text)
-    singles = {f"draft_{number}": float(each) for number, each in enumerate(right, 1)}
+    singles = {f"draft_{number}": float(is_solved) for number, is_solved in enumerate(right, 1)}
     metrics = {
         "accuracy": float(solved),
         "draft_accuracy": sum(right) / len(right),
@@ -40,7 +40,7 @@ def views(problem: str) -> list[str]:
     return [problem.replace(number, "", 1) for number in problem.split("=")[0]]
 
 
-def shown(drafts: list[str], problem: str) -> str:
+def judge_prompt(drafts: list[str], problem: str) -> str:
     """The judge's prompt. It ends as a proposer's does, so that it knows from the start what proposers have learned."""
     return f"{','.join(drafts)}?{problem}"
 
@@ -74,7 +74,7 @@ def sft(agent: str, batch: int, size: int, seed: int, *, eval_problems: int) -> 
         problem = draw(random, held_out=False)
         if agent == "judge":
             drafts = [example(view, random) for view in views(problem)]
-            examples.append((shown(drafts, problem), example(problem, random)))
+            examples.append((judge_prompt(drafts, problem), example(problem, random)))
         else:
             seen = random.choice(views(problem))
             examples.append((seen, example(seen, random)))

@@ -31,7 +31,7 @@ Strategy = Mapping[str, float]
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
     if query.data["measure"]:
-        return await measured(agents)
+        return await measure(agents)
     seats = (agents["player"], agents["rival"])
     if query.data["seat"] == "second":
         seats = (agents["rival"], agents["player"])
@@ -51,14 +51,14 @@ def prompt(situation: str) -> str:
     return f"{situation:.<3}="
 
 
-async def measured(agents: Agents) -> Rewards:
+async def measure(agents: Agents) -> Rewards:
     """The exploitability of the policy as both players, from its turns in all situations."""
-    found = await gather(*(bet_probability(agents["player"], situation) for situation in FIRST + SECOND))
-    bets = dict(zip(FIRST + SECOND, (bet for bet, _ in found), strict=True))
+    answers = await gather(*(bet_probability(agents["player"], situation) for situation in FIRST + SECOND))
+    bets = dict(zip(FIRST + SECOND, (bet for bet, _ in answers), strict=True))
     metrics = {
         "exploitability": exploitability(bets),
         "first_wins": value(bets, bets),
-        "illegal_answers": sum(not legal for _, legal in found) / len(found),
+        "illegal_answers": sum(not legal for _, legal in answers) / len(answers),
     }
     return Rewards(player=0.0, metrics=metrics)
 

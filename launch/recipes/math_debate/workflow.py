@@ -36,13 +36,18 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
     debate = [await asyncio.gather(*(debater.generate([question]) for _ in range(query.data["debaters"])))]
     for _ in range(1, query.data["rounds"]):
         before = debate[-1]
-        asked = [REVISE.format(solutions=listed([*before[:n], *before[n + 1 :]])) for n in range(len(before))]
+        prompts = [
+            REVISE.format(solutions=format_solutions([*before[:n], *before[n + 1 :]]))
+            for n in range(len(before))
+        ]
         debate.append(
             await asyncio.gather(
-                *(debater.generate([turn, user(text)]) for turn, text in zip(before, asked, strict=True))
+                *(debater.generate([turn, user(text)]) for turn, text in zip(before, prompts, strict=True))
             )
         )
-    verdict = await judge.generate([user(JUDGE.format(question=query.text, solutions=listed(debate[-1])))])
+    verdict = await judge.generate(
+        [user(JUDGE.format(question=query.text, solutions=format_solutions(debate[-1])))]
+    )
 
     final = is_right(verdict, right)
     rewards = Rewards(judge=final)
@@ -61,7 +66,7 @@ def user(content: str) -> dict[str, str]:
     return {"role": "user", "content": content}
 
 
-def listed(solutions: Sequence[Turn]) -> str:
+def format_solutions(solutions: Sequence[Turn]) -> str:
     return "\n\n".join(f"Solution {n}:\n{turn.text.strip()}" for n, turn in enumerate(solutions, 1))
 
 
@@ -83,7 +88,7 @@ def train_query(position: int, seed: int, *, dataset: str, subset: str | None, *
     """The questions in a shuffled order, all of them before any comes again."""
     problems = questions(dataset, subset, "train")
     epoch, place = divmod(position, len(problems))
-    order = shuffled(len(problems), f"{seed} train {epoch}")
+    order = draw_order(len(problems), f"{seed} train {epoch}")
     return query(f"q{position:06}", problems[order[place]], **data)
 
 
@@ -92,12 +97,12 @@ def eval_queries(
 ) -> list[Query]:
     """``eval_problems`` questions of the test set, or all if it has fewer."""
     problems = questions(dataset, subset, "test")
-    order = shuffled(len(problems), f"{seed} evaluation")[:eval_problems]
+    order = draw_order(len(problems), f"{seed} evaluation")[:eval_problems]
     return [query(f"e{place:06}", problems[place], **data) for place in sorted(order)]
 
 
 @cache
-def shuffled(count: int, seed: str) -> list[int]:
+def draw_order(count: int, seed: str) -> list[int]:
     return Random(seed).sample(range(count), count)
 
 
@@ -119,17 +124,17 @@ def questions(dataset: str, subset: str | None, split: str) -> list[tuple[str, s
     folders = [Path(__file__).parent / dataset, Path(dataset)]
     files = [folder / f"{split}.jsonl" for folder in folders if (folder / f"{split}.jsonl").is_file()]
     rows = read_lines(files[0]) if files else from_hub(dataset, subset, split)
-    found = []
+    problems = []
     for place, row in enumerate(rows):
         question, answer = str(row.get("question", "")), number(str(row.get("answer", "")))
         if not question or answer is None:
             raise RecipeError(
                 f"data.dataset={dataset}: row {place} of {split} has no question or no number as answer"
             )
-        found.append((question, str(answer)))
-    if not found:
+        problems.append((question, str(answer)))
+    if not problems:
         raise RecipeError(f"data.dataset={dataset}: {split} has no rows")
-    return found
+    return problems
 
 
 def read_lines(file: Path) -> list[dict[str, object]]:

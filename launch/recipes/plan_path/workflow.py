@@ -25,19 +25,19 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
     grid = Grid(query.data["side"], query.data["walls"])
     place, goal = tuple(query.data["start"]), tuple(query.data["goal"])
     before = place
-    left = grid.distance(place, goal)
+    distance = grid.distance(place, goal)
     rounds, bumps, rewards = 0, 0, Rewards()
-    while left and rounds < query.data["rounds"]:
+    while distance and rounds < query.data["rounds"]:
         plan = await agents["planner"].generate(f"{way(place, goal)}=")
         step = await agents["executor"].generate(f"{grid.blocked(place, before)}#{plan.text}=")
         after = grid.after(place, step.text, before)
-        closer, bumped = left - grid.distance(after, goal), after == place
+        closer, bumped = distance - grid.distance(after, goal), after == place
         rewards.of(plan, closer).of(step, closer - bumped)
-        rounds, left, bumps = rounds + 1, left - closer, bumps + bumped
+        rounds, distance, bumps = rounds + 1, distance - closer, bumps + bumped
         if not bumped:
             before, place = place, after
 
-    rewards.metrics = {"accuracy": float(not left), "rounds": rounds, "bumps": bumps / rounds}
+    rewards.metrics = {"accuracy": float(not distance), "rounds": rounds, "bumps": bumps / rounds}
     return rewards
 
 
@@ -61,8 +61,8 @@ def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: int)
     examples = []
     for _ in range(size):
         start, goal = random.sample(places(side), 2)
-        one = random.choice([step for step in DIRECTIONS if step in way(start, goal)])
-        plan = "".join(random.sample([one, random.choice("LR" if one in "UD" else "UD")], 2))
+        direction = random.choice([step for step in DIRECTIONS if step in way(start, goal)])
+        plan = "".join(random.sample([direction, random.choice("LR" if direction in "UD" else "UD")], 2))
         blocked = "".join(step.lower() if random.random() < 0.3 else "." for step in DIRECTIONS)
         if agent == "planner":
             examples.append((f"{way(start, goal)}=", plan))
@@ -110,8 +110,8 @@ class Grid:
     def after(self, place: Place, step: str, before: Place | None = None) -> Place:
         """The place after a step; the same one if the step is blocked or invalid, or leads back to ``before``."""
         row, column = DIRECTIONS.get(step, (0, 0))
-        there = (place[0] + row, place[1] + column)
-        return there if there in self._free and there != before else place
+        target = (place[0] + row, place[1] + column)
+        return target if target in self._free and target != before else place
 
     def blocked(self, place: Place, before: Place | None = None) -> str:
         """The blocked directions in small letters, a dot for each of the others: ``.d.r``."""
@@ -127,7 +127,7 @@ class Grid:
             if place == goal:
                 return seen[place]
             for step in DIRECTIONS:
-                if (there := self.after(place, step)) not in seen:
-                    seen[there] = seen[place] + 1
-                    queue.append(there)
+                if (neighbour := self.after(place, step)) not in seen:
+                    seen[neighbour] = seen[place] + 1
+                    queue.append(neighbour)
         return math.inf

@@ -48,8 +48,8 @@ def sft(
     random = Random(f"{seed} SFT {agent} {batch}")
     texts = random.choices(training, k=size)
     if agent == "sorter":
-        return [(f"{text}=", _shuffled(text, random)) for text in texts]
-    return [(f"{text}?{_shuffled(text, random)}=", _shuffled(text, random)) for text in texts]
+        return [(f"{text}=", _shuffle(text, random)) for text in texts]
+    return [(f"{text}?{_shuffle(text, random)}=", _shuffle(text, random)) for text in texts]
 
 
 @cache
@@ -69,5 +69,5 @@ def _query(name: str, text: str) -> Query:
     return Query(name, text, {"answer": "".join(sorted(text))})
 
 
-def _shuffled(text: str, random: Random) -> str:
+def _shuffle(text: str, random: Random) -> str:
     return "".join(random.sample(text, len(text)))

@@ -31,19 +31,19 @@ async def calculate(expression: str) -> str:
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
     call = await agents["reader"].generate([{"role": "user", "content": query.text}], tools=[calculate])
-    asked, result = await asked_and_result(call.tool_calls)
+    call_expression, result = await expression_and_result(call.tool_calls)
     answer = await agents["writer"].generate([call, {"role": "tool", "content": result}], tools=[calculate])
 
     expression, number, thing = query.data["expression"], query.data["number"], query.data["thing"]
     solved = float(answer.text == f"{number} {thing}")
     return Rewards(
-        reader=0.5 * agreement(asked, expression) + 0.5 * solved,
+        reader=0.5 * agreement(call_expression, expression) + 0.5 * solved,
         writer=agreement(answer.text, f"{result} {thing}"),
-        metrics={"accuracy": solved, "call_accuracy": float(asked == expression)},
+        metrics={"accuracy": solved, "call_accuracy": float(call_expression == expression)},
     )
 
 
-async def asked_and_result(calls: tuple[ToolCall, ...]) -> tuple[str, str]:
+async def expression_and_result(calls: tuple[ToolCall, ...]) -> tuple[str, str]:
     """The expression of the only call and its result, which is ``error`` if it fails; without a call, both are."""
     expression = str(calls[0].arguments.get("expression")) if len(calls) == 1 else "error"
     try:
@@ -54,9 +54,9 @@ async def asked_and_result(calls: tuple[ToolCall, ...]) -> tuple[str, str]:
 
 def agreement(text: str, right: str) -> float:
     """1 if a text is right, else at most 0.5: half the share of the pieces that are."""
-    pieces, wanted = (re.findall(r"\d|[-+*]| [a-z]+", part) for part in (text, right))
-    same = sum(piece == want for piece, want in zip(pieces, wanted, strict=False))
-    return 1.0 if text == right else 0.5 * same / max(len(pieces), len(wanted))
+    pieces, right_pieces = (re.findall(r"\d|[-+*]| [a-z]+", part) for part in (text, right))
+    same = sum(piece == want for piece, want in zip(pieces, right_pieces, strict=False))
+    return 1.0 if text == right else 0.5 * same / max(len(pieces), len(right_pieces))
 
 
 def train_query(position: int, seed: int, **data: int) -> Query:
