@@ -47,11 +47,11 @@ def list_runs(folder: Path, as_json: bool) -> int:
     """
     from . import stored_run, tables  # imported here: the report's reader takes a tenth of a second
 
-    found = stored_run.read_runs(folder)
+    listed_runs = stored_run.read_runs(folder)
     if as_json:
-        echo_json({"runs": [_plain(run) for run in found]})
-    elif found:
-        tables.show_list(found)
+        echo_json({"runs": [_plain(run) for run in listed_runs]})
+    elif listed_runs:
+        tables.show_list(listed_runs)
     else:
         echo(f"there are no runs in {folder}")
     return 0
@@ -76,17 +76,17 @@ def compare(run_dirs: Sequence[Path], as_json: bool) -> int:
     from . import compare as comparing
     from . import stored_run, tables
 
-    found = [stored_run.read_run(path) for path in run_dirs]
-    comparison = comparing.compare(found)
+    compared_runs = [stored_run.read_run(path) for path in run_dirs]
+    comparison = comparing.compare(compared_runs)
     if as_json:
         config = {
             key: [None if value is comparing.MISSING else value for value in row]
             for key, row in comparison.config.items()
         }
-        names = [str(run.path) for run in found]
+        names = [str(run.path) for run in compared_runs]
         echo_json({"runs": names, "config": config, "figures": comparison.figures})
     else:
-        tables.show_comparison(found, comparison)
+        tables.show_comparison(compared_runs, comparison)
     return 0
 
 

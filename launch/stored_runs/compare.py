@@ -22,7 +22,7 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
     keys = dict.fromkeys(key for run in runs for key in run.config)
     values = {key: tuple(run.config.get(key, MISSING) for run in runs) for key in keys}
     differing = {key: row for key, row in values.items() if any(value != row[0] for value in row)}
-    return Comparison(differing, {**_progress(runs), **_learned(runs)})
+    return Comparison(differing, {**_progress(runs), **_outcome(runs)})
 
 
 def _progress(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
@@ -34,7 +34,7 @@ def _progress(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _learned(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
+def _outcome(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
     rows: dict[str, tuple[Any, ...]] = {}
     for prefix, figures in (
         ("eval/", [run.evaluation for run in runs]),

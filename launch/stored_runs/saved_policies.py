@@ -41,6 +41,6 @@ def _joint(directory: RunDirectory, step: int | None) -> Path:
     if not saved:
         raise RunDirectoryError(f"{directory.path} has no checkpoint yet")
     if step is not None and step not in saved:
-        there = ", ".join(map(str, saved))
-        raise RunDirectoryError(f"{directory.path} has no checkpoint of step {step}; there are: {there}")
+        steps = ", ".join(map(str, saved))
+        raise RunDirectoryError(f"{directory.path} has no checkpoint of step {step}; there are: {steps}")
     return checkpoint.committed_folder(directory.checkpoints, Step(saved[-1] if step is None else step))

@@ -79,8 +79,8 @@ def read_runs(folder: Path) -> list[StoredRun]:
     such folder."""
     if not folder.is_dir():
         raise RunDirectoryError(f"there is no folder {folder}: --runs names the folder of all runs")
-    found = [path for path in folder.iterdir() if (path / "config.yaml").is_file() and _is_run(path)]
-    return sorted(map(read_run, found), key=lambda run: -run.age_s)
+    folders = [path for path in folder.iterdir() if (path / "config.yaml").is_file() and _is_run(path)]
+    return sorted(map(read_run, folders), key=lambda run: -run.age_s)
 
 
 def is_alive(directory: RunDirectory) -> bool:
@@ -131,8 +131,8 @@ def _state(directory: RunDirectory, history: History) -> State:
 
 
 def _rewards(history: History) -> dict[str, float]:
-    found = {
+    rewards = {
         agent: first_and_last(history.of_agent(agent, lambda metrics: metrics.reward))
         for agent in history.agents
     }
-    return {agent: ends[1] for agent, ends in found.items() if ends is not None}
+    return {agent: ends[1] for agent, ends in rewards.items() if ends is not None}

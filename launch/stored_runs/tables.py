@@ -50,8 +50,8 @@ def _evaluation(run: StoredRun) -> str:
     """The workflow's metrics and the step; the rewards if the workflow has no metrics."""
     if run.evaluated_step is None:
         return ""
-    own = {name: value for name, value in run.evaluation.items() if not name.startswith(OF_REWARDS)}
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in (own or run.evaluation).items())
+    metrics = {name: value for name, value in run.evaluation.items() if not name.startswith(OF_REWARDS)}
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in (metrics or run.evaluation).items())
     return f"{figures} (step {run.evaluated_step})"
 
 
