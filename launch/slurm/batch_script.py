@@ -17,7 +17,7 @@ _ARRAY: Final = re.compile(r"--array([= ].*)?|-a([= \d].*)?")
 
 _NODES: Final = """
 # `flexmarl node` on the other hosts. A host that is lost ends neither the others nor the job.
-srun --nodes={others} --ntasks={others} --ntasks-per-node=1 --relative=1 \\
+srun --nodes={other_nodes} --ntasks={other_nodes} --ntasks-per-node=1 --relative=1 \\
     --no-kill --kill-on-bad-exit=0 --cpu-bind=none \\
     {node} &
 """
@@ -93,13 +93,13 @@ class Job:
 
 def seconds_of(time: str) -> int:
     """A time limit in one of Slurm's forms. Raises ConfigError."""
-    found = _TIME.fullmatch(time)
-    if found is None:
+    match = _TIME.fullmatch(time)
+    if match is None:
         raise ConfigError(f"--time {time!r}: must be {_TIMES}")
-    parts = [int(part) for part in found["parts"].split(":")]
-    if found["days"] is not None:
+    parts = [int(part) for part in match["parts"].split(":")]
+    if match["days"] is not None:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
-        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
+        return ((int(match["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
     if len(parts) < 3:
         minutes, seconds = (*parts, 0)[:2]
         return minutes * 60 + seconds
@@ -124,11 +124,11 @@ def script(job: Job) -> str:
     task = '-"$SLURM_ARRAY_TASK_ID"' if job.is_array else ""
     lines += ["# Written by `flexmarl slurm`.", f"run={shlex.quote(str(job.run))}{task}", ""]
     text = "\n".join(lines)
-    others = job.nodes - 1
-    if others:
-        head += ["--nodes", str(others)]
-        text += _NODES.format(others=others, node=f'{node} "$run/address"')
-    words = _folded(head)
+    other_nodes = job.nodes - 1
+    if other_nodes:
+        head += ["--nodes", str(other_nodes)]
+        text += _NODES.format(other_nodes=other_nodes, node=f'{node} "$run/address"')
+    words = _fold(head)
     if job.is_array:
         words = words.replace(f"--name {shlex.quote(job.run.name)}", '--name "${run##*/}"', 1)
     return text + _HEAD.format(head=words, stopped=job.stopped)
@@ -153,5 +153,5 @@ def _options(job: Job) -> Iterator[str]:
     yield from job.more
 
 
-def _folded(words: Sequence[str]) -> str:
+def _fold(words: Sequence[str]) -> str:
     return shlex.join(words).replace(" --runs ", " \\\n    --runs ", 1)

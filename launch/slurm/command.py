@@ -77,8 +77,8 @@ def slurm(
       flexmarl slurm path/to/recipe --nodes 2 --name first training.steps=50 --dry-run
       flexmarl slurm path/to/recipe --nodes 4 --gpus-per-node 8 --sbatch=--account=lab
     """
-    given, overrides = recipe_and_settings(words)
-    recipe = given or DEFAULT_RECIPE
+    recipe_argument, overrides = recipe_and_settings(words)
+    recipe = recipe_argument or DEFAULT_RECIPE
     config, _ = resolve_given(recipe, overrides)
     _check_gpus(config, gpus_per_node, more)
     name = name or default_name(config)

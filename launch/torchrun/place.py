@@ -62,10 +62,10 @@ def _number(variables: Variables, name: str) -> int:
 
 
 def _rank(variables: Variables, rank: str, count: str) -> tuple[int, int]:
-    found, of = _number(variables, rank), _number(variables, count)
-    if found >= of:
+    index, of = _number(variables, rank), _number(variables, count)
+    if index >= of:
         raise _contradiction(variables, rank, count)
-    return found, of
+    return index, of
 
 
 def _contradiction(variables: Variables, *names: str) -> ConfigError:

@@ -40,18 +40,18 @@ def as_command(place: Place, arguments: Sequence[str]) -> list[str]:
     """The arguments of ``flexmarl`` for the head, or for the node of another host.
 
     ``arguments``: of ``flexmarl train``. Raises ConfigError, and click's errors for an invalid option."""
-    given = train.make_context("torchrun", list(arguments)).params
-    if names := [option for parameter, option in _DECIDED.items() if given[parameter]]:
+    parameters = train.make_context("torchrun", list(arguments)).params
+    if names := [option for parameter, option in _DECIDED.items() if parameters[parameter]]:
         raise ConfigError(
             f"{', '.join(names)}: leave it out: torchrun decides about the hosts, and its restarts continue the run"
         )
-    name = given["name"] or place.job
+    name = parameters["name"] or place.job
     if name is None:
         raise ConfigError(
             "the run needs a name that is the same after a restart: write --name, or torchrun's --rdzv-id"
         )
     if place.host:
-        address = Path(given["runs"], name, "address")
+        address = Path(parameters["runs"], name, "address")
         return ["node", "--join", str(address), "--name", f"{env.host_name()}-{place.host}"]
     listen = [f"network.listen={_listen(place)}"] if place.hosts > 1 else []
     return ["train", *listen, *arguments, "--name", name, "--continue", "--nodes", str(place.hosts - 1)]
