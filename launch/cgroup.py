@@ -34,8 +34,8 @@ def cgroup_limits(
             cores += [_quota(*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us"))]
             memory += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
     return CgroupLimits(
-        cores=min((found for found in cores if found is not None), default=None),
-        memory_bytes=min((found for found in memory if 0 < found < _NO_LIMIT), default=None),
+        cores=min((limit for limit in cores if limit is not None), default=None),
+        memory_bytes=min((limit for limit in memory if 0 < limit < _NO_LIMIT), default=None),
     )
 
 

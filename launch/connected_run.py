@@ -71,13 +71,13 @@ class ConnectedRun:
         give_up_at = loop.time() + self._wait_s
         while True:
             try:
-                return await self._entered()
+                return await self._enter()
             except (RunUnreachable, RunDirectoryError):
                 if loop.time() >= give_up_at:
                     raise
             await asyncio.sleep(_POLL_S)
 
-    async def _entered(self) -> Self:
+    async def _enter(self) -> Self:
         self._address = _address_of(self._run, self._keys)
         name = f"client-{os.getpid()}-{secrets.token_hex(4)}"
         self._system = ActorSystem(name, keys=self._address.keys)
@@ -139,13 +139,13 @@ class ConnectedRun:
         """Makes a file for ``connect``, whose holder may do no more than ``rights``: ``watch`` (status, steps, events,
         logs), and with it ``judge`` (samples, write), ``submit`` or ``stop``. It is for this life of the run: a
         resumed run has new keys. Raises RunUnreachable if the run does not listen over TCP, OSError."""
-        own = self._address.keys
-        if own is None:
+        run_keys = self._address.keys
+        if run_keys is None:
             raise RunUnreachable(
                 f"{self._run} has its sockets in a private folder of this host. Start it with "
                 "network.listen=ADDRESS, so that it listens for other users and hosts"
             )
-        keys = Keys.for_client(own.server_public)
+        keys = Keys.for_client(run_keys.server_public)
         await self._control.within(_TIMEOUT_S).admit(keys.client_public, [*rights])
         write_private(file, RunAddress(self._address.address, keys).text())
 
@@ -177,12 +177,12 @@ class ConnectedRun:
 
     async def select(self, where: str = "", limit: int = 1000) -> Selection:
         """As ``samples``, with the number of all samples for which ``where`` is true."""
-        return await (await self._stored()).select(where, limit)
+        return await (await self._store_api()).select(where, limit)
 
     async def trajectory(self, name: str) -> Selection:
         """The samples of a trajectory that the store has, turn by turn. ``name``: the trajectory's, or the id of one of
         its samples. Raises StoreError if nothing in the store has that name."""
-        return await (await self._stored()).trajectory(name)
+        return await (await self._store_api()).trajectory(name)
 
     async def column(self, agent: str, name: str, sample_ids: Sequence[str]) -> list[Any]:
         """The values of a column of these samples, in their order: also long strings, token ids and arrays; None if
@@ -199,12 +199,12 @@ class ConnectedRun:
         names = ["text", "query_text", *columns]
         try:
             while True:
-                found = await (await self._stored()).unjudged(AgentName(agent), names)
-                if found["sample_id"]:
-                    self._shown |= zip(found["sample_id"], found[OFFER_KEY], strict=True)
+                samples = await (await self._store_api()).unjudged(AgentName(agent), names)
+                if samples["sample_id"]:
+                    self._shown |= zip(samples["sample_id"], samples[OFFER_KEY], strict=True)
                     for name in [*islice(self._shown, max(0, len(self._shown) - _MOST_SHOWN))]:
                         del self._shown[name]
-                    yield {name: [plain_cell(cell) for cell in cells] for name, cells in found.items()}
+                    yield {name: [plain_cell(cell) for cell in cells] for name, cells in samples.items()}
                 await asyncio.sleep(_POLL_S)
         except ActorDead:
             return
@@ -218,13 +218,13 @@ class ConnectedRun:
         if REWARD_COLUMN in values:
             shown = [self._shown.get(name) for name in values.get("sample_id", ())]
             values.setdefault(OFFER_KEY, shown)
-        store = await self._stored()
+        store = await self._store_api()
         try:
             await store.write(self._system.name, {agent: values})
         except LocalProtocolError as error:
             raise StoreError(str(error)) from error
 
-    async def _stored(self) -> StoreApi:
+    async def _store_api(self) -> StoreApi:
         return (await self._store_ref()).within(_TIMEOUT_S)
 
     async def _store_ref(self) -> ActorRef[StoreApi]:
@@ -265,10 +265,10 @@ def _address_of(run: Path | str, keys: Keys | None) -> RunAddress:
             raise RunUnreachable(f"{path} is not running")
         path = directory.control_address
     try:
-        found = RunAddress.load(path)
+        run_address = RunAddress.load(path)
     except FileNotFoundError:
         raise RunUnreachable(f"{run} starts or ends: it can't be asked yet, or any more") from None
     except PermissionError:
         owner = path.stat().st_uid
         raise RunUnreachable(f"{run} is a run of user {owner}, not {os.geteuid()}") from None
-    return RunAddress(found.address, keys or found.keys)
+    return RunAddress(run_address.address, keys or run_address.keys)

@@ -33,7 +33,7 @@ def status(run: Path, as_json: bool) -> int:
     """
     if not run.is_file() and not stored_run.is_alive(RunDirectory.existing(run)):
         stored = stored_run.read_run(run)
-        found: dict[str, object] = {
+        fields: dict[str, object] = {
             "state": stored.state,
             "error": stored.error,
             "step": stored.step,
@@ -44,10 +44,10 @@ def status(run: Path, as_json: bool) -> int:
         )
     else:
         answer = asked(run, lambda connected: connected.status())
-        found = {"state": "running", **dataclasses.asdict(answer)}
+        fields = {"state": "running", **dataclasses.asdict(answer)}
         words = _words(run, answer)
     if as_json:
-        echo_json(found)
+        echo_json(fields)
     else:
         echo(words)
     return 0
@@ -122,17 +122,21 @@ def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
     return 0
 
 
-def _words(run: Path, found: RunStatus) -> str:
-    instances = ", ".join(f"{name} x{count}" for name, count in found.instances.items())
+def _words(run: Path, run_status: RunStatus) -> str:
+    instances = ", ".join(f"{name} x{count}" for name, count in run_status.instances.items())
     lines = [
-        f"{run}: running for {duration(found.since_s)}, step {found.step}/{found.steps}",
-        f"phase      {found.phase}",
+        f"{run}: running for {duration(run_status.since_s)}, step {run_status.step}/{run_status.steps}",
+        f"phase      {run_status.phase}",
         f"policies   {instances}",
-        *([f"nothing has ended for {duration(found.idle_s)}; the run waits for"] if found.causes else []),
-        *(f"  {cause}" for cause in found.causes),
         *(
-            f"{name:<12} pid {one.pid:<8} {one.rss_mib:>9.1f} MiB  {one.host}".rstrip()
-            for name, one in found.processes.items()
+            [f"nothing has ended for {duration(run_status.idle_s)}; the run waits for"]
+            if run_status.causes
+            else []
+        ),
+        *(f"  {cause}" for cause in run_status.causes),
+        *(
+            f"{name:<12} pid {process.pid:<8} {process.rss_mib:>9.1f} MiB  {process.host}".rstrip()
+            for name, process in run_status.processes.items()
         ),
     ]
     return "\n".join(lines)

@@ -34,37 +34,39 @@ def doctor(as_json: bool, runs: Path, hosts: Path | None) -> int:
       flexmarl doctor --runs /shared/runs
       flexmarl doctor --runs /shared/runs --hosts hosts.txt
     """
-    others = () if hosts is None else read_hosts(hosts)
-    found = diagnose(runs)
-    findings = asyncio.run(probe(others, found)) if others else []
+    ssh_hosts = () if hosts is None else read_hosts(hosts)
+    diagnosis = diagnose(runs)
+    findings = asyncio.run(probe(ssh_hosts, diagnosis)) if ssh_hosts else []
     if as_json:
         listed = [asdict(finding) for finding in findings]
-        echo_json(asdict(found) if hosts is None else {"here": asdict(found), "hosts": listed})
+        echo_json(asdict(diagnosis) if hosts is None else {"here": asdict(diagnosis), "hosts": listed})
     else:
-        _show(Terminal(), found)
+        _show(Terminal(), diagnosis)
         for finding in findings:
             _show_host(Terminal(), finding)
-    return 1 if found.problems or any(finding.problems for finding in findings) else 0
+    return 1 if diagnosis.problems or any(finding.problems for finding in findings) else 0
 
 
-def _show(console: Terminal, found: Diagnosis) -> None:
+def _show(console: Terminal, diagnosis: Diagnosis) -> None:
     table = Table(show_header=False, box=None)
-    host = found.host
+    host = diagnosis.host
     table.add_row("host", host.name)
-    table.add_row("user", found.user)
-    table.add_row("python", f"{host.python}, {found.platform}")
+    table.add_row("user", diagnosis.user)
+    table.add_row("python", f"{host.python}, {diagnosis.platform}")
     table.add_row("cores", str(host.cores))
     table.add_row("memory", f"{host.memory_bytes / 2**30:.1f} GiB")
     free, size = host.shared_memory_free_bytes / 2**30, host.shared_memory_bytes / 2**30
     table.add_row("shared memory", f"{free:.1f} of {size:.1f} GiB free in {host.shared_memory}")
-    seen = "perhaps seen by other hosts" if found.runs.shared else "seen by this host alone"
-    room = f"{found.runs.free_bytes / 2**30:.1f} GiB free"
-    table.add_row("runs", f"{room} in {found.runs.path}, {found.runs.file_system}: {seen}")
-    table.add_row("memory to pin", _or_no_limit(found.locked_bytes and found.locked_bytes >> 20, " MiB"))
-    table.add_row("open files", _or_no_limit(found.open_files, ""))
-    for name, installed in {**host.packages, "nvidia-ml-py": found.nvidia_package}.items():
+    seen = "perhaps seen by other hosts" if diagnosis.runs.shared else "seen by this host alone"
+    room = f"{diagnosis.runs.free_bytes / 2**30:.1f} GiB free"
+    table.add_row("runs", f"{room} in {diagnosis.runs.path}, {diagnosis.runs.file_system}: {seen}")
+    table.add_row(
+        "memory to pin", _or_no_limit(diagnosis.locked_bytes and diagnosis.locked_bytes >> 20, " MiB")
+    )
+    table.add_row("open files", _or_no_limit(diagnosis.open_files, ""))
+    for name, installed in {**host.packages, "nvidia-ml-py": diagnosis.nvidia_package}.items():
         table.add_row(name, installed or "not installed")
-    for device in found.nvidia.devices:
+    for device in diagnosis.nvidia.devices:
         free, total = device.free_bytes / 2**30, device.total_bytes / 2**30
         used = "" if device.utilisation_percent is None else f", {device.utilisation_percent} % busy"
         peers = f", reads {', '.join(device.peers)}" if device.peers else ""
@@ -72,7 +74,7 @@ def _show(console: Terminal, found: Diagnosis) -> None:
     if host.gpus_note:
         table.add_row("GPUs", f"{len(host.gpus) or 'none'}: {host.gpus_note}")
     console.print(table)
-    for problem in found.problems:
+    for problem in diagnosis.problems:
         console.print(problem, style="yellow", markup=False)
 
 

@@ -44,10 +44,10 @@ def actor_environment() -> dict[str, str]:
     that vLLM makes in an actor would wait for torchrun's server (``TORCHELASTIC_USE_AGENT_STORE``). Nor does an actor
     import what lies in the working directory."""
     of_torchrun = torchrun_variables() if "TORCHELASTIC_RUN_ID" in os.environ else {}
-    own = {name: value for name, value in os.environ.items() if name not in of_torchrun}
-    if paths := own.get("PYTHONPATH"):
-        own["PYTHONPATH"] = without_working_directory(paths)
-    return {**_THREADS, **_KEPT_MEMORY, **_QUIET, **_OPENS_NO_DEVICE, **own}
+    variables = {name: value for name, value in os.environ.items() if name not in of_torchrun}
+    if paths := variables.get("PYTHONPATH"):
+        variables["PYTHONPATH"] = without_working_directory(paths)
+    return {**_THREADS, **_KEPT_MEMORY, **_QUIET, **_OPENS_NO_DEVICE, **variables}
 
 
 def cuda_devices(uuids: Sequence[str]) -> dict[str, str]:
@@ -93,11 +93,11 @@ def runtime_base() -> Path:
 
     Raises ConfigError if the variable does not name a folder that can be written.
     """
-    if given := os.environ.get("FLEXMARL_RUNTIME_BASE"):
-        base = Path(given)
+    if path := os.environ.get("FLEXMARL_RUNTIME_BASE"):
+        base = Path(path)
         if not base.is_dir() or not os.access(base, os.W_OK):
             problem = "it can't be written" if base.is_dir() else "there is no such folder"
-            raise ConfigError(f"environment variable FLEXMARL_RUNTIME_BASE={given}: {problem}")
+            raise ConfigError(f"environment variable FLEXMARL_RUNTIME_BASE={path}: {problem}")
         return base
     shared_memory = Path("/dev/shm")
     if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):

@@ -33,13 +33,13 @@ class LostActor(FlexmarlError):
 class TooFewNodes(FlexmarlError):
     """Fewer hosts than the run wants have joined in time."""
 
-    def __init__(self, wanted: int, joined: list[str], wait_s: float) -> None:
-        there = f"there are {', '.join(joined)}" if joined else "there is none"
+    def __init__(self, count: int, joined: list[str], wait_s: float) -> None:
+        present = f"there are {', '.join(joined)}" if joined else "there is none"
         super().__init__(
-            f"{wanted} nodes had to join within {wait_s:g} s (--wait-s): {there}; continue with --nodes {wanted} "
+            f"{count} nodes had to join within {wait_s:g} s (--wait-s): {present}; continue with --nodes {count} "
             "again, or with as many as there are"
         )
-        self.wanted = wanted
+        self.count = count
         self.joined = joined
         self.wait_s = wait_s
 

@@ -42,22 +42,22 @@ class FolderDescription:
     refused: str
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.clock_ahead_s is None:
-            found.append(
+            problems.append(
                 f"no file can be written in {self.path}: {self.refused}. Name another folder by --runs"
             )
         elif abs(self.clock_ahead_s) > _MOST_SKEW_S:
-            found.append(
+            problems.append(
                 f"the clock of the file server of {self.path} differs by {self.clock_ahead_s:+.1f} s from this host's: "
                 "set both by NTP, or events of several hosts seem to be out of order"
             )
         if self.free_bytes < _LEAST_BYTES:
-            found.append(
+            problems.append(
                 f"{self.path} has {self.free_bytes >> 20} MiB free: checkpoints are kept there; make room, or name "
                 "another folder by --runs"
             )
-        return found
+        return problems
 
 
 def describe_folder(path: Path) -> FolderDescription:

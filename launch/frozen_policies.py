@@ -60,29 +60,31 @@ def with_pools(agents: Raw, policies: Raw) -> tuple[Raw, Raw]:
     for name, agent in agents.items():
         pool = written_pool(agent.get("policy")) if isinstance(agent, dict) else None
         if pool is not None and name not in policies:
-            of_policy = {key: each for key, each in agent.items() if key in ("instances", "engine", "train")}
+            of_policy = {
+                key: value for key, value in agent.items() if key in ("instances", "engine", "train")
+            }
             policies[name] = {"train": False, **of_policy, "pool_of": pool}
             agents[name] = {
-                **{key: each for key, each in agent.items() if key not in of_policy},
+                **{key: value for key, value in agent.items() if key not in of_policy},
                 "policy": name,
             }
     for name, policy in policies.items():
         if isinstance(policy, dict) and isinstance(pool := policy.get("pool_of"), dict):
             learner = pool.get("policy")
-            own = policies.get(learner, agents.get(learner)) if isinstance(learner, str) else None
-            policies[name] = {"train": False, **_inherited(own, policy)}
+            learner_section = policies.get(learner, agents.get(learner)) if isinstance(learner, str) else None
+            policies[name] = {"train": False, **_inherit(learner_section, policy)}
     return agents, policies
 
 
-def _inherited(learner: Any, pool: Raw) -> Raw:
+def _inherit(learner: Any, pool: Raw) -> Raw:
     """``pool`` with the model, the adapter and the engine of its policy; its own options of the engine precede."""
     if not isinstance(learner, dict):
         return pool
-    found = _without_training({key: learner[key] for key in _OF_ITS_POLICY if key in learner})
-    for key, each in pool.items():
-        both = isinstance(each, dict) and isinstance(found.get(key), dict)
-        found[key] = {**found[key], **each} if both else each
-    return found
+    section = _without_training({key: learner[key] for key in _OF_ITS_POLICY if key in learner})
+    for key, value in pool.items():
+        both = isinstance(value, dict) and isinstance(section.get(key), dict)
+        section[key] = {**section[key], **value} if both else value
+    return section
 
 
 def written_pool(policy: Any) -> Raw | None:
@@ -90,7 +92,7 @@ def written_pool(policy: Any) -> Raw | None:
     if isinstance(policy, dict) and "pool_of" in policy:
         return {
             "policy": policy["pool_of"],
-            **{key: each for key, each in policy.items() if key != "pool_of"},
+            **{key: value for key, value in policy.items() if key != "pool_of"},
         }
     if isinstance(policy, str) and (at := _AT_STEP.fullmatch(policy)):
         return {"policy": at[1], "only": int(at[2])}
@@ -102,7 +104,7 @@ def defaults_of_frozen(defaults: Raw, section: Any) -> Raw:
     endpoint, without those of models and engines too. ``section``: of the agent or policy, as it is written."""
     kept = _without_training(defaults)
     if isinstance(section, dict) and (isinstance(section.get("pool_of"), dict) or names_endpoint(section)):
-        kept = {key: each for key, each in kept.items() if key not in (*_OF_ITS_POLICY, "init_from")}
+        kept = {key: value for key, value in kept.items() if key not in (*_OF_ITS_POLICY, "init_from")}
     return kept
 
 
@@ -113,7 +115,7 @@ def names_endpoint(section: Raw) -> bool:
 
 
 def _without_training(defaults: Raw) -> Raw:
-    kept = {key: each for key, each in defaults.items() if key not in (*OF_TRAINING, *_OF_TRAINED_AGENTS)}
+    kept = {key: value for key, value in defaults.items() if key not in (*OF_TRAINING, *_OF_TRAINED_AGENTS)}
     trainer = kept.pop("trainer", None)
     if isinstance(trainer, dict) and trainer.get("name") == "simulated":
         kept["trainer"] = {"name": "simulated"}
@@ -146,7 +148,7 @@ def _problems_of_pool(
     if mode == "async":
         yield f"{key}: one member plays a whole step, and under mode=async steps overlap: write strict or sync"
     if learner is None:
-        trained = ", ".join(each for each, policy in policies.items() if policy.train)
+        trained = ", ".join(other for other, policy in policies.items() if policy.train)
         yield f"{key}.policy={name!r}: there is no such policy; those that are trained: {trained}"
     elif not learner.train:
         yield f"{key}.policy={name!r}: that policy is frozen itself, and has no past versions"

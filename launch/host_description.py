@@ -79,15 +79,15 @@ def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDe
     limits = cgroup_limits()
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total
-    found = nvidia or read_devices()
-    gpus, note = visible_devices(found.devices, env.visible_devices())
+    nvidia_devices = nvidia or read_devices()
+    gpus, note = visible_devices(nvidia_devices.devices, env.visible_devices())
     base = env.runtime_base()
     return HostDescription(
         name=name or env.host_name(),
         cores=cores if limits.cores is None else max(1, min(cores, int(limits.cores))),
         memory_bytes=memory if limits.memory_bytes is None else min(memory, limits.memory_bytes),
         gpus=tuple(_gpu(device) for device in gpus),
-        gpus_note=found.reason or note,
+        gpus_note=nvidia_devices.reason or note,
         shared_memory=str(base),
         shared_memory_bytes=_size(base),
         shared_memory_free_bytes=free_bytes(base),
@@ -127,7 +127,9 @@ def version_problems(hosts: Sequence[HostDescription]) -> Iterator[str]:
     """A sentence for each version that is not equal on all hosts. Python's last number may differ."""
     for what, versions in _versions(hosts):
         if len(set(versions.values())) > 1:
-            listed = ", ".join(f"{found or 'not installed'} on {host}" for host, found in versions.items())
+            listed = ", ".join(
+                f"{release or 'not installed'} on {host}" for host, release in versions.items()
+            )
             yield f"{what} must have one version on all hosts: {listed}"
 
 
@@ -152,9 +154,9 @@ def _gpu(device: NvidiaDevice) -> Gpu:
 
 
 def _users(device: NvidiaDevice) -> Iterator[GpuUser]:
-    own = _own_processes()
+    own_pids = _own_processes()
     for process in device.processes:
-        if process.pid not in own:
+        if process.pid not in own_pids:
             yield _user(process.pid, process.memory_bytes)
     if device.unexplained_bytes > max(1 << 30, int(_DRIVER_SHARE * device.total_bytes)):
         yield GpuUser(None, "", "", device.unexplained_bytes)
@@ -175,5 +177,5 @@ def _user(pid: int, memory: int | None) -> GpuUser:
 
 
 def _size(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize
+    statistics = os.statvfs(folder)
+    return statistics.f_blocks * statistics.f_frsize

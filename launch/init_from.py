@@ -50,9 +50,10 @@ def check_weights(policies: Mapping[PolicyName, PolicyConfig], seed: int) -> Non
             _check_adapter(name, policy.init_from, policy)
         kind = SIMULATED_FILE if policy.simulated else _weights_file(policy)
         if not (policy.init_from / kind).exists():
-            one, other = ("is", "is not") if policy.simulated else ("is not", "is")
+            model_kind, weights_kind = ("is", "is not") if policy.simulated else ("is not", "is")
             raise ConfigError(
-                f"init_from of policy {name}: its model {one} simulated, and the one in {policy.init_from} {other}"
+                f"init_from of policy {name}: its model {model_kind} simulated, and the one in {policy.init_from} "
+                f"{weights_kind}"
             )
         if not policy.simulated:
             _check_tensors(name, policy.init_from, policy)
@@ -112,14 +113,14 @@ def _source(written: str, policy: str, folder: Path) -> Path:
             return place  # a saved policy, as a resolved config has it
     for place in places:
         if place.is_dir():
-            return _saved(RunDirectory.existing(place), policy, None)
+            return _find_saved(RunDirectory.existing(place), policy, None)
         if place.name.isdecimal() and place.parent.is_dir():
-            return _saved(RunDirectory.existing(place.parent), policy, int(place.name))
+            return _find_saved(RunDirectory.existing(place.parent), policy, int(place.name))
     raise RunDirectoryError("there is no such run: write RUN_DIR, or RUN_DIR/STEP for one of its checkpoints")
 
 
-def _saved(directory: RunDirectory, policy: str, step: int | None) -> Path:
+def _find_saved(directory: RunDirectory, policy: str, step: int | None) -> Path:
     """The policy of that name, or the only one that the run has."""
-    there: Iterable[str] = policies_of(directory, step)
-    only, *others = there
-    return saved_policy(directory, policy if policy in there or others else only, step)
+    policies: Iterable[str] = policies_of(directory, step)
+    only, *more = policies
+    return saved_policy(directory, policy if policy in policies or more else only, step)

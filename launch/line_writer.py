@@ -130,12 +130,12 @@ def finite(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(names: Iterable[Name]) -> str:
     """``steps 3-5 and 9``, or ``2 events: step_started, run_ended``."""
-    found = [*names]
-    steps = [name for name in found if isinstance(name, int)]
+    entries = [*names]
+    steps = [name for name in entries if isinstance(name, int)]
     if steps:
         return words_of_steps(steps)
-    events = ", ".join(dict.fromkeys(map(str, found)))
-    return f"{len(found)} {'event' if len(found) == 1 else 'events'}: {events}"
+    events = ", ".join(dict.fromkeys(map(str, entries)))
+    return f"{len(entries)} {'event' if len(entries) == 1 else 'events'}: {events}"
 
 
 def words_of_steps(steps: Iterable[int]) -> str:

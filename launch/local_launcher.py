@@ -84,13 +84,13 @@ class LocalRun:
 
     async def begin(self) -> ActorRef[OrchestratorApi]:
         """Starts all actors and the training; ``console.ended_with`` has the end."""
-        self.supervision.report_restarts(self._restarted)
+        self.supervision.report_restarts(self._report_restart)
         self.supervision.report_late(self._late)
         orchestrator = await self._start_actors()
         await orchestrator.api.start()
         return orchestrator
 
-    def _restarted(self, actor: str, reason: FlexmarlError) -> None:
+    def _report_restart(self, actor: str, reason: FlexmarlError) -> None:
         self.console.ref.tell_nowait("event", ActorRestarted(actor, text_of(reason)))
 
     def _late(self, actor: str) -> None:
@@ -107,9 +107,9 @@ class LocalRun:
         await self.console.system.run_blocking(self._prepare_store)
         specs = actor_specs(self.config, self.directory, references, self.resume, self.own_gpus)
         router = references.router.name
-        await _all_started({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
+        await _start_all({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}
-        await _all_started(spawned, self.console)
+        await _start_all(spawned, self.console)
         return references.orchestrator
 
     async def _references(self) -> References:
@@ -196,20 +196,20 @@ def _silent_for(actor: str, seconds: float, line: str) -> ActorDead:
     return ActorDead(actor, f"its process runs, but has not answered for {round(seconds, 1):g} s{hint}")
 
 
-async def _all_started(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:
+async def _start_all(spawned: Mapping[str, Coroutine[Any, Any, object]], console: RunConsole) -> None:
     """Waits for all of them and shows the progress: loading a large model takes long. Raises the first error."""
     slow_from = time.monotonic() + _SLOW_START_S
     starting = dict.fromkeys(spawned)
     one_ended = asyncio.Event()
 
-    def ended(task: asyncio.Task[object]) -> None:
+    def mark_ended(task: asyncio.Task[object]) -> None:
         del starting[task.get_name()]
         one_ended.set()
 
     with first_error():
         async with asyncio.TaskGroup() as group:
             for name, spawning in spawned.items():
-                group.create_task(spawning, name=name).add_done_callback(ended)
+                group.create_task(spawning, name=name).add_done_callback(mark_ended)
             while starting:
                 which = f" (not yet: {', '.join(starting)})" if time.monotonic() > slow_from else ""
                 await console.phase(f"starting actors{which}", len(spawned) - len(starting), len(spawned))

@@ -52,7 +52,7 @@ def new_run(
     """Makes a new run, whose folder is locked until the end of the context. It takes seconds: the recipe is tried in a
     process of its own. Raises ConfigError with every mistake, RunDirectoryError if the folder exists; in both cases
     nothing is written. ``notify``: see ``check_before_start``."""
-    resolved, folder, environment = checked(config, settings, runs, name, notify)
+    resolved, folder, environment = validate_new_run(config, settings, runs, name, notify)
     directory = RunDirectory.create(folder, to_yaml(resolved))
     with directory.locked():
         yield PreparedRun(directory, Resumption(resolved, None, {}, []), environment)
@@ -79,9 +79,9 @@ def begun_run(runs: Path, name: str, recipe: str) -> RunDirectory | None:
     if not folder.exists():
         return None
     directory = RunDirectory.existing(folder)
-    found = read_yaml(directory.config).get("recipe")
-    if found != str(recipe_folder(recipe)):
-        raise ConfigError(f"{folder} is a run of the recipe {found}: choose another --name")
+    run_recipe = read_yaml(directory.config).get("recipe")
+    if run_recipe != str(recipe_folder(recipe)):
+        raise ConfigError(f"{folder} is a run of the recipe {run_recipe}: choose another --name")
     return directory
 
 
@@ -106,7 +106,7 @@ def next_life(
     return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
 
 
-def checked(
+def validate_new_run(
     config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
 ) -> tuple[RunConfig, Path, Mapping[str, str]]:
     """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""

@@ -80,21 +80,21 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
     CheckpointIncomplete naming the damaged file: the user decides about an older checkpoint.
     """
     newest = _newest(directory)
-    written = _relocated(check(read_yaml(directory.config), str(directory.config)), overrides)
-    made = _made_with(directory)
-    warnings = _warnings(directory, newest is not None, made)
-    if newest is None or made is None:
+    written = _relocate(check(read_yaml(directory.config), str(directory.config)), overrides)
+    made_with = _made_with(directory)
+    warnings = _warnings(directory, newest is not None, made_with)
+    if newest is None or made_with is None:
         config = with_overrides(written, overrides, str(directory.config))
         return Resumption(config, newest, _as_text(differences(written, config)), warnings)
     source = f"{directory.made_with}, overrides included"
-    before = _relocated(check(made.config, str(directory.made_with)), overrides)
+    before = _relocate(check(made_with.config, str(directory.made_with)), overrides)
     config = with_overrides(before, overrides, source)
     problems = list(_refused_settings(before, config, written, overrides, directory.path))
     if config.training.steps < newest[1].step:
         problems.append(
             f"training.steps={config.training.steps}: step {newest[1].step} is trained already: write more"
         )
-    files = changed_files(made.files, recipe_files(config))
+    files = changed_files(made_with.files, recipe_files(config))
     problems += [
         f"{name} of the recipe {config.recipe} {how} since the checkpoint was made: restore it, or continue with it by "
         f"--accept {name}"
@@ -110,7 +110,7 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
     return Resumption(config, newest, changes, warnings)
 
 
-def _relocated(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def _relocate(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Models and tokenizers in the recipe's folder have moved with it, if ``overrides`` name another folder."""
     moves = [override.partition("=")[2] for override in overrides if override_key(override) == "recipe"]
     if not moves:
@@ -131,8 +131,8 @@ def record(directory: RunDirectory, config: RunConfig) -> None:
     text = to_yaml(config)
     if not directory.config.exists() or directory.config.read_text(encoding="utf-8") != text:
         replace_private(directory.config, text.encode())
-    made = MadeWith(config.model_dump(mode="json"), recipe_files(config))
-    replace_private(directory.made_with, TypeAdapter(MadeWith).dump_json(made, indent=2) + b"\n")
+    made_with = MadeWith(config.model_dump(mode="json"), recipe_files(config))
+    replace_private(directory.made_with, TypeAdapter(MadeWith).dump_json(made_with, indent=2) + b"\n")
 
 
 def _made_with(directory: RunDirectory) -> MadeWith | None:
@@ -149,18 +149,18 @@ def _made_with(directory: RunDirectory) -> MadeWith | None:
         ) from None
 
 
-def _warnings(directory: RunDirectory, has_checkpoint: bool, made: MadeWith | None) -> list[str]:
-    found = []
-    if has_checkpoint and made is None:
-        found.append(
+def _warnings(directory: RunDirectory, has_checkpoint: bool, made_with: MadeWith | None) -> list[str]:
+    warnings = []
+    if has_checkpoint and made_with is None:
+        warnings.append(
             f"{directory.made_with} is missing: the config and the recipe can't be compared with those that the "
             "checkpoint was made with, and are used as they are now"
         )
     if has_checkpoint and not directory.store.exists():
-        found.append(
+        warnings.append(
             f"{directory.store} is missing: no sample of a saved step is lost, those of later steps are generated again"
         )
-    return found
+    return warnings
 
 
 def _newest(directory: RunDirectory) -> tuple[Path, RunState] | None:
@@ -194,18 +194,18 @@ def may_change(key: str) -> bool:
 
 
 def _refused_settings(
-    made: RunConfig, wanted: RunConfig, written: RunConfig, overrides: Sequence[str], run: Path
+    before: RunConfig, after: RunConfig, written: RunConfig, overrides: Sequence[str], run: Path
 ) -> Iterator[str]:
-    """``wanted``: ``made`` with the overrides; ``written``: ``config.yaml`` as it is now."""
-    for key, (old, new) in differences(made, wanted).items():
+    """``after``: ``before`` with the overrides; ``written``: ``config.yaml`` as it is now."""
+    for key, (old, new) in differences(before, after).items():
         if not may_change(key):
             yield (
                 f"{key}={new!r} was {old!r} when the checkpoint was made, and can't change in a resumed run: leave it "
                 f"out, or start a new run; these may change: {', '.join(MAY_CHANGE)}"
             )
-    given = [override_key(override) for override in overrides]
-    for key, (old, new) in differences(made, written).items():
-        if any(key == name or key.startswith(f"{name}.") for name in given):
+    override_keys = [override_key(override) for override in overrides]
+    for key, (old, new) in differences(before, written).items():
+        if any(key == name or key.startswith(f"{name}.") for name in override_keys):
             continue
         way = f"take it by flexmarl train --resume {run} {key}={new}, or " if may_change(key) else ""
         yield f"{key}={new!r} in config.yaml was {old!r} when the checkpoint was made: {way}restore it"
@@ -245,10 +245,10 @@ def _python_files(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in names if name.endswith(".py"))
 
 
-def changed_files(made: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
     """The files that have changed, with how. New ones change nothing: an old one would have to import them."""
     return {
         name: "has changed" if name in now else "is missing"
-        for name, digest in made.items()
+        for name, digest in before.items()
         if now.get(name) != digest
     }

@@ -174,7 +174,7 @@ class Run:
         finally:
             self.request_stop(by, now=True)
             with self._exits:
-                await _settled(self._life)
+                await _await_end(self._life)
         if not self._life.cancelled():
             self._life.exception()  # now asyncio logs no error that the block's own one hides
         if error is None and not self._reported:
@@ -207,7 +207,8 @@ class Run:
         config = dict(flattened(life.config.model_dump(mode="json")))
         named = [(sink.label, sink.sink()) for sink in life.config.sinks]
         named += [
-            (f"{number}:{name_of(one)}", FunctionSink(one)) for number, one in enumerate(self._functions, 1)
+            (f"{number}:{name_of(function)}", FunctionSink(function))
+            for number, function in enumerate(self._functions, 1)
         ]
         return RunSinks(named, SinkRun(folder, Path(life.config.recipe), life.step, config), self._record.log)
 
@@ -255,7 +256,7 @@ class Run:
     ) -> RunResult:
         life, directory = self._prepared.life, self.directory
         environment = {**env.actor_environment(), **self._prepared.environment}
-        here = ProcessNode(
+        head_node = ProcessNode(
             system,
             runtime_dir,
             directory.logs,
@@ -264,13 +265,13 @@ class Run:
             late_variables=env.LATE_VARIABLES,
         )
         async with AsyncExitStack() as exits:
-            joining = joined_cluster(system, here, self._prepared, self._nodes, console)
+            joining = joined_cluster(system, head_node, self._prepared, self._nodes, console)
             cluster = await self._unless_stopped(exits.enter_async_context(joining))
             self._hosts = lambda: {system.name: cluster.placement.hosts[0].name, **cluster.hosts}
             supervision = await exits.enter_async_context(
                 RunSupervision(
                     system,
-                    here,
+                    head_node,
                     life.config.supervision.intensity(),
                     self._log_level,
                     cluster.placed,
@@ -281,7 +282,7 @@ class Run:
             local_run = LocalRun(
                 life.config, directory, supervision, console, life.checkpoint, own_gpus, archive
             )
-            return await self._trained(local_run, [system.failure, cluster.failure])
+            return await self._train(local_run, [system.failure, cluster.failure])
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``work``. Raises Interrupted if the run is stopped before."""
@@ -291,12 +292,12 @@ class Run:
             await asyncio.wait([working, stop], return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended = working.done()
-            await _cancelled(working, stop)
+            await _cancel(working, stop)
         if not ended:
             raise Interrupted(f"stopped by {self._stopped_by}")
         return working.result()
 
-    async def _trained(self, local_run: LocalRun, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
+    async def _train(self, local_run: LocalRun, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
         """``failures``: set to errors that end the run."""
         supervision = local_run.supervision
         work = asyncio.create_task(local_run.train(self._training_begins, self._stalls))
@@ -309,7 +310,7 @@ class Run:
         finally:
             self._stop_gracefully = None
             self._stalls.close()
-            await _cancelled(work, death, stop, patience)
+            await _cancel(work, death, stop, patience)
         if self._at_once.is_set():
             await supervision.kill_all()
             raise Interrupted(f"stopped by {self._stopped_by}")
@@ -408,13 +409,13 @@ class Run:
                 raise
 
 
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _settled(task: asyncio.Task[Any]) -> None:
+async def _await_end(task: asyncio.Task[Any]) -> None:
     """Waits for the end of ``task``, also if the waiter is cancelled meanwhile, which is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -185,9 +185,9 @@ class RunControl(Actor):
     @endpoint
     async def store(self) -> ActorRef[StoreApi]:
         """The run's store. Waits until it is being started."""
-        return await self._found("store", StoreApi)
+        return await self._find("store", StoreApi)
 
-    async def _found(self, actor: str, api: type[Api]) -> ActorRef[Api]:
+    async def _find(self, actor: str, api: type[Api]) -> ActorRef[Api]:
         while True:
             changed = self._broadcast.changes.next
             try:
@@ -202,7 +202,7 @@ class RunControl(Actor):
             raise QueriesRefused(
                 "deterministic=true: the time at which queries come would decide what is trained"
             )
-        orchestrator = await self._found("orchestrator", OrchestratorApi)
+        orchestrator = await self._find("orchestrator", OrchestratorApi)
         try:
             return await orchestrator.within(WORK_TIMEOUT_S).submit(queries)
         except (ActorDead, ActorFailed) as error:

@@ -108,20 +108,20 @@ class RunDirectory:
         """Raises RunDirectoryError, which names it, if a file or folder of the run is a link."""
         written = (self.checkpoints, self.logs, self.store, self.opponents, self.suspended, self.sinks)
         for folder, folders, files in os.walk(self.path):
-            here = Path(folder)
-            for path in (here / name for name in (*folders, *files)):
+            directory = Path(folder)
+            for path in (directory / name for name in (*folders, *files)):
                 _check_no_link(path)
-            if here == self.path:  # others hold what libraries have written: wandb makes links
-                folders[:] = [name for name in folders if here / name in written]
+            if directory == self.path:  # others hold what libraries have written: wandb makes links
+                folders[:] = [name for name in folders if directory / name in written]
 
     def log_of(self, actor: str) -> Path:
         """Raises RunDirectoryError if the actor has none."""
-        known = {path.stem: path for path in sorted(self.logs.glob("*.log"))}
-        if actor not in known:
+        log_files = {path.stem: path for path in sorted(self.logs.glob("*.log"))}
+        if actor not in log_files:
             raise RunDirectoryError(
-                f"{self.path} has no log of {actor!r}; there are: {', '.join(known) or 'none'}"
+                f"{self.path} has no log of {actor!r}; there are: {', '.join(log_files) or 'none'}"
             )
-        return known[actor]
+        return log_files[actor]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ def closing_words(
         head = stopped_words(result, folder)
     else:
         steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
-        head = f"Trained {steps} in {duration(wall_s)}. {learned(result.evaluations, first, held_out)}"
+        head = f"Trained {steps} in {duration(wall_s)}. {learning_words(result.evaluations, first, held_out)}"
     return (
         f"{head.rstrip()}\n"
         f"  report       {report}\n"
@@ -48,7 +48,7 @@ def stopped_words(result: RunResult, folder: Path) -> str:
     return f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {folder}"
 
 
-def learned(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out: bool) -> str:
+def learning_words(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out: bool) -> str:
     """The first and the last evaluation of the whole run, as a sentence; rewards only if there is no other metric."""
     steps = sorted(evaluations)
     if not steps:

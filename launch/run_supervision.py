@@ -101,11 +101,11 @@ class RunSupervision:
     def report_restarts(self, report: Callable[[str, FlexmarlError], None]) -> None:
         """Has ``report`` called for each actor that is restarted alone, with the reason."""
 
-        def restarted(actor: str, reason: FlexmarlError) -> None:
+        def count_restart(actor: str, reason: FlexmarlError) -> None:
             self.restarts[actor] += 1
             report(actor, reason)
 
-        self._restarting.on_restart = restarted
+        self._restarting.on_restart = count_restart
 
     def report_late(self, report: Callable[[str], None]) -> None:
         """Has ``report`` called for each actor that does not end in good order at the run's end, and is killed."""

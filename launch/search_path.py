@@ -10,9 +10,9 @@ def leave_working_directory() -> None:
 
     ``python -m`` has put it first, and so does an empty entry of ``PYTHONPATH``, as in
     ``PYTHONPATH=$PYTHONPATH:/code`` if there was none before. It stays if flexmarl itself is imported from there."""
-    here, package = os.getcwd(), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH109, PTH120
-    if package != here:
-        sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+    workdir, package = os.getcwd(), os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH109, PTH120
+    if package != workdir:
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", workdir)]
 
 
 def without_working_directory(paths: str) -> str:

@@ -38,14 +38,14 @@ class StopSignals:
 
     def __init__(self, run: Run, display: Display) -> None:
         self._run, self._display = run, display
-        self._asked = False
+        self._is_stopping = False
         self._terminated_s = -SAME_REQUEST_S
         self._handled = stop_signals()
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for number in self._handled:
-            loop.add_signal_handler(number, self._received, number)
+            loop.add_signal_handler(number, self._handle_signal, number)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -53,18 +53,18 @@ class StopSignals:
         for number in self._handled:
             loop.remove_signal_handler(number)
 
-    def _received(self, number: signal.Signals) -> None:
+    def _handle_signal(self, number: signal.Signals) -> None:
         name = signal.Signals(number).name
         if number == signal.SIGTERM:
             now = asyncio.get_running_loop().time()
             if now - self._terminated_s < SAME_REQUEST_S:
                 return
             self._terminated_s = now
-        if self._asked:
+        if self._is_stopping:
             if number != signal.SIGHUP:
                 self._run.request_stop(name, now=True)
         elif self._run.request_stop(name):
-            self._asked = True
+            self._is_stopping = True
             self._display.warn(
                 f"{name}: stopping after the steps under way; once more stops at once", at_once=True
             )

@@ -29,7 +29,7 @@ _START_S: Final = 0.2
 """Seconds from the end of a node's process to its next start."""
 
 
-def described(name: str) -> HostDescription:
+def describe(name: str) -> HostDescription:
     return HostDescription(name, 8, 1 << 40, (), "", "", 0, 0, "", {})
 
 
@@ -74,7 +74,7 @@ class SimulatedHost:
                     system,
                     self.node,
                     head,
-                    Joining(described(self.name), {}, self._head, ""),
+                    Joining(describe(self.name), {}, self._head, ""),
                     name_taken_s=given_up_within(self._settings),
                     joined=lambda: None,
                 )
@@ -91,9 +91,9 @@ class SimulatedHost:
     def _own_directory(self) -> Path:
         """A new one for each process, as on a real host; that of the actors is one for all hosts."""
         self._lives += 1
-        own = self.node.directory / f"{self.name}-{self._lives}"
-        own.mkdir(mode=0o700)
-        return own
+        directory = self.node.directory / f"{self.name}-{self._lives}"
+        directory.mkdir(mode=0o700)
+        return directory
 
     def kill(self) -> None:
         """Ends the node's process as SIGKILL does, and its actors with it."""

@@ -143,7 +143,7 @@ class TroubleMaker:
                     if name in running and (name.partition("/")[2] in ESSENTIAL) is fatal
                 ]
             case Kind.CUT:
-                return [f"{one} {other}" for n, one in enumerate(hosts) for other in hosts[n + 1 :]]
+                return [f"{host} {other}" for n, host in enumerate(hosts) for other in hosts[n + 1 :]]
             case Kind.KILL_NODE | Kind.POWER:
                 return [host for host in hosts if host != self._head]
             case Kind.SLOW:

@@ -47,7 +47,7 @@ from .resuming import Resumption
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision
-from .simulated_hosts import SimulatedHost, described
+from .simulated_hosts import SimulatedHost, describe
 from .simulated_troubles import ESSENTIAL, NO_TROUBLES, Trouble, TroubleMaker, Troubles
 
 # Simulated runs last seconds: one that reaches this hangs.
@@ -132,38 +132,38 @@ class _Simulator:
             async with _node_directory() as directory:
                 settings = life.config.supervision.settings()
                 names = [name for name in self._hosts if name not in self._gone]
-                here, *others = [
+                head_node, *other_nodes = [
                     MemoryNode(network, directory, name=name, settings=settings, close_files=_close_files)
                     for name in names
                 ]
-                address = f"memory://{here.name}/{_LAUNCHER}"
-                hosts = [SimulatedHost(network, node, settings, address) for node in others]
+                address = f"memory://{head_node.name}/{_LAUNCHER}"
+                hosts = [SimulatedHost(network, node, settings, address) for node in other_nodes]
                 try:
-                    return await self._train(life, network, here, hosts)
+                    return await self._train(life, network, head_node, hosts)
                 finally:
-                    for node in (here, *others):
+                    for node in (head_node, *other_nodes):
                         await node.wait_closed()
                     _check_nothing_left(network, directory)
         finally:
             self._simulation.log += network.log
 
     async def _train(
-        self, life: Resumption, network: MemoryNetwork, here: MemoryNode, hosts: list[SimulatedHost]
+        self, life: Resumption, network: MemoryNetwork, head_node: MemoryNode, hosts: list[SimulatedHost]
     ) -> RunResult:
         config, directory = life.config, self._simulation.directory
-        settings, wire = config.supervision.settings(), network.wire(f"{here.name}/{_LAUNCHER}")
+        settings, wire = config.supervision.settings(), network.wire(f"{head_node.name}/{_LAUNCHER}")
         maker = TroubleMaker(
-            self._troubles, self._random, network, here, hosts, self._simulation.troubles, self._gone
+            self._troubles, self._random, network, head_node, hosts, self._simulation.troubles, self._gone
         )
-        async with ActorSystem(_LAUNCHER, here.directory, wire=wire, settings=settings) as system:
+        async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
             console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
             await system.add(console, "console")
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
-                _joined(system, here, config, [host.name for host in hosts], console) as cluster,
+                _join_hosts(system, head_node, config, [host.name for host in hosts], console) as cluster,
                 RunSupervision(
                     system,
-                    here,
+                    head_node,
                     config.supervision.intensity(),
                     placed=cluster.placed,
                     another_node=cluster.another_node,
@@ -196,7 +196,7 @@ class _Simulator:
 @asynccontextmanager
 async def _running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """Tasks, which are cancelled at the end."""
-    tasks = [asyncio.create_task(each) for each in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield tasks
     finally:
@@ -206,21 +206,25 @@ async def _running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asynci
 
 
 @asynccontextmanager
-async def _joined(
-    system: ActorSystem, here: MemoryNode, config: RunConfig, others: Sequence[str], console: RunConsole
+async def _join_hosts(
+    system: ActorSystem,
+    head_node: MemoryNode,
+    config: RunConfig,
+    host_names: Sequence[str],
+    console: RunConsole,
 ) -> AsyncIterator[Cluster]:
     """Waits for the other hosts and places the actors. At the end they are dismissed (``nodes/joined_cluster.py``)."""
-    head = described(here.name)
+    head = describe(head_node.name)
     nodes = Nodes(Head(head, Offer("", "", system.settings, {}), {}, system.address))
     await system.add(nodes, NAME)
     try:
-        await nodes.wait_joined(len(others), WAIT_S, lambda joined: None)
+        await nodes.wait_joined(len(host_names), WAIT_S, lambda joined: None)
         placement = RunPlacement(
             (head, *(joined.host for joined in nodes.joined.values())),
-            place_simulated(config, [here.name, *others]),
+            place_simulated(config, [head_node.name, *host_names]),
         )
         report = partial(console.ref.tell_nowait, "event")
-        yield Cluster(here, nodes, placement, share_gpus=False, report=report)
+        yield Cluster(head_node, nodes, placement, share_gpus=False, report=report)
     finally:
         await nodes.dismiss(Dismissal("the run has ended"))
 
@@ -237,7 +241,7 @@ def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
 def place_simulated(config: RunConfig, hosts: Sequence[str]) -> Plan:
     """Places all actors; the first host is the head. Workers may be on any: simulated hosts share their memory."""
     needs = [replace(need, on_head=need.actor in ESSENTIAL) for need in needs_of(config)]
-    return place(needs, [*map(described, hosts)], hosts[0])
+    return place(needs, [*map(describe, hosts)], hosts[0])
 
 
 async def _close_files(actor: Actor) -> None:

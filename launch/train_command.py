@@ -29,10 +29,10 @@ from .prepared_run import (
     PreparedRun,
     begun_run,
     changed_settings,
-    checked,
     new_run,
     next_life,
     recipe_and_settings,
+    validate_new_run,
 )
 from .run import Run
 from .run_config import RunConfig
@@ -161,16 +161,16 @@ def train(
     if hosts is not None and nodes:
         raise ConfigError("--hosts has the nodes: leave out --nodes")
     by_ssh = () if hosts is None else read_hosts(hosts)
-    wanted = NodesWanted(nodes or len(by_ssh), wait_s, by_ssh)
-    options = RunOptions(Output.standard(form or "normal"), restarts, log_level, wanted)
-    given, overrides = recipe_and_settings(words)
+    node_request = NodesWanted(nodes or len(by_ssh), wait_s, by_ssh)
+    options = RunOptions(Output.standard(form or "normal"), restarts, log_level, node_request)
+    recipe_argument, overrides = recipe_and_settings(words)
     if resume is not None:
-        if given or name or dry_run or continues:
+        if recipe_argument or name or dry_run or continues:
             raise ConfigError("--resume takes no recipe, --name, --continue or --dry-run: they are the run's")
         directory = RunDirectory.existing(resume)
         with directory.locked():
             return _train(None, directory, options, overrides, accept)
-    recipe = given or DEFAULT_RECIPE
+    recipe = recipe_argument or DEFAULT_RECIPE
     if continues:
         if name is None:
             raise ConfigError("--continue needs --name, the run that is begun or continued")
@@ -180,15 +180,15 @@ def train(
     elif accept:
         raise ConfigError("--accept is for --resume and --continue")
     if dry_run:
-        config, _, _ = checked(recipe, overrides, runs, name, options.output.note)
-        return _show_plan(config, wanted)
+        config, _, _ = validate_new_run(recipe, overrides, runs, name, options.output.note)
+        return _show_plan(config, node_request)
     with new_run(recipe, overrides, runs, name, options.output.note) as prepared:
         return _train(prepared, prepared.directory, options)
 
 
-def _show_plan(config: RunConfig, wanted: NodesWanted) -> int:
+def _show_plan(config: RunConfig, node_request: NodesWanted) -> int:
     """Prints the config, and the place of each actor."""
-    plan = place_run(config, like_this_host(wanted.count))
+    plan = place_run(config, like_this_host(node_request.count))
     echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}")
     echo("# checked; nothing was started or written")
     return 0
@@ -220,7 +220,7 @@ def _train(
     ``resuming.prepare``.
     """
     prepared = first
-    left = most = Counter({False: options.restarts, True: max(1, options.nodes.count)})
+    restarts_left = most = Counter({False: options.restarts, True: max(1, options.nodes.count)})
     while True:
         prepared = prepared or next_life(directory, overrides, accepted, options.output.note)
         life = prepared.life
@@ -236,10 +236,10 @@ def _train(
         except LostActor as lost:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
             if folders and (life.checkpoint is None or folders[-1] != life.checkpoint[0]):
-                left = most
-            if not left[lost.with_samples]:
+                restarts_left = most
+            if not restarts_left[lost.with_samples]:
                 return EXIT_FAILED
-            left, prepared = left - Counter([lost.with_samples]), None
+            restarts_left, prepared = restarts_left - Counter([lost.with_samples]), None
             options = replace(options, nodes=replace(options.nodes, fewer=True))
 
 
@@ -253,9 +253,9 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
             run = Run.of(prepared, display, options.log_level, options.nodes)
             result = uvloop.run(train_until_signal(run, display))
     except KeyboardInterrupt:  # before the run's own signal handlers are set
-        return _failed(Interrupted("stopped by SIGINT"), directory, options.output)
+        return _report_failure(Interrupted("stopped by SIGINT"), directory, options.output)
     except (FlexmarlError, OSError, asyncio.CancelledError) as error:
-        status = _failed(error, directory, options.output)
+        status = _report_failure(error, directory, options.output)
         if is_loss(error) or has_lost_samples(error):
             raise LostActor(str(error), with_samples=has_lost_samples(error)) from error
         return status
@@ -271,7 +271,7 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
     return EXIT_STOPPED if result.stopped else 0
 
 
-def _failed(error: BaseException, directory: RunDirectory, output: Output) -> int:
+def _report_failure(error: BaseException, directory: RunDirectory, output: Output) -> int:
     newest = None
     with contextlib.suppress(OSError):
         newest = next(reversed(checkpoint.complete(directory.checkpoints)), None)

@@ -28,22 +28,22 @@ class WrittenKeys:
 
     def key(self, *location: int | str) -> str:
         """``agent_defaults.model.path`` for ``policies.solver.model.path``, if it is written there."""
-        return ".".join(map(str, self._written(location)))
+        return ".".join(map(str, self._origin(location)))
 
     def in_text(self, text: str) -> str:
         """``text`` with the keys in it replaced by those that are written: keys with a value, ``key=value``, by the
         place of the value; others, such as those of a remedy, by their agent's if their policy is an agent's own."""
 
-        def written(found: re.Match[str]) -> str:
-            location = tuple(found[1].split("."))
+        def replace(match: re.Match[str]) -> str:
+            location = tuple(match[1].split("."))
             return (
-                ".".join(map(str, self._written(location) if found[2] else self._in_agents(location)))
-                + found[2]
+                ".".join(map(str, self._origin(location) if match[2] else self._in_agents(location)))
+                + match[2]
             )
 
-        return _KEY.sub(written, text)
+        return _KEY.sub(replace, text)
 
-    def _written(self, location: Location) -> Location:
+    def _origin(self, location: Location) -> Location:
         location = self._in_agents(location)
         if len(location) < 3 or location[0] not in ("agents", "policies"):
             return location

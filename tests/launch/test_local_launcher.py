@@ -124,7 +124,7 @@ async def test_starting_shows_how_many_are_ready_and_after_a_while_who_is_not(
         await ready[name].wait()
 
     spawned: dict[str, Coroutine[Any, Any, None]] = {name: spawn(name) for name in ready}
-    starting = asyncio.create_task(local_launcher._all_started(spawned, cast(RunConsole, house)))
+    starting = asyncio.create_task(local_launcher._start_all(spawned, cast(RunConsole, house)))
     for name in ready:
         await _shown(house, len([event for event in ready.values() if event.is_set()]))
         if name == "trainer":
@@ -154,7 +154,7 @@ async def test_the_first_that_does_not_start_is_what_is_raised() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ActorDead, match="no luck"):
-        await local_launcher._all_started({"trainer": wait(), "store": refuse()}, cast(RunConsole, house))
+        await local_launcher._start_all({"trainer": wait(), "store": refuse()}, cast(RunConsole, house))
 
 
 async def test_the_line_that_blocks_the_workflow_is_reported_once_and_with_the_death(

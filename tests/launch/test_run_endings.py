@@ -8,7 +8,7 @@ from flexmarl.actors.errors import ConfigError, RecipeError
 from flexmarl.actors.messages import RunResult
 from flexmarl.core.errors import ActorDead, ActorFailed
 from flexmarl.launch.errors import Interrupted
-from flexmarl.launch.run_endings import closing_words, failure_words, learned
+from flexmarl.launch.run_endings import closing_words, failure_words, learning_words
 
 RUN = Path("runs/first")
 CHECKPOINT = RUN / "checkpoints" / "step_000002"
@@ -21,24 +21,26 @@ EVALUATIONS = {
 
 class TestLearned:
     def test_only_a_declared_evaluation_is_said_to_be_held_out(self) -> None:
-        assert learned(EVALUATIONS, 0, True) == (
+        assert learning_words(EVALUATIONS, 0, True) == (
             "On problems that training never used, accuracy rose from 10.0% to 90.0%."
         )
-        assert learned(EVALUATIONS, 0, False) == "In the evaluations, accuracy rose from 10.0% to 90.0%."
+        assert (
+            learning_words(EVALUATIONS, 0, False) == "In the evaluations, accuracy rose from 10.0% to 90.0%."
+        )
 
     def test_after_a_resume_the_whole_run_is_compared_and_said_to_be(self) -> None:
-        words = learned(EVALUATIONS, 9, False)
+        words = learning_words(EVALUATIONS, 9, False)
         assert words == "In the evaluations, accuracy rose from 10.0% to 90.0% since the run's beginning."
 
     def test_the_first_evaluation_may_be_a_later_one(self) -> None:
         late = {step: EVALUATIONS[step] for step in (9, 20)}
-        assert "rose from 50.0% to 90.0%" in learned(late, 0, False)
-        assert learned({20: EVALUATIONS[20]}, 0, False) == "In the evaluations, accuracy is 90.0%."
-        assert learned({}, 0, True) == ""
+        assert "rose from 50.0% to 90.0%" in learning_words(late, 0, False)
+        assert learning_words({20: EVALUATIONS[20]}, 0, False) == "In the evaluations, accuracy is 90.0%."
+        assert learning_words({}, 0, True) == ""
 
     def test_rewards_stand_in_for_missing_metrics(self) -> None:
         rewards = {step: {"reward/a": metrics["reward/a"]} for step, metrics in EVALUATIONS.items()}
-        assert "reward/a rose from 0.000 to 1.000" in learned(rewards, 0, False)
+        assert "reward/a rose from 0.000 to 1.000" in learning_words(rewards, 0, False)
 
 
 def closing(result: RunResult, first: int = 0) -> str:

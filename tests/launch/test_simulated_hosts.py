@@ -18,7 +18,7 @@ from flexmarl.core.testing.memory_node import MemoryNode
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.launch.nodes.head import Nodes
 from flexmarl.launch.nodes.joining import NAME, Dismissal, Head, Offer
-from flexmarl.launch.simulated_hosts import SimulatedHost, described
+from flexmarl.launch.simulated_hosts import SimulatedHost, describe
 
 from ..core.echo import Worker
 
@@ -57,7 +57,7 @@ def in_house(private: Path, case: Callable[[House], Awaitable[None]]) -> None:
             MemoryNode(network, private, name=name, settings=SETTINGS) for name in ("here", "there")
         )
         async with ActorSystem("head", private, wire=network.wire("here/head"), settings=SETTINGS) as system:
-            head = Head(described("here"), Offer("", "", SETTINGS, {}), {}, system.address)
+            head = Head(describe("here"), Offer("", "", SETTINGS, {}), {}, system.address)
             await system.add(nodes := Nodes(head), NAME)
             host = SimulatedHost(network, there, SETTINGS, system.address)
             living = asyncio.create_task(host.run())
