@@ -35,6 +35,11 @@ from . import worker_main
 from .collector import importing
 from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR
 
+# Why not multiprocessing's forkserver: its children have the environment of the server, share its descriptors, are
+# called by a pickled function, and their exit is known to their parent alone. Here each process has its own
+# environment and title, inherits one descriptor, is called by name, and the node, which is not its parent, gets its
+# exit status.
+
 _HARMLESS = {Path("/dev/null"), Path("/dev/zero"), Path("/dev/random"), Path("/dev/urandom")}
 
 

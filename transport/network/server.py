@@ -26,6 +26,10 @@ from .bulk import Bulk, Refused, secured
 from .deltas import Deltas
 from .frames import Answer, BadFrame, Open, Piece, Read, Reply, Requests
 
+# Why not the actors' connections: a message is in memory as a whole, passes the event loop and is paid for by credit,
+# and a Get of gigabytes would delay the calls beside it. Over one connection of the loopback, ZeroMQ with CURVE moves
+# 0.3 to 0.7 GB/s, TLS on a socket 0.65, and a plain socket into prepared memory 1.6.
+
 log = get_logger(__name__)
 
 IDLE_S: Final = 60.0
