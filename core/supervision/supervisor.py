@@ -8,6 +8,32 @@
 
 ``restart_policy.py`` decides about restarts; a restarted actor keeps its name, its node and its address. By default a
 supervisor restarts nothing: the first failure ends the run.
+
+From kill -9 to ready. Three messengers bring the news of a process's death, each from another side:
+
+    the kernel        makes the process's pidfd readable: ``ForkedProcess._has_ended`` sets ``exited``. This is the
+                      first one, and enough to act
+    the fork server   waits for its child (``fork_server._report_ended``) and sends the exit status, which a pidfd does
+                      not have: ``ForkedProcess.reported``. ``wait_exit`` waits for it: the reason names the signal
+    the connections   libzmq's monitor sees the socket close: ``Network.disconnected``. A caller of the dead actor
+                      waits ``EXIT_REASON_WAIT_S`` for the other two, so that its ActorDead has the better reason
+
+Then, in this order:
+
+    NodeChild._watch           wakes up with the reason, and passes it to its owner
+    Supervisor.child_exited    has ``Restarts.died`` decide (pure: how often in which period), or gives the actor up.
+                               Actors of a lost node move to another one, which is not counted
+    Supervisor._restart        waits until the old process has ended, as the new one takes its address
+    NodeChild.launch           counts the epoch up and announces it *before* there is a process: a message of the old
+                               one that is still under way is refused (``heard_incarnation``)
+    ProcessNode.launch         -> ``ForkServer.fork`` -> ``fork_server._fork`` -> ``worker_main.main``, which reads its
+                               ``WorkerInit`` from standard input: the end of that input later shows the parent's end
+    HostedActor.serve          reserves the name first, so that calls wait instead of failing, builds the actor, and
+                               asks the supervisor's endpoint ``ready``
+    NodeChild.ready            sets ``started``. It may overtake the node's answer to ``launch``: then it is kept until
+                               that is there (``_take_early``). ``launch`` returns, and ``runs`` is True again
+
+A process that is alive and silent takes the same way from ``end_lost`` on: it is killed, and its silence is the reason.
 """
 
 import asyncio
