@@ -83,9 +83,9 @@ RULES = (
         banned=("numpy", "safetensors", "torch", "transformers", "vllm"),
     ),
     Rule(
-        "in transport only paths/, devices/ and message_tensors.py import torch",
+        "in transport only paths/ and devices/ import torch",
         where="transport/",
-        except_in=r"transport/(paths/|devices/|message_tensors\.py)",
+        except_in=r"transport/(paths/|devices/)",
         banned=("torch",),
         for_types_too=False,
     ),

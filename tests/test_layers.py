@@ -146,7 +146,7 @@ BAD = [
     ("transport/x.py", "import torch  #!"),
     (
         "transport/message_arrays.py",
-        "from .message_tensors import MessageTensor\nfrom torch import Tensor  #!",
+        "from .handle import StateHandle\nfrom torch import Tensor  #!",
     ),
     ("transport/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from torch import Tensor  #!"),
     ("launch/x.py", "import os\nhome = os.environ['HOME']  #!"),
@@ -219,7 +219,6 @@ GOOD = [
     ("actors/rollout/x.py", "from ...transport.state import StateTransport\nfrom ..recipe import Recipe"),
     ("transport/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor"),
     ("transport/paths/x.py", "import torch"),
-    ("transport/message_tensors.py", "import torch"),
     ("launch/env.py", "import os\nhome = os.environ['HOME']"),
     ("actors/x.py", "core = model.core\ncore.load()\nmodel.eval()\nmodel.exec('x')"),
     ("actors/x.py", "def run(core, exec_: Callable[[], int]):\n    return core.errors"),

@@ -6,8 +6,8 @@
     async def add(self, rewards: np.ndarray, weights: Array | None = None) -> np.ndarray: ...
 
 ``Array`` is for fields of dataclasses and models, which don't know a bare ``np.ndarray``. Sender and receiver both
-import this module. ``message_tensors`` does the same for torch; an array can be received as a tensor, and a tensor as
-an array.
+import this module. Torch tensors travel by ``StateTransport``: a message carries values, and would lose a graph or a
+device.
 
 An array contiguous in C order is sent from its own memory if it is an argument of ``ask``: don't modify it until the
 call returns. An array that is an argument of ``tell``, a result or an item of a stream is copied first and may change
@@ -22,7 +22,6 @@ NumPy scalars (``np.float32(1)``) are sent as Python numbers.
 """
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,7 +30,7 @@ from ..core.protocol.codec import Buffer, register_encoder
 from ..core.wire_types import register_type, wire_type
 from .handle import DTYPE_BYTES
 
-MAX_DIMENSIONS: Final = 32
+_MAX_DIMENSIONS: Final = 32
 
 _FIELDS = {"dtype", "shape", "data"}
 # Alignment of the largest number in any array; libzmq gives it to every frame but those of a batch (< 8 KiB).
@@ -50,38 +49,34 @@ _DTYPES: Final = _dtypes()
 _NAMES: Final = {dtype.str: name for name, dtype in _DTYPES.items()}
 
 
-def to_fields(dtype: str, shape: Sequence[int], flat: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The wire form. ``flat``: the elements as bytes, uint8 of one dimension."""
-    return {"dtype": dtype, "shape": list(shape), "data": Buffer(flat)}
-
-
-def read_fields(value: Any, item_bytes: dict[str, int]) -> tuple[str, tuple[int, ...], Any]:
-    """Returns dtype, shape and bytes of a received array; ``item_bytes``: the size of an element, by known dtype.
+def _read_fields(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
+    """Returns dtype, shape and bytes of a received array.
 
     Raises ValueError for an invalid wire form, and if the number of bytes does not fit dtype and shape. Nothing is
     allocated before these checks.
     """
     if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise ValueError("invalid array: needs a map of dtype, shape and data")
-    dtype, shape, data = value["dtype"], value["shape"], value["data"]
-    if not isinstance(dtype, str) or dtype not in item_bytes:
-        raise ValueError(f"dtype {dtype!r} can't travel (known: {', '.join(item_bytes)})")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-        raise ValueError(f"invalid shape: needs a list of at most {MAX_DIMENSIONS} sizes")
+    name, shape, data = value["dtype"], value["shape"], value["data"]
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise ValueError(f"dtype {name!r} can't travel (known: {', '.join(_DTYPES)})")
+    dtype = _DTYPES[name]
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"invalid shape: needs a list of at most {_MAX_DIMENSIONS} sizes")
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"invalid shape {shape}: needs integers >= 0")
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ValueError("invalid data: needs a buffer")
-    # NumPy and torch compute the strides of an empty array with 1 for each 0, in 64 bits.
-    if math.prod(max(size, 1) for size in shape) * item_bytes[dtype] >= 2**63:
+    # NumPy computes the strides of an empty array with 1 for each 0, in 64 bits.
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
         raise ValueError(f"shape {shape} is too large")
-    size_bytes = math.prod(shape) * item_bytes[dtype]
+    size_bytes = math.prod(shape) * dtype.itemsize
     if size_bytes != memoryview(data).nbytes:
-        raise ValueError(f"{dtype} of shape {shape} is {size_bytes} bytes, not {memoryview(data).nbytes}")
+        raise ValueError(f"{name} of shape {shape} is {size_bytes} bytes, not {memoryview(data).nbytes}")
     return dtype, tuple(shape), data
 
 
-def own_bytes(data: Any) -> Any:
+def _writable(data: Any) -> Any:
     """``data`` if its elements can be read and written in place, else a copy. Writable data is the receiver's own."""
     view = memoryview(data)
     if view.readonly or np.frombuffer(view, np.uint8).ctypes.data % _ALIGNMENT:
@@ -97,17 +92,15 @@ def _to_plain(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     name = _NAMES.get(array.dtype.str)
     if name is None:
         raise TypeError(f"an array of {array.dtype} can't be sent (known: {', '.join(_DTYPES)})")
-    if array.ndim > MAX_DIMENSIONS:
-        raise TypeError(f"an array of {array.ndim} dimensions can't be sent, the limit is {MAX_DIMENSIONS}")
-    return to_fields(name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-
-_ITEM_BYTES: Final = {name: dtype.itemsize for name, dtype in _DTYPES.items()}
+    if array.ndim > _MAX_DIMENSIONS:
+        raise TypeError(f"an array of {array.ndim} dimensions can't be sent, the limit is {_MAX_DIMENSIONS}")
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return {"dtype": name, "shape": list(array.shape), "data": Buffer(flat)}
 
 
 def _from_plain(value: Any) -> np.ndarray[Any, Any]:
-    name, shape, data = read_fields(value, _ITEM_BYTES)
-    return np.frombuffer(own_bytes(data), np.uint8).view(_DTYPES[name]).reshape(shape)
+    dtype, shape, data = _read_fields(value)
+    return np.frombuffer(_writable(data), np.uint8).view(dtype).reshape(shape)
 
 
 register_type(np.ndarray, _to_plain, _from_plain)

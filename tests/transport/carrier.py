@@ -4,17 +4,15 @@ import asyncio
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.transport.message_arrays import Array
-from flexmarl.transport.message_tensors import MessageTensor
 
 
 @dataclass(frozen=True)
 class Batch:
     tokens: Array
-    logprobs: MessageTensor
+    logprobs: Array
     extra: dict[str, Array]
 
 
@@ -28,23 +26,14 @@ class Carrier(Actor):
         return array
 
     @endpoint
-    async def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    @endpoint
-    async def as_tensor(self, array: torch.Tensor) -> np.ndarray:
-        return array.numpy()
-
-    @endpoint
     async def batch(self, batch: Batch) -> Batch:
         return batch
 
     @endpoint
-    async def add_one(self, array: np.ndarray, tensor: torch.Tensor) -> tuple[float, float]:
+    async def add_one(self, array: np.ndarray) -> float:
         """Writes to what it has received."""
         array += 1
-        tensor += 1
-        return float(array.sum()), float(tensor.sum())
+        return float(array.sum())
 
     @endpoint
     async def lend(self, size: int) -> np.ndarray:
