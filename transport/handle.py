@@ -14,7 +14,7 @@ from pydantic import Field
 
 from .errors import StateMismatch
 
-PathName = Literal["local", "shm", "cuda_ipc", "collective", "tcp"]
+PathName = Literal["shm", "cuda_ipc", "collective", "tcp"]
 Rows = Mapping[str, tuple[int, int]]
 """Parts of tensors by name: the first row of dimension 0, and the one after the last."""
 
@@ -77,16 +77,6 @@ class TensorSpec:
             raise ValueError(f"{self.name}: no rows {start} to {stop} in shape {list(self.shape)}")
         row_bytes = math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
         return replace(self, shape=(stop - start, *self.shape[1:]), offset=self.offset + start * row_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSource:
-    """The tensors themselves, in the process that set them. A state that is set later has another ``generation``."""
-
-    path: Literal["local"]
-    node: str
-    process: str
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +168,7 @@ class TcpSource:
     generation: int
 
 
-Source = Annotated[
-    LocalSource | ShmSource | CudaIpcSource | CollectiveSource | TcpSource, Field(discriminator="path")
-]
+Source = Annotated[ShmSource | CudaIpcSource | CollectiveSource | TcpSource, Field(discriminator="path")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +176,7 @@ class StateHandle:
     """One version of a named collection of tensors: its layout, and the sources that it can be read from.
 
     ``size_bytes``: the length of the bucket. ``digest``: xxh3_64 of the xxh3_64 of every ``block.CHUNK_BYTES`` of the
-    bucket; None if nothing is copied (source ``local`` alone). ``sources``: each has the data of its path. The reader
+    bucket; None without a source in host memory. ``sources``: each has the data of its path. The reader
     chooses one of them (``select.py``).
 
     Raises ValueError if a number is out of range, two tensors have one name, or a tensor is unaligned or exceeds the

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import NoPath
-from .handle import CollectiveSource, CudaIpcSource, LocalSource, PathName, ShmSource, Source, TcpSource
+from .handle import CollectiveSource, CudaIpcSource, PathName, ShmSource, Source, TcpSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Choice:
     @property
     def is_downgrade(self) -> bool:
         """True if device memory was offered that this process can't use: a loss of speed that has to be seen."""
-        return "cuda_ipc" in self.refused and self.path != "local"
+        return "cuda_ipc" in self.refused
 
 
 def this_node(runtime_dir: Path) -> str:
@@ -63,14 +63,6 @@ class Reader:
 
 
 CPU: Final = "cpu"
-
-
-def _local(reader: Reader, source: LocalSource, devices: Set[str]) -> tuple[bool, str]:
-    if source.node != reader.place.node:
-        return False, f"it does not leave its node {source.node}"
-    if source.process != reader.place.process:
-        return False, f"it does not leave its process {source.process}"
-    return True, "the same process: no copy"
 
 
 def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple[bool, str]:
@@ -109,7 +101,6 @@ def _tcp(reader: Reader, source: TcpSource, devices: Set[str]) -> tuple[bool, st
 
 
 _RULES: Final[dict[PathName, Callable[[Reader, Any, Set[str]], tuple[bool, str]]]] = {
-    "local": _local,
     "cuda_ipc": _cuda_ipc,
     "shm": _shm,
     "collective": _collective,
@@ -118,8 +109,8 @@ _RULES: Final[dict[PathName, Callable[[Reader, Any, Set[str]], tuple[bool, str]]
 """By path: true if the source reaches tensors on ``devices`` in the reader's process, and the reason."""
 
 # Fastest first.
-_TO_DEVICES: Final[tuple[PathName, ...]] = ("local", "cuda_ipc", "collective", "shm", "tcp")
-_TO_CPU: Final[tuple[PathName, ...]] = ("local", "shm", "cuda_ipc", "collective", "tcp")
+_TO_DEVICES: Final[tuple[PathName, ...]] = ("cuda_ipc", "collective", "shm", "tcp")
+_TO_CPU: Final[tuple[PathName, ...]] = ("shm", "cuda_ipc", "collective", "tcp")
 
 
 def choose(

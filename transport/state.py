@@ -51,9 +51,8 @@ class StateTransport:
     with one may be read into the other.
 
         async with StateTransport(runtime_dir) as transport:
-            copied = await transport.set("solver", weights, version=3)  # for any process of the host
-            alias = await transport.set("solver", weights, version=3, offer=["local"])  # for this process
-            await transport.get(copied, into=own_weights)
+            handle = await transport.set("solver", weights, version=3)
+            await transport.get(handle, into=other_weights)
 
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
@@ -125,10 +124,9 @@ class StateTransport:
         ``offer``: the paths that readers may choose from; None: the transport's own ``path``, or ``cuda_ipc`` if this
         process has devices, ``shm``, and ``tcp`` if there are other hosts. By ``shm`` any process of this host may read
         the state. It is a copy: the tensors may change as soon as this returns. By ``tcp`` processes of other hosts may
-        read the same copy, which is made once for both. By ``local`` nothing is copied: the source is an alias of the
-        tensors, for readers of this process only. By ``cuda_ipc`` it is a copy in device memory, for processes of this
-        host that see the device. By ``collective`` it is a copy that all members of the group that this process has
-        joined get at the same time. The two newest versions of a key stay readable.
+        read the same copy, which is made once for both. By ``cuda_ipc`` it is a copy in device memory, for processes of
+        this host that see the device. By ``collective`` it is a copy that all members of the group that this process
+        has joined get at the same time. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
         process ends, until the same memory is set again or taken back. If that process is on another node, the copy is
@@ -233,9 +231,8 @@ class StateTransport:
         """Returns the tensors of ``handle``: one whole version, checked against its digest.
 
         With ``into`` they are written there, on any device; names, shapes and dtypes must equal the state's, which is
-        checked before the first byte is written. Without it they are new tensors on the CPU, or the tensors that were
-        set if the path is ``local``. With ``names`` only those tensors are read, and of the tensors in ``rows`` only
-        that part of dimension 0.
+        checked before the first byte is written. Without it they are new tensors on the CPU. With ``names`` only those
+        tensors are read, and of the tensors in ``rows`` only that part of dimension 0.
 
         The fastest source that reaches the tensors is read. With ``path``, or one of the transport's own, no other is.
 
@@ -264,8 +261,8 @@ class StateTransport:
         checked: bool = False,
         timeout_s: float = 60.0,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The tensors of ``handle`` where they lie, without a copy: device memory for a process with devices, shared
-        memory, or the tensors that were set.
+        """The tensors of ``handle`` where they lie, without a copy: device memory for a process with devices, or
+        shared memory.
 
         They are for reading. Device memory stays as it is inside of the context; copies from it have to be done at its
         end. Shared memory stays as it is as long as one of the tensors exists, also if newer versions are set or the

@@ -52,10 +52,10 @@ async def open_ends(path: PathName, directory: Path) -> AsyncIterator[Ends]:
         if path == "collective":
             address = GroupAddress("weights", ("trainer", "engine"))
             await asyncio.gather(source.join(address, "trainer"), other.join(address, "engine"))
-        yield Ends(source, source if path == "local" else other, path)
+        yield Ends(source, other, path)
 
 
-PATHS: list[PathName] = ["local", "shm", "cuda_ipc", "collective", "tcp"]
+PATHS: list[PathName] = ["shm", "cuda_ipc", "collective", "tcp"]
 
 
 @pytest.fixture(params=PATHS)

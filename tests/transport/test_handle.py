@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from flexmarl.transport.errors import StateMismatch
-from flexmarl.transport.handle import DTYPE_BYTES, LocalSource, ShmSource, StateHandle, TensorSpec
+from flexmarl.transport.handle import DTYPE_BYTES, ShmSource, StateHandle, TcpSource, TensorSpec
 
 SPEC = TensorSpec("w", (2, 3), "float32", 64)
 SOURCES = (
-    LocalSource("local", "host", "12_ab", 3),
     ShmSource("shm", "host", "12_ab", "12_ab-0-solver.arena", 6),
+    TcpSource("tcp", "host", "12_ab", "host:5555", True, "12_ab-0-solver.arena", 6),
 )
 HANDLE = StateHandle("solver", 4, 88, 2**64 - 1, (SPEC,), SOURCES)
 ADAPTER = TypeAdapter(StateHandle)
@@ -47,7 +47,7 @@ def test_a_handle_survives_messages(
     [
         ("version", -1, "version -1"),
         ("size_bytes", 87, "ends at byte 88 of a bucket of 87"),
-        ("sources", [{"path": "carrier pigeon"}], "local"),
+        ("sources", [{"path": "carrier pigeon"}], "shm"),
         ("tensors", [asdict(SPEC), asdict(SPEC)], "same name"),
         ("tensors", [asdict(SPEC) | {"offset": 63}], "multiple of 64"),
         ("tensors", [asdict(SPEC) | {"offset": -64}], "negative offset -64"),

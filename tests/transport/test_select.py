@@ -5,36 +5,38 @@ from pathlib import Path
 import pytest
 
 from flexmarl.transport.errors import NoPath
-from flexmarl.transport.handle import CudaIpcSource, LocalSource, PathName, ShmSource
+from flexmarl.transport.handle import CudaIpcSource, PathName, ShmSource, TcpSource
 from flexmarl.transport.select import Place, Reader, choose, this_node
 
-HERE = Reader(Place("h1", "p1"))
-NEIGHBOUR = Reader(Place("h1", "p2"))
-AWAY = Reader(Place("h2", "p3"))
-LOCAL = LocalSource("local", "h1", "p1", 1)
+HERE = Reader(Place("h1", "p1"), encrypted=True)
+NEIGHBOUR = Reader(Place("h1", "p2"), encrypted=True)
+AWAY = Reader(Place("h2", "p3"), encrypted=True)
 SHM = ShmSource("shm", "h1", "p1", "a.arena", 2)
+TCP = TcpSource("tcp", "h1", "p1", "h1:5555", True, "a.arena", 2)
 IPC = CudaIpcSource("cuda_ipc", "h1", "p1", "GPU-a", "c.arena", 2, ())
 SEES_BOTH = replace(
     NEIGHBOUR, visible=frozenset({"GPU-a", "GPU-b"}), reachable=frozenset({("GPU-b", "GPU-a")})
 )
 
 
-@pytest.mark.parametrize(("reader", "path"), [(HERE, "local"), (NEIGHBOUR, "shm")])
+@pytest.mark.parametrize(("reader", "path"), [(NEIGHBOUR, "shm"), (AWAY, "tcp")])
 def test_the_fastest_source_that_reaches_the_reader_is_chosen(reader: Reader, path: str) -> None:
-    choice = choose(reader, [SHM, LOCAL], devices={"cpu"}, size_bytes=8)
+    choice = choose(reader, [TCP, SHM], devices={"cpu"}, size_bytes=8)
     assert (choice.path, choice.source.path) == (path, path)
-    assert choice.reason.startswith("the same")
+    assert (
+        choice.reason == {"shm": "the same node: shared memory", "tcp": "over the network from h1:5555"}[path]
+    )
 
 
 def test_the_reason_against_a_faster_source_is_kept() -> None:
-    choice = choose(NEIGHBOUR, [SHM, LOCAL], devices={"cpu"}, size_bytes=8)
-    assert choice.refused == {"local": "it does not leave its process p1"}
-    assert choose(HERE, [SHM, LOCAL], devices={"cpu"}, size_bytes=8).refused == {}
+    choice = choose(AWAY, [TCP, SHM], devices={"cpu"}, size_bytes=8)
+    assert choice.refused == {"shm": "it does not leave its node h1"}
+    assert choose(HERE, [TCP, SHM], devices={"cpu"}, size_bytes=8).refused == {}
 
 
 def test_a_forced_path_is_taken_also_if_another_is_faster() -> None:
-    choice = choose(HERE, [LOCAL, SHM], devices={"cpu"}, size_bytes=8, path="shm")
-    assert choice.source is SHM and choice.reason.startswith("forced; the same node")
+    choice = choose(HERE, [SHM, TCP], devices={"cpu"}, size_bytes=8, path="tcp")
+    assert choice.source is TCP and choice.reason.startswith("forced; over the network")
 
 
 @pytest.mark.parametrize(
@@ -65,11 +67,11 @@ def test_device_memory_that_can_not_be_opened_is_a_downgrade_with_a_reason(
         assert choice.path == "shm" and choice.is_downgrade and choice.refused.keys() == {"cuda_ipc"}
 
 
-def test_no_path_leaves_the_host() -> None:
+def test_memory_does_not_leave_its_host() -> None:
     with pytest.raises(NoPath, match=r"to h2, process p3 \(8 bytes to cpu, cuda\)") as raised:
-        choose(AWAY, [LOCAL, SHM], devices={"cuda", "cpu"}, size_bytes=8)
+        choose(AWAY, [IPC, SHM], devices={"cuda", "cpu"}, size_bytes=8)
     assert raised.value.refused == {
-        "local": "it does not leave its node h1",
+        "cuda_ipc": "it does not leave its node h1",
         "shm": "it does not leave its node h1",
     }
 
@@ -77,19 +79,18 @@ def test_no_path_leaves_the_host() -> None:
 @pytest.mark.parametrize(
     ("path", "reader", "reason"),
     [
-        ("local", NEIGHBOUR, "does not leave its process p1"),
-        ("local", AWAY, "does not leave its node h1"),
+        ("cuda_ipc", AWAY, "does not leave its node h1"),
         ("shm", AWAY, "does not leave its node h1"),
     ],
 )
 def test_a_forced_path_is_never_replaced_by_another(path: PathName, reader: Reader, reason: str) -> None:
     with pytest.raises(NoPath, match=f"path '{path}': it {reason}"):
-        choose(reader, [LOCAL, SHM], devices={"cpu"}, size_bytes=8, path=path)
+        choose(reader, [IPC, SHM, TCP], devices={"cpu"}, size_bytes=8, path=path)
 
 
 def test_a_path_that_is_not_offered_is_refused_by_name() -> None:
-    with pytest.raises(NoPath, match=r"path 'shm': not offered \(there is local\)"):
-        choose(HERE, [LOCAL], devices={"cpu"}, size_bytes=8, path="shm")
+    with pytest.raises(NoPath, match=r"path 'shm': not offered \(there is tcp\)"):
+        choose(HERE, [TCP], devices={"cpu"}, size_bytes=8, path="shm")
     with pytest.raises(NoPath, match="no source"):
         choose(HERE, [], devices=set(), size_bytes=0)
 

@@ -131,27 +131,20 @@ async def test_an_owner_that_leaves_takes_its_files_along(tmp_path: Path, reader
     assert raised.value.found is None
 
 
-# ----------------------------------------------------------------------- other places and aliases
+# ----------------------------------------------------------------------- other places
 
 
-async def test_handles_of_other_hosts_and_processes(
-    transport: StateTransport, reader: StateTransport
-) -> None:
+async def test_handles_of_other_hosts(transport: StateTransport, reader: StateTransport) -> None:
     handle = await transport.set("key", {"w": torch.ones(3)}, version=1)
     with pytest.raises(NoPath, match="elsewhere"):
         await reader.get(replace(handle, sources=(replace(source_of(handle), node="elsewhere"),)))
-    alias = await transport.set("key", {"w": torch.ones(3)}, version=1, offer=["local"])
-    with pytest.raises(NoPath, match="does not leave its process"):
-        await reader.get(alias)
 
 
-async def test_an_alias_is_the_tensor_itself_and_a_copy_is_not(transport: StateTransport) -> None:
+async def test_a_state_is_a_copy(transport: StateTransport) -> None:
     state = {"w": torch.zeros(3)}
-    alias = await transport.set("alias", state, version=0, offer=["local"])
-    copied = await transport.set("copied", state, version=0)
+    handle = await transport.set("key", state, version=0)
     state["w"] += 1
-    assert (await transport.get(alias))["w"] is state["w"]
-    assert (await transport.get(copied))["w"].tolist() == [0, 0, 0]
+    assert (await transport.get(handle))["w"].tolist() == [0, 0, 0]
 
 
 # ----------------------------------------------------------------------- interrupted
@@ -269,12 +262,12 @@ async def test_statistics_count(transport: StateTransport) -> None:
     assert (shm.sets, shm.gets, shm.set_bytes, shm.get_bytes) == (1, 1, 40, 40)
     assert shm.set_s > 0 and shm.get_s > 0
     assert (counts.running, counts.arena_bytes) == (0, 3 * 4096)
-    await transport.set("key", {"w": torch.ones(5)}, version=1, offer=["local"])
-    assert (shm.sets, transport.statistics().by_path["local"].set_bytes) == (1, 20), "a snapshot"
+    await transport.set("key", {"w": torch.ones(5)}, version=1)
+    assert (shm.sets, transport.statistics().by_path["shm"].set_bytes) == (1, 60), "a snapshot"
     numbers = transport.statistics().numbers()
     assert all(type(value) in (int, float) for value in numbers.values())
-    assert numbers["transport_arena_bytes"] == 3 * 4096
-    assert (numbers["transport_shm_get_bytes"], numbers["transport_local_sets"]) == (40, 1)
+    assert numbers["transport_arena_bytes"] == 2 * 3 * 4096
+    assert (numbers["transport_shm_get_bytes"], numbers["transport_shm_sets"]) == (40, 2)
 
 
 async def test_statistics_leave_out_transfers_that_failed(transport: StateTransport) -> None:

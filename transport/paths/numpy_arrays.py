@@ -46,8 +46,5 @@ class NumpyArrays:
         address: int = tensor.__array_interface__["data"][0]
         return address if tensor.flags.c_contiguous else None
 
-    def rows(self, tensor: Array, start: int, stop: int) -> Array:
-        return tensor[start:stop]
-
 
 KIND: Final[TensorKind[Array]] = NumpyArrays()

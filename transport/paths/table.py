@@ -12,7 +12,6 @@ from ..select import Place
 from ..workers import CopyWorkers
 from .collective import CollectivePath
 from .cuda_ipc import CudaIpcPath
-from .local import LocalPath
 from .shm import ShmPath
 from .tcp import TcpPath
 from .transfer_path import PathInPlace, TransferPath
@@ -39,7 +38,7 @@ class PathTable:
         bulk: Bulk | None,
     ) -> "PathTable":
         shm = ShmPath(place, directory, arena, workers)
-        in_place: dict[PathName, PathInPlace[Any]] = {"local": LocalPath(place, workers), "shm": shm}
+        in_place: dict[PathName, PathInPlace[Any]] = {"shm": shm}
         if devices is not None:
             controls = Arena(directory, f"{place.process}-ipc")
             in_place["cuda_ipc"] = CudaIpcPath(place, directory, controls, workers, devices)

@@ -57,7 +57,3 @@ class TensorKind(Protocol[T]):
     def address(self, tensor: T) -> int | None:
         """The address of its elements, if they are one block of host memory, row-major."""
         ...
-
-    def rows(self, tensor: T, start: int, stop: int) -> T:
-        """A part of dimension 0: a view."""
-        ...

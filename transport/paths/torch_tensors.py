@@ -49,8 +49,5 @@ class TorchTensors:
         plain = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
         return tensor.data_ptr() if plain else None
 
-    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        return tensor[start:stop]
-
 
 KIND: Final[TensorKind[Tensor]] = TorchTensors()

@@ -13,7 +13,7 @@ S = TypeVar("S", bound=Source)
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A state as one path offers it. ``digest``: see ``StateHandle``; None if the path copies nothing."""
+    """A state as one path offers it. ``digest``: see ``StateHandle``; None if the path has another check."""
 
     source: Source
     tensors: tuple[TensorSpec, ...]
