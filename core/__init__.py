@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .protocol.session import Settings
     from .ref import ActorRef
     from .supervision.process_node import ProcessNode
-    from .supervision.restart_policy import Intensity, Strategy
+    from .supervision.restart_policy import Intensity
     from .supervision.supervisor import Supervisor
     from .system import ActorSystem
     from .wire.curve import Keys
@@ -58,7 +58,7 @@ else:
             "protocol.session": ["Settings"],
             "ref": ["ActorRef"],
             "supervision.process_node": ["ProcessNode"],
-            "supervision.restart_policy": ["Intensity", "Strategy"],
+            "supervision.restart_policy": ["Intensity"],
             "supervision.supervisor": ["Supervisor"],
             "system": ["ActorSystem"],
             "wire.curve": ["Keys"],
@@ -89,7 +89,6 @@ __all__ = [
     "RemoteError",
     "RemoteProtocolError",
     "Settings",
-    "Strategy",
     "Supervisor",
     "SystemClosed",
     "Tcp",

@@ -131,8 +131,6 @@ class Runtime(Protocol):
 
     def watch(self, actor: "Actor", ref: ActorRef[Any]) -> None: ...
 
-    def link(self, actor: "Actor", ref: ActorRef[Any]) -> None: ...
-
 
 class Actor:
     """Base class of all actors. Calls begin in the order of their arrival and run concurrently, as tasks of one loop:
@@ -180,13 +178,6 @@ class Actor:
     def watch(self, ref: ActorRef[Any]) -> None:
         """Calls ``on_dead`` once, when the actor behind ``ref`` ends; at once if it has ended already."""
         self._runtime.watch(self, ref)
-
-    def link(self, ref: ActorRef[Any]) -> None:
-        """Links two actors: when either one dies, the other fails with ActorDead; at once if ``ref`` is dead.
-
-        As in OTP an actor that is stopped in good order does not end its links' actors; one that was killed does.
-        """
-        self._runtime.link(self, ref)
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Runs ``work`` concurrently with the calls until the actor stops. If it raises, the actor has failed."""

@@ -32,7 +32,7 @@ from .supervision.directory import Directory
 from .supervision.local_actors import CLOSE_GRACE_S, LocalActors
 from .supervision.process_node import ProcessNode
 from .supervision.process_statistics import ProcessStatistics
-from .supervision.restart_policy import Intensity, Strategy
+from .supervision.restart_policy import Intensity
 from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .supervision.system_api import SystemApi
@@ -294,7 +294,7 @@ class ActorSystem:
                 directory_is_private=self._given_directory is None,
             )
             self._own_supervisor = own = Supervisor(
-                self, node, strategy=Strategy.ONE_FOR_ONE, intensity=self._intensity, name="system-supervisor"
+                self, node, intensity=self._intensity, name="system-supervisor"
             )
             await own.__aenter__()
             own.failure.add_done_callback(self._supervisor_failed)

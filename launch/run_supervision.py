@@ -18,7 +18,7 @@ from ..core.errors import ActorDead, ActorFailed, FlexmarlError, is_loss
 from ..core.ref import ActorRef
 from ..core.supervision.node import Node
 from ..core.supervision.process_statistics import ProcessStatistics
-from ..core.supervision.restart_policy import Intensity, Strategy
+from ..core.supervision.restart_policy import Intensity
 from ..core.supervision.supervisor import AnotherNode, Supervisor
 from ..core.system import ActorSystem
 from ..core.telemetry import LogLevel
@@ -52,7 +52,6 @@ class RunSupervision:
         self._restarting = Supervisor(
             system,
             node,
-            strategy=Strategy.ONE_FOR_ONE,
             intensity=intensity,
             is_restarted=_may_succeed_again,
             name=RESTARTING,

@@ -275,19 +275,10 @@ class LocalActors:
         else:
             self.failure.set_result(error)
 
-    def link_by_name(self, name: str, ref: ActorRef[Any]) -> None:
-        """Lets the local actor ``name`` fail when the actor behind ``ref`` dies; nothing if it does not run."""
-        actor = self._actors.get(name)
-        if actor is not None:
-            self.monitors.link_local(actor, ref)
-
     # ------------------------------------------------------------------ Runtime, for Actor
 
     def watch(self, actor: Actor, ref: ActorRef[Any]) -> None:
         self.monitors.watch(actor, ref)
-
-    def link(self, actor: Actor, ref: ActorRef[Any]) -> None:
-        self.monitors.link(actor, ref)
 
     def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None:
         """See ``Actor.background``."""

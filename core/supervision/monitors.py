@@ -1,9 +1,9 @@
-"""Monitors and links between actors, as in OTP: ``Actor.watch`` and ``Actor.link``."""
+"""Monitors of actors, as in OTP: ``Actor.watch``."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from ..actor import Actor, DeadActor
@@ -100,26 +100,6 @@ class Monitors:
             await actor.on_dead(await self._wait_exit(ref))
 
         self._actors.run_background(actor, watch(), f"watch {ref.name}")
-
-    def link(self, actor: Actor, ref: ActorRef[Any]) -> None:
-        """See ``Actor.link``."""
-
-        async def link() -> None:
-            remote = self._actors.system_actor(ref.address)
-            with suppress(ActorDead, ActorFailed):  # raised below, with the reason of the exit
-                await remote.api.link_to(ref.name, actor.ref)
-            await self._fail_with(ref)
-
-        self._actors.run_background(actor, link(), f"link {ref.name}")
-
-    def link_local(self, actor: Actor, ref: ActorRef[Any]) -> None:
-        """Lets ``actor``, which is local, fail when the actor behind ``ref`` dies; not the reverse."""
-        self._actors.run_background(actor, self._fail_with(ref), f"link {ref.name}")
-
-    async def _fail_with(self, ref: ActorRef[Any]) -> None:
-        dead = await self._wait_exit(ref)
-        if not dead.stopped:
-            raise ActorDead(ref.name, dead.reason)
 
     async def _wait_exit(self, ref: ActorRef[Any]) -> DeadActor:
         remote = self._actors.system_actor(ref.address)

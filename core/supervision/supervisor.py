@@ -6,8 +6,8 @@
         store = supervisor.reference("store", StoreApi)
         await supervisor.wait_failed()      # raises ActorDead or ActorFailed
 
-``restart_policy.py`` decides about restarts; a restarted actor keeps its name, its node and its address. By default a
-supervisor restarts nothing: the first failure ends the run.
+``restart_policy.py`` decides about restarts, one actor at a time; a restarted actor keeps its name, its node and its
+address. By default a supervisor restarts nothing: the first failure ends the run.
 
 From kill -9 to ready. Three messengers bring the news of a process's death, each from another side:
 
@@ -57,7 +57,7 @@ from .asked_processes import ask_processes
 from .children import Child, LocalChild, NodeChild, SupervisedSystem
 from .node import Launch, Node
 from .process_statistics import ProcessStatistics
-from .restart_policy import Escalate, Intensity, Restart, Restarts, Strategy
+from .restart_policy import Escalate, Intensity, Restarts
 from .system_api import SystemApi
 from .worker_init import constructor_arguments, import_path
 
@@ -81,7 +81,6 @@ class Supervisor(Actor):
         system: SupervisedSystem,
         node: Node,
         *,
-        strategy: Strategy = Strategy.ONE_FOR_ALL,
         intensity: Intensity = NO_RESTARTS,
         is_restarted: Callable[[FlexmarlError], bool] = lambda _: True,
         name: str = "supervisor",
@@ -101,7 +100,7 @@ class Supervisor(Actor):
         """Called with the name of an actor that did not end in good order when it was asked to, and was killed."""
         self.another_node: AnotherNode | None = None
         """The place of an actor whose node is lost: node and variables, by name and reason; None: it is given up."""
-        self._restarts = Restarts(strategy, intensity)
+        self._restarts = Restarts(intensity)
         self._is_restarted = is_restarted
         self._children: dict[str, Child] = {}
         self._restarting: dict[str, asyncio.Task[None]] = {}
@@ -109,7 +108,7 @@ class Supervisor(Actor):
 
     def __repr__(self) -> str:
         failed = hasattr(self, "failure") and self.failure.done()
-        state = "stopping" if self.stopping else "failed" if failed else self._restarts.strategy.value
+        state = "stopping" if self.stopping else "failed" if failed else "running"
         running = sum(child.runs for child in self._children.values())
         return f"<Supervisor {self._name}: {running} of {len(self._children)} actors run, {state}>"
 
@@ -142,7 +141,7 @@ class Supervisor(Actor):
         Raises the first error of an ``on_stop`` of a local actor.
         """
         self.stopping = True
-        await _cancelled(*self._restarting.values())
+        await _cancel(*self._restarting.values())
         children = list(self._children.values())
         on_nodes = [child for child in children if isinstance(child, NodeChild)]
         await asyncio.gather(*(child.halt() for child in on_nodes))
@@ -150,7 +149,7 @@ class Supervisor(Actor):
             child.name for child in on_nodes if child.running is not None and child.running.was_late
         ]:
             self.on_late(name)
-        await _cancelled(*(watch for child in on_nodes for watch in child.watches))  # outlived SIGKILL
+        await _cancel(*(watch for child in on_nodes for watch in child.watches))  # outlived SIGKILL
         first: BaseException | None = None
         for child in reversed(children):
             if not isinstance(child, NodeChild):
@@ -223,20 +222,17 @@ class Supervisor(Actor):
         must be known there. ``node``: None: the supervisor's.
 
         A first start that fails is not repeated: it raises the error of the constructor or of ``on_start``, for a
-        process as ActorFailed; ActorDead if the process ended otherwise or is not ready within an hour. With
-        one-for-all it is a failure without a remedy. Raises ValueError if the name is invalid or in use, or the
-        environment is not known; LocalProtocolError if a process could not import the class.
+        process as ActorFailed; ActorDead if the process ended otherwise or is not ready within an hour. Raises
+        ValueError if the name is invalid or in use, or the environment is not known; LocalProtocolError if a process
+        could not import the class.
         """
         self._check_free(name, process=process)
         child = self._child(name, actor_class, setup, env, node, process=process)
         self._children[name] = child
         try:
             await child.launch()
-        except BaseException as error:
-            if self._restarts.strategy is Strategy.ONE_FOR_ONE:
-                await self._forget(child)
-            elif isinstance(error, ActorDead | ActorFailed):
-                self._give_up(error)
+        except BaseException:
+            await self._forget(child)
             raise
         self._restarts.add(name)
         api = actor_class if isinstance(actor_class, type) else None
@@ -269,7 +265,7 @@ class Supervisor(Actor):
         child = self._children[name]
         self._restarts.remove(name)
         if (restarting := self._restarting.get(name)) is not None:
-            await _cancelled(restarting)
+            await _cancel(restarting)
         raised = await child.stop()
         await self._forget(child)
         if raised is not None:
@@ -336,8 +332,6 @@ class Supervisor(Actor):
         if child.runs:
             child.runs = False
             self._restart_after(child, reason)
-        elif child.name not in self._restarts and self._restarts.strategy is Strategy.ONE_FOR_ALL:
-            self._give_up(reason)
         # else its start raises the reason
 
     def final_error(self, reason: FlexmarlError) -> FlexmarlError | None:
@@ -355,21 +349,16 @@ class Supervisor(Actor):
         if isinstance(child, NodeChild) and child.node.lost is not None and self.another_node is not None:
             self._leave_node(child, ActorDead(child.name, child.node.lost.reason), self.another_node)
             return
-        decision: Restart | Escalate
         if self._is_restarted(reason):
-            decision = self._restarts.died(child.name, asyncio.get_running_loop().time())
+            escalation = self._restarts.died(child.name, asyncio.get_running_loop().time())
         else:
-            decision = self._restarts.give_up(child.name)
-        if isinstance(decision, Escalate):
-            self._escalate(child, reason, decision)
+            escalation = self._restarts.give_up(child.name)
+        if escalation is not None:
+            self._escalate(child, reason, escalation)
             return
-        log.warning(
-            "actor is restarted", name=child.name, together_with=list(decision.stop), after=text_of(reason)
-        )
+        log.warning("actor is restarted", name=child.name, after=text_of(reason))
         self.on_restart(child.name, reason)
-        for name in decision.stop:  # they end with it: their own exits are not counted
-            self._children[name].runs = False
-        self._begin_restart(child, decision)
+        self._begin_restart(child)
 
     def _leave_node(self, child: NodeChild, lost: ActorDead, another_node: AnotherNode) -> None:
         """Such restarts are not counted: the loss of a node says nothing about its actors."""
@@ -382,38 +371,33 @@ class Supervisor(Actor):
         log.warning("actor moves", name=child.name, to=found[0].name, reason=lost.reason)
         self.on_restart(child.name, lost)
         child.move(*found)
-        self._begin_restart(child, Restart((), (child.name,)))
+        self._begin_restart(child)
 
-    def _begin_restart(self, child: Child, decision: Restart) -> None:
-        key = child.name if self._restarts.strategy is Strategy.ONE_FOR_ONE else ""
-        work = self._restart(decision, self._restarting.get(key))
-        self._restarting[key] = task = asyncio.create_task(work, name=f"restart {child.name}")
-        task.add_done_callback(lambda ended: self._restart_ended(key, ended))
+    def _begin_restart(self, child: Child) -> None:
+        name = child.name
+        work = self._restart(child, self._restarting.get(name))
+        self._restarting[name] = task = asyncio.create_task(work, name=f"restart {name}")
+        task.add_done_callback(lambda ended: self._restart_ended(name, ended))
 
-    def _restart_ended(self, key: str, task: asyncio.Task[None]) -> None:
-        if self._restarting.get(key) is task:
-            del self._restarting[key]
+    def _restart_ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._restarting.get(name) is task:
+            del self._restarting[name]
         if not task.cancelled() and (error := task.exception()) is not None:  # a defect of the supervisor
             self._give_up(failure_of(self._name, error))
 
-    async def _restart(self, decision: Restart, replaced: asyncio.Task[None] | None) -> None:
+    async def _restart(self, child: Child, replaced: asyncio.Task[None] | None) -> None:
         if replaced is not None:
-            await _cancelled(replaced)
-        for name in decision.stop:
+            await _cancel(replaced)
+        name = child.name
+        if name not in self._restarts:  # it has been stopped for good meanwhile
+            return
+        try:
+            await child.wait_ended()
+            await child.launch()
+        except Exception as error:  # noqa: BLE001  # any error of a start is the next failure
             if name in self._restarts:
-                await self._children[name].halt()
-        for name in decision.start:
-            if name not in self._restarts:  # it has been stopped for good meanwhile
-                continue
-            child = self._children[name]
-            try:
-                await child.wait_ended()
-                await child.launch()
-            except Exception as error:  # noqa: BLE001  # any error of a start is the next failure
-                if name in self._restarts:
-                    reason = error if isinstance(error, ActorDead | ActorFailed) else failure_of(name, error)
-                    self._restart_after(child, reason)
-                    return
+                reason = error if isinstance(error, ActorDead | ActorFailed) else failure_of(name, error)
+                self._restart_after(child, reason)
 
     def _escalate(self, child: Child, reason: FlexmarlError, decision: Escalate) -> None:
         final = reason
@@ -473,7 +457,7 @@ class Supervisor(Actor):
         return [wait for child in children if (wait := child.starting(now)) is not None]
 
 
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
     """Cancels ``tasks`` and waits until they have ended."""
     for task in tasks:
         task.cancel()

@@ -50,9 +50,5 @@ class SystemActor(Actor, SystemApi):
             async for dead in exits:
                 yield dead
 
-    @endpoint
-    async def link_to(self, name: str, to: ActorRef[Any]) -> None:
-        self._local.link_by_name(name, to)
-
     async def on_stop(self) -> None:
         self._lag.close()

@@ -37,7 +37,3 @@ class SystemApi(Protocol):
     @endpoint
     def exits(self, name: str) -> AsyncGenerator[DeadActor]:
         """The exit of the actor ``name`` as soon as it has ended: one item."""
-
-    @endpoint
-    async def link_to(self, name: str, to: ActorRef[Any]) -> None:
-        """Lets ``name`` fail when the actor behind ``to`` dies."""

@@ -34,7 +34,7 @@ from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.process_node import ProcessNode
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing.stepping_clock import SteppingClock
@@ -183,7 +183,7 @@ async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = 
             ActorSystem("storm", directory, settings=SETTINGS) as system,
             Supervisor(
                 system, ProcessNode(system, directory, Path(folder), environment),
-                strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(strikes + 1, 3600),
+                intensity=Intensity(strikes + 1, 3600),
             ) as supervisor,
         ):  # fmt: skip
             setup = StoreSetup({AgentName(AGENT): POLICY}, Path(folder) / "store", lease_s=LEASE_S)

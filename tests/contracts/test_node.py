@@ -20,7 +20,7 @@ from flexmarl.core.supervision.children import NodeChild
 from flexmarl.core.supervision.node import Node
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.remote_node import NodeActor, NodeApi, RemoteNode
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -107,9 +107,7 @@ async def within(kind: str, case: Case) -> None:
             elif kind == "remote in memory":
                 host = ActorSystem("far", far, wire=network.wire("node/far"), settings=SETTINGS)
                 node = await exits.enter_async_context(remote_node(system, host, node))
-            async with Supervisor(
-                system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(5, 600.0)
-            ) as supervisor:
+            async with Supervisor(system, node, intensity=Intensity(5, 600.0)) as supervisor:
                 async with asyncio.timeout(PATIENCE_S):
                     await case(House(system, supervisor, node, directory, folder, in_memory))
             node.close()

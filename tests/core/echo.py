@@ -177,10 +177,6 @@ class Worker(Actor):
         self.watch(ref)
 
     @endpoint
-    async def link_it(self, ref: "ActorRef[Worker]") -> None:
-        self.link(ref)
-
-    @endpoint
     async def watchers(self) -> int:
         return len(cast(LocalActors, self._runtime).monitors.undelivered())
 

@@ -21,7 +21,7 @@ from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.process_node import ProcessNode
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch import env
@@ -68,7 +68,7 @@ async def instances(
     environment = {**env.actor_environment(), "PYTHONPATH": str(SOURCE)}
     restarts = Intensity(max_restarts=2, period_s=3600.0)
     node = ProcessNode(system, private, tmp_path, environment)
-    async with Supervisor(system, node, strategy=Strategy.ONE_FOR_ONE, intensity=restarts) as supervisor:
+    async with Supervisor(system, node, intensity=restarts) as supervisor:
         setups = [InstanceSetup(name, served, beside=beside) for name in names]
         await asyncio.gather(
             *(supervisor.spawn(INSTANCE, f"{one.policy}-0", one, env=one.environment()) for one in setups)

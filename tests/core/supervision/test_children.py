@@ -7,7 +7,7 @@ import pytest
 
 from flexmarl.core.errors import ActorFailed
 from flexmarl.core.supervision.node import Launch
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -37,9 +37,7 @@ def test_an_actor_that_is_ready_before_its_node_has_answered_is_ready(private: P
         node = LateNode(network, private)
         async with (
             ActorSystem("tests", private, wire=network.wire("tests")) as system,
-            Supervisor(
-                system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0)
-            ) as supervisor,
+            Supervisor(system, node, intensity=Intensity(1, 60.0)) as supervisor,
         ):
             await supervisor.spawn(Worker, "worker", {"diary": str(diary)})
             started_s = clock()
@@ -83,9 +81,7 @@ def test_the_waits_of_a_supervisor_are_the_starts_of_its_actors(private: Path) -
         node = LateNode(network, private)
         async with (
             ActorSystem("tests", private, wire=network.wire("tests")) as system,
-            Supervisor(
-                system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0)
-            ) as supervisor,
+            Supervisor(system, node, intensity=Intensity(1, 60.0)) as supervisor,
         ):
             diary = private / "diary"
             diary.touch()

@@ -1,18 +1,16 @@
-"""Monitors and links between actors."""
+"""Monitors of actors."""
 
 import asyncio
 import os
 import signal
 from pathlib import Path
 
-from flexmarl.core.errors import ActorDead, Unreachable
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
 from ..echo import Worker
-from .workers import bench, eventually, pid_of
+from .workers import bench, eventually
 
 
 class TestWatch:
@@ -67,31 +65,7 @@ class TestWatch:
             await made.system.remove("watcher")
             await watched(local, 0)
 
-    async def test_links_bind_both_ends_in_death_and_not_in_a_good_end(
-        self, private: Path, tmp_path: Path
-    ) -> None:
-        async with bench(private, tmp_path) as made:
-            one, two, three = [await made.start(name) for name in ("one", "two", "three")]
-            await one.api.link_it(two)
-            await three.api.link_it(one)
-            pids = [await ref.api.pid() for ref in (one, two, three)]
-            for ref, watchers in ((one, 2), (two, 1), (three, 1)):
-                await watched(ref, watchers)
-            await made.system.remove("two")
-            assert await one.api.pid() == pids[0]
-            os.kill(pids[0], signal.SIGKILL)
-            await eventually(lambda: pid_of(three), lambda pid: pid not in (0, pids[2]))
-            assert "actor one died" in (tmp_path / "three.log").read_text()
-
-    async def test_who_links_to_the_dead_fails(self, private: Path, tmp_path: Path) -> None:
-        async with ActorSystem("tests", private, settings=Settings(connect_timeout_s=0.05)) as system:
-            worker = await system.add(Worker(str(tmp_path / "diary")), "worker")
-            await worker.api.link_it(system.ref("missing", f"ipc://{private}/missing.sock", Worker))
-            failure = await asyncio.wait_for(system.failure, PATIENCE_S)
-        assert isinstance(failure, ActorDead) and not isinstance(failure, Unreachable)
-        assert "actor missing died: no connection within 0.05 s" in str(failure)
-
 
 async def watched(ref: ActorRef[Worker], count: int = 1) -> None:
-    """Returns once so many watch it: a link takes two round trips."""
+    """Returns once so many watch it."""
     await eventually(ref.api.watchers, lambda found: found == count)

@@ -19,7 +19,7 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.node import Launch, Node, Running
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.remote_node import NodeActor, NodeApi, RemoteNode, RemoteRunning
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.zeromq import Tcp
@@ -116,7 +116,7 @@ async def cluster(
     ):
         here = ProcessNode(system, private, folder, ENVIRONMENT)
         intensity = Intensity(max_restarts=0)
-        async with Supervisor(system, here, strategy=Strategy.ONE_FOR_ONE, intensity=intensity) as supervisor:
+        async with Supervisor(system, here, intensity=intensity) as supervisor:
             assert system.keys is not None
             system.keys.save(system.keys_file)
             yield Cluster(system, supervisor, private, diary, exits, group, heartbeat_s)

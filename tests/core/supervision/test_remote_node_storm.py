@@ -11,7 +11,7 @@ from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.node import Node
 from flexmarl.core.supervision.remote_node import NodeActor, NodeApi, RemoteNode
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -80,9 +80,7 @@ class Storm:
         tally = await head.add(self.tally, "tally")
         here = MemoryNode(self.network, self.directory, name="here", settings=SETTINGS)
         self.inner.append(here)
-        supervisor = await enter(
-            Supervisor(head, here, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(1000, 600.0))
-        )
+        supervisor = await enter(Supervisor(head, here, intensity=Intensity(1000, 600.0)))
         for host in HOSTS:
             node = RemoteNode(host, head.ref("node", f"memory://{host}/node", NodeApi))
             self.exits.callback(asyncio.create_task(node.watch(), name=f"watch {host}").cancel)

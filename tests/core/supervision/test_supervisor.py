@@ -18,7 +18,7 @@ from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
 from ..echo import Echo
-from .workers import ECHO, bench, eventually
+from .workers import ECHO, eventually
 
 
 async def test_what_an_actor_said_before_it_left_arrives_however_late_it_is_read(
@@ -198,19 +198,6 @@ class TestRemove:
         await eventually(lambda: asyncio.to_thread(psutil.Process().num_fds), lambda now: now <= descriptors)
         again = await system.spawn(Echo, "echo", process=True)
         assert await first.api.greet("you") == await again.api.greet("you")
-
-    async def test_linked_actors_outlive_one_that_is_stopped_in_good_order(
-        self, private: Path, tmp_path: Path
-    ) -> None:
-        async with bench(private, tmp_path) as made:
-            worker, other = await made.start("worker"), await made.start("other")
-            pid = await worker.api.pid()
-            await worker.api.link_it(other)
-            await worker.api.watch_it(other)
-            await eventually(other.api.watchers, lambda count: count == 2)
-            await made.supervisor.stop("other")
-            deaths = await eventually(worker.api.seen, bool)
-            assert deaths[0].stopped and await worker.api.pid() == pid
 
 
 class TestLookup:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexmarl.core.errors import ActorFailed, TooManyRestarts, is_loss
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.wire.zeromq import Tcp
 
 from ...patience import PATIENCE_S
@@ -113,41 +113,6 @@ class TestRestart:
             assert await worker.api.pid() == os.getpid()
             assert made.written() == ["start worker", "start worker"]
         assert made.written()[-1] == "stop worker"
-
-    async def test_one_for_all_stops_the_newest_first_and_starts_the_oldest_first(
-        self, private: Path, tmp_path: Path
-    ) -> None:
-        async with bench(private, tmp_path, strategy=Strategy.ONE_FOR_ALL) as made:
-            first = await made.start("first")
-            await made.start("second", process=False, actor_class=Worker)
-            await made.start("third")
-            old = await first.api.pid()
-            second = made.supervisor.reference("second", Worker)
-            hanging = asyncio.ensure_future(second.api.hang())
-            await second.api.pid()
-            os.kill(old, signal.SIGKILL)
-            assert await fate(hanging) == "ActorDead"
-            names = ["first", "second", "third"]
-            starts = [f"start {name}" for name in names]
-            await eventually(lambda: asyncio.to_thread(made.written), lambda lines: len(lines) == 8)
-            assert made.written() == [*starts, "stop third", "stop second", *starts]
-            assert await eventually(lambda: pid_of(first), bool) != old
-            assert await second.api.pid() == os.getpid()
-
-    async def test_the_calls_of_one_for_all_end_when_nothing_is_restarted_any_more(
-        self, private: Path, tmp_path: Path
-    ) -> None:
-        async with bench(
-            private, tmp_path, strategy=Strategy.ONE_FOR_ALL, intensity=Intensity(2, 60)
-        ) as made:
-            await made.start("first")
-            worker = await made.start("second", starts=1)
-            local = await made.start("third", process=False, actor_class=Worker)
-            await local.api.crash()
-            with pytest.raises(TooManyRestarts, match="second died: .*restarted 2 times"):
-                await asyncio.wait_for(made.supervisor.wait_failed(), PATIENCE_S)
-            assert await fate(worker.api.pid()) == "TooManyRestarts"
-            assert await fate(local.api.pid()) == "ActorDead"
 
     async def test_a_failure_that_would_come_again_is_not_followed_by_a_restart(
         self, private: Path, tmp_path: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.process_node import ProcessNode
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 
@@ -45,7 +45,7 @@ async def test_an_actor_that_is_restarted_after_the_clock_was_set_back_an_hour_i
     offset.write_text("0")
     async with Supervisor(
         system, ProcessNode(system, private, tmp_path, environment),
-        strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(max_restarts=3, period_s=600.0),
+        intensity=Intensity(max_restarts=3, period_s=600.0),
     ) as supervisor:  # fmt: skip
         await supervisor.spawn("echo:Echo", "echo", {})
         echo = supervisor.reference("echo", Echo)

@@ -12,7 +12,7 @@ from flexmarl.core.errors import ActorDead, FlexmarlError
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.supervision.process_node import ProcessNode
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.zeromq import Tcp
@@ -61,7 +61,6 @@ async def bench(
     private: Path,
     logs: Path,
     *,
-    strategy: Strategy = Strategy.ONE_FOR_ONE,
     intensity: Intensity | None = None,
     tcp: Tcp | None = None,
     settings: Settings | None = None,
@@ -74,7 +73,6 @@ async def bench(
         Supervisor(
             system,
             ProcessNode(system, private, logs, ENVIRONMENT),
-            strategy=strategy,
             intensity=intensity or Intensity(3, 60),
             is_restarted=is_restarted,
         ) as supervisor,

@@ -7,7 +7,7 @@ import pytest
 
 from flexmarl.core.errors import ActorDead, FlexmarlError
 from flexmarl.core.protocol.session import Settings
-from flexmarl.core.supervision.restart_policy import Intensity, Strategy
+from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -29,9 +29,7 @@ def test_a_loss_of_power_ends_all_actors_and_their_peers_notice_only_the_silence
         async with (
             ActorSystem("tests", private, wire=network.wire("here/tests"), settings=SETTINGS) as system,
             ActorSystem("peer", private, wire=network.wire("here/peer"), settings=SETTINGS) as peer,
-            Supervisor(
-                system, node, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(20, 600.0)
-            ) as supervisor,
+            Supervisor(system, node, intensity=Intensity(20, 600.0)) as supervisor,
         ):
             restarts: list[FlexmarlError] = []
             supervisor.on_restart = lambda name, reason: restarts.append(reason)

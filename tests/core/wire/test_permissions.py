@@ -80,7 +80,7 @@ async def test_a_client_may_call_all_actors_and_not_the_system_itself(tmp_path: 
         assert await client.ref("subject", run.address, Subject).api.ask(3) == 3
         system = client.ref("system", run.address, SystemApi)
         for call in (
-            system.api.stop(), system.api.process_statistics(), system.api.link_to("subject", system),
+            system.api.stop(), system.api.process_statistics(), system.api.process_waits(),
             system.api.allow(Keys.make().client_public, ("*", "system")),
         ):  # fmt: skip
             with pytest.raises(CallNotAllowed, match=r'"system:\w+".*ActorSystem.allow'):
