@@ -10,7 +10,7 @@ network: from that writer (``transport/network/far_segments.py``), or from the s
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..transport.segments import (
     ByteRef,
     Content,
     SegmentDirectories,
+    SegmentGrant,
     SegmentReader,
     SegmentWriter,
     is_far,
@@ -73,6 +74,8 @@ _NO_ROOM_S: Final = 1800.0
 _FAR: Final = "samples"
 log = get_logger(__name__)
 
+Result = TypeVar("Result")
+
 
 def segment_directories(runtime_dir: str | Path, store_dir: str | Path) -> SegmentDirectories:
     """``runtime_dir``: a run's private directory on tmpfs; ``store_dir``: the store's folder on a disk."""
@@ -91,15 +94,21 @@ def far_reader(system: System, *, encrypted: bool) -> FarReader | None:
     return None if bulk is None else FarReader(system.directory / _FAR, bulk, system.run_blocking)
 
 
-async def through_restarts(call: Callable[[], Awaitable[None]]) -> None:
-    """Repeats a call if the store dies meanwhile. Raises ActorDead if it is not restarted in time."""
+async def through_restarts(call: Callable[[], Awaitable[Result]]) -> Result:
+    """Repeats a call if the store dies meanwhile; returns its result. Raises ActorDead if the store is not restarted in
+    time."""
     loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + _STORE_RESTARTS_S
+    give_up_at: float | None = None
     while True:
+        began = loop.time()
         try:
             return await call()
         except ActorDead:
-            if loop.time() >= give_up_at:
+            now = loop.time()
+            # A call may wait for room for hours: the time counts from the loss that ended the wait.
+            if give_up_at is None or now - began >= _STORE_RESTARTS_S:
+                give_up_at = now + _STORE_RESTARTS_S
+            elif now >= give_up_at:
                 raise
         await asyncio.sleep(_PAUSE_S)
 
@@ -123,6 +132,7 @@ class ExperienceWriter:
         self._segments: SegmentWriter | None = None
         self._granting = asyncio.Lock()
         self._grants = 0
+        """Grants that this writer has got."""
 
     async def put(self, samples: Sequence[Sample], report: GroupClosed | None = None) -> None:
         """Adds the samples of a closed group, all or none, and with them its report. Raises StoreError if the store
@@ -146,8 +156,7 @@ class ExperienceWriter:
         """Repeats a put if the store dies meanwhile: it is restarted, or the next try fails too.
 
         Each try waits for the connection, so a busy machine's pauses may cost several. The store recognises a repeated
-        put by its bytes. If ``put`` were idempotent for the runtime, each answer would be journaled once more, which is
-        a tenth of the store's time.
+        put by its bytes.
         """
         store = self._store.within(WORK_TIMEOUT_S)
         await through_restarts(lambda: store.put(self._name, parts, report))
@@ -163,18 +172,14 @@ class ExperienceWriter:
                 async with self._granting:
                     if self._grants == grants:  # else another put has got one meanwhile
                         await self._take_grant(full.needed_bytes)
-                        self._grants += 1
 
     async def _take_grant(self, needed_bytes: int) -> None:
         """Raises UnsafeDirectory, and StoreFull if this host has had no room for half an hour."""
         finished = [] if self._segments is None else self._segments.take_finished()
-        node, store = self._node, self._store.within(WORK_TIMEOUT_S)
+        node = self._node
         give_up_at: float | None = None
         while True:
-            if node is None:
-                grant = await store.grant(self._name, needed_bytes, finished)
-            else:
-                grant = await store.grant(self._name, needed_bytes, finished, node.memory())
+            grant = await self._grant(needed_bytes, finished)
             try:
                 if node is not None and is_far(grant.segment):
                     node.make(grant)
@@ -197,6 +202,16 @@ class ExperienceWriter:
             is_there = node is not None and is_far(grant.segment)
             self._segments = SegmentWriter(node.directories if node and is_there else self._directories)
         self._segments.use(grant)
+
+    async def _grant(self, needed_bytes: int, finished: list[str]) -> SegmentGrant:
+        """Repeats the request, under the same number, if the store dies meanwhile: its answer may have been lost."""
+        store = self._store.within(WORK_TIMEOUT_S)
+        memory = None if self._node is None else self._node.memory()
+        grant = await through_restarts(
+            lambda: store.grant(self._name, self._grants, needed_bytes, finished, memory)
+        )
+        self._grants += 1
+        return grant
 
     def close(self) -> None:
         if self._segments is not None:

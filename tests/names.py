@@ -38,7 +38,6 @@ EXCEPTIONS: dict[str, int] = {
     "awaited": 1,
     "begun": 3,
     "called": 1,
-    "cancelled": 1,
     "checked": 7,
     "chosen": 1,
     "compressed": 1,

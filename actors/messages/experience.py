@@ -117,13 +117,20 @@ class Selection:
 class StoreApi(Protocol):
     """The experience store, as ``store_client.py`` calls it."""
 
-    @endpoint(idempotent=True, raises=[StoreError, WriterRetired])
+    @endpoint(raises=[StoreError, WriterRetired])
     async def grant(
-        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+        self,
+        writer: str,
+        number: int,
+        at_least_bytes: int,
+        finished: list[str],
+        memory: WriterMemory | None = None,
     ) -> SegmentGrant:
         """A segment for ``writer`` to fill, which writes no more to those that are ``finished``. Waits while there is
-        no room. ``memory``: of the writer's node; on another node than the store's the writer makes the segment there.
-        Raises StoreError if there never will be room, WriterRetired if the writer is."""
+        no room. ``number``: of the grants that the writer has got before. The same number again, after a lost answer,
+        returns the same segment, also after a restart of the store. ``memory``: of the writer's node; on another node
+        than the store's the writer makes the segment there. Raises StoreError if there never will be room,
+        WriterRetired if the writer is."""
 
     @endpoint(raises=[StoreError, WriterRetired])
     async def put(

@@ -43,6 +43,7 @@ from ..run_events import RunEvent, StoreBlocked, StoreUnblocked
 from ..store_client import segment_directories
 from . import lost_bytes
 from .column_waits import ColumnWaits
+from .grants import GRANT, SEAL, Grants, grant_record, seal_record
 from .judging import JUDGED, WITHDRAWN, Judging
 from .segment_arena import SegmentArena
 from .select_pool import SelectPool
@@ -53,9 +54,6 @@ from .writers import REPORT, RETIRE, Writers, report_of, report_record, retire_r
 
 log = get_logger(__name__)
 
-# Kinds of records besides those of the tables, which are below 16, and of the writers.
-_GRANT: Final = 16  # writer, segment
-_SEAL: Final = 17  # writer, segments
 # Consumed rows stay queryable for this many steps.
 _KEPT_STEPS: Final = 16
 _EXPIRY_INTERVAL_S: Final = 10.0
@@ -70,7 +68,7 @@ class Store(Actor, StoreApi):
         self._setup = setup
         self._tables = Tables(setup.policies, table_schemas(setup.policies, setup.columns), order=setup.order)
         self._writers = Writers()
-        self._granted: dict[str, str] = {}
+        self._grants = Grants()
         self._room = asyncio.Event()
         self._full: tuple[StoreFull, float] | None = None
         """The reason for which there is no room, and the time since which there is none."""
@@ -86,7 +84,7 @@ class Store(Actor, StoreApi):
         self._journal = StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
         places = segment_directories(self.system.directory, self._setup.store_dir)
         self._arena = SegmentArena(places, self._setup.limits)
-        lost = self._arena.recover(self._granted, self._tables.live_refs())
+        lost = self._arena.recover(self._grants.writers, self._tables.live_refs())
         await self._journaled(self._tables.begin_epoch())
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
@@ -103,15 +101,12 @@ class Store(Actor, StoreApi):
     def _read(self, record: bytes) -> None:
         """Applies one record of the journal, when the store starts."""
         kind, *what = msgpack.unpackb(record, strict_map_key=False)
-        if kind == _GRANT:
-            writer, segment = what
-            self._granted[segment] = writer
-        elif kind == _SEAL:
-            self._granted = {segment: of for segment, of in self._granted.items() if segment not in what[1]}
+        if kind in (GRANT, SEAL):
+            self._grants.read(kind, what)
         elif kind == RETIRE:
             self._writers.retire(what[0])
             self._judging.retire(what[0])
-            self._granted = {segment: of for segment, of in self._granted.items() if of != what[0]}
+            self._grants.retire(what[0])
         elif kind == REPORT:
             writer, report, samples = what
             self._writers.add(writer, report_of(report))
@@ -154,18 +149,29 @@ class Store(Actor, StoreApi):
 
     # ------------------------------------------------------------------ endpoints
 
-    @endpoint(idempotent=True)
+    @endpoint
     async def grant(
-        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+        self,
+        writer: str,
+        number: int,
+        at_least_bytes: int,
+        finished: list[str],
+        memory: WriterMemory | None = None,
     ) -> SegmentGrant:
+        answered = self._grants.find(writer, number)
+        if answered is not None and answered.size_bytes < at_least_bytes:
+            # The request that it was for was given up before its answer came; nothing was written to it.
+            finished, answered = [*finished, answered.segment], None
         if finished:
-            sealing = msgpack.packb([_SEAL, writer, finished])
+            sealing = seal_record(writer, finished)
             await self._durably(lambda: replace(UNCHANGED, record=sealing))
             self._arena.seal(writer, finished)
             self._room.set()
+        if answered is not None and self._arena.granted().get(answered.segment) == writer:
+            return answered
         while True:
             try:
-                return await self._granted_durably(writer, at_least_bytes, memory)
+                return await self._granted_durably(writer, number, at_least_bytes, memory)
             except StoreFull as full:
                 await self._wait_for_room(full)
 
@@ -179,6 +185,7 @@ class Store(Actor, StoreApi):
 
     @endpoint
     async def retire(self, writer: str) -> list[GroupClosed]:
+        self._grants.retire(writer)
         self._writers.retire(writer)  # from now on; its puts before are durable or undone below
         self._judging.retire(writer)
         await self._durably(lambda: replace(UNCHANGED, record=retire_record(writer)))
@@ -362,7 +369,7 @@ class Store(Actor, StoreApi):
             self._room.set()
 
     async def _granted_durably(
-        self, writer: str, at_least_bytes: int, memory: WriterMemory | None
+        self, writer: str, number: int, at_least_bytes: int, memory: WriterMemory | None
     ) -> SegmentGrant:
         """Raises StoreFull if there is no room for a segment, or in the journal, and WriterRetired: nothing is granted
         then."""
@@ -370,12 +377,13 @@ class Store(Actor, StoreApi):
         is_far = memory is not None and memory.node != self._node
         grant = self._arena.grant(writer, at_least_bytes, memory if is_far else None)
         give_up = partial(self._arena.seal, writer, [grant.segment])
-        record = msgpack.packb([_GRANT, writer, grant.segment])
+        record = grant_record(writer, number, grant)
         try:
             await self._journaled(replace(UNCHANGED, record=record, undo=give_up))
         except asyncio.CancelledError:  # the writer never gets the segment
             give_up()
             raise
+        self._grants.add(writer, number, replace(grant, ended=[]))
         self._has_room()
         return grant
 
@@ -388,7 +396,7 @@ class Store(Actor, StoreApi):
     async def _compact(self) -> None:
         if not self._journal.compaction_is_due:
             return  # two commits of one moment asked for it
-        grants = [msgpack.packb([_GRANT, writer, name]) for name, writer in self._arena.granted().items()]
+        grants = self._grants.records(self._arena.granted())
         judged, written = self._judging.records(), self._writers.records()
         try:
             await self._journal.compact([*grants, *written, *judged, *self._tables.snapshot()])

@@ -84,7 +84,12 @@ class _Recorder(Actor):
 
     @endpoint
     async def grant(
-        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+        self,
+        writer: str,
+        number: int,
+        at_least_bytes: int,
+        finished: list[str],
+        memory: WriterMemory | None = None,
     ) -> SegmentGrant:
         return self._arena.grant(writer, at_least_bytes)
 

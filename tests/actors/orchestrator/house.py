@@ -127,7 +127,12 @@ class Store(Actor):
 
     @endpoint
     async def grant(
-        self, writer: str, at_least_bytes: int, finished: list[str], memory: WriterMemory | None = None
+        self,
+        writer: str,
+        number: int,
+        at_least_bytes: int,
+        finished: list[str],
+        memory: WriterMemory | None = None,
     ) -> SegmentGrant:
         return self.arena.grant(writer, at_least_bytes)
 

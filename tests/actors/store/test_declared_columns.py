@@ -292,7 +292,7 @@ async def test_a_bad_put_is_refused(full: House, samples: list[Sample], why: str
 async def test_a_reference_that_is_not_the_writers_is_refused(house: House) -> None:
     await house.open({"plan": Column(type="tokens", written_by="external")})
     await house.put(sample(0))
-    grant = await house.store.api.grant("judge", 64, [])
+    grant = await house.store.api.grant("judge", 0, 64, [])
     for writer, segment in (("thief", grant.segment), ("judge", "m-" + "0" * 32)):
         parts = {"solver": {"sample_id": ["1:q_0_0"], "plan": [[segment, 0, 8, "int32", [2]]]}}
         with pytest.raises(StoreError, match=f"is not a segment that {writer} may write to"):

@@ -266,7 +266,7 @@ async def test_a_retired_writer_is_refused_and_its_reports_are_returned_also_aft
         with pytest.raises(WriterRetired):
             await house.writer.put([sample(32)], report("q4"))
         with pytest.raises(WriterRetired):
-            await store.api.grant("writer", 1, [])
+            await store.api.grant("writer", 9, 1, [])
         await house.kill()
     await store.api.forget_reports(Step(2))
     assert await store.api.retire("writer") == [report("q0"), report("q3")]
@@ -278,7 +278,7 @@ async def test_a_retired_writer_is_refused_and_its_reports_are_returned_also_aft
 async def test_the_segments_of_a_retired_writer_are_freed_with_their_last_row(house: House) -> None:
     store = await house.open(limits=ArenaLimits(segment_bytes=2**16))
     await house.writer.put([sample(0)], report("q0"))
-    empty = await store.api.grant("writer", 1, [])
+    empty = await store.api.grant("writer", 9, 1, [])
     places = segment_directories(house.memory, house.folder)
     assert places.path(empty.segment).exists()
     await store.api.retire("writer")
@@ -288,6 +288,31 @@ async def test_the_segments_of_a_retired_writer_are_freed_with_their_last_row(ho
     assert await house.reader.samples(batch) == [sample(0)]
     await store.api.commit(SOLVER, [batch.fence], 1)
     assert (await store.api.store_statistics()).memory_bytes == 0
+
+
+async def test_a_grant_that_is_asked_for_again_is_the_same_also_after_a_kill(house: House) -> None:
+    store = await house.open(limits=ArenaLimits(segment_bytes=2**16))
+    first = await store.api.grant("writer", 0, 1, [])
+    assert await store.api.grant("writer", 0, 2**16, []) == first
+    assert (await store.api.grant("other", 0, 1, [])).segment != first.segment
+    await house.kill()
+    assert await store.api.grant("writer", 0, 1, []) == first
+    assert (await store.api.store_statistics()).memory_bytes == 2 * 2**16
+    second = await store.api.grant("writer", 1, 1, [first.segment])
+    assert second.segment != first.segment
+    await house.kill()
+    assert await store.api.grant("writer", 1, 1, [first.segment]) == second
+    assert (await store.api.store_statistics()).memory_bytes == 2 * 2**16, "the finished one is gone"
+
+
+async def test_a_grant_that_is_too_small_for_the_next_request_is_replaced(house: House) -> None:
+    store = await house.open(limits=ArenaLimits(segment_bytes=2**16))
+    small = await store.api.grant("writer", 0, 1, [])
+    large = await store.api.grant("writer", 0, 2**17, [])
+    assert large.size_bytes == 2**17 and large.segment != small.segment
+    await house.kill()
+    assert await store.api.grant("writer", 0, 2**17, []) == large
+    assert (await store.api.store_statistics()).memory_bytes == 2**17, "nothing was written to the small one"
 
 
 async def test_a_put_that_waits_for_room_when_its_writer_is_retired_is_refused(house: House) -> None:

@@ -127,7 +127,7 @@ async def test_a_commit_whose_caller_was_cancelled_frees_its_memory_all_the_same
 
 async def test_a_grant_whose_caller_was_cancelled_is_taken_back(house: House) -> None:
     store = await house.open()
-    grant = asyncio.ensure_future(store.grant("writer", 0, []))
+    grant = asyncio.ensure_future(store.grant("writer", 0, 0, []))
     await asyncio.sleep(0)
     assert store._arena.statistics().segments == 1
     grant.cancel()
