@@ -24,18 +24,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 @overload
 def endpoint(method: Method) -> Method: ...
 @overload
-def endpoint(
-    *, idempotent: bool = False, raises: Sequence[type[Exception]] = ()
-) -> Callable[[Method], Method]: ...
-def endpoint(
-    method: Method | None = None, *, idempotent: bool = False, raises: Sequence[type[Exception]] = ()
-) -> Any:
+def endpoint(*, raises: Sequence[type[Exception]] = ()) -> Callable[[Method], Method]: ...
+def endpoint(method: Method | None = None, *, raises: Sequence[type[Exception]] = ()) -> Any:
     """Makes an async method callable by message. Messages are checked against its annotations.
 
-    An async generator is a stream: its caller iterates over it, and a slow caller slows it down. ``idempotent``: a call
-    may be sent again after a lost message or a restart of the actor; a call that was answered before gets the same
-    answer, and the method does not run again. Give the callers' ``Protocol`` the same mark: the caller decides about
-    the repetition.
+    An async generator is a stream: its caller iterates over it, and a slow caller slows it down.
 
     ``raises``: error classes that callers get as such instead of RemoteError; an actor that derives from its callers'
     ``Protocol`` need not repeat them. Their constructors keep each parameter as an attribute of the same name (see
@@ -43,7 +36,7 @@ def endpoint(
     """
 
     def mark(method: Method) -> Method:
-        mark_endpoint(method, EndpointOptions(idempotent, tuple(raises)))
+        mark_endpoint(method, EndpointOptions(tuple(raises)))
         return method
 
     return mark if method is None else mark(method)
@@ -66,11 +59,9 @@ def _check_implements(cls: type, protocol: type) -> None:
         found = getattr(cls, name)
         if found is declared:
             raise TypeError(f"{cls.__qualname__} does not implement {protocol.__qualname__}.{name}")
-        options, own = endpoint_options(declared), endpoint_options(found)
-        if options is not None and (own is None or own.idempotent != options.idempotent):
+        if endpoint_options(declared) is not None and endpoint_options(found) is None:
             raise TypeError(
-                f"{cls.__qualname__}.{name} must be marked as in {protocol.__qualname__}: "
-                f"@endpoint(idempotent={options.idempotent})"
+                f"{cls.__qualname__}.{name} must be marked as in {protocol.__qualname__}: @endpoint"
             )
 
 

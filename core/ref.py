@@ -24,7 +24,7 @@ class Peer(Protocol):
 
     dead: FlexmarlError | None
 
-    def callee(self, actor: str, endpoint: str, timeout_s: float, signature: Signature | None) -> Callee: ...
+    def callee(self, actor: str, endpoint: str, timeout_s: float) -> Callee: ...
 
     def call(
         self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Signature | None
@@ -102,7 +102,7 @@ class ActorRef(Generic[Api]):
         signature = self._signature(endpoint)
         try:
             peer = self._peer()
-            callee = peer.callee(self.name, endpoint, timeout_s, signature)
+            callee = peer.callee(self.name, endpoint, timeout_s)
         except FlexmarlError as error:
             return _failed(error)
         return peer.call(callee, args, kwargs, signature)
@@ -208,7 +208,7 @@ class _Proxy:
             if peer is None or callee is None or peer.dead is not None:
                 try:
                     peer = ref._peer()
-                    callee = peer.callee(ref.name, endpoint, timeout_s, signature)
+                    callee = peer.callee(ref.name, endpoint, timeout_s)
                 except FlexmarlError as error:
                     return _failed(error)
             return peer.call(callee, args, kwargs, signature)

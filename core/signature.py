@@ -23,7 +23,6 @@ _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 class EndpointOptions:
     """The options of ``@endpoint``."""
 
-    idempotent: bool = False
     raises: tuple[type[Exception], ...] = ()
 
 
@@ -62,7 +61,6 @@ class Signature:
         self.name = function.__qualname__
         options = endpoint_options(function)
         self.is_endpoint = options is not None
-        self.idempotent = options is not None and options.idempotent
         self.errors = DeclaredErrors((*(options.raises if options is not None else ()), *inherited))
         hints = get_type_hints(function, include_extras=True)
         returned = hints.get("return", Any)

@@ -25,7 +25,6 @@ from .delivery.peers import Network
 from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .names import checked_name
 from .private_directory import PrivateDirectory, check_private
-from .protocol.reply_cache import ReplyCacheStatistics
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .supervision.directory import Directory
@@ -53,14 +52,12 @@ THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class SystemStatistics:
-    """``mailboxes``: by actor. ``refused_messages``: messages that could not be decoded. ``answers``: the remembered
-    replies of idempotent calls; None before the first. ``clients``: accepted and refused clients over TCP; None if
-    the system does not check them."""
+    """``mailboxes``: by actor. ``refused_messages``: messages that could not be decoded. ``clients``: accepted and
+    refused clients over TCP; None if the system does not check them."""
 
     mailboxes: dict[str, MailboxStatistics]
     peers: list[PeerStatistics]
     refused_messages: int
-    answers: ReplyCacheStatistics | None
     clients: GateStatistics | None
 
 
@@ -77,10 +74,11 @@ class ActorSystem:
         intensity: Intensity = THREE_A_MINUTE,
         log_directory: Path | None = None,
     ) -> None:
-        """``directory``: private (0700) to the user, for the system's socket, keys and journal, and the files of its
-        actors, best on tmpfs; systems of one node share it. None: a new one, which is removed at the end. The system
-        listens on an ipc socket there, or on ``tcp``. ``keys``: for connections to systems that listen on TCP.
-        ``wire``: another way to reach peers (``MemoryNetwork.wire``).
+        """``directory``: private (0700) to the user, for the system's socket and keys, and the files of its actors,
+        best on tmpfs; systems of one node share it. None: a new one, which is removed at the end. The system listens on
+        an ipc socket there, or on ``tcp``. ``keys``: for connections to systems that listen on TCP. ``wire``: another
+        way to reach peers (``MemoryNetwork.wire``).
+
         Raises ValueError if ``name`` is invalid. Entering raises UnsafeDirectory if other users may have access to a
         given directory, and OSError, of too few file descriptors for example.
 
@@ -126,9 +124,7 @@ class ActorSystem:
             network = Network(self.name, self._wire, self.settings, {})
             self._local = LocalActors(self, network)
             network.on_crash = self._local.crash
-            # A directory of this system's own ends with it: no later incarnation reads the journal.
-            journal = self.directory / f"{self.name}.answers"
-            network.start(None if self._given_directory is None else journal)
+            network.start()
             self._directory = Directory(self._local)
             self._system_actor = SystemActor(self._local, self._directory)
             await self.add(self._system_actor, "system")
@@ -318,7 +314,6 @@ class ActorSystem:
             {name: mailbox.statistics() for name, mailbox in network.mailboxes.items()},
             [peer.statistics() for peer in network.peers],
             network.refused_messages,
-            network.answers(),
             self._wire.clients() if isinstance(self._wire, ZmqWire) else None,
         )
 

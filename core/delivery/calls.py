@@ -31,7 +31,7 @@ from .streams import StreamReader
 from .unsent import Packed, Unsent
 
 # A global name costs less than an enum's attribute.
-_CALL, _IDEMPOTENT_CALL, _TELL, _STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
+_CALL, _TELL, _STREAM = Kind.CALL, Kind.TELL, Kind.STREAM
 _UP = LinkState.UP
 
 Waiter: TypeAlias = Call | StreamReader
@@ -50,10 +50,7 @@ class Caller(ABC):
         """Set when the peer can't be called any more."""
         self._requests = self.session.requests
         self._trace_ids = home.trace_ids
-        self._number = next(home.link_numbers)
         self._encoder = codec.Encoder()
-        self._whole = codec.Encoder(inline_bytes=codec.MAX_BODY_BYTES)
-        """For messages that may be sent again: their buffers are inside."""
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
         """The time of ``_timer``."""
@@ -68,10 +65,9 @@ class Caller(ABC):
 
     # ------------------------------------------------------------------ requests
 
-    def callee(self, actor: str, endpoint: str, timeout_s: float, signature: Signature | None) -> Callee:
+    def callee(self, actor: str, endpoint: str, timeout_s: float) -> Callee:
         """For ``call``. Raises LocalProtocolError if the names are too long."""
-        kind = _IDEMPOTENT_CALL if signature is not None and signature.idempotent else _CALL
-        return self._requests.callee(kind._value_, actor, endpoint, timeout_s)
+        return self._requests.callee(_CALL._value_, actor, endpoint, timeout_s)
 
     def call(
         self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Signature | None
@@ -187,8 +183,7 @@ class Caller(ABC):
         """A request as it is when it is made: it may have to wait for credit."""
         delivery = current_delivery.get()
         trace_id = next(self._trace_ids) if delivery is None else delivery.trace_id
-        kind = callee.kind
-        encoder = self._whole if kind is _IDEMPOTENT_CALL else self._encoder
+        encoder = self._encoder
         try:
             item = encoder.pack_items((args, kwargs, trace_id))
         except LocalProtocolError as error:
@@ -198,7 +193,7 @@ class Caller(ABC):
             return item, (), len(item)
         buffers = encoder.take_buffers()
         size_bytes = len(item) + sum(buffer.nbytes for buffer in buffers)
-        return item, codec.unchanging(buffers) if kind is _TELL else buffers, size_bytes
+        return item, codec.unchanging(buffers) if callee.kind is _TELL else buffers, size_bytes
 
     def _send_tell(self, callee: Callee, packed: Packed) -> None:
         """Sends a one-way message that has taken credit."""
@@ -213,18 +208,12 @@ class Caller(ABC):
         self, callee: Callee, packed: Packed, rest_s: float, waiter: Call | StreamReader
     ) -> int:
         """Sends a request that has taken credit; returns its id. ``rest_s``: until its deadline."""
-        session, requests, kind = self.session, self._requests, callee.kind
+        session, requests = self.session, self._requests
         item, buffers, size_bytes = packed
         deadline = self._loop.time() + rest_s if callee.is_call else math.inf
-        request = requests.add(deadline, callee, waiter, size_bytes)
-        request_id = request.id
-        if kind is _CALL:
+        request_id = requests.add(deadline, callee, waiter, size_bytes).id
+        if callee.is_call:
             self._link.send_item(callee, request_id, item, buffers)
-        elif kind is _IDEMPOTENT_CALL:
-            numbers = (requests.acknowledged_below(request_id), self._number)
-            further = self._encoder.pack_items(numbers)
-            request.frames = callee.pack(request_id, (item,), further)
-            self._link.send(request.frames)
         else:
             further = self._encoder.pack_items((session.settings.stream_window,))
             self._link.send(callee.pack(request_id, (item,), further), buffers)

@@ -48,7 +48,7 @@ class Peer(Caller):
         super().__init__(home, link, up=up)
         self._incoming = up
         self._header = b""
-        self.serving = Serving(home, link, self.session, self._encoder, self._whole, self._arm)
+        self.serving = Serving(home, link, self.session, self._encoder, self._arm)
         self._was_heard = True
         self._down: asyncio.TimerHandle | None = None
         """Runs while the link is down and its exit reason may still come."""
@@ -104,7 +104,7 @@ class Peer(Caller):
             if known and header != known:
                 self.serving.forget()
             self._header = header
-            self.serving.identify(node, epoch)
+            self.serving.node = node
             if effects is not None:
                 self._carry_out(effects)
         else:
@@ -161,7 +161,7 @@ class Peer(Caller):
 
     def _go_down(self, reason: str, error: FlexmarlError | None = None) -> None:
         self._exit_reason = None
-        self._carry_out(self.session.disconnected(self._loop.time(), reason), error)
+        self._carry_out(self.session.disconnected(reason), error)
 
     def refused(self, reason: str) -> None:
         """The peer does not talk to this side: all requests to it fail."""
@@ -236,9 +236,6 @@ class Peer(Caller):
             self._send([Kind.CANCEL, request_id])
         if effects.withdraw:
             self._send([Kind.CANCEL, -effects.withdraw])
-        for request in effects.repeat:
-            if request.frames is not None:
-                self._link.send(request.frames)
         if effects.ping is not None:
             self._send([Kind.PING, effects.ping])
         if effects.gone:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..protocol.reply_cache import Key
 from ..protocol.session import Settings
 from ..wire.wire import Link
 from .mailbox import Mailbox
@@ -16,18 +15,11 @@ class Home(Protocol):
     closing: bool
     """The actors of this system are being ended."""
     trace_ids: Iterator[int]
-    link_numbers: Iterator[int]
     now: Callable[[], float]
     """The clock of the wire."""
 
     @property
     def address(self) -> str: ...
-
-    def answered_before(self, key: Key) -> bytes | None:
-        """The answer to send again; empty if the sender has acknowledged it; None if the call was not answered."""
-        ...
-
-    def remember_answer(self, key: Key, acknowledged_below: int, answer: bytes) -> None: ...
 
     def exit_reason_follows(self, address: str) -> bool:
         """True if this system will learn the exit reason of the process at ``address``."""

@@ -98,8 +98,8 @@ class Delivery:
         return seconds
 
     @property
-    def extra(self) -> int:
-        """The ``acknowledged_below`` of an idempotent call, the ``window`` of a stream."""
+    def window(self) -> int:
+        """The number of items of a stream that may leave before any is granted."""
         number: int = self.envelope[5]
         return number
 
@@ -237,7 +237,7 @@ class Mailbox:
         if delivery is not None:
             if delivery.task is not None:
                 delivery.task.set_name(f"{self.name}.{delivery.endpoint}")
-            is_call = delivery.kind in (Kind.CALL, Kind.IDEMPOTENT_CALL)
+            is_call = delivery.kind == Kind.CALL
             # Past the deadline of a call its caller has given up.
             self._running[delivery] = (
                 self._loop.call_later(delivery.timeout_s, self.cancel, delivery, Fault.EXPIRED)
@@ -321,7 +321,7 @@ class Mailbox:
     async def _stream(self, delivery: Delivery, items: AsyncGenerator[Any, None]) -> int:
         """Sends the items; returns their number."""
         asker = delivery.asker
-        delivery.writer = writer = StreamWriter(delivery.extra, asker.window_bytes)
+        delivery.writer = writer = StreamWriter(delivery.window, asker.window_bytes)
         with asker.serving_stream():
             async with aclosing(items):
                 async for item in items:

@@ -1,4 +1,4 @@
-"""All peers of a system: connections, dead processes, and the answers to idempotent calls."""
+"""All peers of a system: connections and dead processes."""
 
 import asyncio
 import errno
@@ -6,12 +6,9 @@ import itertools
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from ..durable.reply_journal import ReplyJournal
 from ..errors import (
     FlexmarlError,
-    JournalError,
     LocalProtocolError,
     RemoteProtocolError,
     SystemClosed,
@@ -21,7 +18,6 @@ from ..errors import (
 from ..protocol import codec, messages
 from ..protocol.envelopes import Kind
 from ..protocol.incarnations import Incarnations
-from ..protocol.reply_cache import Key, ReplyCache, ReplyCacheStatistics
 from ..protocol.session import Settings
 from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Frames, Link, Wire
@@ -60,15 +56,12 @@ class Network:
         self._watched_processes: set[str] = set()
         self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
         self._trusted: set[str] = set()
-        self._answers: ReplyJournal | ReplyCache | None = None
-        self.link_numbers: Iterator[int] = itertools.count()
         self.trace_ids: Iterator[int] = itertools.count(zlib.crc32(f"{name} {wire.epoch}".encode()) << 31 | 1)
         self._drop_at = 0.0
         self._closed = False
 
-    def start(self, journal: Path | None) -> None:
-        """Binds. ``journal``: the file in which answers to idempotent calls outlive this process; None: they don't."""
-        self._journal = journal
+    def start(self) -> None:
+        """Binds."""
         self._header = messages.pack_header(self.name, self._wire.epoch)
         self._loop = asyncio.get_running_loop()
         self._wire.start(self._header, self)
@@ -90,10 +83,6 @@ class Network:
             peer.close()
         self._wire.close()
         self._refusals.close()
-        if isinstance(self._answers, ReplyJournal):
-            self._answers.close()
-            if self._journal is not None:  # only a crash leaves it, for the next incarnation
-                self._journal.unlink(missing_ok=True)
 
     @property
     def address(self) -> str:
@@ -220,9 +209,6 @@ class Network:
         self._closed = True
         for peer in self.peers:
             peer.close()
-        if isinstance(self._answers, ReplyJournal):
-            self._answers.close()  # and left for the next incarnation
-            self._answers = None
         self.on_crash()
 
     def refused(self, link: Link, reason: str) -> None:
@@ -230,33 +216,6 @@ class Network:
             link.peer.unreachable(reason)
 
     # ------------------------------------------------------------------ requests.Home
-
-    def answered_before(self, key: Key) -> bytes | None:
-        answers = self._known_answers()
-        return b"" if answers.is_settled(key) else answers.get(key)
-
-    def remember_answer(self, key: Key, acknowledged_below: int, answer: bytes) -> None:
-        answers, (sender, epoch, _) = self._known_answers(), key
-        answers.forget_sender(sender, epoch)  # its earlier incarnations have ended
-        answers.settle(sender, epoch, acknowledged_below)
-        answers.put(key, answer)
-
-    def _known_answers(self) -> ReplyJournal | ReplyCache:
-        if self._answers is None:  # most systems serve no idempotent call ever
-            self._answers = ReplyCache() if self._journal is None else self._open_journal(self._journal)
-        return self._answers
-
-    def _open_journal(self, path: Path) -> ReplyJournal | ReplyCache:
-        try:
-            return ReplyJournal.open(path)
-        except (OSError, JournalError) as error:
-            event = "answers to idempotent calls are kept in memory only: a restart forgets them"
-            log.error(event, system=self.name, error=text_of(error))
-            return ReplyCache()
-
-    def answers(self) -> ReplyCacheStatistics | None:
-        """Statistics of the remembered answers; None if no idempotent call was served."""
-        return None if self._answers is None else self._answers.statistics()
 
     def exit_reason_follows(self, address: str) -> bool:
         return address in self._watched_processes

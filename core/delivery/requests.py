@@ -14,10 +14,8 @@ from ..errors import LocalProtocolError, origin_of, traceback_of
 from ..halves import escaped
 from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
-from ..protocol.incarnations import count_of, lineage_of
 from ..protocol.lease import Lease
 from ..protocol.messages import REPLIES
-from ..protocol.reply_cache import Key
 from ..protocol.session import Admission, Session
 from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Link
@@ -27,8 +25,7 @@ from .unread import SMALL_BYTES, Unread
 
 log = get_logger(__name__)
 
-# Comparing with an enum's member costs three times as much.
-_IDEMPOTENT_CALL, _TELL = int(Kind.IDEMPOTENT_CALL), int(Kind.TELL)
+_TELL = int(Kind.TELL)  # comparing with an enum's member costs three times as much
 # A mark that a peer has not confirmed is sent again after this time, then after twice as long, up to a heartbeat.
 _MARK_AGAIN_S = 0.05
 # None, packed: the most frequent result.
@@ -48,22 +45,19 @@ class Serving:
         link: Link,
         session: Session[Any],
         encoder: codec.Encoder,
-        whole: codec.Encoder,
         arm: Callable[[], None],
     ) -> None:
-        """``whole``: encodes answers that are remembered, with their buffers inside; ``arm``: sets the timer to the
-        session's next work."""
+        """``arm``: sets the timer to the session's next work."""
         self.node = ""
-        self._sender = ""
-        """The name of the peer in keys of remembered answers: other systems may have the same name."""
-        self._incarnation = 0
+        """The peer's name; empty until its first message."""
         self.window_bytes = home.settings.window_bytes
         self._now = home.now
         self._home = home
         self._link = link
         self._session = session
         self._encoder = encoder
-        self._whole = whole
+        self._error_encoder = codec.Encoder(inline_bytes=codec.MAX_BODY_BYTES)
+        """Puts the buffers of an error's fields into its envelope."""
         self._arm = arm
         self._loop = asyncio.get_running_loop()
         self._serving: dict[int, Delivery] = {}
@@ -89,12 +83,6 @@ class Serving:
 
     def ids(self) -> list[int]:
         return list(self._serving)
-
-    def identify(self, node: str, epoch: int) -> None:
-        """The peer's header, at its first message and when it changes."""
-        self.node = node
-        self._sender = f"{node}.{lineage_of(epoch):x}"
-        self._incarnation = count_of(epoch)
 
     def forget(self) -> None:
         """The process that sent these requests has ended; its successor uses the same ids for other requests."""
@@ -123,8 +111,8 @@ class Serving:
         admitted: Iterable[_Item] = zip(
             itertools.count(first), items[::3], items[1::3], items[2::3], strict=False
         )
-        if kind == _IDEMPOTENT_CALL or not self._session.admit_run(first, count):
-            admitted = [item for item in admitted if self._admits(item[0], envelope)]
+        if not self._session.admit_run(first, count):
+            admitted = [item for item in admitted if self._admits(item[0], kind)]
         mailbox = self._home.mailboxes.get(actor)
         if mailbox is None:
             for request_id, *_ in admitted:
@@ -143,22 +131,12 @@ class Serving:
             if self._mark_timer is None:
                 self._mark_again(_MARK_AGAIN_S)
 
-    def _admits(self, request_id: int, envelope: Envelope) -> bool:
+    def _admits(self, request_id: int, kind: int) -> bool:
         """False if the request must not begin: it was answered as it needs."""
-        kind = envelope[0]
-        admission = self._session.admit(request_id, kind)
-        if admission is not Admission.DELIVER:
-            if admission is Admission.OUT_OF_ORDER and kind != Kind.TELL:
-                self._send_fault(request_id, Fault.OUT_OF_ORDER, "it arrived after later ones")
-            return False
-        if kind != _IDEMPOTENT_CALL:
-            return True
-        if request_id in self._serving:
-            return False
-        before = self._home.answered_before(self._key(request_id, envelope))
-        if before:
-            self._link.send(before)
-        return before is None
+        admission = self._session.admit(request_id)
+        if admission is Admission.OUT_OF_ORDER and kind != _TELL:
+            self._send_fault(request_id, Fault.OUT_OF_ORDER, "it arrived after later ones")
+        return admission is Admission.DELIVER
 
     def _refuse_unknown(self, request_id: int, envelope: Envelope) -> None:
         kind, actor, endpoint = envelope[0], envelope[2], envelope[3]
@@ -178,7 +156,7 @@ class Serving:
             self.on_requests(envelope)
             return
         for request_id in range(first, first + len(envelope[-1]) // 3):
-            if self._session.admit(request_id, kind) is not Admission.DELIVER:
+            if self._session.admit(request_id) is not Admission.DELIVER:
                 continue
             self._refusals.warning(
                 "call refused: the client may not make it",
@@ -200,14 +178,14 @@ class Serving:
             delivery.mailbox.cancel(delivery)
 
     def _withdraw(self, last: int) -> None:
-        """The peer has connected again, and wants no request up to ``last`` but those that it sends again."""
+        """The peer has connected again, and wants no request up to ``last``."""
         for delivery in list(self._serving.values()):
             if delivery.id > last or delivery.cancelled is not None:
                 continue
             if delivery.task is None:
-                del self._serving[delivery.id]  # it is not answered, and makes room for its repetition
+                del self._serving[delivery.id]  # it is not answered
                 delivery.mailbox.cancel(delivery)
-            elif delivery.kind not in (_IDEMPOTENT_CALL, _TELL):  # these are served to their end
+            elif delivery.kind != _TELL:  # a one-way message is processed to its end
                 delivery.mailbox.cancel(delivery)
 
     def on_grant(self, envelope: Envelope) -> None:
@@ -226,7 +204,7 @@ class Serving:
             return
         packed, buffers = _NONE, _NO_BUFFERS
         if value is not None:
-            encoder = self._whole if delivery.kind == _IDEMPOTENT_CALL else self._encoder
+            encoder = self._encoder
             try:
                 packed = encoder.pack_items((value,))
             except LocalProtocolError as error:
@@ -234,8 +212,6 @@ class Serving:
             if encoder.buffers:
                 buffers = codec.unchanging(encoder.take_buffers())
         del serving[request_id]
-        if delivery.kind == _IDEMPOTENT_CALL:
-            self._remember(delivery, REPLIES.pack(request_id, (packed,)))
         self._link.send_item(REPLIES, request_id, packed, buffers)
         if buffers or len(packed) > SMALL_BYTES:
             self._count_unread(len(packed) + sum(buffer.nbytes for buffer in buffers))
@@ -250,25 +226,20 @@ class Serving:
             _, kind, text = origin_of(error, "")
             head = (Kind.ERROR, delivery.id, kind, text[:_TEXT_LIMIT], traceback_of(error)[-_TEXT_LIMIT:])
             try:
-                packed = self._whole.pack([*head, *errors.to_wire(error)])
+                packed = self._error_encoder.pack([*head, *errors.to_wire(error)])
             except Exception:  # noqa: BLE001  # fields that can't be sent; the error arrives as RemoteError
-                packed = self._whole.pack([*head, "", {}])
-            self._send_error(delivery, packed)
+                packed = self._error_encoder.pack([*head, "", {}])
+            self._link.send(packed)
+            if len(packed) > SMALL_BYTES:
+                self._count_unread(len(packed))
 
     def answer_fault(self, delivery: Delivery, fault: Fault, message: str) -> None:
-        """Answers for the runtime. Not remembered, unlike an actor's answers: an idempotent call may come again. Except
-        a cancelled one: its caller has given up, and a late copy of it must not run."""
+        """Answers for the runtime."""
         if self._end(delivery):
             if delivery.kind == Kind.TELL:
                 self._report_done(delivery.id)
                 return
-            packed = self._encoder.pack(
-                [Kind.ERROR, delivery.id, fault, escaped(message[:_TEXT_LIMIT]), "", "", {}]
-            )
-            if fault in (Fault.CANCELLED, Fault.EXPIRED):
-                self._send_error(delivery, packed)
-            else:
-                self._link.send(packed)
+            self._send_fault(delivery.id, fault, escaped(message[:_TEXT_LIMIT]))
 
     def send_item(self, delivery: Delivery, number: int, item: Any) -> int:
         """Sends an item of a stream; returns its size in bytes."""
@@ -286,25 +257,11 @@ class Serving:
         finally:
             self._session.end_stream()
 
-    def _key(self, request_id: int, envelope: Envelope) -> Key:
-        """The key of an idempotent call that arrived; its sender counts ids per link."""
-        return f"{self._sender}/{envelope[6]}", self._incarnation, request_id
-
     def _end(self, delivery: Delivery) -> bool:
         if self._serving.get(delivery.id) is not delivery:
             return False  # it was answered before
         del self._serving[delivery.id]
         return True
-
-    def _remember(self, delivery: Delivery, answer: bytes) -> None:
-        self._home.remember_answer(self._key(delivery.id, delivery.envelope), delivery.extra, answer)
-
-    def _send_error(self, delivery: Delivery, packed: bytes) -> None:
-        if delivery.kind == _IDEMPOTENT_CALL:
-            self._remember(delivery, packed)
-        self._link.send(packed)
-        if len(packed) > SMALL_BYTES:
-            self._count_unread(len(packed))
 
     # ------------------------------------------------------------------ requests that wait for a mark
 

@@ -171,9 +171,7 @@ class Encoder:
         if view.nbytes <= self._inline_bytes:
             return bytes(view)
         if self._inline_bytes >= MAX_ENVELOPE_BYTES:  # all buffers must be inline
-            raise ValueError(
-                f"a buffer of {view.nbytes} bytes can't be part of a message that is kept for repeating"
-            )
+            raise ValueError(f"a buffer of {view.nbytes} bytes can't be part of a message without frames")
         if len(self.buffers) == MAX_BUFFERS:
             raise ValueError(f"more than {MAX_BUFFERS} buffers in one message")
         self.buffers.append(view)

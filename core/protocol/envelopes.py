@@ -6,7 +6,6 @@ envelopes refer to by index. Envelopes that were queued for a peer within one ti
 envelope is one of
 
     [CALL,   id, actor, endpoint, timeout_s, requests]                     each is answered once
-    [IDEMPOTENT_CALL, id, actor, endpoint, timeout_s, acknowledged_below, link, requests]    the same, may be repeated
     [TELL,   id, actor, endpoint, timeout_s, requests]                     not answered
     [STREAM, id, actor, endpoint, timeout_s, window, requests]             answered by up to ``window`` items more than
                                                                            were granted, then a REPLY
@@ -14,7 +13,7 @@ envelope is one of
     [ERROR,  id, kind, message, traceback, declared, fields]
     [ITEM,   id, number, value]                 items of a stream are counted from 0; its REPLY's value is their number
     [CANCEL, id]                           the caller has given up; the request is answered all the same; or, below 0,
-                                           all requests up to ``-id`` are withdrawn, apart from those that follow again
+                                           all requests up to ``-id`` are withdrawn
     [GRANT,  id, count]                    the stream ``id`` may send so many more items
     [DONE,   0, [first, last, ...]]        the one-way messages of these ranges of ids have been processed
     [PING,   last]                         ``last``: the id of the newest request sent on this link; or, below 0, a mark
@@ -27,22 +26,20 @@ Requests and replies come in runs: ``requests`` is a list ``[args, kwargs, trace
 first request of a run has the id ``id``, the next one ``id + 1``, and so on; likewise the values of a REPLY.
 
 Ids are counted per link and direction: every request (a call, TELL or STREAM) has one, ascending without a gap, so that
-the receiver can distinguish a duplicate from a late message. ``acknowledged_below``: the sender will never repeat
-idempotent calls below this id. ``link``: its number at the sender, which may reach a peer by several links.
-``declared``: the name of the class that the endpoint declares for this error, with its ``fields``; "" and an empty map
-for any other error.
+the receiver can distinguish a duplicate from a late message. ``declared``: the name of the class that the endpoint
+declares for this error, with its ``fields``; "" and an empty map for any other error.
 """
 
 from enum import IntEnum, StrEnum
 from typing import Any
 
 MAGIC = "flexmarl"
-VERSION = 3
+VERSION = 4
 
 
 class Kind(IntEnum):
+    # A number is used once: REFUSE has the same one in every version of the protocol.
     CALL = 1
-    IDEMPOTENT_CALL = 2
     TELL = 3
     STREAM = 4
     REPLY = 5
@@ -73,7 +70,6 @@ _REQUEST = (int, int, str, str, float)
 # The types of the fields of each kind of envelope: checked before an envelope is processed.
 FIELDS: dict[int, tuple[type, ...]] = {
     Kind.CALL: (*_REQUEST, list),
-    Kind.IDEMPOTENT_CALL: (*_REQUEST, int, int, list),
     Kind.TELL: (*_REQUEST, list),
     Kind.STREAM: (*_REQUEST, int, list),
     Kind.REPLY: (int, int, list),
@@ -88,7 +84,7 @@ FIELDS: dict[int, tuple[type, ...]] = {
     Kind.BYE: (int, int),
 }
 
-REQUESTS = frozenset({Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM})
+REQUESTS = frozenset({Kind.CALL, Kind.TELL, Kind.STREAM})
 
 # The fields of each item of a run, which is the last field of its envelope.
 ITEM_FIELDS: dict[int, tuple[type, ...]] = {

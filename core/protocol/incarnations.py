@@ -21,11 +21,6 @@ def lineage_of(epoch: int) -> int:
     return epoch >> _COUNT_BITS
 
 
-def count_of(epoch: int) -> int:
-    """The position of an incarnation in its lineage."""
-    return epoch & ((1 << _COUNT_BITS) - 1)
-
-
 class Incarnations:
     """The latest known incarnation of each lineage; of the ``limit`` lineages that were heard last."""
 

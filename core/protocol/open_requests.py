@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from .credit import Credit, CreditWaiter
@@ -20,9 +20,6 @@ from .messages import RequestHead
 
 # Of the endpoints that are called by name; a reference keeps those of its API itself.
 _KNOWN_CALLEES = 256
-
-# A global name costs less than an enum's attribute.
-_CALL, _IDEMPOTENT_CALL = Kind.CALL, Kind.IDEMPOTENT_CALL
 
 
 class RequestWaiter(Protocol):
@@ -46,25 +43,20 @@ class Callee(RequestHead):
         """Raises LocalProtocolError if the names are too long."""
         super().__init__(kind, actor, endpoint, timeout_s)
         self.credit = credit
-        self.is_call = kind is _CALL or kind is _IDEMPOTENT_CALL
+        self.is_call = kind is Kind.CALL
 
 
 class Request(Generic[Waiter]):
-    """A request that is answered. ``waiter``: waits for the answer. ``frames``: kept for repeating."""
+    """A request that is answered. ``waiter``: waits for the answer."""
 
-    __slots__ = ("abandoned", "callee", "frames", "id", "size_bytes", "waiter")
+    __slots__ = ("abandoned", "callee", "id", "size_bytes", "waiter")
 
     def __init__(self, request_id: int, callee: Callee, waiter: Waiter, size_bytes: int) -> None:
         self.id = request_id
         self.callee = callee
         self.waiter = waiter
         self.size_bytes = size_bytes
-        self.frames: bytes | None = None
         self.abandoned = False
-
-    @property
-    def kind(self) -> Kind:
-        return self.callee.kind
 
     @property
     def actor(self) -> str:
@@ -73,10 +65,6 @@ class Request(Generic[Waiter]):
     @property
     def endpoint(self) -> str:
         return self.callee.endpoint
-
-
-def repeatable(request: Request[Any]) -> bool:
-    return request.callee.kind is _IDEMPOTENT_CALL and not request.abandoned
 
 
 class OpenRequests(Generic[Waiter]):
@@ -89,7 +77,6 @@ class OpenRequests(Generic[Waiter]):
         self._open: dict[int, Request[Waiter]] = {}
         self._tells: dict[int, tuple[Credit, int]] = {}
         """One-way messages, for which nothing waits: the credit that each holds, and its size in bytes."""
-        self._repeatable: dict[int, None] = {}
         # Each is kept as long as one of its callees: by a request, a waiter or a reference, or among those known below.
         self._credit: WeakValueDictionary[str, Credit] = WeakValueDictionary()
         self._deadlines: list[tuple[float, int]] = []
@@ -127,13 +114,7 @@ class OpenRequests(Generic[Waiter]):
         request = self._open[request_id] = Request(request_id, callee, waiter, size_bytes)
         if deadline < math.inf:
             heapq.heappush(self._deadlines, (deadline, request_id))
-        if callee.kind is _IDEMPOTENT_CALL:
-            self._repeatable[request_id] = None
         return request
-
-    def acknowledged_below(self, next_id: int) -> int:
-        """The oldest idempotent call that may still be repeated; ``next_id`` if no call may."""
-        return next(iter(self._repeatable), next_id)
 
     # ------------------------------------------------------------------ ends
 
@@ -161,10 +142,7 @@ class OpenRequests(Generic[Waiter]):
             request = self._open.pop(request_id, None)
             requests.append(request)
             if request is not None:
-                callee = request.callee
-                granted += callee.credit.give_back(1, request.size_bytes)
-                if callee.kind is _IDEMPOTENT_CALL:
-                    self._repeatable.pop(request_id, None)
+                granted += request.callee.credit.give_back(1, request.size_bytes)
         if len(self._deadlines) > 2 * len(self._open) + 1024:  # a slow one must not make the others pile up
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._open]
             heapq.heapify(self._deadlines)
@@ -216,7 +194,6 @@ class OpenRequests(Generic[Waiter]):
         if request.id not in self._open or request.abandoned:
             return False
         request.abandoned = True
-        self._repeatable.pop(request.id, None)
         return True
 
     # ------------------------------------------------------------------ the time and losses

@@ -4,13 +4,13 @@ effects out; ``connection.py`` carries them out.
 Rules:
 - Every request has an id, ascending on this link without a gap, a deadline, and credit (``credit.py``) that it holds
   until the peer has processed it, also after its caller has given up.
-- A request is delivered at most once, and in the order of sending: a duplicate is ignored, a late one is refused. Only
-  idempotent calls are sent again, after a loss or to a new incarnation of the peer, under the same id.
+- A request is delivered at most once, and in the order of sending: a duplicate is ignored, a late one is refused. None
+  is sent again: only its caller knows if it may run twice.
 - A request that has failed here does not begin there later: the peer begins no request of a sender that it has not
   heard for long (``lease.py``), and each connection but the first begins with the withdrawal of all requests sent
-  before. Those that are still wanted are sent again behind it.
+  before.
 - A link that is not up when it is needed has ``connect_timeout_s`` to come up. When it goes down, or the peer turns out
-  to be a new incarnation (another epoch), every request that can't be repeated fails at once.
+  to be a new incarnation (another epoch), every request that was sent fails at once.
 - As long as anything depends on the peer, it is pinged every ``heartbeat_s``, and is given up within
   ``missed_heartbeats`` of them in which it is silent. They are counted in ticks of this side, not in seconds: a loop
   that was busy itself declares no peer dead. A PONG settles the requests sent before the PING: those that are neither
@@ -26,10 +26,9 @@ from enum import Enum
 from typing import Generic
 
 from .credit import CreditWaiter
-from .envelopes import Kind
 from .id_gaps import IdGaps
 from .incarnations import Incarnations, lineage_of
-from .open_requests import OpenRequests, Request, Waiter, repeatable
+from .open_requests import OpenRequests, Request, Waiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,6 @@ class Effects(Generic[Waiter]):
     """Send CANCEL for these, perhaps again: their callers have given up."""
     withdraw: int = 0
     """If not 0: send CANCEL for all requests up to this id at once. Some may be in a connection that delivers late."""
-    repeat: list[Request[Waiter]] = field(default_factory=list)
-    """Send these again, after that."""
     granted: list[CreditWaiter] = field(default_factory=list)
     """Hold credit from now on."""
     lost_tells: int = 0
@@ -147,7 +144,6 @@ class SessionStatistics:
     expired: int = 0
     late_replies: int = 0
     lost: int = 0
-    repeated: int = 0
     duplicates: int = 0
     out_of_order: int = 0
 
@@ -174,13 +170,11 @@ class Session(Generic[Waiter]):
         self._missed = 0
         self._sent_before = 0
         """The id of the last request that was sent before the link went down."""
-        self._unwanted: list[int] = []
-        """Idempotent calls that are perhaps being served, and will not be repeated."""
         self._pings_sent = 0  # and not answered: further PONGs are ignored
         self._serving_streams = 0
         self._highest: int | None = None
         self._gaps = IdGaps()
-        self._expired = self._lost = self._repeats = self._duplicates = self._out_of_order = 0
+        self._expired = self._lost = self._duplicates = self._out_of_order = 0
 
     def need(self, now: float) -> None:
         """The peer is needed from now on: starts heartbeats, and a deadline for connecting if the link is not up."""
@@ -201,7 +195,7 @@ class Session(Generic[Waiter]):
             return True
         return False
 
-    def admit(self, request_id: int, kind: int) -> Admission:
+    def admit(self, request_id: int) -> Admission:
         highest = self._highest
         if highest is None or request_id == highest + 1:
             self._highest = request_id
@@ -210,10 +204,7 @@ class Session(Generic[Waiter]):
             self._gaps.add(highest + 1, request_id - 1)
             self._highest = request_id
             return _DELIVER
-        was_in_gap = self._gaps.take(request_id)
-        if kind == Kind.IDEMPOTENT_CALL:  # its order is not promised, and the reply cache knows repetitions
-            return Admission.DELIVER
-        if was_in_gap:
+        if self._gaps.take(request_id):
             self._out_of_order += 1
             return Admission.OUT_OF_ORDER
         self._duplicates += 1
@@ -238,20 +229,16 @@ class Session(Generic[Waiter]):
         self._move(LinkEvent.CONNECTED)
         self._connect_by = None
         self._heard, self._missed = True, 0
-        unwanted, self._unwanted = self._unwanted, []
-        return Effects(cancel=unwanted, withdraw=self._sent_before, repeat=self._repeated(self.requests))
+        return Effects(withdraw=self._sent_before)
 
-    def disconnected(self, now: float, reason: str) -> Effects[Waiter]:
-        """The link went down. It may come up again, for requests that can be repeated and for new ones."""
+    def disconnected(self, reason: str) -> Effects[Waiter]:
+        """The link went down. It may come up again, for new requests."""
         self._sent_before = self.requests.last_id
         self._move(LinkEvent.DISCONNECTED)
         self.epoch = None  # the next answer comes from a peer that was reached after this
         self._connect_by = None
         self._forget_received()
-        effects = self._fail(reason, keep_repeatable=True)
-        if self.requests:
-            self.need(now)
-        return effects
+        return self.fail(reason)
 
     def _forget_received(self) -> None:
         self._highest = None
@@ -275,20 +262,22 @@ class Session(Generic[Waiter]):
         if known is None:
             return None
         self._forget_received()
-        effects = self._fail("its process was restarted", keep_repeatable=True)
+        effects = self.fail("its process was restarted")
         effects.withdraw = self.requests.last_id
-        effects.repeat = self._repeated(self.requests)
         return effects
 
     def fail(self, reason: str) -> Effects[Waiter]:
-        """Every request fails, repeatable or not: the peer refuses this side, or there is no route to it."""
-        return self._fail(reason, keep_repeatable=False)
+        """Every request fails. ``reason``: the link went down, the peer refuses this side, there is no route to it."""
+        effects = Effects[Waiter](reason=reason, gone=True, waiting=self.requests.take_waiting())
+        self._lose(list(self.requests), effects)
+        self._lose_tells(effects, *self.requests.lose_tells())
+        return effects
 
     def close(self, reason: str) -> Effects[Waiter]:
         """As ``fail``, for good: no request may follow. Can be repeated."""
         self._move(LinkEvent.CLOSED)
         self._connect_by = None
-        return self._fail(reason, keep_repeatable=False)
+        return self.fail(reason)
 
     # ------------------------------------------------------------------ the time
 
@@ -310,7 +299,7 @@ class Session(Generic[Waiter]):
         if self._connect_by is not None and self._connect_by <= now:
             self._connect_by = None
             timeout_s = self.settings.connect_timeout_s
-            return self._fail(f"no connection within {timeout_s:g} s", keep_repeatable=False)
+            return self.fail(f"no connection within {timeout_s:g} s")
         effects = Effects[Waiter](expired=self.requests.expire(now))
         self._expired += len(effects.expired)
         if self.next_tick is not None and self.next_tick <= now:
@@ -336,7 +325,7 @@ class Session(Generic[Waiter]):
             silent_s = self.settings.heartbeat_s * self._missed
             self._missed = 0
             reason = f"silent for over {silent_s:g} s: it hangs, is stopped, or was cut off"
-            failed = self._fail(reason, keep_repeatable=True)
+            failed = self.fail(reason)
             failed.expired, failed.silent = effects.expired, True
             effects = failed
         effects.ping = self.requests.last_id
@@ -352,21 +341,11 @@ class Session(Generic[Waiter]):
         effects = Effects[Waiter](reason="the message, or its answer, was lost on the way")
         served = set(serving)
         missing = self.requests.missing(last, served)
-        effects.repeat = self._repeated(missing)
-        self._lose([request for request in missing if not repeatable(request)], effects)
+        self._lose(missing, effects)
         self._lose_tells(effects, *self.requests.lose_tells(last, served))
         return effects
 
     # ------------------------------------------------------------------ losses
-
-    def _fail(self, reason: str, *, keep_repeatable: bool) -> Effects[Waiter]:
-        effects = Effects[Waiter](reason=reason, gone=True, waiting=self.requests.take_waiting())
-        lost = [r for r in self.requests if not (keep_repeatable and repeatable(r))]
-        last_sent = self.requests.last_id if self.state is LinkState.UP else self._sent_before
-        self._unwanted += [r.id for r in lost if r.kind is Kind.IDEMPOTENT_CALL and r.id <= last_sent]
-        self._lose(lost, effects)
-        self._lose_tells(effects, *self.requests.lose_tells())
-        return effects
 
     def _lose(self, requests: list[Request[Waiter]], effects: Effects[Waiter]) -> None:
         effects.granted += self.requests.finish(request.id for request in requests)[1]
@@ -378,11 +357,6 @@ class Session(Generic[Waiter]):
         effects.granted += granted
         self._lost += count
 
-    def _repeated(self, requests: Iterable[Request[Waiter]]) -> list[Request[Waiter]]:
-        repeated = [request for request in requests if repeatable(request)]
-        self._repeats += len(repeated)
-        return repeated
-
     def statistics(self) -> SessionStatistics:
         requests = self.requests
         return SessionStatistics(
@@ -392,7 +366,6 @@ class Session(Generic[Waiter]):
             expired=self._expired,
             late_replies=requests.late_replies,
             lost=self._lost,
-            repeated=self._repeats,
             duplicates=self._duplicates,
             out_of_order=self._out_of_order,
         )

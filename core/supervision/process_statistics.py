@@ -55,6 +55,5 @@ def sum_of_peers(peers: Iterable[PeerStatistics], refused_messages: int) -> Peer
         sent_requests=sum(session.requests for session in sessions),
         expired_calls=sum(session.expired for session in sessions),
         lost_requests=sum(session.lost for session in sessions),
-        repeated_calls=sum(session.repeated for session in sessions),
         refused_messages=refused_messages,
     )

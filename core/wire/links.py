@@ -92,7 +92,7 @@ class OutgoingLink(ABC):
         self._listener.received(self.link, frames[0], frames[1:])
 
     def _came_up(self) -> None:
-        self._listener.connected(self.link)  # its repeated requests queue behind the messages that wait here
+        self._listener.connected(self.link)  # its withdrawal queues behind the messages that wait here
         self._move(OutgoingEvent.CONNECTED)
         unsent, self._unsent[:] = self._unsent[:], ()
         for frames in unsent:

@@ -87,10 +87,6 @@ class Subject(Actor):
             yield number
         raise GeneratorExit("a generator's own end")
 
-    @endpoint(idempotent=True)
-    async def panic_once(self, message: str) -> None:
-        raise Panic(message)
-
     @endpoint
     async def count_and_panic(self, to: int) -> AsyncIterator[int]:
         for number in range(to):
@@ -115,8 +111,8 @@ class Subject(Actor):
                 raise Refused(number, (), bytes(2**26))
         raise Refused(number, (Point(number), Point(2, ("a", "b"))))
 
-    @endpoint(idempotent=True, raises=(Refused,))
-    async def refuse_once(self, number: int) -> None:
+    @endpoint(raises=(Refused,))
+    async def refuse_slowly(self, number: int) -> None:
         self.added[number] = self.added.get(number, 0) + 1
         await asyncio.sleep(0.05)
         raise Refused(number, (Point(self.added[number]),))
@@ -217,8 +213,8 @@ class Subject(Actor):
         self.added[key] = self.added.get(key, 0) + 1
         return self.added[key]
 
-    @endpoint(idempotent=True)
-    async def add_once(self, key: int) -> int:
+    @endpoint
+    async def add_slowly(self, key: int) -> int:
         self.added[key] = self.added.get(key, 0) + 1
         await asyncio.sleep(0.05)
         return self.added[key]
@@ -231,4 +227,4 @@ class MisreadSubject(Protocol):
     async def refuse(self, number: int, how: str = "") -> None: ...
 
     @endpoint
-    async def refuse_once(self, number: int) -> None: ...
+    async def refuse_slowly(self, number: int) -> None: ...

@@ -197,18 +197,6 @@ def test_a_kill_fails_pending_calls_and_the_next_incarnation_has_the_address(
     check(case)
 
 
-def test_an_idempotent_call_is_answered_by_the_next_incarnation(check: Callable[[Case], None]) -> None:
-    async def case(house: House) -> None:
-        worker = await house.worker()
-        asked = asyncio.ensure_future(worker.within(60.0).answer_in_the_second_life())
-        while "asked" not in house.written():
-            await asyncio.sleep(0.01)
-        house.signal("worker", signal.SIGKILL)
-        assert await asked
-
-    check(case)
-
-
 def test_a_failure_of_the_actor_is_reported_and_it_is_restarted(check: Callable[[Case], None]) -> None:
     async def case(house: House) -> None:
         reasons: list[FlexmarlError] = []

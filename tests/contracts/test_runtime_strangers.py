@@ -51,9 +51,9 @@ class TestRubbish:
         await until(lambda: all_credit_is_back(asking, subject))
 
 
-def add_once(request_id: int, key: int) -> bytes:
-    """An idempotent call of a stranger."""
-    return packed(Kind.IDEMPOTENT_CALL, request_id, "subject", "add_once", 30.0, 1, 0, [[key], {}, 1])
+def add(request_id: int, key: int) -> bytes:
+    """A call of a stranger."""
+    return packed(Kind.CALL, request_id, "subject", "add", 30.0, [[key], {}, 1])
 
 
 class TestIncarnations:
@@ -69,7 +69,7 @@ class TestIncarnations:
             link, other_link = wire.connect(subject.address), other_wire.connect(subject.address)
             for number in (1, 2, 3):
                 for answers, sending, key in ((one, link, number), (other, other_link, -number)):
-                    sending.send(add_once(number, key))
+                    sending.send(add(number, key))
                     await until(lambda: len(answers.answers) == number)  # noqa: B023
                     assert answers.answers[-1] == [[Kind.REPLY, number, [1]]]
         assert actor.added == dict.fromkeys((1, 2, 3, -1, -2, -3), 1)
@@ -84,14 +84,14 @@ class TestIncarnations:
             cluster.stranger(messages.pack_header("worker", epoch + 1), successor, "successor") as new_wire,
         ):
             old, new = old_wire.connect(subject.address), new_wire.connect(subject.address)
-            old.send(add_once(1, 1))
+            old.send(add(1, 1))
             old.send(packed(Kind.CALL, 2, "subject", "hang", 30.0, [[], {}, 1]))
             await until(lambda: zombie.answers and actor.hanging)
-            new.send(add_once(1, 2))
+            new.send(add(1, 2))
             await until(lambda: successor.answers)
             assert actor.hanging == 0, "the call of a process that has ended is cancelled"
             old.send(packed(Kind.TELL, 3, "subject", "hear", 0.0, [[1], {}, 1]))
-            old.send(add_once(4, 4))
+            old.send(add(4, 4))
             await until(lambda: len(zombie.answers) >= 2)
             (kind, _, reason) = zombie.answers[-1][0]
             assert kind == Kind.REFUSE and "worker was replaced: a later incarnation" in reason
@@ -112,7 +112,7 @@ class TestIncarnations:
                 await serving.add(Subject(), "subject")
                 subject = asking.ref("subject", address, Subject)
                 assert await add_when_back(subject, turn) == 1
-                assert await subject.within(PATIENCE_S).add_once(turn) == 2
+                assert await subject.within(PATIENCE_S).add_slowly(turn) == 2
             finally:
                 await serving.__aexit__(None, None, None)
             await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023

@@ -29,7 +29,7 @@ class TestTwins:
         for number in range(50):
             results = await asyncio.gather(
                 *(subject.api.move(Point(number)) for subject in subjects),
-                *(subject.api.add_once(2 * number + twin) for twin, subject in enumerate(subjects)),
+                *(subject.api.add_slowly(2 * number + twin) for twin, subject in enumerate(subjects)),
             )
             assert results == [Point(number + 1)] * 2 + [1] * 2
             for twin, subject in enumerate(subjects):

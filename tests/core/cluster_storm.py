@@ -30,7 +30,6 @@ class Books:
     """The calls of all nodes. ``begun``: (sender, receiver) to the numbers in the order in which they began."""
 
     executed: Counter[str] = field(default_factory=Counter)
-    executed_once: Counter[tuple[str, str]] = field(default_factory=Counter)
     begun: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
@@ -52,12 +51,6 @@ class Worker(Actor):
     @endpoint
     async def work(self, sender: str, number: int, takes_s: float) -> int:
         self.begin(sender, number)
-        await asyncio.sleep(takes_s)
-        return number
-
-    @endpoint(idempotent=True)
-    async def once(self, sender: str, number: int, takes_s: float) -> int:
-        self.books.executed_once[f"{sender} {number}", self.label] += 1
         await asyncio.sleep(takes_s)
         return number
 
@@ -99,7 +92,7 @@ class Storm:
         while True:
             await asyncio.sleep(self.random.uniform(0.0, 1.0))
             to = self.random.choice([name for name in NAMES if name != system.name])
-            kind = self.random.choice(["note", "work", "once"])
+            kind = self.random.choice(["note", "work", "work"])
             number = next(self.numbers)
             end = "cancelled"
             began_s = asyncio.get_running_loop().time()
@@ -119,10 +112,8 @@ class Storm:
         match kind:
             case "note":
                 await ref.tell("note", label, number)
-            case "work":
-                assert await ref.within(TIMEOUT_S).work(label, number, takes_s) == number
             case _:
-                assert await ref.within(TIMEOUT_S).once(label, number, takes_s) == number
+                assert await ref.within(TIMEOUT_S).work(label, number, takes_s) == number
         return "done"
 
     async def harm(self, lasts_s: float) -> None:

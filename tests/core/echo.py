@@ -154,13 +154,6 @@ class Worker(Actor):
     async def hang(self) -> None:
         await asyncio.Event().wait()
 
-    @endpoint(idempotent=True)
-    async def answer_in_the_second_life(self) -> int:
-        self.write("asked")
-        if self._diary.read_text().count("asked\n") == 1:
-            await asyncio.Event().wait()
-        return os.getpid()
-
     @endpoint
     async def crash(self) -> None:
         async def crash() -> None:

@@ -37,10 +37,6 @@ class Target(Actor):
     async def wait(self) -> None:
         await asyncio.Event().wait()
 
-    @endpoint(idempotent=True)
-    async def once(self, value: int = 0) -> int:
-        return value
-
     @endpoint(raises=(Refused,))
     async def count(self, items: int) -> AsyncIterator[int]:
         for number in range(items):
@@ -85,7 +81,7 @@ class Fuzzed:
         self.wire = SilentWire()
         self.mailboxes: dict[str, Mailbox] = {}
         self.network = Network("fuzzed", self.wire, Settings(), self.mailboxes)
-        self.network.start(None)
+        self.network.start()
         self.mailboxes["target"] = mailbox = Mailbox("target", "fuzzed", None, self.wire.now)
         mailbox.open(Target())
         self.incoming = self.wire.connect("a stranger")
@@ -96,7 +92,7 @@ class Fuzzed:
         serve_at_once(self.asked.link)
         self.asked.connected()
         signature = signature_of(Target, "echo")
-        callee = self.asked.callee("far", "echo", 30.0, signature)
+        callee = self.asked.callee("far", "echo", 30.0)
         self.calls = [
             asyncio.ensure_future(self.asked.call(callee, (1,), {}, signature)),
             asyncio.ensure_future(self.asked.tell("far", "echo", (1,), {}, 30.0)),
@@ -133,7 +129,7 @@ def valid_envelopes() -> list[list[Any]]:
     return [
         [Kind.CALL, 1, "target", "echo", 1.0, [[3], {}, 1]],
         [Kind.CALL, 2, "target", "wait", 1.0, [[], {}, 1]],
-        [Kind.IDEMPOTENT_CALL, 3, "target", "once", 1.0, 2, 0, [[], {"value": 4}, 1]],
+        [Kind.CALL, 3, "target", "echo", 1.0, [[], {"value": 4}, 1]],
         [Kind.TELL, 4, "target", "echo", 1.0, [[], {}, 1]],
         [Kind.STREAM, 5, "target", "count", 1.0, 2, [[5], {}, 1]],
         [Kind.CALL, 6, "missing", "echo", 1.0, [[], {}, 1]],

@@ -51,13 +51,13 @@ async def test_a_setup_is_given_by_path_and_by_keyword_too(system: ActorSystem) 
 def test_the_signature_is_the_implementations() -> None:
     for owner in (Sum, SumApi):
         signatures = [signature_of(owner, name) for name in ("sum", "add", "count")]
-        assert [(s.is_endpoint, s.idempotent, s.streams) for s in signatures if s is not None] == [
-            (True, False, False), (True, True, False), (True, False, True),
+        assert [(s.is_endpoint, s.streams) for s in signatures if s is not None] == [
+            (True, False), (True, False), (True, True),
         ]  # fmt: skip
 
 
 class OneApi(Protocol):
-    @endpoint(idempotent=True)
+    @endpoint
     async def one(self) -> int: ...
 
 
@@ -83,26 +83,17 @@ def test_a_class_that_lacks_a_method_of_its_protocol_is_refused() -> None:
                 return 2
 
 
-def test_a_class_whose_marks_differ_from_its_protocols_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"Unmarked.one must be marked as in OneApi: @endpoint\(idempotent=True\)"
-    ):
+def test_a_class_that_lacks_a_mark_of_its_protocol_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Unmarked.one must be marked as in OneApi: @endpoint"):
 
         class Unmarked(Actor, OneApi):
-            async def one(self) -> int:
-                return 1
-
-    with pytest.raises(TypeError, match="must be marked as in OneApi"):
-
-        class Otherwise(Actor, OneApi):
-            @endpoint
             async def one(self) -> int:
                 return 1
 
 
 def test_a_method_inherited_from_another_actor_implements_the_protocol() -> None:
     class Base(Actor):
-        @endpoint(idempotent=True)
+        @endpoint
         async def one(self) -> int:
             return 1
 

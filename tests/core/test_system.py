@@ -378,6 +378,6 @@ class TestFace:
 
     async def test_the_repr_of_a_supervisor_says_the_state(self, supervisor: Supervisor) -> None:
         await supervisor.spawn(Echo, "echo", process=False)
-        assert repr(supervisor) == "<Supervisor supervisor: 1 of 1 actors run, one-for-all>"
+        assert repr(supervisor) == "<Supervisor supervisor: 1 of 1 actors run, running>"
         await supervisor.stop_all()
         assert repr(supervisor) == "<Supervisor supervisor: 0 of 1 actors run, stopping>"

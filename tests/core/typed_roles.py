@@ -37,7 +37,7 @@ class SumApi(Protocol):
     async def sum(self, numbers: list[int]) -> int:
         """The sum of ``numbers``, of this actor and of its ``others``."""
 
-    @endpoint(idempotent=True)
+    @endpoint
     async def add(self, number: int) -> int:
         """Adds to the total, and returns it."""
 
@@ -58,7 +58,7 @@ class Sum(Actor, SumApi):
     async def sum(self, numbers: list[int]) -> int:
         return sum(numbers) + sum([await other.api.sum(numbers) for other in self.setup.others])
 
-    @endpoint(idempotent=True)
+    @endpoint
     async def add(self, number: int) -> int:
         self._total += number
         return self._total
@@ -87,7 +87,7 @@ class Plain(Actor, SumApi):
     async def sum(self, numbers: list[int]) -> int:
         return 0
 
-    @endpoint(idempotent=True)
+    @endpoint
     async def add(self, number: int) -> int:
         return number
 

@@ -67,10 +67,6 @@ class Clocked(Actor):
         self.begun.append(name)
         self.wire.time_s += blocks_s
 
-    @endpoint(idempotent=True)
-    async def begin_once(self, name: str) -> None:
-        self.begun.append(name)
-
     @endpoint
     async def hang(self, name: str) -> None:
         self.begun.append(name)
@@ -88,7 +84,7 @@ class House:
         self.actor = Clocked(self.wire)
         mailboxes: dict[str, Mailbox] = {}
         self.network = Network("here", self.wire, SETTINGS, mailboxes)
-        self.network.start(None)
+        self.network.start()
         mailboxes["actor"] = mailbox = Mailbox("actor", "here", None, self.wire.now)
         mailbox.open(self.actor)
         self.peer = self.wire.connect("a peer")
@@ -106,8 +102,7 @@ class House:
 
 
 def call(request_id: int, *args: Any, method: str = "begin", kind: Kind = Kind.CALL) -> Envelope:
-    numbers = [0, 1] if kind is Kind.IDEMPOTENT_CALL else []
-    return [kind, request_id, "actor", method, 60.0, *numbers, [list(args), {}, 1]]
+    return [kind, request_id, "actor", method, 60.0, [list(args), {}, 1]]
 
 
 @pytest.fixture
@@ -136,14 +131,6 @@ async def test_they_never_begin_if_their_peer_has_withdrawn_them_meanwhile(house
     await house.confirm([Kind.CANCEL, -4], call(5, "wanted"))
     assert house.actor.begun == ["first", "blocks", "wanted"]
     assert len(house.peer.peer.serving) == 0
-
-
-async def test_an_idempotent_call_that_is_sent_again_behind_the_withdrawal_begins_once(house: House) -> None:
-    once = call(3, "once", method="begin_once", kind=Kind.IDEMPOTENT_CALL)
-    await house.receive(call(2, "blocks", 10.0), once)
-    await house.confirm([Kind.CANCEL, -3], once)
-    await house.receive([Kind.CANCEL, -3], once)
-    assert house.actor.begun == ["first", "blocks", "once"]
 
 
 async def test_a_withdrawn_call_that_is_running_is_cancelled(house: House) -> None:

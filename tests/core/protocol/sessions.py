@@ -10,7 +10,7 @@ from flexmarl.core.protocol.session import Session, Settings
 SMALL = Settings(
     heartbeat_s=1.0, missed_heartbeats=3, connect_timeout_s=2.0, window_requests=4, window_bytes=300
 )
-CALL, IDEMPOTENT_CALL, TELL, STREAM = Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM
+CALL, TELL, STREAM = Kind.CALL, Kind.TELL, Kind.STREAM
 
 
 class Caller:

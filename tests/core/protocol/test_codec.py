@@ -110,11 +110,11 @@ def test_a_buffer_wants_contiguous_bytes() -> None:
             Buffer(wrong)
 
 
-def test_what_is_kept_for_repeating_holds_its_buffers() -> None:
+def test_a_message_without_frames_holds_its_buffers() -> None:
     whole = Encoder(inline_bytes=codec.MAX_BODY_BYTES)
     packed = whole.pack([Buffer(bytes(100_000))])
     assert whole.take_buffers() == [] and codec.unpack(packed) == [bytes(100_000)]
-    with pytest.raises(LocalProtocolError, match="over the limit|kept for repeating"):
+    with pytest.raises(LocalProtocolError, match="over the limit|without frames"):
         whole.pack([Buffer(bytes(codec.MAX_BODY_BYTES + 1))])
     assert whole.take_buffers() == []
 

@@ -29,7 +29,7 @@ junk = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats()
-    | st.sampled_from(["target", "system", "echo", "wait", "once", "count", "Refused", "number", "!dead", ""])
+    | st.sampled_from(["target", "system", "echo", "wait", "count", "Refused", "number", "!dead", ""])
     | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,

@@ -32,7 +32,7 @@ requests = st.tuples(
 @given(st.integers(0, 2**62), st.lists(requests, min_size=1, max_size=20), st.sampled_from(sorted(REQUESTS)))
 def test_a_run_of_requests_comes_back(first: int, run: list[Any], kind: Kind) -> None:
     encoder = Encoder()
-    further = {Kind.IDEMPOTENT_CALL: (3, 4), Kind.STREAM: (5,)}.get(kind, ())
+    further = (5,) if kind is Kind.STREAM else ()
     head = messages.RequestHead(kind, "actor", "endpoint", 2.0)
     items = [encoder.pack_items(request) for request in run]
     body = messages.join([head.pack(first, items, encoder.pack_items(further))])
@@ -153,7 +153,7 @@ def test_an_id_that_no_sender_reaches_is_refused(kind: Kind, first: int) -> None
         messages.unpack_envelopes(messages.join([Encoder().pack(envelope)]))
 
 
-@pytest.mark.parametrize("kind", [Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.TELL, Kind.STREAM])
+@pytest.mark.parametrize("kind", [Kind.CALL, Kind.TELL, Kind.STREAM])
 @pytest.mark.parametrize("timeout_s", [math.nan, -1.0, -math.inf])
 def test_a_time_that_no_timer_can_be_set_to_is_refused(kind: Kind, timeout_s: float) -> None:
     (envelope, *_) = (e for e in valid_envelopes() if e[0] is kind)

@@ -4,12 +4,12 @@ import tracemalloc
 
 import pytest
 
-from .sessions import CALL, IDEMPOTENT_CALL, STREAM, TELL, Caller, ask, up
+from .sessions import CALL, STREAM, TELL, Caller, ask, up
 
 
 def test_ids_ascend_without_a_gap() -> None:
     session = up()
-    assert [ask(session, kind).id for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM)] == [1, 2, 3, 4]
+    assert [ask(session, kind).id for kind in (CALL, TELL, STREAM)] == [1, 2, 3]
 
 
 def test_a_reply_ends_its_request_once_and_a_later_one_is_counted() -> None:
@@ -23,7 +23,7 @@ def test_a_reply_ends_its_request_once_and_a_later_one_is_counted() -> None:
 
 def test_answers_to_several_requests_give_the_credit_of_each_back() -> None:
     session = up()
-    first, second, third = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, CALL))
+    first, second, third = (ask(session, kind) for kind in (CALL, STREAM, CALL))
     session.requests.abandon(second)
     assert session.requests.answered(first.id, 4) == ([first, None, third, None], [])
     assert session.requests.credit("a").requests == session.requests.credit("a").size_bytes == 0
@@ -59,17 +59,6 @@ def test_credit_is_held_until_the_answer_and_not_until_the_deadline() -> None:
     assert session.requests.credit("a").requests == 0 and session.statistics().late_replies == 1
 
 
-def test_the_floor_is_the_oldest_request_that_may_be_repeated() -> None:
-    session = up()
-    assert session.requests.acknowledged_below(session.requests.last_id + 1) == 1
-    first, second, third = ask(session, IDEMPOTENT_CALL), ask(session, IDEMPOTENT_CALL), ask(session, CALL)
-    assert session.requests.acknowledged_below(session.requests.last_id + 1) == first.id
-    session.requests.abandon(first)
-    assert session.requests.acknowledged_below(session.requests.last_id + 1) == second.id
-    session.requests.answered(second.id, 1)
-    assert session.requests.acknowledged_below(session.requests.last_id + 1) == third.id + 1
-
-
 @pytest.mark.parametrize(
     "ranges",
     [
@@ -87,7 +76,9 @@ def test_done_gives_back_the_credit_of_one_way_messages_whatever_it_claims(range
     for kind in (TELL, TELL, CALL, TELL):
         ask(session, kind)
     assert session.requests.done(ranges) == []
-    assert [request.kind for request in session.requests] == [CALL] and not session.requests.has_tells()
+    assert [request.callee.kind for request in session.requests] == [
+        CALL
+    ] and not session.requests.has_tells()
     assert session.requests.credit("a").requests == 1
 
 

@@ -14,7 +14,7 @@ from flexmarl.core.protocol.session import (
     Session,
 )
 
-from .sessions import CALL, IDEMPOTENT_CALL, SMALL, STREAM, TELL, Turn, ask, up
+from .sessions import CALL, SMALL, STREAM, TELL, Turn, ask, up
 
 
 def test_an_abandoned_request_is_cancelled_again_with_every_tick() -> None:
@@ -30,40 +30,34 @@ def test_a_duplicate_is_ignored_and_what_was_overtaken_is_refused() -> None:
     session = up()
     order = (1, 1, 4, 2, 2, 5, 3, 5)
     d, dup, over = Admission.DELIVER, Admission.DUPLICATE, Admission.OUT_OF_ORDER
-    assert [session.admit(number, CALL) for number in order] == [d, dup, d, over, dup, d, over, dup]
+    assert [session.admit(number) for number in order] == [d, dup, d, over, dup, d, over, dup]
     assert (session.statistics().duplicates, session.statistics().out_of_order) == (3, 2)
-
-
-def test_an_idempotent_request_is_admitted_whenever_it_comes() -> None:
-    session = up()
-    assert [session.admit(number, IDEMPOTENT_CALL) for number in (1, 3, 2, 2, 1)] == [Admission.DELIVER] * 5
 
 
 def test_a_long_gap_costs_nothing() -> None:
     session = up()
     for number in range(1, 2000):
-        assert session.admit(number * 2**40, CALL) is Admission.DELIVER
-    assert session.admit(1999 * 2**40 - 1, CALL) is Admission.OUT_OF_ORDER
-    assert session.admit(2**40 + 1, CALL) is Admission.DUPLICATE  # forgotten: its sender learns from a PONG
+        assert session.admit(number * 2**40) is Admission.DELIVER
+    assert session.admit(1999 * 2**40 - 1) is Admission.OUT_OF_ORDER
+    assert session.admit(2**40 + 1) is Admission.DUPLICATE  # forgotten: its sender learns from a PONG
 
 
-def test_when_the_link_goes_down_all_fail_but_what_can_be_repeated() -> None:
+def test_when_the_link_goes_down_all_fail() -> None:
     session = up()
-    call, once, _, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
+    call, _, stream = (ask(session, kind) for kind in (CALL, TELL, STREAM))
     session.requests.credit("a").waiting.append(waiting := Turn(10))
-    effects = session.disconnected(0.0, "cut")
+    effects = session.disconnected("cut")
     assert effects.dead == [call, stream] and effects.lost_tells == 1 and effects.reason == "cut"
     assert effects.waiting == [("a", waiting)] and effects.gone and not session.requests.has_tells()
-    assert session.connected().repeat == [once]
+    assert session.state is LinkState.DOWN and not session.requests
 
 
-def test_what_waits_for_a_link_that_stays_down_fails_in_time() -> None:
+def test_what_is_asked_while_the_link_is_down_fails_in_time() -> None:
     session = up()
-    once = ask(session, IDEMPOTENT_CALL)
-    session.disconnected(5.0, "cut")
-    assert session.state is LinkState.DOWN
+    session.disconnected("cut")
+    call = ask(session, CALL, now=5.0)
     assert session.advance(6.9).dead == []
-    assert session.advance(7.0).dead == [once]
+    assert session.advance(7.0).dead == [call]
     assert session.wake_at() is not None and session.advance(9.0) and session.wake_at() is None
 
 
@@ -75,14 +69,14 @@ def test_nobody_there_is_found_out_within_the_connect_timeout() -> None:
     assert session.wake_at() == 5.0 and session.advance(5.0).dead == [request]
 
 
-def test_a_new_incarnation_fails_what_the_old_one_was_asked_and_gets_the_rest_again() -> None:
+def test_a_new_incarnation_fails_what_the_old_one_was_asked() -> None:
     session = up()
-    session.admit(7, CALL)
-    call, once = ask(session, CALL), ask(session, IDEMPOTENT_CALL)
+    session.admit(7)
+    call = ask(session, CALL)
     assert session.heard(1) is None
     effects = session.heard(2)
-    assert effects is not None and effects.dead == [call] and effects.repeat == [once]
-    assert session.admit(1, CALL) is Admission.DELIVER, "the new incarnation counts from 1 again"
+    assert effects is not None and effects.dead == [call]
+    assert session.admit(1) is Admission.DELIVER, "the new incarnation counts from 1 again"
     assert session.is_over(1) and not session.is_over(2)
 
 
@@ -134,69 +128,58 @@ def test_serving_a_stream_watches_its_receiver() -> None:
 
 def test_a_pong_settles_what_was_lost() -> None:
     session = up()
-    kinds = (CALL, CALL, IDEMPOTENT_CALL, TELL, TELL)
-    served, lost, once, _, served_tell = (ask(session, kind) for kind in kinds)
-    assert session.advance(1.0).ping == 5
+    served, lost, _, served_tell = (ask(session, kind) for kind in (CALL, CALL, TELL, TELL))
+    assert session.advance(1.0).ping == 4
     later, later_tell = ask(session, CALL), ask(session, TELL)
-    effects = session.pong(5, [served.id, served_tell.id])
-    assert effects.dead == [lost] and effects.repeat == [once] and effects.lost_tells == 1
-    assert list(session.requests) == [served, once, later]
+    effects = session.pong(4, [served.id, served_tell.id])
+    assert effects.dead == [lost] and effects.lost_tells == 1
+    assert list(session.requests) == [served, later]
     assert list(session.requests._tells) == [served_tell.id, later_tell.id]
 
 
 def test_a_pong_that_nobody_asked_for_changes_nothing() -> None:
     session = up()
-    ask(session, CALL), ask(session, IDEMPOTENT_CALL)
+    ask(session, CALL), ask(session, STREAM)
     effects = session.pong(2, [])
-    assert not effects.dead and not effects.repeat and session.statistics().in_flight == 2
+    assert not effects.dead and session.statistics().in_flight == 2
 
 
 def test_closing_ends_everything() -> None:
     session = up()
-    call, once, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, STREAM))
-    assert session.close("over").dead == [call, once, stream]
+    call, stream = ask(session, CALL), ask(session, STREAM)
+    assert session.close("over").dead == [call, stream]
     session.advance(60.0)
     assert session.wake_at() is None
 
 
-def test_what_was_lost_is_cancelled_where_the_connection_comes_again() -> None:
+def test_what_was_lost_is_withdrawn_where_the_connection_comes_again() -> None:
     session = up()
-    call, once, _, stream = (ask(session, kind) for kind in (CALL, IDEMPOTENT_CALL, TELL, STREAM))
+    call, _, stream = (ask(session, kind) for kind in (CALL, TELL, STREAM))
     for tick in range(1, 4):
         effects = session.advance(float(tick))
     assert effects.silent and effects.dead == [call, stream]
-    session.disconnected(4.0, effects.reason)
+    session.disconnected(effects.reason)
     unsent = ask(session, CALL)
     effects = session.connected()
-    assert effects.withdraw == stream.id < unsent.id and effects.cancel == [] and effects.repeat == [once]
+    assert effects.withdraw == stream.id < unsent.id and effects.cancel == []
 
 
 def test_each_connection_withdraws_what_was_sent_before_as_those_before_it_may_not_have_been_read() -> None:
     session = up()
     ask(session, TELL), ask(session, CALL)
-    assert session.disconnected(1.0, "cut").lost_tells == 1
-    for second in (2.0, 3.0, 4.0):
+    assert session.disconnected("cut").lost_tells == 1
+    for _ in range(3):
         assert session.connected().withdraw == 2
-        session.disconnected(second, "cut")
+        session.disconnected("cut")
     assert Session[Any](SMALL).connected().withdraw == 0, "nothing was sent before the first one"
-
-
-def test_an_idempotent_call_that_failed_for_want_of_a_connection_does_not_run_when_there_is_one() -> None:
-    session = up()
-    once = ask(session, IDEMPOTENT_CALL)
-    session.disconnected(1.0, "cut")
-    unsent = ask(session, IDEMPOTENT_CALL, now=1.0)
-    assert session.advance(3.0).dead == [once, unsent], "two seconds are the limit"
-    effects = session.connected()
-    assert effects.cancel == [once.id] and effects.withdraw == once.id and effects.repeat == []
 
 
 def test_what_a_new_incarnation_may_have_received_of_failed_requests_is_withdrawn_at_once() -> None:
     session = up()
-    call, once = ask(session, CALL), ask(session, IDEMPOTENT_CALL)
+    first, second = ask(session, CALL), ask(session, CALL)
     effects = session.heard(2)
-    assert effects is not None and effects.dead == [call]
-    assert effects.withdraw == once.id and effects.repeat == [once]
+    assert effects is not None and effects.dead == [first, second]
+    assert effects.withdraw == second.id
 
 
 MAKE: dict[LinkState, Callable[[], Session[Any]]] = {
@@ -219,7 +202,7 @@ def apply(session: Session[Any], event: LinkEvent) -> Effects[Any]:
         case LinkEvent.CONNECTED:
             return session.connected()
         case LinkEvent.DISCONNECTED:
-            return session.disconnected(1.0, "cut")
+            return session.disconnected("cut")
         case LinkEvent.CLOSED:
             return session.close("over")
 

@@ -8,7 +8,6 @@ from typing import Any
 from flexmarl.core.protocol.credit import CreditWaiter
 from flexmarl.core.protocol.envelopes import Kind
 from flexmarl.core.protocol.open_requests import Callee, Request
-from flexmarl.core.protocol.reply_cache import ReplyCache
 from flexmarl.core.protocol.session import (
     Admission,
     Effects,
@@ -18,7 +17,7 @@ from flexmarl.core.protocol.session import (
 from .sessions import SMALL, Caller
 
 ACTORS = ("a", "b")
-ANSWERED = (Kind.CALL, Kind.IDEMPOTENT_CALL, Kind.STREAM)
+ANSWERED = (Kind.CALL, Kind.STREAM)
 
 happened: Counter[str] = Counter()
 """Counts of the troubles that the sessions met, over all examples: a storm without them proves nothing."""
@@ -55,10 +54,7 @@ class Node:
         self.epoch = epoch
         self.world = world
         self.session: Session[Any] = Session(SMALL)
-        self.replies = ReplyCache()
-        self.serving: dict[
-            int, tuple[Kind, int, int, str]
-        ] = {}  # kind, epoch of the caller, acknowledged_below, identity
+        self.serving: dict[int, Kind] = {}
         self.theirs = 0
         self.requests: dict[int, Request[Any]] = {}
 
@@ -82,18 +78,14 @@ class Node:
         if callee.kind is Kind.TELL:
             request_id = session.requests.tell(callee.credit, wanted.size_bytes)
             session.need(world.now)
-            world.send(self, (Kind.TELL, request_id, 0, f"{self.name}.{self.epoch}.{request_id}"))
+            world.send(self, (Kind.TELL, request_id, f"{self.name}.{self.epoch}.{request_id}"))
             return
         deadline = world.now + callee.timeout_s if callee.is_call else math.inf
         request = session.requests.add(deadline, callee, caller, wanted.size_bytes)
-        acknowledged_below = session.requests.acknowledged_below(request.id)
-        assert acknowledged_below <= request.id, "acknowledges a request that may be repeated"
         session.need(world.now)
         identity = f"{self.name}.{self.epoch}.{request.id}"
-        envelope = (callee.kind, request.id, acknowledged_below, identity)
-        request.frames = envelope  # type: ignore[assignment]  # the session does not look at it
         self.requests[request.id] = request
-        world.send(self, envelope)
+        world.send(self, (callee.kind, request.id, identity))
 
     def give_up(self, request: Request[Any]) -> None:
         if self.session.requests.abandon(request):
@@ -116,9 +108,6 @@ class Node:
             self.world.send(self, (Kind.CANCEL, request_id))
         if effects.withdraw:
             self.world.send(self, (Kind.CANCEL, -effects.withdraw))
-        for request in effects.repeat:
-            assert request.kind is Kind.IDEMPOTENT_CALL and not _caller(request).done()
-            self.world.send(self, request.frames)  # type: ignore[arg-type]
         if effects.ping is not None:
             self.world.send(self, (Kind.PING, effects.ping))
 
@@ -144,8 +133,8 @@ class Node:
         elif kind is Kind.CANCEL and fields[0] in self.serving:
             self.answer(fields[0], error=True)
         elif kind is Kind.CANCEL and fields[0] < 0:
-            for request_id, (served, *_) in list(self.serving.items()):
-                if request_id <= -fields[0] and served not in (Kind.IDEMPOTENT_CALL, Kind.TELL):
+            for request_id, served in list(self.serving.items()):
+                if request_id <= -fields[0] and served is not Kind.TELL:
                     self.answer(request_id, error=True)
 
     def reply(self, envelope: Envelope) -> None:
@@ -158,11 +147,7 @@ class Node:
             assert isinstance(wanted, Wanted)
             self.send_request(wanted)
 
-    def on_answer(self, request_id: int, value: str) -> None:
-        asked = self.requests.get(request_id)  # None: of an earlier incarnation of this node
-        if asked is not None and asked.kind is Kind.IDEMPOTENT_CALL and value.startswith("value"):
-            known = self.world.answers.setdefault(f"{self.name}.{self.epoch}.{request_id}", value)
-            assert value == known, "an idempotent call with two answers"
+    def on_answer(self, request_id: int, _: str) -> None:
         late = self.session.statistics().late_replies
         waited_for = request_id in self.requests and not self.requests[request_id].abandoned
         was_open = request_id in self.session.requests._open
@@ -173,36 +158,22 @@ class Node:
         assert self.session.statistics().late_replies == late + (not (was_open and waited_for))
         self.send_granted(granted)
 
-    def on_request(self, kind: Kind, request_id: int, acknowledged_below: int, identity: str) -> None:
-        admission = self.session.admit(request_id, kind)
+    def on_request(self, kind: Kind, request_id: int, identity: str) -> None:
+        admission = self.session.admit(request_id)
         if admission is Admission.OUT_OF_ORDER and kind is not Kind.TELL:
             self.reply((Kind.ERROR, request_id, "overtaken"))
         if admission is not Admission.DELIVER:
             return
-        if kind is Kind.IDEMPOTENT_CALL:
-            key = ("peer", self.theirs, request_id)
-            if request_id in self.serving or self.replies.is_settled(key):
-                return
-            before = self.replies.get(key)
-            if before is not None:
-                self.reply((Kind.REPLY, request_id, before.decode()))
-                return
-        self.world.delivered(self, kind, identity)
-        self.serving[request_id] = (kind, self.theirs, acknowledged_below, identity)
+        self.world.delivered(identity)
+        self.serving[request_id] = kind
 
     def answer(self, request_id: int, *, error: bool = False) -> None:
-        kind, epoch, acknowledged_below, identity = self.serving.pop(request_id)
-        if kind is Kind.TELL:
+        if self.serving.pop(request_id) is Kind.TELL:
             self.reply((Kind.DONE, [request_id, request_id]))
         elif error:
             self.reply((Kind.ERROR, request_id, "cancelled"))
         else:
-            value = f"value {next(self.world.numbers)}"
-            if kind is Kind.IDEMPOTENT_CALL:
-                self.replies.settle("peer", epoch, acknowledged_below)
-                self.replies.put(("peer", epoch, request_id), value.encode())
-                self.world.completed.add(identity)
-            self.reply((Kind.REPLY, request_id, value))
+            self.reply((Kind.REPLY, request_id, "value"))
 
 
 class World:
@@ -211,11 +182,8 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.up = True
-        self.numbers = iter(range(10**9))
         self.callers: list[tuple[Caller, Kind]] = []
-        self.answers: dict[str, str] = {}
         self.seen: set[str] = set()
-        self.completed: set[str] = set()
         self.highest: dict[tuple[str, str], int] = {}
         self.link: dict[str, deque[tuple[int, Envelope]]] = {"x": deque(), "y": deque()}  # by sender
         self.nodes = {"x": Node("x", 1, self), "y": Node("y", 1, self)}
@@ -229,11 +197,8 @@ class World:
         if self.up:
             self.link[node.name].append((node.epoch, envelope))
 
-    def delivered(self, to: Node, kind: Kind, identity: str) -> None:
+    def delivered(self, identity: str) -> None:
         sender, epoch, number = identity.split(".")
-        if kind is Kind.IDEMPOTENT_CALL:  # may run again where its first run was cut short
-            assert identity not in self.completed, f"{identity} runs again"
-            return
         assert identity not in self.seen, f"{identity} delivered twice"
         self.seen.add(identity)
         pair = (sender, epoch)
@@ -254,7 +219,7 @@ class World:
             self.up = False
             for node in self.nodes.values():
                 self.link[node.name].clear()
-                node.carry_out(node.session.disconnected(self.now, "cut"))
+                node.carry_out(node.session.disconnected("cut"))
 
     def mend(self) -> None:
         if not self.up:
@@ -263,15 +228,15 @@ class World:
                 node.carry_out(node.session.connected())
 
     def restart(self, name: str) -> None:
-        """A crash: what its callers waited for ends with it, and what is under way to it. Its replies are in a journal;
-        what it has sent may still arrive."""
+        """A crash: what its callers waited for ends with it, and what is under way to it. Its own messages may still
+        arrive."""
         self.link[self.other(self.nodes[name]).name].clear()
         old = self.nodes[name]
         happened["restarts"] += 1
         for request in old.session.requests._open.values():
             _caller(request).gave_up = True
         new = self.nodes[name] = Node(name, old.epoch + 1, self)
-        new.replies, new.theirs = old.replies, old.theirs
+        new.theirs = old.theirs
         if self.up:
             new.carry_out(new.session.connected())
 

@@ -25,8 +25,8 @@ class Subject(Actor):
     async def ask(self, number: int) -> int:
         return number
 
-    @endpoint(idempotent=True)
-    async def ask_once(self, number: int) -> int:
+    @endpoint
+    async def ask_again(self, number: int) -> int:
         return number
 
     @endpoint
@@ -104,25 +104,25 @@ async def test_rules_hold_for_requests_of_every_kind_and_change_at_once(tmp_path
         subject = client.ref("subject", run.address, Subject)
         with structlog.testing.capture_logs() as lines:
             assert await subject.api.ask(1) == 1
-            with pytest.raises(CallNotAllowed, match="subject.ask_once: this client may not call it"):
-                await subject.api.ask_once(1)
+            with pytest.raises(CallNotAllowed, match="subject.ask_again: this client may not call it"):
+                await subject.api.ask_again(1)
             with pytest.raises(CallNotAllowed):
                 async for _ in subject.api.count(3):
                     pass
             for number in range(100):
                 await subject.tell("hear", number)
             results = await asyncio.gather(
-                *(subject.api.ask_once(number) for number in range(100)), return_exceptions=True
+                *(subject.api.ask_again(number) for number in range(100)), return_exceptions=True
             )
             assert {type(result) for result in results} == {CallNotAllowed}
         refused = [line for line in lines if line["event"].startswith("call refused")]
         assert 2 <= len(refused) <= 10, "logged at a bounded rate"
-        assert refused[0]["endpoint"] == "ask_once" and "subject:ask_once" in refused[0]["next"]
+        assert refused[0]["endpoint"] == "ask_again" and "subject:ask_again" in refused[0]["next"]
         assert await subject.api.ask(2) == 2 and actor.heard == []
         requests = client._local.network.peer(run.address).session.requests
         assert requests.credit("subject").requests == 0, "refused requests give their credit back"
         await run.allow(key, ["subject"])
-        assert await subject.api.ask_once(5) == 5
+        assert await subject.api.ask_again(5) == 5
         await run.allow(key, [])
         with pytest.raises(CallNotAllowed):
             await subject.api.ask(6)
@@ -136,11 +136,11 @@ async def test_rules_hold_in_the_processes_of_the_system_which_themselves_may_ma
         await run.allow(key, ["early:ask", "late:ask"])
         late = await run.spawn(Subject, "late", process=True)
         for subject in (early, late):
-            assert await subject.api.ask_once(1) == 1
+            assert await subject.api.ask_again(1) == 1
             outside = client.ref(subject.name, subject.address, Subject)
             assert await outside.api.ask(2) == 2
             with pytest.raises(CallNotAllowed):
-                await outside.api.ask_once(2)
+                await outside.api.ask_again(2)
             with pytest.raises(CallNotAllowed):
                 await client.ref("system", subject.address, SystemApi).api.stop()
         assert set(await run.process_statistics()) == {"run", "early", "late"}

@@ -184,12 +184,12 @@ class Holder(Actor):
 
 
 class Counter(Actor):
-    @endpoint(idempotent=True)
+    @endpoint
     async def add_one(self, number: int) -> int:
         return number + 1
 
 
-async def test_idempotent_calls_by_two_addresses_of_one_system_are_two_calls(private: Path) -> None:
+async def test_calls_by_two_addresses_of_one_system_are_answered_each(private: Path) -> None:
     async with ActorSystem("there", private) as there, ActorSystem("here") as here:
         await there.add(Counter(), "counter")
         detour = there.address.replace(private.name, f"{private.name}/../{private.name}")

@@ -18,7 +18,6 @@ HEARTBEAT = Settings(heartbeat_s=10.0)
 class Worker(Actor):
     def __init__(self) -> None:
         self.heard: list[int] = []
-        self.once_run = 0
         self.ends: list[str] = []
 
     async def on_start(self) -> None:
@@ -53,12 +52,6 @@ class Worker(Actor):
         for number in range(to):
             yield number
             await asyncio.sleep(0.1)
-
-    @endpoint(idempotent=True)
-    async def once(self, takes_s: float) -> int:
-        self.once_run += 1
-        await asyncio.sleep(takes_s)
-        return self.once_run
 
 
 class World:
