@@ -130,14 +130,14 @@ class Balancer:
         ``intra+inter``."""
         if self._config.scope != "intra+inter":
             return []
-        left = dict(loads)
-        found: list[Move] = []
-        while (move := self._next_move(left)) is not None:
-            found.append(move)
-            giver, taker = left[move.giver], left[move.taker]
-            left[move.giver] = replace(giver, instances=giver.instances - 1, movable=giver.movable - 1)
-            left[move.taker] = replace(taker, instances=taker.instances + 1)
-        return found
+        remaining = dict(loads)
+        moves: list[Move] = []
+        while (move := self._next_move(remaining)) is not None:
+            moves.append(move)
+            giver, taker = remaining[move.giver], remaining[move.taker]
+            remaining[move.giver] = replace(giver, instances=giver.instances - 1, movable=giver.movable - 1)
+            remaining[move.taker] = replace(taker, instances=taker.instances + 1)
+        return moves
 
     def _next_move(self, loads: Mapping[PolicyName, PolicyLoad]) -> Move | None:
         """The best move for the policy with the largest backlog."""

@@ -68,8 +68,10 @@ def loads_of(
 
 def first_to_move(move: Move, instances: Iterable[RoutedInstance], now: float) -> RoutedInstance:
     """The instance of the giver with the fewest expected tokens."""
-    movable = [one for one in instances if one.policy == move.giver and _may_move(one, now)]
-    return min(movable, key=lambda one: (one.load.tokens, one.number))
+    movable = [
+        instance for instance in instances if instance.policy == move.giver and _may_move(instance, now)
+    ]
+    return min(movable, key=lambda instance: (instance.load.tokens, instance.number))
 
 
 def _may_move(instance: RoutedInstance, now: float) -> bool:

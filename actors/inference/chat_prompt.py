@@ -19,9 +19,11 @@ from .engines.engine_factory import TextCodec
 _SHOWN: Final = 40
 
 
-def chat_prompt(sample_id: str, chat: Chat, known: tuple[int, ...], codec: TextCodec) -> tuple[int, ...]:
-    """``known``: prompt and answer of the turn that ``chat.answered`` messages end with. Raises InvalidRequest if the
-    template fails, leaves a message out, or rewrites the messages up to that turn."""
+def chat_prompt(
+    sample_id: str, chat: Chat, turn_tokens: tuple[int, ...], codec: TextCodec
+) -> tuple[int, ...]:
+    """``turn_tokens``: prompt and answer of the turn that ``chat.answered`` messages end with. Raises InvalidRequest if
+    the template fails, leaves a message out, or rewrites the messages up to that turn."""
     try:
         text = codec.chat_text(chat.messages, chat.tools)
         if not chat.answered:
@@ -33,7 +35,7 @@ def chat_prompt(sample_id: str, chat: Chat, known: tuple[int, ...], codec: TextC
         raise InvalidRequest(sample_id, str(error)) from error
     rest = _rest(sample_id, text, begun, answer["content"], codec)
     _refuse_left_out(sample_id, chat, rest, codec)
-    return known + _without_end(codec.encode(rest, False), known, codec)
+    return turn_tokens + _without_end(codec.encode(rest, False), turn_tokens, codec)
 
 
 def _rest(sample_id: str, text: str, begun: str, answer: str, codec: TextCodec) -> str:
@@ -45,25 +47,25 @@ def _rest(sample_id: str, text: str, begun: str, answer: str, codec: TextCodec) 
     same = _equal_characters(text, expected)
     raise InvalidRequest(
         sample_id,
-        f"the chat template of {codec.name} rewrites earlier turns: {_shown(expected, same)} becomes "
-        f"{_shown(text, same)}; generate(..., retokenize=True) accepts that and tokenises the messages again",
+        f"the chat template of {codec.name} rewrites earlier turns: {_excerpt(expected, same)} becomes "
+        f"{_excerpt(text, same)}; generate(..., retokenize=True) accepts that and tokenises the messages again",
     )
 
 
-def _equal_characters(one: str, other: str) -> int:
+def _equal_characters(first: str, second: str) -> int:
     """The number of characters that both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _shown(text: str, position: int) -> str:
+def _excerpt(text: str, position: int) -> str:
     start = max(0, position - _SHOWN // 2)
     return repr(text[start : start + _SHOWN])
 
 
-def _without_end(rest: tuple[int, ...], known: tuple[int, ...], codec: TextCodec) -> tuple[int, ...]:
+def _without_end(rest: tuple[int, ...], turn_tokens: tuple[int, ...], codec: TextCodec) -> tuple[int, ...]:
     """``rest`` without the token that ends an answer if the answer has generated it itself."""
-    generated_end = rest and known[-1] == rest[0] and not codec.decode(rest[:1])
+    generated_end = rest and turn_tokens[-1] == rest[0] and not codec.decode(rest[:1])
     return rest[1:] if generated_end else rest
 
 
@@ -75,7 +77,7 @@ def _refuse_left_out(sample_id: str, chat: Chat, text: str, codec: TextCodec) ->
             raise InvalidRequest(
                 sample_id,
                 f"the chat template of {codec.name} leaves out or rewrites messages[{number}], of the role "
-                f"{message['role']!r}: {_shown(message['content'], 0)}",
+                f"{message['role']!r}: {_excerpt(message['content'], 0)}",
             )
 
 

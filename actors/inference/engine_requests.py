@@ -67,7 +67,7 @@ def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineR
     )
 
 
-def kept(result: EngineResult, *, resumable: bool) -> EngineResult:
+def keep_result(result: EngineResult, *, resumable: bool) -> EngineResult:
     """The part of a result that a turn keeps: nothing of an interrupted one that its engine can't resume. Such a turn
     begins again."""
     if resumable or result.finish_reason != "interrupted":

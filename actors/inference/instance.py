@@ -19,7 +19,7 @@ from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
-from .engine_requests import engine_request, generation_of, kept, listener, prompt_tokens, stop_search
+from .engine_requests import engine_request, generation_of, keep_result, listener, prompt_tokens, stop_search
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
@@ -77,14 +77,14 @@ class Instance(Actor, InstanceApi):
 
     @endpoint
     async def load(self, published: Published) -> Loaded:
-        policy, found = published.policy, Version(published.handle.version)
+        policy, handle_version = published.policy, Version(published.handle.version)
         if policy not in self._setup.policies:
             raise WrongPolicy(self._built_for, policy)
-        if found != published.version:
-            raise WrongVersion(policy, published.version, found)
+        if handle_version != published.version:
+            raise WrongVersion(policy, published.version, handle_version)
         async with self._loading:
             try:
-                with self._waits.open(f"version {found} of {policy}, which is being loaded"):
+                with self._waits.open(f"version {handle_version} of {policy}, which is being loaded"):
                     loaded = await self._load(published)
                 self._ended += 1
                 return loaded
@@ -102,8 +102,8 @@ class Instance(Actor, InstanceApi):
 
     @endpoint
     async def served_version(self, policy: PolicyName) -> Version | None:
-        known = policy in self._setup.policies
-        served = self._served.get(self._adapter(policy)) if known else None
+        is_served = policy in self._setup.policies
+        served = self._served.get(self._adapter(policy)) if is_served else None
         return served.version if served is not None and served.policy == policy else None
 
     @endpoint
@@ -127,7 +127,7 @@ class Instance(Actor, InstanceApi):
             )
         if search is not None:
             result = search.ended(result)
-        result = kept(result, resumable=options.resumable)
+        result = keep_result(result, resumable=options.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))

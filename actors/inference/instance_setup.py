@@ -51,8 +51,8 @@ class InstanceSetup:
         """The environment variables that the process of the instance needs, for the engines of all its policies.
 
         Temporary files are in the node's directory: those of an engine that was killed end with the run."""
-        found = {"TMPDIR": NODE_DIRECTORY}
+        variables = {"TMPDIR": NODE_DIRECTORY}
         for served in self.policies.values():
             if served.model is not None:
-                found |= served.engine.environment(served.model.device)
-        return found
+                variables |= served.engine.environment(served.model.device)
+        return variables

@@ -14,7 +14,7 @@ class LiveInstances:
         self._incarnations: dict[int, InstanceLoad] = {}
         """By the numbers of all their parts, also of those that have left."""
         self._by_name: dict[str, InstanceLoad] = {}
-        self._known: set[str] = set()
+        self._all_names: set[str] = set()
         self._numbers = 0
 
     def add(
@@ -22,8 +22,8 @@ class LiveInstances:
     ) -> list[RoutedInstance]:
         """An instance that has started, as each of its policies has it. ``rooms``: of its policies. An earlier one of
         the same name must have left."""
-        news = "it was started again" if name in self._known else "it has joined"
-        self._known.add(name)
+        news = "it was started again" if name in self._all_names else "it has joined"
+        self._all_names.add(name)
         first = self._numbers + 1
         self._numbers += len(rooms)
         load = self._by_name[name] = InstanceLoad(capacity, tuple(range(first, self._numbers + 1)))

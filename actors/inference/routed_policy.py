@@ -51,7 +51,7 @@ class RoutedPolicy:
         if least is None or turn is None:
             return None
         if len(self.instances) > 1 and not self._in_turn:
-            least = self._preferred(turn, least)
+            least = self._choose_instance(turn, least)
         return turn, least
 
     @property
@@ -84,18 +84,18 @@ class RoutedPolicy:
         share = math.ceil(turns / (self.serving + len(self.installing)))
         return self.turns_at_serving >= share * self.serving
 
-    def _preferred(self, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
+    def _choose_instance(self, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
         """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
         prefixes = self._prefixes
-        known = self.instances.get(prefixes.get(turn.prefix, 0), least)
+        target = self.instances.get(prefixes.get(turn.prefix, 0), least)
         if (
-            known is least
-            or not known.has_room
-            or known.load.tokens - least.load.tokens >= turn.prompt_tokens
+            target is least
+            or not target.has_room
+            or target.load.tokens - least.load.tokens >= turn.prompt_tokens
         ):
-            known = least
-        prefixes[turn.prefix] = known.number
+            target = least
+        prefixes[turn.prefix] = target.number
         prefixes.move_to_end(turn.prefix)
         if len(prefixes) > _REMEMBERED_PREFIXES:
             prefixes.popitem(last=False)
-        return known
+        return target

@@ -1,7 +1,7 @@
 """Chooses the instance of every turn, and has instances load new versions. Pure: events and the time in, decisions out.
 
-    asked ──> waits ──Route──> at an instance ──ended──> forgotten
-                 └──Refuse──> forgotten
+    requested ──> waits ──Route──> at an instance ──ended──> forgotten
+                     └──Refuse──> forgotten
 
     joined ──Load──> loaded ──> serves ──> ... published ──Load──> loaded ──> serves ... drain, lost ──> gone
 
@@ -56,7 +56,10 @@ _SERVING: Final = InstanceState.SERVING
 
 
 class Router:
-    """Call ``decisions`` after the events of a round: they leave nothing that can be decided."""
+    """Call ``decisions`` after the events of a round: they leave nothing that can be decided.
+
+    It is one class because each event changes turns, instances and policies together, under one set of invariants.
+    """
 
     def __init__(
         self, policies: Iterable[PolicyName], config: RouterConfig, balancing: Balancing | None = None
@@ -80,18 +83,18 @@ class Router:
 
     # ------------------------------------------------------------------ turns
 
-    def asked(self, session: int, asked: TurnAsked, now: float) -> None:
-        policy = self._policies[asked.policy]
-        key = (session, asked.turn)
-        if policy.published is not None and asked.newest is not None and asked.newest < policy.published:
+    def requested(self, session: int, request: TurnAsked, now: float) -> None:
+        policy = self._policies[request.policy]
+        key = (session, request.turn)
+        if policy.published is not None and request.newest is not None and request.newest < policy.published:
             self._decided.append(Refuse(key, policy.published))
             return
-        latest_s = now - asked.tokens_behind * policy.pace_s.value
-        versions = (asked.oldest, asked.newest)
-        turn = RoutedTurn(key, asked.policy, versions, asked.prompt_tokens, asked.prefix, now, latest_s)
-        self._sessions.setdefault(session, {})[asked.turn] = turn
+        latest_s = now - request.tokens_behind * policy.pace_s.value
+        versions = (request.oldest, request.newest)
+        turn = RoutedTurn(key, request.policy, versions, request.prompt_tokens, request.prefix, now, latest_s)
+        self._sessions.setdefault(session, {})[request.turn] = turn
         policy.waiting.add(turn)
-        self._touched[asked.policy] = None
+        self._touched[request.policy] = None
 
     def ended(self, session: int, number: int, tokens: int, now: float) -> RoutedInstance | None:
         """Forgets a turn that waits or is at an instance, which is returned. ``tokens``: generated there."""
@@ -129,7 +132,7 @@ class Router:
         if instance.state is _SERVING:
             self._policies[instance.policy].turns_at_serving -= 1
         elif instance.state is InstanceState.DRAINING and not instance.turns:
-            self._drained(instance, now)
+            self._end_drain(instance, now)
 
     # ------------------------------------------------------------------ instances
 
@@ -240,7 +243,7 @@ class Router:
         reason = f"it moves to {moves_to}" if moves_to else "it was asked to leave"
         self._change(instance, InstanceEvent.DRAIN, now, reason)
         if not instance.turns:
-            self._drained(instance, now)
+            self._end_drain(instance, now)
 
     def balance(self, now: float) -> None:
         """Begins the moves between policies that pay; to be called at intervals."""
@@ -258,15 +261,15 @@ class Router:
             instance.moves_to = move.taker
             self._change(instance, InstanceEvent.DRAIN, now)
             if not instance.turns or move.giver in self._balancing.interruptible:
-                self._drained(instance, now)
+                self._end_drain(instance, now)
 
-    def _drained(self, instance: RoutedInstance, now: float) -> None:
+    def _end_drain(self, instance: RoutedInstance, now: float) -> None:
         if instance.moves_to is None:
             self._leave(instance, now, "it has left")
             return
-        left = self._policies[instance.policy]
-        del left.instances[instance.number]
-        left.room.drop(instance)
+        former_policy = self._policies[instance.policy]
+        del former_policy.instances[instance.number]
+        former_policy.room.drop(instance)
         instance.news = f"it has moved from {instance.policy}"
         instance.moved_from, instance.policy, instance.moves_to = instance.policy, instance.moves_to, None
         load, joins = instance.load, self._policies[instance.policy]
@@ -330,7 +333,9 @@ class Router:
         return [wait for name, policy in self._policies.items() for wait in self._waits_of(name, policy, now)]
 
     def _waits_of(self, name: PolicyName, policy: RoutedPolicy, now: float) -> Iterator[Wait]:
-        loading = [one for one in policy.instances.values() if one.state is InstanceState.LOADING]
+        loading = [
+            instance for instance in policy.instances.values() if instance.state is InstanceState.LOADING
+        ]
         for instance in loading:
             text = f"{instance.name}, which loads version {policy.published} of {name}"
             limit = f"router.load_timeout_s={self._config.load_timeout_s:g} ends it"
@@ -339,7 +344,7 @@ class Router:
         if policy.alone_since_s is not None and policy.published is not None:
             if math.isinf(policy.alone_since_s):  # the run is about to end for that
                 return
-            states = [f"{one.name} is {one.state.value}" for one in policy.instances.values()]
+            states = [f"{instance.name} is {instance.state.value}" for instance in policy.instances.values()]
             text = f"an instance of {name} for {_turns(turns)}: {', '.join(states) or policy.last_loss}"
             limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
             yield Wait(text, now - policy.alone_since_s, limit)
@@ -436,8 +441,8 @@ class Router:
 
     def _match(self, policy: RoutedPolicy, now: float, *, once: bool = False) -> bool:
         """Routes waiting turns as long as there are instances for them, or one. True: there may be more."""
-        while (found := policy.next_turn()) is not None:
-            turn, instance = found
+        while (assignment := policy.next_turn()) is not None:
+            turn, instance = assignment
             routed = policy.route(turn, instance, now)
             self._queue_times_s.append(routed.queue_s)
             self._decided.append(Route(turn.key[0], routed))

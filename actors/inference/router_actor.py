@@ -140,7 +140,7 @@ class RouterActor(Actor, RouterApi):
             self._decide_soon()
 
     @endpoint
-    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+    async def turns(self, session: int, requests: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
         asker = self._sessions.get(session)
         if asker is None:
             return Routes()  # it has ended: its last messages need no answer
@@ -149,9 +149,9 @@ class RouterActor(Actor, RouterApi):
             instance = self._router.ended(session, turn, tokens, now)
             if lost and instance is not None:
                 self._router.suspected(instance.number, "a rollout actor can't reach it", now)
-        for request in asked:
-            self._router.asked(session, request, now)
-        if not asked:
+        for request in requests:
+            self._router.requested(session, request, now)
+        if not requests:
             self._decide_soon()
             return Routes()
         self._decide()
@@ -170,14 +170,14 @@ class RouterActor(Actor, RouterApi):
 
     @endpoint
     async def leave(self, instance: str) -> None:
-        gone = []
+        departures = []
         for number in self._router.numbers_of(instance):
-            gone.append(self._leaving.setdefault(number, self._loop.create_future()))
+            departures.append(self._leaving.setdefault(number, self._loop.create_future()))
             self._router.drain(number, self._loop.time())
         self._decide_soon()
         async with asyncio.timeout(WORK_TIMEOUT_S):
-            for one in gone:
-                await asyncio.shield(one)
+            for departure in departures:
+                await asyncio.shield(departure)
 
     @endpoint
     async def publish(self, published: Published) -> list[Loaded]:
@@ -267,8 +267,8 @@ class RouterActor(Actor, RouterApi):
     def _report(self, changed: Changed) -> None:
         if changed.state is InstanceState.GONE:
             del self._instances[changed.number]
-            if (left := self._leaving.pop(changed.number, None)) is not None:
-                left.set_result(None)
+            if (departure := self._leaving.pop(changed.number, None)) is not None:
+                departure.set_result(None)
         self._report_event(
             InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
         )
@@ -294,20 +294,20 @@ class RouterActor(Actor, RouterApi):
         """Has an instance load the newest version that was decided on, one after the other."""
         try:
             loaded = None
-            while (wanted := self._loads[number]) != loaded:
-                published = self._published[wanted.policy]
+            while (load := self._loads[number]) != loaded:
+                published = self._published[load.policy]
                 figures = await instance.within(WORK_TIMEOUT_S).load(published)
                 self._acknowledged += 1
                 self._report_path(instance.name, figures)
-                if published is self._published[wanted.policy]:
-                    self._loaded[wanted.policy].append(figures)
+                if published is self._published[load.policy]:
+                    self._loaded[load.policy].append(figures)
                 self._router.loaded(number, published.version, self._loop.time())
                 self._decide_soon()
                 first = self._router.first_number(number)
                 if first is not None and first not in self._watches[instance.name]:  # its start has ended
                     self._watches[instance.name].append(first)
                     self.watch(instance)
-                loaded = wanted
+                loaded = load
         except FlexmarlError as error:
             may_return = is_loss(error) or isinstance(error, EngineFailed)
             report = self._router.suspected if may_return else self._router.failed

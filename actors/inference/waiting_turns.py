@@ -181,14 +181,14 @@ class WaitingTurns:
 
     def take_older_than(self, version: Version) -> list[RoutedTurn]:
         """Removes and returns the turns that ``version`` and later ones may not generate."""
-        taken = []
+        turns = []
         for versions in list(self._queues):
             newest = versions[1]
             if newest is not None and newest < version:
                 queue = self._queues.pop(versions)
-                taken += [entry[2] for entry in sorted(queue.heap, key=lambda e: e[:2]) if not entry[2].ended]
-        self.count -= len(taken)
-        return taken
+                turns += [entry[2] for entry in sorted(queue.heap, key=lambda e: e[:2]) if not entry[2].ended]
+        self.count -= len(turns)
+        return turns
 
 
 class InstancesWithRoom:
@@ -211,9 +211,9 @@ class InstancesWithRoom:
         heap = self._heap
         if len(heap) > 8 * len(instances) + _SLACK:
             heap.clear()
-            for one in instances.values():
-                if one.has_room:
-                    self.changed(one)
+            for candidate in instances.values():
+                if candidate.has_room:
+                    self.changed(candidate)
         while heap:
             rank, _, instance = heap[0]
             if rank == (instance.dealt if self._in_turn else instance.load.tokens) and instance.has_room:
@@ -237,11 +237,13 @@ def statistics_of(
     policies: Mapping[PolicyName, TurnTotals],
 ) -> dict[str, float]:
     """See ``Router.statistics``."""
-    found = {
-        f"{name}.{one.name}": value for one in instances for name, value in asdict(one.load.totals).items()
+    statistics = {
+        f"{name}.{instance.name}": value
+        for instance in instances
+        for name, value in asdict(instance.load.totals).items()
     }
     for policy, totals in policies.items():
-        found |= {f"policy_{name}.{policy}": value for name, value in asdict(totals).items()}
+        statistics |= {f"policy_{name}.{policy}": value for name, value in asdict(totals).items()}
     if times_s := sorted(queue_times_s):
-        found["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
-    return found
+        statistics["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
+    return statistics

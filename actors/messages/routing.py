@@ -77,9 +77,9 @@ class RouterApi(Protocol):
         """Opens the session of a rollout actor: routes of the turns that it asks for. The end of the stream is the end
         of the session and of all its turns."""
 
-    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+    async def turns(self, session: int, requests: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
         """Adds turns, and ends others, routed or not. Returns the routes of those that need not wait; the others come
-        by ``routes``. Without ``asked`` it may be sent one-way."""
+        by ``routes``. Without ``requests`` it may be sent one-way."""
 
     @endpoint(raises=[WrongPolicy])
     async def join(

@@ -146,7 +146,7 @@ def pure_turns_per_s(options: Options) -> float:
             worker, prefix = asked % options.workers, f"q{asked // 8}"
             tokens = 50 + asked * 37 % 400
             request = TurnAsked(asked, POLICY, Version(0), Version(0), tokens, float(asked % 5 * 100), prefix)
-            router.asked(worker, request, now)
+            router.requested(worker, request, now)
             asked += 1
         for decision in router.decisions(now):
             assert isinstance(decision, Route), "there is room for all turns"

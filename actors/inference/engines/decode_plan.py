@@ -152,17 +152,17 @@ class DecodePlan:
 
 
 def new_tokens(
-    rows: Sequence[ActiveSequence], plan: DecodePlan | None, known: Mapping[str, int]
+    rows: Sequence[ActiveSequence], plan: DecodePlan | None, token_counts: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """The tokens of ``rows``, and of ``plan`` over them, that are not known: see ``StepEngine.new_tokens``."""
-    found = {}
+    """The tokens of ``rows``, and of ``plan`` over them, beyond ``token_counts``: see ``StepEngine.new_tokens``."""
+    tokens_by_request = {}
     for number, row in enumerate(rows):
-        start = known.get(row.request.request_id)
+        start = token_counts.get(row.request.request_id)
         if start is None:
             continue
         tokens = row.tokens[start:]
         if plan is not None:  # it has the newest ones
             tokens += plan.tokens_of(number, max(0, start - len(row.tokens)))
         if tokens:
-            found[row.request.request_id] = tuple(tokens)
-    return found
+            tokens_by_request[row.request.request_id] = tuple(tokens)
+    return tokens_by_request

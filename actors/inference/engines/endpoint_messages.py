@@ -101,11 +101,11 @@ def _text_of(message: Mapping[str, Any]) -> str | None:
     text, calls = message.get("content"), message.get("tool_calls") or ()
     if not calls:
         return text
-    written = [_written(call["function"]) for call in calls]
+    written = [_call_text(call["function"]) for call in calls]
     return "\n".join([text, *written] if text else written)
 
 
-def _written(function: Mapping[str, Any]) -> str:
+def _call_text(function: Mapping[str, Any]) -> str:
     """A call as text. Its arguments are JSON of the model's own, which may be invalid: the workflow finds that out."""
     arguments = function["arguments"] or "{}"
     return f'{CALL_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n{CALL_END}'
@@ -126,12 +126,12 @@ class StreamedAnswer:
         if not line.startswith(_EVENT) or event == _LAST_EVENT:
             return ""
         try:
-            found = json.loads(event)
-            if not found.get("choices"):  # the usage, or an error, behind the text
-                if "error" in found:
-                    raise ValueError(str(found["error"]))
+            payload = json.loads(event)
+            if not payload.get("choices"):  # the usage, or an error, behind the text
+                if "error" in payload:
+                    raise ValueError(str(payload["error"]))
                 return ""
-            choice = found["choices"][0]
+            choice = payload["choices"][0]
             self._reason = choice.get("finish_reason") or self._reason
             self._is_chat = self._is_chat or "delta" in choice
             delta = choice["delta"] if "delta" in choice else {"content": choice["text"]}

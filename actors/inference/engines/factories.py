@@ -39,7 +39,7 @@ async def factory_of(
     assert model is not None, "only simulated policies and those of endpoints have no model"
     match engine:
         case EmbeddedEngineConfig():
-            return await (await asyncio.to_thread(_embedded)).open(model, engine)
+            return await (await asyncio.to_thread(_import_embedded)).open(model, engine)
         case VllmEngineConfig():
             return await (await asyncio.to_thread(_vllm)).open(model, engine, base)
 
@@ -47,7 +47,7 @@ async def factory_of(
 # Each library is imported by the processes alone that need it, in a thread: it takes seconds.
 
 
-def _embedded() -> "type[EmbeddedFactory]":
+def _import_embedded() -> "type[EmbeddedFactory]":
     with importing():
         from .embedded import EmbeddedFactory
 

@@ -56,8 +56,8 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
 
 def end_tokens(tokenizer_eos: int | None, *configs: Any) -> set[int]:
     """Every token id that ends a turn: the tokenizer's, and those in the model's own configs (one or a list each)."""
-    found = {tokenizer_eos} if tokenizer_eos is not None else set()
+    end_ids = {tokenizer_eos} if tokenizer_eos is not None else set()
     for config in configs:
-        named = getattr(config, "eos_token_id", None)
-        found |= {named} if isinstance(named, int) else set(named or ())
-    return found
+        ids = getattr(config, "eos_token_id", None)
+        end_ids |= {ids} if isinstance(ids, int) else set(ids or ())
+    return end_ids

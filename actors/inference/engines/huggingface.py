@@ -60,6 +60,8 @@ class TransformersEngine(StepEngine):
     sequences are kept for prompts that begin with the same tokens, as long as there is memory, until the weights
     change. Raises UnsupportedModel for architectures that don't keep all keys and values of all layers (sliding
     windows, linear attention).
+
+    It is one class because admission, prefill, decode and release all move the same rows of one cache.
     """
 
     def __init__(
@@ -113,10 +115,10 @@ class TransformersEngine(StepEngine):
         if request.request_id in self._pending:
             raise InvalidRequest(request.request_id, "the id is in use by a pending request")
         if prompt.min() < 0 or prompt.max() >= self._vocabulary:
-            found = f"{prompt.min()}..{prompt.max()}"
+            id_range = f"{prompt.min()}..{prompt.max()}"
             raise InvalidRequest(
                 request.request_id,
-                f"prompt tokens {found} are not all within the vocabulary of {self._vocabulary}",
+                f"prompt tokens {id_range} are not all within the vocabulary of {self._vocabulary}",
             )
         self._queue.add(request)
         self._pending.add(request.request_id)
@@ -152,8 +154,8 @@ class TransformersEngine(StepEngine):
         self._pending.end(request_id)
         return result
 
-    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        return new_tokens(self._rows, self._plan, known)
+    def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return new_tokens(self._rows, self._plan, token_counts)
 
     @property
     def pending(self) -> int:
@@ -198,15 +200,15 @@ class TransformersEngine(StepEngine):
         """Compares the fused forward with the model's own, once weights are loaded; drops it if it differs."""
         if self._fused_is_verified is not None:
             return
-        found = relative_difference(self._forward, self._stock, self._model)
-        if found is None:
+        difference = relative_difference(self._forward, self._stock, self._model)
+        if difference is None:
             return
-        self._fused_is_verified = found <= TOLERANCE[self._dtype]
+        self._fused_is_verified = difference <= TOLERANCE[self._dtype]
         if not self._fused_is_verified:
             log.warning(
                 "the fused forward differs from the model's own, which is used instead",
                 model=type(self._model).__name__,
-                relative_difference=found,
+                relative_difference=difference,
                 tolerance=TOLERANCE[self._dtype],
             )
             self._forward = self._stock
@@ -273,7 +275,7 @@ class TransformersEngine(StepEngine):
             self._end_plan()
             self._rows[:0] = new
             self._long = None
-            self._joined(0, 1, tokens)
+            self._add_rows(0, 1, tokens)
         else:
             long.computed = part.end
 
@@ -298,7 +300,7 @@ class TransformersEngine(StepEngine):
             raise
         self._rows += new
         self._reused_tokens += sum(admitted.prefix.tokens for admitted in group)
-        self._joined(first, len(group), tokens)
+        self._add_rows(first, len(group), tokens)
 
     def _compute_group(self, group: list[Admitted]) -> Tensor:
         """Logits [n, vocabulary] behind each prompt; each gets a row, but equal prompts are computed once."""
@@ -335,7 +337,7 @@ class TransformersEngine(StepEngine):
             row.add(token, logprob)
         return new, tokens
 
-    def _joined(self, first: int, count: int, tokens: list[int]) -> None:
+    def _add_rows(self, first: int, count: int, tokens: list[int]) -> None:
         """Keeps the prompts of ``count`` new rows, and collects those that their first token ends."""
         for number in range(first, first + count):
             prompt = self._rows[number].request.prompt_tokens
@@ -389,10 +391,10 @@ class TransformersEngine(StepEngine):
         """Frees these rows (ascending); the last rows take their places. To be called without a plan."""
         if not finished:
             return
-        rows, left = self._rows, len(self._rows) - len(finished)
+        rows, row_count = self._rows, len(self._rows) - len(finished)
         gone = set(finished)
-        targets = [number for number in finished if number < left]
-        sources = [number for number in range(left, len(rows)) if number not in gone]
+        targets = [number for number in finished if number < row_count]
+        sources = [number for number in range(row_count, len(rows)) if number not in gone]
         if sources:
             shift = self._first_row
             self._cache.move(
@@ -402,7 +404,7 @@ class TransformersEngine(StepEngine):
             )
         for source, target in zip(sources, targets, strict=True):
             rows[target] = rows[source]
-        del rows[left:]
+        del rows[row_count:]
 
     def _to_lists(
         self, tokens: Tensor, logprobs: Tensor, rows: Sequence[ActiveSequence]

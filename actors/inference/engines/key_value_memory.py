@@ -41,8 +41,8 @@ class KeyValueMemory:
         """The beginning of ``prompt`` whose keys and values are kept, without its last token: it gives the logits."""
         if self._tree is None or len(prompt) <= REUSE_TOKENS:
             return Prefix()
-        found = self._tree.match(prompt[:-1])
-        return found if found.tokens >= REUSE_TOKENS else Prefix()
+        prefix = self._tree.match(prompt[:-1])
+        return prefix if prefix.tokens >= REUSE_TOKENS else Prefix()
 
     def keep(self, row: int, tokens: Sequence[int]) -> None:
         """Keeps the keys and values of ``tokens``, the first ones of a row, as long as there is memory."""

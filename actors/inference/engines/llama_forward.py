@@ -311,7 +311,7 @@ def relative_difference(ours: Forward, theirs: Forward, model: PreTrainedModel) 
         ]
         plan = DecodePlan(rows, cache, model.dtype, model.device)
         logits.append(forward.decode(cache, plan.inputs, plan.next_step))
-    expected, found = (torch.cat(logits[half]).float() for half in (slice(3), slice(3, None)))
+    expected, computed = (torch.cat(logits[half]).float() for half in (slice(3), slice(3, None)))
     scale = expected.abs().max().item()
-    apart = (expected - found).abs().max().item()
+    apart = (expected - computed).abs().max().item()
     return apart / scale if 0 < scale < float("inf") else None

@@ -124,8 +124,8 @@ class OpenaiEngine(Engine):
         """Endpoints of newer models refuse ``max_tokens``, and name the key that they want: from then on it has that
         name, if it is a key of messages."""
         if not self._takes_max_tokens:
-            body = _renamed(body)
-        response = await self._sent(url, body, on_tokens)
+            body = _rename_token_limit(body)
+        response = await self._send(url, body, on_tokens)
         if (
             isinstance(response, httpx2.Response)
             and response.status_code == HTTPStatus.BAD_REQUEST
@@ -134,10 +134,10 @@ class OpenaiEngine(Engine):
             and "max_tokens" in body
         ):
             self._takes_max_tokens = False
-            response = await self._sent(url, _renamed(body), on_tokens)
+            response = await self._send(url, _rename_token_limit(body), on_tokens)
         return response
 
-    async def _sent(
+    async def _send(
         self, url: str, body: dict[str, Any], on_tokens: OnTokens | None
     ) -> httpx2.Response | dict[str, Any] | None:
         """The response, or, of a stream, the whole answer; None if ``on_tokens`` has ended it."""
@@ -210,7 +210,7 @@ def api_key(config: OpenaiEngineConfig) -> str | None:
     return None if config.api_key_file is None else config.api_key_file.read_text().strip()
 
 
-def _renamed(body: dict[str, Any]) -> dict[str, Any]:
+def _rename_token_limit(body: dict[str, Any]) -> dict[str, Any]:
     if "messages" not in body:
         return body
     return {_NEW_NAME if key == "max_tokens" else key: value for key, value in body.items()}

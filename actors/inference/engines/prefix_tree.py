@@ -88,7 +88,7 @@ class PrefixTree:
         path: list[tuple[_Edge, int]] = []
         edge, at = self._root, 0
         while at < len(tokens) and (child := edge.children.get(tokens[at])) is not None:
-            agreed = _agreed(child.tokens, tokens, at)
+            agreed = _equal_tokens(child.tokens, tokens, at)
             path.append((child, agreed))
             if agreed < len(child.tokens):
                 break
@@ -118,7 +118,7 @@ class PrefixTree:
             self.tokens -= len(edge.tokens)
 
 
-def _agreed(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:
+def _equal_tokens(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:
     """The number of tokens of ``edge`` that equal ``tokens`` from ``at`` on."""
     if tokens[at : at + len(edge)] == edge:
         return len(edge)

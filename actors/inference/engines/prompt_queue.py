@@ -133,10 +133,10 @@ class _Batch:
     def fits(self, admitted: Admitted) -> bool:
         """Adds a prompt. Returns False if it has to wait for the next forward: it is too long, or begins like another
         one, so that a part of it is known then."""
-        prompt, known = admitted.request.prompt_tokens, admitted.prefix.tokens
-        beginning = prompt[: known + REUSE_TOKENS]
+        prompt, prefix_length = admitted.request.prompt_tokens, admitted.prefix.tokens
+        beginning = prompt[: prefix_length + REUSE_TOKENS]
         if prompt not in self._prompts:
-            longest = max(self._longest, len(prompt) - known)
+            longest = max(self._longest, len(prompt) - prefix_length)
             if self._prompts and longest * (len(self._prompts) + 1) > self._chunk:
                 return False
             if self._is_kept and len(prompt) > len(beginning) and beginning in self._beginnings:

@@ -36,7 +36,7 @@ class SimulatedEngine(Engine):
         self._steps = SimulatedStepEngine(config, self._loop.time)
         self._turns: dict[str, Pending] = {}
         self._listeners: dict[str, OnTokens] = {}
-        self._known: dict[str, int] = {}
+        self._token_counts: dict[str, int] = {}
         """The number of tokens that each of them has got."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -49,7 +49,7 @@ class SimulatedEngine(Engine):
         turn: asyncio.Future[EngineResult] = self._loop.create_future()
         self._turns[name] = pending = Pending(request.adapter, turn)
         if on_tokens is not None:
-            self._listeners[name], self._known[name] = on_tokens, 0
+            self._listeners[name], self._token_counts[name] = on_tokens, 0
         self._advance()
         try:
             return await turn
@@ -58,7 +58,7 @@ class SimulatedEngine(Engine):
                 del self._turns[name]
                 self._steps.abort(name)
             if on_tokens is not None and self._listeners.get(name) is on_tokens:
-                del self._listeners[name], self._known[name]
+                del self._listeners[name], self._token_counts[name]
 
     async def interrupt(self, adapter: str | None = None) -> None:
         for name, pending in list(self._turns.items()):
@@ -75,8 +75,8 @@ class SimulatedEngine(Engine):
         started = self._loop.time()
         weights = self._steps.weights()
         await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
-        if (found := int(weights["state"][0])) != handle.version:
-            raise WrongVersion(handle.key, handle.version, found)
+        if (version := int(weights["state"][0])) != handle.version:
+            raise WrongVersion(handle.key, handle.version, version)
         copied = self._loop.time()
         await asyncio.sleep(self._config.install_s)
         self._steps.weights_loaded(weights, adapter)
@@ -115,8 +115,8 @@ class SimulatedEngine(Engine):
         self._timer = None if due_s == math.inf else self._loop.call_at(due_s, self._advance)
 
     def _hand_out(self) -> None:
-        for name, tokens in self._steps.new_tokens(self._known).items():
-            self._known[name] += len(tokens)
+        for name, tokens in self._steps.new_tokens(self._token_counts).items():
+            self._token_counts[name] += len(tokens)
             if self._listeners[name](tokens) is True:
                 self._interrupt(name)
 

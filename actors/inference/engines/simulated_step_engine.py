@@ -128,16 +128,16 @@ class SimulatedStepEngine(StepEngine):
         self._admit()
         return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
 
-    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """See ``StepEngine.new_tokens``: those at the time of the last call of another method."""
-        found = {}
+        tokens_by_request = {}
         for end, _, sequence in self._ends:
             name = sequence.request.request_id
-            if name in known:
-                tokens = sequence.tokens[known[name] : sequence.tokens_before(end - self._progress)]
+            if name in token_counts:
+                tokens = sequence.tokens[token_counts[name] : sequence.tokens_before(end - self._progress)]
                 if tokens:
-                    found[name] = tokens
-        return found
+                    tokens_by_request[name] = tokens
+        return tokens_by_request
 
     @property
     def token_due_s(self) -> float:

@@ -37,9 +37,9 @@ class StepEngine(ABC):
         it. Returns None for an unknown or finished request."""
 
     @abstractmethod
-    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The tokens of running requests beyond those that are known: ``known`` has their number for each request.
-        Requests without any are left out."""
+    def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The tokens of running requests beyond those that are known: ``token_counts`` has their number for each
+        request. Requests without any are left out."""
 
     @property
     @abstractmethod

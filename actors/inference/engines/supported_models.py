@@ -24,10 +24,10 @@ def context_of(model: PreTrainedModel, max_context: int | None) -> int:
 def refuse_unsupported(model: PreTrainedModel, max_context: int) -> None:
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
-    if others:
+    other_types = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    if other_types:
         raise UnsupportedModel(
-            name, f"layers of type {', '.join(others)} need another cache: use another engine"
+            name, f"layers of type {', '.join(other_types)} need another cache: use another engine"
         )
     if not model._supports_attention_backend or not model._supports_sdpa:
         raise UnsupportedModel(

@@ -44,7 +44,7 @@ class ThreadedEngine(Engine):
         self._turns: dict[str, Pending] = {}
         self._listeners: dict[str, OnTokens] = {}
         """Those of the turns whose tokens are wanted as they come."""
-        self._known: dict[str, int] = {}
+        self._token_counts: dict[str, int] = {}
         """The number of tokens that each of them has got. Of the worker thread."""
         self._is_handing_out = False
         """Tokens are on their way to the event loop: those of later steps wait, and travel together."""
@@ -66,7 +66,7 @@ class ThreadedEngine(Engine):
         self._send(lambda: self._add(request))
         if on_tokens is not None:
             self._listeners[name] = on_tokens
-            self._send(lambda: self._known.update({name: 0}))
+            self._send(lambda: self._token_counts.update({name: 0}))
         try:
             return await future
         except asyncio.CancelledError:
@@ -76,7 +76,7 @@ class ThreadedEngine(Engine):
             self._turns.pop(name, None)
             if on_tokens is not None:
                 self._listeners.pop(name, None)
-                self._send(lambda: self._known.pop(name, None))
+                self._send(lambda: self._token_counts.pop(name, None))
 
     async def interrupt(self, adapter: str | None = None) -> None:
         for request_id, turn in self._turns.items():
@@ -87,7 +87,7 @@ class ThreadedEngine(Engine):
     async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
         started = time.perf_counter()
         weights = await self.run(lambda engine: engine.room_for(handle))
-        asked = time.perf_counter()
+        transfer_start = time.perf_counter()
         if self._reads_in_place:
             view = transport.mapped(handle, like=weights, checked=True, timeout_s=TRANSFER_TIMEOUT_S)
             async with view as tensors:
@@ -97,7 +97,7 @@ class ThreadedEngine(Engine):
             await transport.get(handle, into=weights, timeout_s=TRANSFER_TIMEOUT_S)
             copied = time.perf_counter()
             await self._take_over(weights, adapter)
-        return LoadTimes(copied - asked, asked - started + time.perf_counter() - copied)
+        return LoadTimes(copied - transfer_start, transfer_start - started + time.perf_counter() - copied)
 
     async def _take_over(self, tensors: Mapping[str, Any], adapter: str) -> None:
         """Waits until the engine is done with ``tensors``, also if it is cancelled: their memory is another process's,
@@ -168,7 +168,7 @@ class ThreadedEngine(Engine):
             try:
                 while self._take_messages():
                     results = self._step()
-                    if self._known:
+                    if self._token_counts:
                         self._hand_out()
                     if results:
                         self._post(self._deliver, results)
@@ -191,11 +191,11 @@ class ThreadedEngine(Engine):
         """Sends new tokens to their listeners. Never waits for them."""
         if self._is_handing_out:
             return
-        if found := self._engine.new_tokens(self._known):
-            for name, tokens in found.items():
-                self._known[name] += len(tokens)
+        if tokens_by_request := self._engine.new_tokens(self._token_counts):
+            for name, tokens in tokens_by_request.items():
+                self._token_counts[name] += len(tokens)
             self._is_handing_out = True
-            self._post(self._pass_on, found)
+            self._post(self._pass_on, tokens_by_request)
 
     def _take_messages(self) -> bool:
         """Handles the inbox; waits for a message if the engine has no request. False: the thread is to end."""
@@ -230,9 +230,9 @@ class ThreadedEngine(Engine):
 
     # ------------------------------------------------------------------ on the event loop
 
-    def _pass_on(self, found: dict[str, tuple[int, ...]]) -> None:
+    def _pass_on(self, tokens_by_request: dict[str, tuple[int, ...]]) -> None:
         self._is_handing_out = False
-        for name, tokens in found.items():
+        for name, tokens in tokens_by_request.items():
             if (listener := self._listeners.get(name)) is not None and listener(tokens) is True:
                 del self._listeners[name]
                 self._send(lambda n=name: self._interrupt(n))  # type: ignore[misc]

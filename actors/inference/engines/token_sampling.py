@@ -77,8 +77,10 @@ class Sampling:
         ]
         if not cut:
             return cls(divisor, greedy)
-        rows, each = zip(*cut, strict=True)
-        return cls(divisor, greedy, Truncations.of(each, device), torch.tensor(rows, device=device))
+        rows, row_truncations = zip(*cut, strict=True)
+        return cls(
+            divisor, greedy, Truncations.of(row_truncations, device), torch.tensor(rows, device=device)
+        )
 
 
 def sample_tokens(logits: Tensor, points: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

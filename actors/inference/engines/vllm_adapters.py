@@ -89,9 +89,9 @@ def base_source(model: ModelConfig, base: ServedBase, folder: str) -> str:
     seed."""
     if model.path is not None:
         return model.path
-    made = seeded_model(model, base.seed, torch.float32)
-    made.config.architectures = [type(made).__name__]
-    made.to(getattr(torch, model.dtype)).save_pretrained(folder)
+    base_model = seeded_model(model, base.seed, torch.float32)
+    base_model.config.architectures = [type(base_model).__name__]
+    base_model.to(getattr(torch, model.dtype)).save_pretrained(folder)
     return folder
 
 

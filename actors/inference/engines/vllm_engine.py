@@ -189,7 +189,7 @@ class VllmEngine(StepEngine):
             if not all(map(math.isfinite, logprobs)):
                 broken.append(output.request_id)
             elif output.finished:
-                results.append(self._finished(turn, part))
+                results.append(self._finish(turn, part))
         self._counted.step(time.perf_counter() - began, len(outputs), first_tokens)
         if broken:
             self._is_stained = True
@@ -197,7 +197,7 @@ class VllmEngine(StepEngine):
             raise NonFiniteLogits(tuple(broken))
         return results
 
-    def _finished(self, turn: _Turn, part: Any) -> EngineResult:
+    def _finish(self, turn: _Turn, part: Any) -> EngineResult:
         """Raises EngineFailed if vLLM ended the turn for a reason of its own, or other weights generated a token."""
         spans = [(span.version, span.start, span.end) for span in part.weight_versions or ()]
         loaded = self._loaded.model_version
@@ -218,13 +218,13 @@ class VllmEngine(StepEngine):
         self._counted.ended(turn.request, interrupted=True)
         return turn.result("interrupted")
 
-    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        new = {
+    def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        tokens_by_request = {
             name: tuple(turn.tokens[number:])
-            for name, number in known.items()
+            for name, number in token_counts.items()
             if (turn := self._turns.get(name)) is not None
         }
-        return {name: tokens for name, tokens in new.items() if tokens}
+        return {name: tokens for name, tokens in tokens_by_request.items() if tokens}
 
     @property
     def pending(self) -> int:

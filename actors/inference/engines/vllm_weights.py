@@ -52,7 +52,7 @@ class StagedWeights:
             end = begin + tensor.numel() * tensor.element_size()
         self._file = os.fdopen(os.memfd_create("flexmarl-staged-weights"), "r+b", buffering=0)
         os.posix_fallocate(self._file.fileno(), 0, end)  # else a full memory would kill this process later
-        self.tensors = _mapped(self._file.fileno(), self._layout)
+        self.tensors = _map_tensors(self._file.fileno(), self._layout)
 
     def location(self) -> dict[str, Any]:
         """The keyword arguments of ``StagedLocation``. Valid until ``close``."""
@@ -63,7 +63,7 @@ class StagedWeights:
         self._file.close()
 
 
-def _mapped(descriptor: int, layout: list[tuple[str, list[int], str, int]]) -> dict[str, Tensor]:
+def _map_tensors(descriptor: int, layout: list[tuple[str, list[int], str, int]]) -> dict[str, Tensor]:
     flat = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
     tensors = {}
     for name, shape, dtype_name, begin in layout:
@@ -143,7 +143,7 @@ class WeightReader(WeightTransferEngine[StagedLocation, WholeVersion]):  # type:
 
     def init_transfer_engine(self, init_info: StagedLocation) -> None:
         with Path(init_info.path).open("r+b") as file:
-            self._staged = _mapped(file.fileno(), init_info.layout)
+            self._staged = _map_tensors(file.fileno(), init_info.layout)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -169,14 +169,14 @@ class WeightReader(WeightTransferEngine[StagedLocation, WholeVersion]):  # type:
 def _process_tied(model: nn.Module) -> None:
     """Computes again what later modules of a tied parameter made of its values. vLLM's reload does it for the first
     module alone, and its CPU engine generates with a packed copy."""
-    known: set[int] = set()
+    processed: set[int] = set()
     for module in model.modules():
-        own = {id(parameter) for parameter in module.parameters(recurse=False)}
-        if own & known:
+        parameters = {id(parameter) for parameter in module.parameters(recurse=False)}
+        if parameters & processed:
             method = getattr(module, "quant_method", None)
             if isinstance(method, QuantizeMethodBase):
                 method.process_weights_after_loading(module)
-        known |= own
+        processed |= parameters
 
 
 class WorkerExtension:

@@ -3,7 +3,7 @@
 import pytest
 
 from flexmarl.actors.errors import InvalidRequest
-from flexmarl.actors.inference.engine_requests import engine_request, generation_of, kept
+from flexmarl.actors.inference.engine_requests import engine_request, generation_of, keep_result
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.messages import GenerateRequest, Generation, VersionRange
 from flexmarl.actors.names import PolicyName, Version
@@ -42,6 +42,6 @@ def test_a_complete_turn_can_not_be_resumed() -> None:
 def test_an_engine_that_can_not_resume_keeps_nothing_of_an_interrupted_turn() -> None:
     part = EngineResult("q", (1, 2), (-0.5, -1.0), "interrupted")
     whole = EngineResult("q", (1, 2), (-0.5, -1.0), "stop")
-    assert kept(part, resumable=True) == part
-    assert kept(part, resumable=False) == EngineResult("q", (), (), "interrupted")
-    assert kept(whole, resumable=False) == whole
+    assert keep_result(part, resumable=True) == part
+    assert keep_result(part, resumable=False) == EngineResult("q", (), (), "interrupted")
+    assert keep_result(whole, resumable=False) == whole

@@ -54,7 +54,7 @@ def routes(decided: list[Decision], router: Router) -> dict[int, str]:
 def test_the_turns_of_all_policies_fill_one_instance() -> None:
     router = serving({"x": 3})
     for turn, policy in enumerate((A, B, A, B)):
-        router.asked(1, asked(turn, policy), 0.0)
+        router.requested(1, asked(turn, policy), 0.0)
     assert routes(router.decisions(0.0), router) == {0: "x", 1: "x", 2: "x"}
     router.ended(1, 0, 5, 1.0)
     assert routes(router.decisions(1.0), router) == {3: "x"}, "the end of a turn of a makes room for one of b"
@@ -62,10 +62,10 @@ def test_the_turns_of_all_policies_fill_one_instance() -> None:
 
 def test_a_turn_goes_to_the_instance_with_the_fewest_tokens_of_all_policies() -> None:
     router = serving({"x": 8, "y": 8})
-    router.asked(1, asked(0, A, prompt_tokens=1000), 0.0)
+    router.requested(1, asked(0, A, prompt_tokens=1000), 0.0)
     assert routes(router.decisions(0.0), router) == {0: "x"}
     for turn in (1, 2):
-        router.asked(1, asked(turn, B), 0.0)
+        router.requested(1, asked(turn, B), 0.0)
     assert routes(router.decisions(0.0), router) == {1: "y", 2: "y"}
 
 
@@ -73,7 +73,7 @@ def test_of_the_turns_that_wait_for_room_the_first_in_line_is_first_whatever_its
     router = serving({"x": 1})
     order = [A, B, B, A, B, A]
     for turn, policy in enumerate(order):
-        router.asked(1, asked(turn, policy), float(turn))
+        router.requested(1, asked(turn, policy), float(turn))
     got: list[int] = []
     for turn in range(len(order)):
         got += routes(router.decisions(10.0 + turn), router)
@@ -86,8 +86,8 @@ def test_a_version_of_one_policy_stops_no_turns_of_the_others() -> None:
     router.published(A, Version(1), 1.0)
     (load,) = router.decisions(1.0)
     assert load == Load(router.numbers_of("x")[0], A, Version(1))
-    router.asked(1, asked(1, A, 1), 1.0)
-    router.asked(1, asked(2, B), 1.0)
+    router.requested(1, asked(1, A, 1), 1.0)
+    router.requested(1, asked(2, B), 1.0)
     (route,) = router.decisions(1.0)
     assert isinstance(route, Route) and (route.routed.turn, route.routed.version) == (2, 0)
     router.loaded(load.instance, Version(1), 2.0)
@@ -97,9 +97,9 @@ def test_a_version_of_one_policy_stops_no_turns_of_the_others() -> None:
 
 def test_turns_that_a_version_interrupts_make_room_for_those_of_other_policies() -> None:
     router = serving({"x": 1})
-    router.asked(1, asked(1, A), 0.0)
+    router.requested(1, asked(1, A), 0.0)
     router.decisions(0.0)
-    router.asked(1, asked(2, B), 0.0)
+    router.requested(1, asked(2, B), 0.0)
     router.published(A, Version(1), 1.0)
     assert not routes(router.decisions(1.0), router)
     router.ended(1, 1, 5, 1.0)
@@ -110,14 +110,14 @@ def test_the_loss_of_an_instance_is_the_loss_of_all_its_policies() -> None:
     router = serving({"x": 8})
     first, second = router.numbers_of("x")
     for turn, policy in enumerate((A, B)):
-        router.asked(1, asked(turn, policy), 0.0)
+        router.requested(1, asked(turn, policy), 0.0)
     router.decisions(0.0)
     router.suspected(second, "silent", 1.0)
     decided = router.decisions(1.0)
     assert [d for d in decided if isinstance(d, Probe)] == [Probe(first), Probe(second)]
     router.trusted(first, Version(0), 2.0)
-    router.asked(1, asked(2, A), 2.0)
-    router.asked(1, asked(3, B), 2.0)
+    router.requested(1, asked(2, A), 2.0)
+    router.requested(1, asked(3, B), 2.0)
     assert routes(router.decisions(2.0), router) == {2: "x"}, "b has not answered yet"
     router.lost(first, "killed", 3.0)
     gone = [d for d in router.decisions(3.0) if isinstance(d, Changed)]
@@ -130,12 +130,12 @@ def test_the_loss_of_an_instance_is_the_loss_of_all_its_policies() -> None:
 def test_a_policy_that_an_instance_can_not_load_leaves_the_others_there() -> None:
     router = serving({"x": 1})
     first, second = router.numbers_of("x")
-    router.asked(1, asked(1, B), 0.0)
+    router.requested(1, asked(1, B), 0.0)
     router.decisions(0.0)
     router.failed(second, "LoadFailed: digest", 1.0)
     assert Deserted(B, 0.0, "x: LoadFailed: digest") in router.decisions(1.0)
     assert router.numbers_of("x") == [first] and router.first_number(second) == first
-    router.asked(1, asked(2, A), 1.0)
+    router.requested(1, asked(2, A), 1.0)
     assert routes(router.decisions(1.0), router) == {2: "x"}, "the turn of b has left its place"
     router.lost(second, "killed", 2.0)
     assert router.numbers_of("x") == []
@@ -159,7 +159,7 @@ def test_shared_instances_do_not_move() -> None:
         for number in parts:
             router.loaded(number, Version(0), 0.5)
     for turn in range(20):
-        router.asked(1, asked(turn, (A, C)[turn % 2]), 1.0)
+        router.requested(1, asked(turn, (A, C)[turn % 2]), 1.0)
     router.decisions(1.0)
     for turn in range(2):
         router.ended(1, turn, 5, 2.0)
@@ -172,7 +172,7 @@ def test_shared_instances_do_not_move() -> None:
 def test_figures_of_an_instance_count_the_turns_of_all_its_policies(seed: int) -> None:
     router, random = serving({"x": 4}), Random(seed)
     for turn in range(40):
-        router.asked(1, asked(turn, random.choice([A, B])), float(turn))
+        router.requested(1, asked(turn, random.choice([A, B])), float(turn))
         router.decisions(float(turn))
         router.ended(1, turn, 3, turn + 0.5)
     found = router.statistics()
@@ -258,7 +258,7 @@ def test_in_any_order_of_events_places_are_used_and_all_turns_are_routed(
         turns = sorted([*books.waiting, *books.at])
         if event == "ask":
             policy, next_turn = random.choice([A, B, C]), next_turn + 1
-            router.asked(1, asked(next_turn, policy)._replace(newest=None), now)
+            router.requested(1, asked(next_turn, policy)._replace(newest=None), now)
             books.waiting[next_turn] = policy
         elif event == "end" and turns:
             end(random.choice(turns), now)

@@ -162,7 +162,7 @@ class RouterMachine(RuleBasedStateMachine):
             request = TurnAsked(self.next_turn, policy, oldest, newest, tokens, behind, prefix)
             self.turns[session, self.next_turn] = request
             self.waiting.add((session, self.next_turn))
-            self.router.asked(session, request, self.now)
+            self.router.requested(session, request, self.now)
         self.decide()
 
     @precondition(lambda self: self.turns)

@@ -59,9 +59,9 @@ class CountingRouter(RouterActor):
         self.messages: list[tuple[float, int, int]] = []
 
     @endpoint
-    async def turns(self, session: int, asked: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
-        self.messages.append((asyncio.get_running_loop().time(), len(asked), len(ended)))
-        return await super().turns(session, asked, ended)
+    async def turns(self, session: int, requests: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+        self.messages.append((asyncio.get_running_loop().time(), len(requests), len(ended)))
+        return await super().turns(session, requests, ended)
 
 
 def run(capacity: int, case: Callable[[CountingRouter, TurnRoutes], Awaitable[None]]) -> None:

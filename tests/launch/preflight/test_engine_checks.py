@@ -32,7 +32,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(
 
 
 def test_a_vllm_that_is_missing_is_found_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flexmarl.actors.inference.vllm_installed._installed", lambda package: None)
+    monkeypatch.setattr("flexmarl.actors.inference.vllm_installed._installed_version", lambda package: None)
     problems = [*engine_problems(resolve(str(TINY), ["engine.name=vllm"]))]
     assert problems
     for problem in problems:

@@ -49,7 +49,7 @@ class Recorder(StepEngine):
         self._ids.remove(request_id)
         return EngineResult(request_id, (), (), "interrupted")
 
-    def new_tokens(self, known: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         self.log.append("new tokens")
         return {}
 
