@@ -112,7 +112,7 @@ class Arena:
             readable = re.sub(r"[^A-Za-z0-9]+", "_", label)[:48]
             name = f"{self._process}-{next(self._numbers)}-{readable}.arena"
             with contextlib.suppress(FileExistsError):  # another process has looked for abandoned files
-                block = self._created(name, size_bytes)
+                block = self._create(name, size_bytes)
                 break
         with self._lock:
             self._blocks[name] = block
@@ -120,7 +120,7 @@ class Arena:
             self._unpin[name] = self._pin(block.address, len(block.memory))
         return block
 
-    def _created(self, name: str, size_bytes: int) -> Block:
+    def _create(self, name: str, size_bytes: int) -> Block:
         try:
             return Block.create(self._directory, name, size_bytes)
         except ArenaSpace as full:
@@ -155,8 +155,8 @@ def populate(block: Block, share: Share) -> None:
     size = len(block.memory)
     count = -(-size // _POPULATED_AT_ONCE)
 
-    def one(index: int) -> None:
+    def populate_part(index: int) -> None:
         start = index * _POPULATED_AT_ONCE
         block.populate(start, min(start + _POPULATED_AT_ONCE, size))
 
-    share(count, one)
+    share(count, populate_part)

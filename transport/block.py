@@ -138,10 +138,10 @@ class Block:
         Only with ``writable`` may ``begin`` be called. Raises ForeignHandle if it names anything else,
         FileNotFoundError if the file was removed.
         """
-        descriptor, size = _opened(directory, name)
+        descriptor, size = _open_file(directory, name)
         try:
             # Writable, because torch has no read-only tensors; readers don't write, and keep the map to themselves.
-            memory = _checked(mmap.mmap(descriptor, size), directory, name)
+            memory = _check_header(mmap.mmap(descriptor, size), directory, name)
             return cls(directory, name, memory, os.dup(descriptor) if writable else None)
         finally:
             os.close(descriptor)
@@ -153,13 +153,13 @@ class Block:
         Returns None if it is being written. This process alone sees its own writes to ``memory``.
         Raises as ``open`` does.
         """
-        descriptor, size = _opened(directory, name)
+        descriptor, size = _open_file(directory, name)
         try:
             if not try_lock(descriptor, USE, exclusive=False):
                 return None
             # The mapping has a reference to this file description, and so keeps the lock.
             memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
-            return cls(directory, name, _checked(memory, directory, name), None)
+            return cls(directory, name, _check_header(memory, directory, name), None)
         finally:
             os.close(descriptor)
 
@@ -169,7 +169,7 @@ class Block:
         Unlike ``use`` it excludes this process too, and many may be held at a time.
         """
         try:
-            descriptor, _ = _opened(self.directory, self.name)
+            descriptor, _ = _open_file(self.directory, self.name)
         except FileNotFoundError:
             return None
         if try_lock(descriptor, USE, exclusive=False):
@@ -300,7 +300,7 @@ class Block:
             self._descriptor = None
 
 
-def _opened(directory: Path, name: str) -> tuple[int, int]:
+def _open_file(directory: Path, name: str) -> tuple[int, int]:
     """The descriptor and size of another process's file."""
     if not is_block_name(name):
         raise ForeignHandle(name, str(directory), "invalid name: needs the plain name of an arena file")
@@ -317,7 +317,7 @@ def _opened(directory: Path, name: str) -> tuple[int, int]:
     return descriptor, status.st_size
 
 
-def _checked(memory: mmap.mmap, directory: Path, name: str) -> mmap.mmap:
+def _check_header(memory: mmap.mmap, directory: Path, name: str) -> mmap.mmap:
     words = memoryview(memory)[:_PAGE].cast("Q")
     capacity = words[_CAPACITY]
     if words[0] != _MAGIC or capacity % _PAGE or len(memory) != file_bytes(capacity):

@@ -33,25 +33,25 @@ class NoPath(TransportError):
 
 
 class StaleHandle(TransportError):
-    """A newer version has replaced the handle's. ``found``: that version; None if the owner has left."""
+    """A newer version has replaced the handle's. ``newest``: that version; None if the owner has left."""
 
-    def __init__(self, key: str, asked: int, found: int | None) -> None:
-        there = "nothing: its owner has left" if found is None else f"version {found}"
-        super().__init__(f"state {key}: needs version {asked}, found {there}; get a newer handle")
+    def __init__(self, key: str, version: int, newest: int | None) -> None:
+        present = "nothing: its owner has left" if newest is None else f"version {newest}"
+        super().__init__(f"state {key}: needs version {version}, found {present}; get a newer handle")
         self.key = key
-        self.asked = asked
-        self.found = found
+        self.version = version
+        self.newest = newest
 
 
 class CorruptState(TransportError):
     """The bytes of a state have another digest than the bytes that were set."""
 
-    def __init__(self, key: str, version: int, expected: int | None, found: int) -> None:
-        super().__init__(f"state {key}, version {version}: digest {found:#x} instead of {expected or 0:#x}")
+    def __init__(self, key: str, version: int, expected: int | None, actual: int) -> None:
+        super().__init__(f"state {key}, version {version}: digest {actual:#x} instead of {expected or 0:#x}")
         self.key = key
         self.version = version
         self.expected = expected
-        self.found = found
+        self.actual = actual
 
 
 class StateMismatch(TransportError):

@@ -240,11 +240,11 @@ class StateHandle:
             return self.tensors
         chosen = {spec.name for spec in self.tensors} if names is None else set(names)
         rows = rows or {}
-        known = {spec.name for spec in self.tensors}
-        problems = [f"{name}: not in the state" for name in sorted((chosen | rows.keys()) - known)]
+        state_names = {spec.name for spec in self.tensors}
+        problems = [f"{name}: not in the state" for name in sorted((chosen | rows.keys()) - state_names)]
         problems += [
             f"{name}: rows of a tensor that is not asked for"
-            for name in sorted((rows.keys() - chosen) & known)
+            for name in sorted((rows.keys() - chosen) & state_names)
         ]
         specs = []
         for spec in self.tensors:

@@ -38,8 +38,8 @@ def unlock_all(descriptor: int) -> None:
 def is_locked(descriptor: int, byte: int) -> bool:
     """True if another description holds a lock of ``byte``, of either kind."""
     request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    found: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0]
-    return found != fcntl.F_UNLCK
+    lock_type: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0]
+    return lock_type != fcntl.F_UNLCK
 
 
 def _set(descriptor: int, byte: int, kind: int) -> None:

@@ -44,10 +44,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``steps``: in the order for all. ``own``: by member, the pieces that it has and wants itself."""
+    """``steps``: in the order for all. ``local_pieces``: by member, the pieces that it has and wants itself."""
 
     steps: tuple[Step, ...]
-    own: Mapping[str, tuple[Piece, ...]]
+    local_pieces: Mapping[str, tuple[Piece, ...]]
 
 
 def rows_of(spec: TensorSpec) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def whole(specs: Sequence[TensorSpec]) -> Rows:
 
 
 def make_plan(
-    key: str, specs: Sequence[TensorSpec], held: Shards, wanted: Shards, bucket_bytes: int = BUCKET_BYTES
+    key: str, specs: Sequence[TensorSpec], held: Shards, needed: Shards, bucket_bytes: int = BUCKET_BYTES
 ) -> Plan:
     """The plan by which every member gets what it wants, of any member that has it, in buckets of ``bucket_bytes`` (a
     row may be larger).
@@ -68,19 +68,19 @@ def make_plan(
     Each piece is sent once for all that want it; senders share the work evenly. Raises StateMismatch for names and rows
     that no tensor has, and for rows that are wanted and held by no member.
     """
-    _check(key, specs, held, wanted)
+    _check(key, specs, held, needed)
     sent_bytes = dict.fromkeys(sorted(held), 0)
-    own: dict[str, list[Piece]] = {member: [] for member in wanted}
+    local_pieces: dict[str, list[Piece]] = {member: [] for member in needed}
     sending: dict[tuple[str, tuple[str, ...]], list[tuple[Piece, int]]] = {}
     problems = []
     for spec in specs:
         row_bytes = _row_bytes(spec)
-        for piece in _elementary(spec, held, wanted):
-            wanting = [member for member in sorted(wanted) if _covers(wanted[member], piece)]
+        for piece in _elementary(spec, held, needed):
+            wanting = [member for member in sorted(needed) if _covers(needed[member], piece)]
             holding = [member for member in sorted(held) if _covers(held[member], piece)]
             for member in wanting:
                 if member in holding:
-                    own[member].append(piece)
+                    local_pieces[member].append(piece)
             receivers = tuple(member for member in wanting if member not in holding)
             if not receivers:
                 continue
@@ -101,17 +101,17 @@ def make_plan(
         for step in _in_buckets(sender, receivers, pieces, bucket_bytes)
     ]
     numbered = tuple(replace(step, bucket=number) for number, step in enumerate(steps))
-    return Plan(numbered, {member: tuple(pieces) for member, pieces in own.items()})
+    return Plan(numbered, {member: tuple(pieces) for member, pieces in local_pieces.items()})
 
 
-def _check(key: str, specs: Sequence[TensorSpec], held: Shards, wanted: Shards) -> None:
-    known = {spec.name: rows_of(spec) for spec in specs}
+def _check(key: str, specs: Sequence[TensorSpec], held: Shards, needed: Shards) -> None:
+    ranges = {spec.name: rows_of(spec) for spec in specs}
     problems = []
-    for member, rows in (*held.items(), *wanted.items()):
+    for member, rows in (*held.items(), *needed.items()):
         for name, (start, stop) in rows.items():
-            if name not in known:
+            if name not in ranges:
                 problems.append(f"{name}: not in the state ({member})")
-            elif not known[name][0] <= start <= stop <= known[name][1]:
+            elif not ranges[name][0] <= start <= stop <= ranges[name][1]:
                 problems.append(f"{name}: no rows {start} to {stop} ({member})")
     if problems:
         raise StateMismatch(key, problems)
@@ -122,10 +122,10 @@ def _row_bytes(spec: TensorSpec) -> int:
     return spec.size_bytes // rows if rows else 0
 
 
-def _elementary(spec: TensorSpec, held: Shards, wanted: Shards) -> Iterator[Piece]:
+def _elementary(spec: TensorSpec, held: Shards, needed: Shards) -> Iterator[Piece]:
     """The rows of a tensor in pieces that each member has or wants as a whole or not at all."""
-    ranges = [rows[spec.name] for shards in (held, wanted) for rows in shards.values() if spec.name in rows]
-    ends = sorted({end for one in ranges for end in one})
+    ranges = [rows[spec.name] for shards in (held, needed) for rows in shards.values() if spec.name in rows]
+    ends = sorted({end for bounds in ranges for end in bounds})
     for start, stop in pairwise(ends):
         yield Piece(spec.name, start, stop)
 

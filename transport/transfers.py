@@ -30,10 +30,10 @@ class Transfer:
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def of(cls, wanted: Wanted[Any], timeout_s: float) -> "Transfer":
+    def of(cls, request: Wanted[Any], timeout_s: float) -> "Transfer":
         """A Get."""
-        handle, path = wanted.handle, wanted.source.path
-        return cls("get", handle.key, handle.version, path, wanted.size_bytes, timeout_s, wanted.progress)
+        handle, path = request.handle, request.source.path
+        return cls("get", handle.key, handle.version, path, request.size_bytes, timeout_s, request.progress)
 
     async def timed(self, moving: Awaitable[R]) -> tuple[R, float]:
         """Its result, and the seconds that it took. Raises TransferTimeout after the deadline, when the transfer has

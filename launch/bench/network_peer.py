@@ -27,7 +27,7 @@ from ...core.wire.curve import Keys
 from ...core.wire.zeromq import Tcp
 from ...transport.block import CHUNK_BYTES
 from ...transport.handle import StateHandle
-from ...transport.network.bulk import Bulk, secured
+from ...transport.network.bulk import Bulk, secure
 from ...transport.state import StateTransport
 from ..errors import BenchmarkFailed
 from . import flexmarl_calls
@@ -88,7 +88,7 @@ class Peer:
     def _send_bytes(self, raw: socket) -> None:
         raw.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         # TLS reports a reader that ends the connection as an error.
-        with closing(secured(raw, self._bulk, server=True)) as connection, suppress(OSError):
+        with closing(secure(raw, self._bulk, server=True)) as connection, suppress(OSError):
             while request := connection.recv(_REQUEST):
                 start, end = int.from_bytes(request[:8]), int.from_bytes(request[8:])
                 connection.sendall(self._memory[start:end])
@@ -193,7 +193,7 @@ class Peer:
 
         def one(number: int) -> None:
             with closing(create_connection((address, port))) as raw:
-                connection = secured(raw, self._bulk, server=False)
+                connection = secure(raw, self._bulk, server=False)
                 start = number * part
                 connection.sendall(start.to_bytes(8) + (start + part).to_bytes(8))
                 got = 0

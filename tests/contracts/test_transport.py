@@ -243,8 +243,8 @@ async def test_the_two_newest_versions_are_readable_and_older_ones_stale(ends: E
     for version in (0, 1):
         with pytest.raises(StaleHandle) as raised:
             await ends.destination.get(handles[version])
-        assert (raised.value.key, raised.value.asked) == ("key", version)
-        assert raised.value.found in (2, 3)
+        assert (raised.value.key, raised.value.version) == ("key", version)
+        assert raised.value.newest in (2, 3)
 
 
 async def test_the_same_version_set_again_is_another_state(ends: Ends) -> None:

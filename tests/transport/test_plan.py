@@ -49,7 +49,7 @@ def test_what_a_member_has_is_not_sent_to_it() -> None:
     plan = make_plan("key", SPECS[:1], split(2, SPECS[:1]), {"rank0": {"a": (2, 6)}})
     (step,) = plan.steps
     assert (step.sender, step.receivers, step.pieces) == ("rank1", ("rank0",), (Piece("a", 4, 6),))
-    assert plan.own == {"rank0": (Piece("a", 2, 4),)}
+    assert plan.local_pieces == {"rank0": (Piece("a", 2, 4),)}
 
 
 def test_equal_members_share_the_sending() -> None:
@@ -89,7 +89,7 @@ def test_every_member_gets_exactly_the_rows_that_it_wants(
             start, stop = held[step.sender][piece.tensor]
             assert start <= piece.start < piece.stop <= stop
     for member, rows_wanted in wanted.items():
-        got = [*plan.own[member], *_received(plan.steps, member)]
+        got = [*plan.local_pieces[member], *_received(plan.steps, member)]
         for name, (start, stop) in rows_wanted.items():
             mine = sorted((piece.start, piece.stop) for piece in got if piece.tensor == name)
             assert all(one[1] == other[0] for one, other in pairwise(mine))

@@ -95,7 +95,7 @@ async def test_a_busy_writer_in_another_process_never_tears_a_read(
                 await reader.get(handle, into=into)
             except StaleHandle as error:
                 stale += 1
-                assert error.found is not None and error.found > error.asked == handle.version
+                assert error.newest is not None and error.newest > error.version == handle.version
             else:
                 whole.add(handle.version)
                 for tensor in into.values():
@@ -128,7 +128,7 @@ async def test_an_owner_that_leaves_takes_its_files_along(tmp_path: Path, reader
     assert files(tmp_path) == []
     with pytest.raises(StaleHandle, match="its owner has left") as raised:
         await reader.get(handle)
-    assert raised.value.found is None
+    assert raised.value.newest is None
 
 
 # ----------------------------------------------------------------------- other places

@@ -84,9 +84,9 @@ class CudaDevices:
 
     def reachable(self) -> frozenset[tuple[str, str]]:
         return frozenset(
-            (one, other)
-            for one, other in itertools.permutations(self._indices, 2)
-            if torch.cuda.can_device_access_peer(self._indices[one], self._indices[other])
+            (device, peer)
+            for device, peer in itertools.permutations(self._indices, 2)
+            if torch.cuda.can_device_access_peer(self._indices[device], self._indices[peer])
         )
 
     def memory(self, device: str) -> DeviceMemory:

@@ -104,7 +104,7 @@ class FakeDevices:
 
     def memory(self, device: str) -> DeviceMemory:
         self._check_visible(device)
-        with self._locked(device):
+        with self._lock_accounts(device):
             total = self._total_bytes[device]
             return DeviceMemory(total - self._used_bytes(device), total)
 
@@ -114,7 +114,7 @@ class FakeDevices:
 
     def allocate(self, device: str, size_bytes: int) -> FakeBuffer:
         self._check_visible(device)
-        with self._locked(device):
+        with self._lock_accounts(device):
             free = self._total_bytes[device] - self._used_bytes(device)
             if size_bytes > free:
                 raise OutOfDeviceMemory(device, size_bytes, free)
@@ -203,8 +203,8 @@ class FakeDevices:
     def _buffer_of(self, tensor: Tensor) -> FakeBuffer | None:
         address = tensor.untyped_storage().data_ptr()
         with self._lock:
-            known = [*self._owned.values(), *self._opened.values()]
-        return next((buffer for buffer in known if buffer.has(address)), None)
+            buffers = [*self._owned.values(), *self._opened.values()]
+        return next((buffer for buffer in buffers if buffer.has(address)), None)
 
     def _check_visible(self, device: str) -> None:
         if device not in self._visible:
@@ -216,7 +216,7 @@ class FakeDevices:
         return folder / name
 
     @contextlib.contextmanager
-    def _locked(self, device: str) -> Iterator[None]:
+    def _lock_accounts(self, device: str) -> Iterator[None]:
         """Excludes other processes from the device's accounts."""
         descriptor = os.open(self._path(device, ".accounts"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -46,14 +46,14 @@ class NvidiaDevices:
 def read_devices(nvml: Any = None) -> NvidiaDevices:
     """All devices of the machine; a divided device (MIG) is listed as its parts. ``nvml``: the module of nvidia-ml-py;
     None: the installed one."""
-    nvml = nvml or _installed()
+    nvml = nvml or _import_nvml()
     if nvml is None:
         return NvidiaDevices((), "nvidia-ml-py is not installed (pip install flexmarl[gpu])")
     try:
-        with _initialised(nvml):
+        with _initialise(nvml):
             handles = _all_parts(nvml)
-            others = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for _, handle in handles}
-            devices = tuple(_device(nvml, index, handle, others) for index, handle in handles)
+            handles_by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for _, handle in handles}
+            devices = tuple(_device(nvml, index, handle, handles_by_uuid) for index, handle in handles)
     except nvml.NVMLError as error:
         return NvidiaDevices((), f"the driver refuses: {error}")
     return NvidiaDevices(devices, "" if devices else "the driver knows no device")
@@ -72,7 +72,7 @@ class DeviceMonitor:
 
     def __init__(self, nvml: Any = None) -> None:
         """``nvml``: as in ``read_devices``."""
-        self._nvml = nvml or _installed()
+        self._nvml = nvml or _import_nvml()
         self._handles: dict[str, Any] | None = None
 
     def read(self) -> dict[str, DeviceUse]:
@@ -81,7 +81,7 @@ class DeviceMonitor:
             return {}
         try:
             if self._handles is None:
-                self._handles = self._found()
+                self._handles = self._read_handles()
             return {uuid: self._use(handle) for uuid, handle in self._handles.items()}
         except self._nvml.NVMLError:
             self.close()
@@ -95,7 +95,7 @@ class DeviceMonitor:
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
 
-    def _found(self) -> dict[str, Any]:
+    def _read_handles(self) -> dict[str, Any]:
         self._nvml.nvmlInit()
         return {_text(self._nvml.nvmlDeviceGetUUID(part)): part for _, part in _all_parts(self._nvml)}
 
@@ -128,7 +128,7 @@ def _parts(nvml: Any, whole: Any) -> list[Any]:
     return parts
 
 
-def _device(nvml: Any, index: int, handle: Any, others: dict[str, Any]) -> NvidiaDevice:
+def _device(nvml: Any, index: int, handle: Any, handles_by_uuid: dict[str, Any]) -> NvidiaDevice:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
     computing = _processes(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -136,8 +136,8 @@ def _device(nvml: Any, index: int, handle: Any, others: dict[str, Any]) -> Nvidi
     return NvidiaDevice(
         uuid, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.free,
         _utilisation(nvml, handle),
-        tuple(other for other, its in others.items() if other != uuid and _reads(nvml, handle, its)),
-        index, computing, _unexplained(memory.total - memory.free, {*computing, *drawing}),
+        tuple(other for other, its in handles_by_uuid.items() if other != uuid and _reads(nvml, handle, its)),
+        index, computing, _unexplained_bytes(memory.total - memory.free, {*computing, *drawing}),
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _processes(nvml: Any, listed: Any, handle: Any) -> tuple[DeviceProcess, ...]
         return ()
 
 
-def _unexplained(used: int, processes: set[DeviceProcess]) -> int:
+def _unexplained_bytes(used: int, processes: set[DeviceProcess]) -> int:
     """0 if the memory of a process is not reported: it may have all of it."""
     sizes = [process.memory_bytes for process in processes]
     return 0 if None in sizes else max(0, used - sum(size or 0 for size in sizes))
@@ -170,7 +170,7 @@ def _reads(nvml: Any, reader: Any, other: Any) -> bool:
 
 
 @contextmanager
-def _initialised(nvml: Any) -> Iterator[None]:
+def _initialise(nvml: Any) -> Iterator[None]:
     nvml.nvmlInit()
     try:
         yield
@@ -183,7 +183,7 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _installed() -> Any:
+def _import_nvml() -> Any:
     try:
         import pynvml
     except ImportError:

@@ -89,7 +89,7 @@ class _Connected(ssl.SSLSocket):
             return None
 
 
-def secured(raw: socket.socket, bulk: Bulk, *, server: bool) -> socket.socket:
+def secure(raw: socket.socket, bulk: Bulk, *, server: bool) -> socket.socket:
     """The connection to use instead of ``raw``, whose peer has proved that it belongs to the run.
 
     Raises Refused, and OSError (TimeoutError after the socket's timeout); ``raw`` may be closed then.

@@ -29,8 +29,8 @@ class NodeCopies:
     def __init__(self, directory: Path, place: Place) -> None:
         self._directory = directory
         self._place = place
-        self._known: dict[str, Block] = {}
-        self._made: dict[str, Block] = {}
+        self._by_name: dict[str, Block] = {}
+        self._new_blocks: dict[str, Block] = {}
         self._numbers = itertools.count()
         self._watching: int | None = None
         self._populated: set[str] = set()
@@ -85,7 +85,7 @@ class NodeCopies:
     def _new(self, handle: StateHandle, share: Share) -> Block:
         name = f"copy-{_number(handle.key):016x}-{self._place.process}-{next(self._numbers)}.arena"
         block = Block.create(self._directory, name, handle.size_bytes)
-        self._made[name] = self._known[name] = block
+        self._new_blocks[name] = self._by_name[name] = block
         block.begin(handle.version, handle.size_bytes)
         self._populate(block, share)
         return block
@@ -109,11 +109,11 @@ class NodeCopies:
 
     def close(self) -> None:
         """Removes the copies that this process has made."""
-        for block in self._made.values():
+        for block in self._new_blocks.values():
             block.unlink()
             block.close()
-        self._made.clear()
-        self._known.clear()
+        self._new_blocks.clear()
+        self._by_name.clear()
         if self._watching is not None:
             os.close(self._watching)
             self._watching = None
@@ -124,15 +124,15 @@ class NodeCopies:
     def _blocks(self, key: str) -> list[Block]:
         """Those that exist, of any process."""
         names = {path.name for path in self._directory.glob(f"copy-{_number(key):016x}-*.arena")}
-        for name in [name for name, block in list(self._known.items()) if not block.is_linked]:
-            self._known.pop(name, None)
+        for name in [name for name, block in list(self._by_name.items()) if not block.is_linked]:
+            self._by_name.pop(name, None)
             self._populated.discard(name)
-        for name in names - self._known.keys():
+        for name in names - self._by_name.keys():
             try:
-                self._known[name] = Block.open(self._directory, name, writable=True)
+                self._by_name[name] = Block.open(self._directory, name, writable=True)
             except (FileNotFoundError, ForeignHandle):  # removed, or made, at this moment
                 continue
-        return [self._known[name] for name in sorted(names & self._known.keys())]
+        return [self._by_name[name] for name in sorted(names & self._by_name.keys())]
 
 
 def _lock_of(key: str) -> int:

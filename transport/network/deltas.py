@@ -23,19 +23,19 @@ class Deltas:
         self._old, self._new = old, new
         self._size_bytes = -(-size_bytes // 8) * 8  # memory ends with a page
         self._lock = threading.Lock()
-        self._known: dict[int, Future[bytes | None]] = {}
+        self._futures: dict[int, Future[bytes | None]] = {}
         self._computed = 0
         self._small = 0
 
     def of(self, start: int, end: int) -> bytes | None:
         """The changes of a bucket; None if they are not much smaller than it."""
-        found = []
+        deltas = []
         for chunk in range(start, end, CHUNK_BYTES):
             changes = self._chunk(chunk)
             if changes is None:
                 return None
-            found.append(changes)
-        return b"".join(found)
+            deltas.append(changes)
+        return b"".join(deltas)
 
     def compute(self, start: int) -> None:
         """Computes those of the chunk that begins there, which is in the cache: its thread has just written it."""
@@ -43,19 +43,19 @@ class Deltas:
 
     def _chunk(self, start: int) -> bytes | None:
         with self._lock:
-            known = self._known.get(start)
-            if known is None:
+            future = self._futures.get(start)
+            if future is None:
                 if self._computed >= _TRIED_CHUNKS and not self._small:
                     return None
-                mine = self._known[start] = Future()
-        if known is not None:
-            return known.result()
+                mine = self._futures[start] = Future()
+        if future is not None:
+            return future.result()
         end = min(start + CHUNK_BYTES, self._size_bytes)
         try:
             changes = delta.encode(self._old.bucket[start:end], self._new.bucket[start:end])
         except BaseException as error:
             with self._lock:
-                del self._known[start]
+                del self._futures[start]
             mine.set_exception(error)  # else those that wait would wait for ever
             raise
         with self._lock:

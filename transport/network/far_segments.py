@@ -31,7 +31,7 @@ from ..segments import (
     remove,
 )
 from ..statistics import NetworkStatistics
-from .bulk import Bulk, Refused, refusal, secured
+from .bulk import Bulk, Refused, refusal, secure
 from .fetch import connect, exactly, receive_into
 from .frames import MOST_BUCKET_BYTES, REPLY_BYTES, Answer, BadFrame, Piece, Reply
 from .server import BulkServer
@@ -135,7 +135,7 @@ class FarReader:
 
     def _fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float, stop: threading.Event) -> Found:
         address = place.rpartition("/")[0]
-        found: Found = {}
+        contents: Found = {}
         pieces = dict(_pieces(refs))
         give_up_at = time.monotonic() + timeout_s
         wrong = 0
@@ -143,9 +143,9 @@ class FarReader:
             try:
                 with (
                     closing(connect(address)) as raw,
-                    closing(secured(raw, self._bulk, server=False)) as connection,
+                    closing(secure(raw, self._bulk, server=False)) as connection,
                 ):
-                    for piece, memory in _received(connection, [*pieces]):
+                    for piece, memory in _receive(connection, [*pieces]):
                         if memory is None:
                             wrong += 1
                             if wrong > 1:
@@ -155,7 +155,7 @@ class FarReader:
                             continue
                         for ref in pieces.pop(piece):
                             start = ref.offset - piece.start
-                            found[ref] = memory[start : start + ref.size_bytes]
+                            contents[ref] = memory[start : start + ref.size_bytes]
             except (Refused, BadFrame, ForeignHandle, ConnectionRefusedError, socket.gaierror) as error:
                 raise PieceLost(place, len(refs), str(error)) from error
             except OSError as error:
@@ -164,7 +164,7 @@ class FarReader:
                 if stop.is_set() or time.monotonic() >= give_up_at:
                     raise PieceLost(place, len(refs), f"{error}, for {timeout_s:g} s") from error
                 stop.wait(_PAUSE_S)
-        return found
+        return contents
 
 
 def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[Piece, list[ByteRef]]]:
@@ -191,15 +191,13 @@ def _end(ref: ByteRef) -> int:
     return ref.offset + ref.size_bytes
 
 
-def _received(
-    connection: socket.socket, pieces: Sequence[Piece]
-) -> Iterator[tuple[Piece, memoryview | None]]:
+def _receive(connection: socket.socket, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, memoryview | None]]:
     """Each piece with its bytes; None if they have another digest. Raises OSError, BadFrame, ForeignHandle."""
-    asked = 0
+    request_count = 0
     for number, piece in enumerate(pieces):
-        while asked < min(len(pieces), number + _REQUESTS_AHEAD):
-            connection.sendall(pieces[asked].encode())
-            asked += 1
+        while request_count < min(len(pieces), number + _REQUESTS_AHEAD):
+            connection.sendall(pieces[request_count].encode())
+            request_count += 1
         reply = Reply.decode(exactly(connection, REPLY_BYTES))
         if reply.answer is Answer.FOREIGN:
             raise ForeignHandle(piece.segment, "its writer", "it is not there")

@@ -30,7 +30,7 @@ from ..paths.buckets import table_digest
 from ..paths.transfer_path import Progress
 from ..statistics import NetworkStatistics
 from . import delta
-from .bulk import Bulk, Refused, refusal, secured
+from .bulk import Bulk, Refused, refusal, secure
 from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
 
 BUCKET_BYTES: Final = 8 << 20
@@ -79,12 +79,12 @@ class Fetch:
         self._base = base
         self._report("")
 
-        def one(_: int) -> None:
+        def run_connection(_: int) -> None:
             with self._ends_all():
                 self._connection()
 
         try:
-            share(min(_CONNECTIONS, len(self._todo)), one)
+            share(min(_CONNECTIONS, len(self._todo)), run_connection)
         except TransportError as error:
             raise (self._error or error) from None  # the first one, not those that it has led to
 
@@ -115,43 +115,43 @@ class Fetch:
         while self._todo:
             if self._ended.is_set():
                 raise TransportClosed
-            asked: deque[int] = deque()
+            requests: deque[int] = deque()
             before = self._got_bytes
             try:
-                with self._connected() as connection:
-                    self._receive_all(connection, asked)
+                with self._connect() as connection:
+                    self._receive_all(connection, requests)
             except Refused as refused:
-                raise self._failed(f"refused: {refused}", PeerRefused) from None
+                raise self._error_of(f"refused: {refused}", PeerRefused) from None
             except (BadFrame, delta.BadDelta) as broken:
-                raise self._failed(str(broken)) from broken
+                raise self._error_of(str(broken)) from broken
             except ConnectionRefusedError:
-                raise self._failed("connection refused: its owner has left") from None
+                raise self._error_of("connection refused: its owner has left") from None
             except socket.gaierror as error:
-                raise self._failed(str(error)) from error
+                raise self._error_of(str(error)) from error
             except OSError as error:
                 if (refused_late := refusal(error)) is not None:
-                    raise self._failed(f"refused: {refused_late}", PeerRefused) from None
+                    raise self._error_of(f"refused: {refused_late}", PeerRefused) from None
                 if self._ended.is_set():
                     raise TransportClosed from None
                 self._report(str(error))
                 with self._lock:
                     self._statistics.reconnects += 1
                 pause = _PAUSE_S if self._got_bytes > before else min(2 * pause, _MOST_PAUSE_S)
-                self._todo.extendleft(reversed(asked))
+                self._todo.extendleft(reversed(requests))
                 self._ended.wait(pause)
 
     @contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
+    def _connect(self) -> Iterator[socket.socket]:
         with (
             closing(connect(self._source.address)) as raw,
-            self._known(raw),
-            closing(secured(raw, self._bulk, server=False)) as connection,
-            self._known(connection),
+            self._register(raw),
+            closing(secure(raw, self._bulk, server=False)) as connection,
+            self._register(connection),
         ):
             yield connection
 
     @contextmanager
-    def _known(self, connection: socket.socket) -> Iterator[None]:
+    def _register(self, connection: socket.socket) -> Iterator[None]:
         """``abort`` ends it."""
         with self._lock:
             self._connections.add(connection)
@@ -165,23 +165,23 @@ class Fetch:
 
     # ----------------------------------------------------------------------- a connection
 
-    def _receive_all(self, connection: socket.socket, asked: "deque[int]") -> None:
-        """Asks for buckets and receives them until there are no more. ``asked``: those that have not arrived."""
+    def _receive_all(self, connection: socket.socket, requests: "deque[int]") -> None:
+        """Asks for buckets and receives them until there are no more. ``requests``: those that have not arrived."""
         has_base = self._open(connection)
         while True:
-            while len(asked) < _REQUESTS_AHEAD and (bucket := self._next()) is not None:
-                asked.append(bucket)
+            while len(requests) < _REQUESTS_AHEAD and (bucket := self._next()) is not None:
+                requests.append(bucket)
                 start, end = self._range(bucket)
                 if start < end:
                     wants_delta = has_base and not self._wrong[bucket]
                     connection.sendall(Read(start, end, wants_delta).encode())
-            if not asked:
+            if not requests:
                 return
-            bucket = asked[0]
+            bucket = requests[0]
             start, end = self._range(bucket)
             is_right = start == end or self._receive(connection, start, end)
-            asked.popleft()
-            self._arrived(bucket, end - start, is_right)
+            requests.popleft()
+            self._end_bucket(bucket, end - start, is_right)
 
     def _open(self, connection: socket.socket) -> bool:
         """True if deltas may be asked for."""
@@ -195,9 +195,9 @@ class Fetch:
         if reply.answer is Answer.FOREIGN:
             raise ForeignHandle(source.block, source.address, "its owner does not serve it")
         table = memoryview(exactly(connection, reply.size_bytes)).cast("Q")
-        found = table_digest(table, self._size_bytes)
-        if found != handle.digest:
-            raise CorruptState(handle.key, handle.version, handle.digest, found)
+        digest = table_digest(table, self._size_bytes)
+        if digest != handle.digest:
+            raise CorruptState(handle.key, handle.version, handle.digest, digest)
         self._target.table[:chunks] = table
         return reply.has_base
 
@@ -231,8 +231,8 @@ class Fetch:
         return is_right
 
     def _is_right(self, first: int, last: int) -> bool:
-        found = xxhash.xxh3_64_intdigest(self._target.bucket[first:last])
-        return found == self._target.table[first // CHUNK_BYTES]
+        digest = xxhash.xxh3_64_intdigest(self._target.bucket[first:last])
+        return digest == self._target.table[first // CHUNK_BYTES]
 
     # ----------------------------------------------------------------------- buckets
 
@@ -244,14 +244,14 @@ class Fetch:
             return self._todo.popleft()
         return None
 
-    def _arrived(self, bucket: int, size_bytes: int, is_right: bool) -> None:
+    def _end_bucket(self, bucket: int, size_bytes: int, is_right: bool) -> None:
         if not is_right:  # once more, and as a whole: the base may be another version than its table says
             self._wrong[bucket] += 1
             if self._wrong[bucket] > 1:
                 first = bucket * BUCKET_BYTES // CHUNK_BYTES
                 chunk = self._target.bucket[bucket * BUCKET_BYTES :][: min(CHUNK_BYTES, size_bytes)]
-                found = xxhash.xxh3_64_intdigest(chunk)
-                raise CorruptState(self._handle.key, self._handle.version, self._target.table[first], found)
+                digest = xxhash.xxh3_64_intdigest(chunk)
+                raise CorruptState(self._handle.key, self._handle.version, self._target.table[first], digest)
             self._todo.append(bucket)
             return
         with self._lock:
@@ -270,7 +270,7 @@ class Fetch:
             done = f"{self._got_bytes} bytes came from {self._source.address}, bucket {first} did not yet"
         self._progress.words = f"{done}: {trouble}" if trouble else done
 
-    def _failed(self, reason: str, kind: Callable[..., FetchFailed] = FetchFailed) -> FetchFailed:
+    def _error_of(self, reason: str, kind: Callable[..., FetchFailed] = FetchFailed) -> FetchFailed:
         handle = self._handle
         with self._lock:
             first = min(self._missing, default=0)

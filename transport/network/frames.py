@@ -46,7 +46,7 @@ class Open:
 
     def encode(self) -> bytes:
         body = _OPEN.pack(self.generation, self.size_bytes, self.base is not None, self.base or 0)
-        return _framed(_OPEN_KIND, body + self.block.encode())
+        return _frame(_OPEN_KIND, body + self.block.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Read:
     delta: bool = False
 
     def encode(self) -> bytes:
-        return _framed(_READ_KIND, _READ.pack(self.start, self.end, self.delta))
+        return _frame(_READ_KIND, _READ.pack(self.start, self.end, self.delta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class Piece:
     end: int
 
     def encode(self) -> bytes:
-        return _framed(_PIECE_KIND, _PIECE.pack(self.start, self.end) + self.segment.encode())
+        return _frame(_PIECE_KIND, _PIECE.pack(self.start, self.end) + self.segment.encode())
 
 
 Request = Open | Read | Piece
 
 
-def _framed(kind: int, body: bytes) -> bytes:
+def _frame(kind: int, body: bytes) -> bytes:
     return _PREFIX.pack(_MAGIC, kind, len(body)) + body
 
 

@@ -22,7 +22,7 @@ from ..block import CHUNK_BYTES, Block
 from ..errors import ForeignHandle, StaleHandle
 from ..paths.buckets import table_digest
 from ..statistics import NetworkStatistics
-from .bulk import Bulk, Refused, secured
+from .bulk import Bulk, Refused, secure
 from .deltas import Deltas
 from .frames import Answer, BadFrame, Open, Piece, Read, Reply, Requests
 
@@ -123,7 +123,7 @@ class BulkServer:
         try:
             raw.settimeout(_HANDSHAKE_S)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = secured(raw, self._bulk, server=True)
+            connection = secure(raw, self._bulk, server=True)
             connection.settimeout(IDLE_S)
             with self._lock:
                 self._sessions[threading.current_thread()] = connection
@@ -158,7 +158,7 @@ class BulkServer:
     def opened(self, request: Open) -> tuple[Block, list[int], Deltas | None]:
         """The block of a version, which stays as it is until the descriptors are closed. Raises StaleHandle,
         ForeignHandle."""
-        block, others = self._blocks(request.block)
+        block, other_blocks = self._blocks(request.block)
         if request.size_bytes > block.capacity:
             raise ForeignHandle(block.name, str(block.directory), f"it has {block.capacity} bytes")
         held = block.hold()
@@ -167,8 +167,8 @@ class BulkServer:
                 os.close(held)
             raise StaleHandle(request.block, 0, block.version)
         self._read[block.name] = request.generation
-        for other in others:
-            if (base := _held(other, request)) is not None:
+        for other in other_blocks:
+            if (base := _hold_base(other, request)) is not None:
                 return block, [held, base], self._pair(other, block, request.size_bytes)
         return block, [held], None
 
@@ -180,10 +180,10 @@ class BulkServer:
     def _pair(self, old: Block, new: Block, size_bytes: int) -> Deltas:
         deltas = Deltas(old, new, size_bytes)
         with self._lock:
-            known = self._deltas.get(new.name)
-            if known is None or known.pair != deltas.pair:
-                known = self._deltas[new.name] = deltas
-            return known
+            current = self._deltas.get(new.name)
+            if current is None or current.pair != deltas.pair:
+                current = self._deltas[new.name] = deltas
+            return current
 
     def comparing(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
         """To be called with the first byte of each chunk of ``new`` as soon as it is written, by a Set that keeps
@@ -197,7 +197,7 @@ class BulkServer:
         return deltas.compute
 
 
-def _held(other: Block, request: Open) -> int | None:
+def _hold_base(other: Block, request: Open) -> int | None:
     """A descriptor that keeps the block as it is, if it has the version that the reader has."""
     if request.base is None or other.size_bytes != request.size_bytes:
         return None
@@ -250,7 +250,7 @@ class _Session:
         try:
             block, self._held, self._deltas = self._server.opened(request)
         except StaleHandle as stale:
-            number = 0 if stale.found is None else stale.found + 1
+            number = 0 if stale.newest is None else stale.newest + 1
             self._connection.sendall(Reply(Answer.STALE, 0, number).encode())
             return
         except ForeignHandle:

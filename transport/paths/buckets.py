@@ -188,7 +188,7 @@ def put(
     """
     parts = copying.parts
 
-    def one(index: int) -> None:
+    def write_part(index: int) -> None:
         if stop.is_set():
             raise TransportClosed
         part = parts[index]
@@ -198,7 +198,7 @@ def put(
             if compare is not None:
                 compare(start)
 
-    share(len(parts), one)
+    share(len(parts), write_part)
     return table_digest(table, len(bucket))
 
 
@@ -209,14 +209,14 @@ def fetch(
     TransportClosed soon after ``stop`` is set."""
     parts = copying.parts
 
-    def one(index: int) -> None:
+    def read_part(index: int) -> None:
         if stop.is_set():
             raise TransportClosed
         part = parts[index]
         _check_part(part, bucket, table)
         copying.copy(part)
 
-    share(len(parts), one)
+    share(len(parts), read_part)
 
 
 def check(
@@ -225,28 +225,28 @@ def check(
     """Compares the bytes of the tensors with their digests. Raises as ``fetch``."""
     parts = parts_of(specs, [True] * len(specs), len(bucket))
 
-    def one(index: int) -> None:
+    def check_part(index: int) -> None:
         if stop.is_set():
             raise TransportClosed
         _check_part(parts[index], bucket, table)
 
-    share(len(parts), one)
+    share(len(parts), check_part)
 
 
 def _check_part(part: Part, bucket: memoryview, table: memoryview) -> None:
     for number, start, end in chunks(part):
-        found = xxhash.xxh3_64_intdigest(bucket[start:end])
-        if found != table[number]:
-            raise WrongDigest(table[number], found)
+        digest = xxhash.xxh3_64_intdigest(bucket[start:end])
+        if digest != table[number]:
+            raise WrongDigest(table[number], digest)
 
 
 class WrongDigest(Exception):
-    """Bytes have the digest ``found`` instead of ``expected``."""
+    """Bytes have the digest ``actual`` instead of ``expected``."""
 
-    def __init__(self, expected: int, found: int) -> None:
-        super().__init__(f"digest {found:#x} instead of {expected:#x}")
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"digest {actual:#x} instead of {expected:#x}")
         self.expected = expected
-        self.found = found
+        self.actual = actual
 
 
 def table_digest(table: memoryview, size_bytes: int) -> int:

@@ -124,12 +124,12 @@ class CollectivePath:
         held = {name: (0, tensor) for name, tensor in entry.tensors.items()}
         for number in itertools.count():
             group.say(entry.word("round"), str(number))
-            asked = await self._all_asked(entry, number)
-            if asked is None:
+            requests = await self._gather_requests(entry, number)
+            if requests is None:
                 continue
             transfer_number = group.number_of_transfer()
             group.say(entry.word(number, "start"), json.dumps(transfer_number))
-            plan = _plan(entry.key, specs, group.member, asked)
+            plan = _plan(entry.key, specs, group.member, requests)
             transfer = _transfer(transfer_number, entry.key, entry.version, plan, specs)
             try:
                 await self._run(group, transfer, held, {})
@@ -138,24 +138,24 @@ class CollectivePath:
                 log.warning("state not transferred", key=entry.key, version=entry.version, reason=str(error))
                 return
 
-    async def _all_asked(self, entry: _Entry, number: int) -> dict[str, Rows] | None:
+    async def _gather_requests(self, entry: _Entry, number: int) -> dict[str, Rows] | None:
         """The rows that each other member has asked for; None if a member did not ask in time after the first."""
         group = entry.group
-        others = [member for member in group.address.members if member != group.member]
-        asked: dict[str, Rows] = {}
+        receivers = [member for member in group.address.members if member != group.member]
+        requests: dict[str, Rows] = {}
         first: float | None = None
-        while len(asked) < len(others):
-            for member in others:
-                if member not in asked and (value := group.heard(entry.word(number, member))) is not None:
-                    asked[member] = _rows_from(value)
+        while len(requests) < len(receivers):
+            for member in receivers:
+                if member not in requests and (value := group.heard(entry.word(number, member))) is not None:
+                    requests[member] = _rows_from(value)
             now = asyncio.get_running_loop().time()
-            first = now if asked and first is None else first
-            if first is not None and now - first > self._join_s and len(asked) < len(others):
-                missing = [member for member in others if member not in asked]
+            first = now if requests and first is None else first
+            if first is not None and now - first > self._join_s and len(requests) < len(receivers):
+                missing = [member for member in receivers if member not in requests]
                 group.say(entry.word(number, "start"), json.dumps(missing))
                 return None
             await asyncio.sleep(_POLL_S)
-        return asked
+        return requests
 
     async def _end(self, entries: Sequence[_Entry], newest: int | None) -> None:
         for entry in entries:
@@ -169,22 +169,25 @@ class CollectivePath:
 
     # ----------------------------------------------------------------------- receiving
 
-    async def fetch(self, wanted: Wanted[CollectiveSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
-        handle, source = wanted.handle, wanted.source
+    async def fetch(
+        self, request: Wanted[CollectiveSource], into: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        handle, source = request.handle, request.source
         if self._closed:
             raise TransportClosed
-        _, targets = buckets.destinations(handle.key, wanted.tensors, into)
+        _, targets = buckets.destinations(handle.key, request.tensors, into)
         tensors = {
-            spec.name: torch_kind().own(target) for spec, target in zip(wanted.tensors, targets, strict=True)
+            spec.name: torch_kind().adopt(target)
+            for spec, target in zip(request.tensors, targets, strict=True)
         }
         group = self._groups[source.group]
-        rows = _rows_of(wanted)
-        number, asked = await self._join_transfer(group, handle, source, rows)
-        plan = _plan(handle.key, handle.tensors, source.sender, asked)
+        rows = _rows_of(request)
+        number, requests = await self._join_transfer(group, handle, source, rows)
+        plan = _plan(handle.key, handle.tensors, source.sender, requests)
         received = {name: (rows[name][0], tensor) for name, tensor in tensors.items()}
         transfer = _transfer(number, handle.key, handle.version, plan, handle.tensors)
         await self._run(group, transfer, {}, received)
-        return {spec.name: target for spec, target in zip(wanted.tensors, targets, strict=True)}
+        return {spec.name: target for spec, target in zip(request.tensors, targets, strict=True)}
 
     async def _join_transfer(
         self, group: "Group", handle: StateHandle, source: CollectiveSource, rows: Rows
@@ -197,10 +200,10 @@ class CollectivePath:
         try:
             async with asyncio.timeout(limit):
                 # The round after the last one that this member has joined, and that has ended.
-                current = int(await _wait_heard(lambda: _heard(group, handle, word, "round"), number))
+                current = int(await _wait_heard(lambda: _read_word(group, handle, word, "round"), number))
                 self._rounds[round_key] = number = current
                 group.say(word(number, group.member), json.dumps(rows))
-                start = await _wait_heard(lambda: _heard(group, handle, word, number, "start"))
+                start = await _wait_heard(lambda: _read_word(group, handle, word, number, "start"))
         except TimeoutError as expired:
             raise MemberMissing(
                 group.address.name, [source.sender], f"state {handle.key}", limit
@@ -208,8 +211,8 @@ class CollectivePath:
         begun: int | list[str] = json.loads(start)
         if isinstance(begun, list):
             raise MemberMissing(group.address.name, begun, f"state {handle.key}", self._join_s)
-        others = [member for member in group.address.members if member != source.sender]
-        return begun, {member: _rows_from(group.heard(word(number, member)) or "{}") for member in others}
+        receivers = [member for member in group.address.members if member != source.sender]
+        return begun, {member: _rows_from(group.heard(word(number, member)) or "{}") for member in receivers}
 
     async def _run(
         self,
@@ -228,7 +231,7 @@ class CollectivePath:
         key: str,
         specs: Sequence[TensorSpec],
         held: Shards,
-        wanted: Shards,
+        needed: Shards,
         mine: "Mapping[str, Tensor]",
         into: "Mapping[str, Tensor]",
     ) -> None:
@@ -236,18 +239,18 @@ class CollectivePath:
         group = self._groups.get(name)
         if group is None:
             raise ValueError(f"{key}: this process has not joined group {name}")
-        plan = make_plan(key, specs, held, wanted)
+        plan = make_plan(key, specs, held, needed)
         number = self._exchanges[name] = self._exchanges.get(name, 0) + 1
         word = f"exchange/{number}"
         if group.member == group.address.members[0]:
             group.say(f"{word}/number", str(group.number_of_transfer()))
         group.say(f"{word}/{group.member}", xxhash.xxh3_64_hexdigest(repr((key, plan.steps)).encode()))
-        said = await self._in_thread(lambda stop: group.wait_for_all(word, stop, self._join_s))
-        others = sorted(member for member, digest in said.items() if digest != said[group.member])
-        if others:
-            raise StateMismatch(key, [f"{member} has computed another plan" for member in others])
+        digests = await self._in_thread(lambda stop: group.wait_for_all(word, stop, self._join_s))
+        conflicts = sorted(member for member, digest in digests.items() if digest != digests[group.member])
+        if conflicts:
+            raise StateMismatch(key, [f"{member} has computed another plan" for member in conflicts])
         transfer = _transfer(int(group.heard(f"{word}/number") or 0), key, 0, plan, specs)
-        rows_held, rows_wanted = held.get(group.member, {}), wanted.get(group.member, {})
+        rows_held, rows_wanted = held.get(group.member, {}), needed.get(group.member, {})
         having = {name: (rows_held[name][0], tensor) for name, tensor in mine.items()}
         getting = {name: (rows_wanted[name][0], tensor) for name, tensor in into.items()}
         await self._run(group, transfer, having, getting)
@@ -265,7 +268,7 @@ def _word(sender: str, generation: int, *parts: object) -> str:
     return "/".join(map(str, ("transfer", sender, generation, *parts)))
 
 
-def _heard(group: "Group", handle: StateHandle, word: Callable[..., str], *parts: object) -> str | None:
+def _read_word(group: "Group", handle: StateHandle, word: Callable[..., str], *parts: object) -> str | None:
     """A word about a transfer. Raises StaleHandle if the sender offers it no more, or has never done."""
     if (newest := group.heard(word("stale"))) is not None:
         raise StaleHandle(handle.key, handle.version, json.loads(newest))
@@ -277,21 +280,21 @@ def _heard(group: "Group", handle: StateHandle, word: Callable[..., str], *parts
 async def _wait_heard(listen: Callable[[], str | None], after: int | None = None) -> str:
     """Waits for a word; with ``after``, for a number above it."""
     # The store is a file, and sets no event.
-    while (found := listen()) is None or (after is not None and int(found) <= after):  # noqa: ASYNC110
+    while (word := listen()) is None or (after is not None and int(word) <= after):  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
-    return found
+    return word
 
 
 def _copies(layout: buckets.Layout, tensors: Sequence[Any], stop: threading.Event) -> "dict[str, Tensor]":
-    own = [torch_kind().own(tensor).detach() for tensor in tensors]
-    return {spec.name: tensor.clone() for spec, tensor in zip(layout.specs, own, strict=True)}
+    sources = [torch_kind().adopt(tensor).detach() for tensor in tensors]
+    return {spec.name: tensor.clone() for spec, tensor in zip(layout.specs, sources, strict=True)}
 
 
-def _rows_of(wanted: Wanted[CollectiveSource]) -> dict[str, tuple[int, int]]:
+def _rows_of(request: Wanted[CollectiveSource]) -> dict[str, tuple[int, int]]:
     """The rows of each tensor that is wanted, by name."""
-    specs = {spec.name: spec for spec in wanted.handle.tensors}
+    specs = {spec.name: spec for spec in request.handle.tensors}
     rows = {}
-    for part in wanted.tensors:
+    for part in request.tensors:
         spec = specs[part.name]
         row_bytes = spec.size_bytes // spec.shape[0] if spec.shape and spec.shape[0] else 0
         first = (part.offset - spec.offset) // row_bytes if row_bytes else 0
@@ -309,5 +312,5 @@ def _transfer(number: int, key: str, version: int, plan: Plan, specs: Sequence[T
     return Transfer(number, key, version, plan, {spec.name: spec for spec in specs})
 
 
-def _plan(key: str, specs: Sequence[TensorSpec], sender: str, asked: Mapping[str, Rows]) -> Plan:
-    return make_plan(key, specs, {sender: whole(specs)}, asked)
+def _plan(key: str, specs: Sequence[TensorSpec], sender: str, requests: Mapping[str, Rows]) -> Plan:
+    return make_plan(key, specs, {sender: whole(specs)}, requests)

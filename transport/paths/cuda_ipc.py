@@ -125,10 +125,10 @@ class CudaIpcPath:
             if self._closed:
                 raise TransportClosed
             layout = written.layout_of(tensors)
-            sources = [torch_kind().own(tensor) for tensor in tensors.values()]
+            sources = [torch_kind().adopt(tensor) for tensor in tensors.values()]
             device = self._device_of(sources)
             ranges = bucket_ranges(layout.specs, layout.size_bytes)
-            buffers = await self._begun(key, written, ranges, device, version, layout.size_bytes)
+            buffers = await self._begin_set(key, written, ranges, device, version, layout.size_bytes)
             try:
                 work = functools.partial(self._write, buffers, layout, sources, device)
                 offered = await self._workers.run(layout.size_bytes, work)
@@ -141,15 +141,15 @@ class CudaIpcPath:
 
     def _device_of(self, tensors: Sequence[Any]) -> str:
         """The device of the buckets: that of the tensors, or the first one for tensors on the CPU."""
-        found = {self._devices.device_of(tensor) for tensor in tensors} - {None}
+        devices = {self._devices.device_of(tensor) for tensor in tensors} - {None}
         visible = self._devices.visible()
-        if len(found) > 1:
-            raise DeviceError(str(min(map(str, found))), f"a state is on one device, not on {len(found)}")
+        if len(devices) > 1:
+            raise DeviceError(str(min(map(str, devices))), f"a state is on one device, not on {len(devices)}")
         if not visible:
             raise UnknownDevice("cuda", visible)
-        return next((device for device in found if device is not None), visible[0])
+        return next((device for device in devices if device is not None), visible[0])
 
-    async def _begun(
+    async def _begin_set(
         self,
         key: str,
         written: Written[_Set],
@@ -160,7 +160,11 @@ class CudaIpcPath:
     ) -> _Set:
         """A set for the next version, in no list of ``written``, which no reader uses."""
         self._free_retired()
-        fitting = [one for one in written.candidates() if one.ranges == ranges and _is_on(one, device)]
+        fitting = [
+            candidate
+            for candidate in written.candidates()
+            if candidate.ranges == ranges and _is_on(candidate, device)
+        ]
         if fitting:
             chosen = fitting[0]
             await self._wait_acknowledged(key, chosen, version, size_bytes)
@@ -168,9 +172,9 @@ class CudaIpcPath:
             return chosen
         self._retire(written.free)
         written.free.clear()
-        made = self._made(key, ranges, device)
-        made.control.begin(version, size_bytes)
-        return made
+        new_set = self._create_set(key, ranges, device)
+        new_set.control.begin(version, size_bytes)
+        return new_set
 
     async def _wait_acknowledged(self, key: str, chosen: _Set, version: int, size_bytes: int) -> None:
         try:
@@ -181,19 +185,19 @@ class CudaIpcPath:
             readers = chosen.control.users()
             raise NotAcknowledged(key, chosen.control.name, readers, self._acknowledge_s) from expired
 
-    def _made(self, key: str, ranges: list[tuple[int, int]], device: str) -> _Set:
-        made = _Set(self._arena.take(Block.USERS_BYTES, f"{key}-cuda"), ranges)
+    def _create_set(self, key: str, ranges: list[tuple[int, int]], device: str) -> _Set:
+        new_set = _Set(self._arena.take(Block.USERS_BYTES, f"{key}-cuda"), ranges)
         try:
             for start, end in ranges:
                 buffer = self._devices.allocate(device, end - start)
-                made.buffers.append(buffer)
-                made.handles.append(self._devices.export(buffer).hex())
+                new_set.buffers.append(buffer)
+                new_set.handles.append(self._devices.export(buffer).hex())
         except BaseException:
-            for buffer in made.buffers:
+            for buffer in new_set.buffers:
                 self._devices.free(buffer)
-            self._arena.give_back(made.control)
+            self._arena.give_back(new_set.control)
             raise
-        return made
+        return new_set
 
     def _write(
         self,
@@ -223,17 +227,17 @@ class CudaIpcPath:
 
     def _retire(self, sets: Sequence[_Set]) -> None:
         """Makes the handles stale; the memory is freed when the last reader has closed it."""
-        for one in sets:
-            one.control.revoke()
-            one.control.unlink()  # the sign for readers to close it
-            self._retired.append(one)
+        for buffer_set in sets:
+            buffer_set.control.revoke()
+            buffer_set.control.unlink()  # the sign for readers to close it
+            self._retired.append(buffer_set)
         self._free_retired()
 
     def _free_retired(self) -> None:
-        for one in [one for one in self._retired if not one.control.is_open]:
-            self._retired.remove(one)
-            self._arena.give_back(one.control)
-            for buffer in one.buffers:
+        for buffer_set in [buffer_set for buffer_set in self._retired if not buffer_set.control.is_open]:
+            self._retired.remove(buffer_set)
+            self._arena.give_back(buffer_set.control)
+            for buffer in buffer_set.buffers:
                 self._devices.free(buffer)
 
     async def drop(self, key: str) -> None:
@@ -246,26 +250,26 @@ class CudaIpcPath:
 
     # ----------------------------------------------------------------------- reading
 
-    async def fetch(self, wanted: Wanted[CudaIpcSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def fetch(self, request: Wanted[CudaIpcSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
         self._begin_watching()
-        _, targets = buckets.destinations(wanted.handle.key, wanted.tensors, into)
-        await self._workers.run(wanted.size_bytes, functools.partial(self._read, wanted, targets))
-        return {spec.name: target for spec, target in zip(wanted.tensors, targets, strict=True)}
+        _, targets = buckets.destinations(request.handle.key, request.tensors, into)
+        await self._workers.run(request.size_bytes, functools.partial(self._read, request, targets))
+        return {spec.name: target for spec, target in zip(request.tensors, targets, strict=True)}
 
     @asynccontextmanager
-    async def view(self, wanted: Wanted[CudaIpcSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+    async def view(self, request: Wanted[CudaIpcSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
         self._begin_watching()
-        with self._reading(wanted) as peer:
+        with self._reading(request) as peer:
             views: dict[str, Any] = {}
 
             def open_all(stop: threading.Event) -> None:
-                for memory, bucket, specs in self._buckets(wanted, peer, stop, checked=checked):
+                for memory, bucket, specs in self._buckets(request, peer, stop, checked=checked):
                     tensors = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
                     views.update(zip((spec.name for spec in specs), tensors, strict=True))
 
-            await self._workers.run(wanted.size_bytes, open_all)
-            empty = {spec.name: torch_kind().empty(spec) for spec in wanted.tensors if not spec.size_bytes}
-            yield {spec.name: (empty | views)[spec.name] for spec in wanted.tensors}
+            await self._workers.run(request.size_bytes, open_all)
+            empty = {spec.name: torch_kind().empty(spec) for spec in request.tensors if not spec.size_bytes}
+            yield {spec.name: (empty | views)[spec.name] for spec in request.tensors}
 
     def _begin_watching(self) -> None:
         if self._closed:
@@ -273,34 +277,34 @@ class CudaIpcPath:
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
-    def _read(self, wanted: Wanted[CudaIpcSource], targets: Sequence[Any], stop: threading.Event) -> None:
-        names = [spec.name for spec in wanted.tensors]
-        into = dict(zip(names, map(torch_kind().own, targets), strict=True))
-        with self._reading(wanted) as peer:
-            for memory, bucket, specs in self._buckets(wanted, peer, stop, checked=True):
+    def _read(self, request: Wanted[CudaIpcSource], targets: Sequence[Any], stop: threading.Event) -> None:
+        names = [spec.name for spec in request.tensors]
+        into = dict(zip(names, map(torch_kind().adopt, targets), strict=True))
+        with self._reading(request) as peer:
+            for memory, bucket, specs in self._buckets(request, peer, stop, checked=True):
                 views = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
-                copied = self._devices.copy(wanted.source.device, [into[spec.name] for spec in specs], views)
+                copied = self._devices.copy(request.source.device, [into[spec.name] for spec in specs], views)
                 copied.synchronize()
-        _check_generation(wanted, peer)
+        _check_generation(request, peer)
 
     @contextmanager
-    def _reading(self, wanted: Wanted[CudaIpcSource]) -> Iterator[_Peer]:
+    def _reading(self, request: Wanted[CudaIpcSource]) -> Iterator[_Peer]:
         """The peer that has the version, which its owner does not write until this ends."""
-        peer = self._peer(wanted.handle, wanted.source)
+        peer = self._peer(request.handle, request.source)
         if not peer.begin():
-            raise StaleHandle(wanted.handle.key, wanted.handle.version, peer.control.version)
+            raise StaleHandle(request.handle.key, request.handle.version, peer.control.version)
         try:
-            _check_generation(wanted, peer)
+            _check_generation(request, peer)
             yield peer
         finally:
             peer.end()
 
     def _buckets(
-        self, wanted: Wanted[CudaIpcSource], peer: _Peer, stop: threading.Event, *, checked: bool
+        self, request: Wanted[CudaIpcSource], peer: _Peer, stop: threading.Event, *, checked: bool
     ) -> Iterator[tuple[DeviceBuffer, DeviceBucket, list[TensorSpec]]]:
-        """The memory of each bucket that has tensors of ``wanted``, and these."""
-        handle, source = wanted.handle, wanted.source
-        specs = [spec for spec in wanted.tensors if spec.size_bytes]
+        """The memory of each bucket that has tensors of ``request``, and these."""
+        handle, source = request.handle, request.source
+        specs = [spec for spec in request.tensors if spec.size_bytes]
         covered = 0
         for bucket in source.buckets:
             if stop.is_set():
@@ -310,15 +314,15 @@ class CudaIpcPath:
             if not inside:
                 continue
             covered += len(inside)
-            memory = self._opened(peer, source.device, bucket)
-            if checked and (found := self._devices.checksum(memory.tensor)) != bucket.checksum:
-                _check_generation(wanted, peer)
-                raise CorruptState(handle.key, handle.version, bucket.checksum, found)
+            memory = self._open_buffer(peer, source.device, bucket)
+            if checked and (checksum := self._devices.checksum(memory.tensor)) != bucket.checksum:
+                _check_generation(request, peer)
+                raise CorruptState(handle.key, handle.version, bucket.checksum, checksum)
             yield memory, bucket, inside
         if covered != len(specs):
             raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
 
-    def _opened(self, peer: _Peer, device: str, bucket: DeviceBucket) -> DeviceBuffer:
+    def _open_buffer(self, peer: _Peer, device: str, bucket: DeviceBucket) -> DeviceBuffer:
         with peer.lock:
             memory = peer.open.get(bucket.handle)
             if memory is None:
@@ -376,17 +380,17 @@ class CudaIpcPath:
             log.error("device memory is still open in other processes", processes=self._users())
 
     def _users(self) -> list[int]:
-        return sorted({user for one in self._retired for user in one.control.users()})
+        return sorted({user for buffer_set in self._retired for user in buffer_set.control.users()})
 
 
 def _end(spec: TensorSpec) -> int:
     return spec.offset + spec.size_bytes
 
 
-def _is_on(one: _Set, device: str) -> bool:
-    return all(buffer.device == device for buffer in one.buffers)
+def _is_on(buffer_set: _Set, device: str) -> bool:
+    return all(buffer.device == device for buffer in buffer_set.buffers)
 
 
-def _check_generation(wanted: Wanted[CudaIpcSource], peer: _Peer) -> None:
-    if peer.control.generation != wanted.source.generation:
-        raise StaleHandle(wanted.handle.key, wanted.handle.version, peer.control.version)
+def _check_generation(request: Wanted[CudaIpcSource], peer: _Peer) -> None:
+    if peer.control.generation != request.source.generation:
+        raise StaleHandle(request.handle.key, request.handle.version, peer.control.version)

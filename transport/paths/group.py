@@ -120,11 +120,11 @@ class Group:
             self.say(f"connect/{self.member}")
             self.wait_for_all("connect", stop, timeout_s)
             try:
-                self._group = self._made(timeout_s)
+                self._group = self._create_group(timeout_s)
             except RuntimeError as error:
                 raise MemberMissing(self.address.name, [], f"connect: {error}", timeout_s) from error
 
-    def _made(self, timeout_s: float) -> Any:
+    def _create_group(self, timeout_s: float) -> Any:
         rank, size = self._ranks[self.member], len(self._ranks)
         store = PrefixStore("connections", self._store)
         if self.address.backend == "nccl":
@@ -160,7 +160,7 @@ class Group:
         ``into`` is undefined; CorruptState, TransportClosed.
         """
         plan = transfer.plan
-        for piece in plan.own.get(self.member, ()):
+        for piece in plan.local_pieces.get(self.member, ()):
             _write(_rows(into, piece), _rows(held, piece))
         deadline = time.monotonic() + timeout_s
         for step in plan.steps:
@@ -190,7 +190,7 @@ class Group:
         limit = timedelta(seconds=max(left_s, 1e-3))
         sends = step.sender == self.member
         specs = transfer.specs
-        size_bytes = sum(_aligned(_cut(piece, specs).size_bytes) for piece in step.pieces)
+        size_bytes = sum(_align(_cut(piece, specs).size_bytes) for piece in step.pieces)
         with self._lent_buffer(size_bytes + _DIGEST_BYTES, _device(held if sends else into, step)) as flat:
             content, digest = flat[:size_bytes], flat[size_bytes:]
             tag = transfer.number % _TRANSFERS * _STEPS + step.bucket % _STEPS
@@ -201,9 +201,9 @@ class Group:
                 _wait([self._begin("send", flat, peer, tag) for peer in step.receivers], limit)
                 return
             _wait([self._begin("recv", flat, step.sender, tag)], limit)
-            found = _digest(content)
-            if not torch.equal(digest, found):
-                raise CorruptState(transfer.key, transfer.version, _number(digest), _number(found))
+            actual = _digest(content)
+            if not torch.equal(digest, actual):
+                raise CorruptState(transfer.key, transfer.version, _number(digest), _number(actual))
             for piece, part in _parts(content, step, specs):
                 _write(_rows(into, piece), part)
 
@@ -257,7 +257,7 @@ def _parts(flat: Tensor, step: Step, specs: Mapping[str, TensorSpec]) -> list[tu
         spec = _cut(piece, specs)
         part = flat[start : start + spec.size_bytes]
         parts.append((piece, part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape)))
-        start += _aligned(spec.size_bytes)
+        start += _align(spec.size_bytes)
     return parts
 
 
@@ -266,7 +266,7 @@ def _cut(piece: Piece, specs: Mapping[str, TensorSpec]) -> TensorSpec:
     return spec.rows(piece.start, piece.stop) if spec.shape else spec
 
 
-def _aligned(size_bytes: int) -> int:
+def _align(size_bytes: int) -> int:
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 

@@ -36,7 +36,7 @@ class NumpyArrays:
     def view(self, part: Array, spec: TensorSpec) -> Array:
         return part.view(_DTYPES[spec.dtype]).reshape(spec.shape)
 
-    def own(self, tensor: Any) -> Array:
+    def adopt(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
     def write(self, target: Array, source: Array) -> None:

@@ -42,11 +42,11 @@ class _Mapped:
         self._views: tuple[TensorKind[Any], Sequence[TensorSpec], list[Any]] | None = None
 
     def views(self, kind: TensorKind[T], specs: Sequence[TensorSpec]) -> list[T]:
-        known = self._views
-        if known is None or known[0] is not kind or (known[1] is not specs and known[1] != specs):
+        entry = self._views
+        if entry is None or entry[0] is not kind or (entry[1] is not specs and entry[1] != specs):
             flat = kind.flat(self.block.memory)
-            known = self._views = kind, specs, buckets.bucket_views(kind, flat, Block.START, specs)
-        return known[2]
+            entry = self._views = kind, specs, buckets.bucket_views(kind, flat, Block.START, specs)
+        return entry[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class ShmPath:
         version: int,
         stop: threading.Event,
     ) -> Offered:
-        mapped = self._begun(key, written, layout.size_bytes, version)
+        mapped = self._begin_block(key, written, layout.size_bytes, version)
         try:
             newest = written.published[-1].block if written.published else None
             offered = self._write(mapped, layout, sources, self._place.process, stop, newest)
@@ -113,7 +113,7 @@ class ShmPath:
             self._give_back(outdated.block)
         return offered
 
-    def _begun(self, key: str, written: Written[_Mapped], size_bytes: int, version: int) -> _Mapped:
+    def _begin_block(self, key: str, written: Written[_Mapped], size_bytes: int, version: int) -> _Mapped:
         """A block of the key, in none of its lists, that is marked as being written."""
         for mapped in written.candidates():
             if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):
@@ -180,14 +180,14 @@ class ShmPath:
         """See ``StateTransport.lend``. The memory is reserved by a thread: that takes a while."""
 
         def work(stop: threading.Event) -> list[Block]:
-            blocks = self._taken(self._arena.take, key, [size_bytes] * 2)
+            blocks = self._take_blocks(self._arena.take, key, [size_bytes] * 2)
             for block in blocks:
                 populate(block, self._workers.share)
             return blocks
 
-        return self._now_lent(await self._workers.run(file_bytes(size_bytes), work))
+        return self._register_lent(await self._workers.run(file_bytes(size_bytes), work))
 
-    def _taken(self, take: Callable[[int, str], Block], key: str, sizes: Sequence[int]) -> list[Block]:
+    def _take_blocks(self, take: Callable[[int, str], Block], key: str, sizes: Sequence[int]) -> list[Block]:
         blocks: list[Block] = []
         try:
             blocks.extend(take(size_bytes, f"lent-{key}") for size_bytes in sizes)
@@ -199,7 +199,7 @@ class ShmPath:
             raise
         return blocks
 
-    def _now_lent(self, blocks: Sequence[Block]) -> tuple[LentMemory, LentMemory]:
+    def _register_lent(self, blocks: Sequence[Block]) -> tuple[LentMemory, LentMemory]:
         for block in blocks:
             self._lent[block.name] = block
             self._mapped[block.name] = _Mapped(block)
@@ -235,7 +235,7 @@ class ShmPath:
         """See ``StateTransport.bring_back``."""
 
         def work(stop: threading.Event) -> list[Block]:
-            blocks = self._taken(self._arena.make, file.stem, [lent.size_bytes for lent in pair])
+            blocks = self._take_blocks(self._arena.make, file.stem, [lent.size_bytes for lent in pair])
             again = [block for block, lent in zip(blocks, pair, strict=True) if lent in used]
             try:
                 lent_files.read(file, again, stop)
@@ -247,7 +247,7 @@ class ShmPath:
             return blocks
 
         size_bytes = sum(lent.size_bytes for lent in pair)
-        return self._now_lent(await self._workers.run(size_bytes, work))
+        return self._register_lent(await self._workers.run(size_bytes, work))
 
     async def offer_in(self, lent: LentMemory, key: str, tensors: Tensors, *, version: int) -> Offered:
         """As ``offer``, in memory of this process or of another one of this host."""
@@ -281,36 +281,36 @@ class ShmPath:
 
     # ----------------------------------------------------------------------- reading
 
-    async def fetch(self, wanted: Wanted[ShmSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
-        work = functools.partial(self._read, wanted, into)
-        return await self._workers.run(wanted.size_bytes, work)
+    async def fetch(self, request: Wanted[ShmSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        work = functools.partial(self._read, request, into)
+        return await self._workers.run(request.size_bytes, work)
 
     def _read(
-        self, wanted: Wanted[ShmSource], into: Mapping[str, Any] | None, stop: threading.Event
+        self, request: Wanted[ShmSource], into: Mapping[str, Any] | None, stop: threading.Event
     ) -> dict[str, Any]:
-        handle, source, specs = wanted.handle, wanted.source, wanted.tensors
+        handle, source, specs = request.handle, request.source, request.tensors
         mapped = self._map(source.block, handle.key, handle.version)
         block = mapped.block
         _check_size(block, handle)
         kind, targets = buckets.destinations(handle.key, specs, into)
         _check_generation(block, handle, source)
         bucket, table = block.bucket[: handle.size_bytes], block.table
-        views = mapped.views(kind, specs) if wanted.is_whole else _Mapped(block).views(kind, specs)
+        views = mapped.views(kind, specs) if request.is_whole else _Mapped(block).views(kind, specs)
         copying = buckets.Copying(kind, targets, views, specs, handle.size_bytes)
         try:
             _check_table(block, handle)
             buckets.fetch(copying, bucket, table, self._workers.share, stop)
         except buckets.WrongDigest as wrong:
             _check_generation(block, handle, source)
-            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.found) from wrong
+            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
         _check_generation(block, handle, source)
         return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
 
     @asynccontextmanager
-    async def view(self, wanted: Wanted[ShmSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+    async def view(self, request: Wanted[ShmSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
         """Views of the shared memory, which stays as it is as long as one of them exists. The digests of the chunks
         are compared with the handle's in any case."""
-        handle, source = wanted.handle, wanted.source
+        handle, source = request.handle, request.source
         try:
             block = Block.open_in_use(self._directory, source.block)
         except FileNotFoundError as error:
@@ -325,12 +325,12 @@ class ShmPath:
             _check_table(block, handle)
             if checked:
                 bucket, table, share = block.bucket[: handle.size_bytes], block.table, self._workers.share
-                work = functools.partial(buckets.check, wanted.tensors, bucket, table, share)
-                await self._workers.run(wanted.size_bytes, work)
+                work = functools.partial(buckets.check, request.tensors, bucket, table, share)
+                await self._workers.run(request.size_bytes, work)
         except buckets.WrongDigest as wrong:
-            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.found) from wrong
-        views = _Mapped(block).views(torch_kind(), wanted.tensors)
-        yield {spec.name: view for spec, view in zip(wanted.tensors, views, strict=True)}
+            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
+        views = _Mapped(block).views(torch_kind(), request.tensors)
+        yield {spec.name: view for spec, view in zip(request.tensors, views, strict=True)}
 
     def _map(self, name: str, key: str, version: int) -> _Mapped:
         mapped = self._mapped.get(name)
@@ -363,9 +363,9 @@ def _check_size(block: Block, handle: StateHandle) -> None:
 
 def _check_table(block: Block, handle: StateHandle) -> None:
     """Raises WrongDigest if the digests of the chunks are not those of the handle."""
-    found = buckets.table_digest(block.table, handle.size_bytes)
-    if found != handle.digest:
-        raise buckets.WrongDigest(handle.digest or 0, found)
+    digest = buckets.table_digest(block.table, handle.size_bytes)
+    if digest != handle.digest:
+        raise buckets.WrongDigest(handle.digest or 0, digest)
 
 
 def _check_generation(block: Block, handle: StateHandle, source: ShmSource) -> None:

@@ -100,9 +100,9 @@ class TcpPath:
             self._server = BulkServer(self._bulk, self.statistics, self._shm.served)
         return self._server
 
-    async def take(self, wanted: Wanted[TcpSource], lent: LentMemory) -> StateHandle:
+    async def take(self, request: Wanted[TcpSource], lent: LentMemory) -> StateHandle:
         """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
-        handle, block = wanted.handle, self._shm.lent(lent)
+        handle, block = request.handle, self._shm.lent(lent)
 
         def begin() -> tuple[Block, None]:
             if handle.size_bytes > block.capacity:
@@ -112,7 +112,7 @@ class TcpPath:
                 raise MemoryInUse(handle.key, handle.version, block.name)
             return block, None
 
-        copy = await self._fetched(wanted, begin)
+        copy = await self._fetch(request, begin)
         return replace(handle, sources=sources_in(lent, copy))
 
     async def drop(self, key: str) -> None:
@@ -131,52 +131,52 @@ class TcpPath:
             return handle.sources
         return (*(source for source in handle.sources if source.path != "shm"), copy)
 
-    async def fetch(self, wanted: Wanted[TcpSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def fetch(self, request: Wanted[TcpSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
         if into is not None:
-            buckets.destinations(wanted.handle.key, wanted.tensors, into)
-        copy = await self._copy(wanted)
-        return await self._shm.fetch(Wanted(wanted.handle, copy, wanted.tensors), into)
+            buckets.destinations(request.handle.key, request.tensors, into)
+        copy = await self._copy(request)
+        return await self._shm.fetch(Wanted(request.handle, copy, request.tensors), into)
 
     @asynccontextmanager
-    async def view(self, wanted: Wanted[TcpSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+    async def view(self, request: Wanted[TcpSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
         """See ``ShmPath.view``: of the copy on this host."""
-        copy = await self._copy(wanted)
-        async with self._shm.view(Wanted(wanted.handle, copy, wanted.tensors), checked=checked) as tensors:
+        copy = await self._copy(request)
+        async with self._shm.view(Wanted(request.handle, copy, request.tensors), checked=checked) as tensors:
             yield tensors
 
-    async def _copy(self, wanted: Wanted[TcpSource]) -> ShmSource:
+    async def _copy(self, request: Wanted[TcpSource]) -> ShmSource:
         """The copy on this host. It is fetched first, unless it is there or another process fetches it."""
         while True:
             if self._closed:
                 raise TransportClosed
             # The lock comes first: with it, what is not there will not appear.
-            lock = self._copies.try_lock(wanted.handle.key)
+            lock = self._copies.try_lock(request.handle.key)
             try:
-                if (found := self._copies.find(wanted.handle)) is not None:
-                    return found
+                if (copy := self._copies.find(request.handle)) is not None:
+                    return copy
                 if lock is not None:
-                    begin = functools.partial(self._copies.begin, wanted.handle, self._workers.share)
-                    return await self._fetched(wanted, begin)
+                    begin = functools.partial(self._copies.begin, request.handle, self._workers.share)
+                    return await self._fetch(request, begin)
             finally:
                 if lock is not None:
                     os.close(lock)
-            wanted.progress.words = "another process of this host fetches it"
-            await self._unlocked(wanted.handle.key)
+            request.progress.words = "another process of this host fetches it"
+            await self._wait_unlocked(request.handle.key)
 
-    async def _unlocked(self, key: str) -> None:
+    async def _wait_unlocked(self, key: str) -> None:
         """Returns when no other process of this host fetches a version of ``key``. Raises TransportClosed."""
         while self._copies.is_locked(key):
             await asyncio.sleep(_POLL_S)
             if self._closed:
                 raise TransportClosed
 
-    async def _fetched(
-        self, wanted: Wanted[TcpSource], begin: Callable[[], tuple[Block, Block | None]]
+    async def _fetch(
+        self, request: Wanted[TcpSource], begin: Callable[[], tuple[Block, Block | None]]
     ) -> ShmSource:
         """The source of the state in the block that ``begin`` has begun; its other block is a version to which changes
         can be applied."""
-        handle = wanted.handle
-        fetch = Fetch(self._bulk, wanted.source, handle, wanted.progress, self.statistics)
+        handle = request.handle
+        fetch = Fetch(self._bulk, request.source, handle, request.progress, self.statistics)
 
         def work(stop: threading.Event) -> ShmSource:
             block, base = begin()

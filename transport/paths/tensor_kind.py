@@ -46,7 +46,7 @@ class TensorKind(Protocol[T]):
         """Bytes, as the tensor that they are."""
         ...
 
-    def own(self, tensor: Any) -> T:
+    def adopt(self, tensor: Any) -> T:
         """A tensor of any kind, on the CPU unless it is of this kind, as one of this kind: not copied."""
         ...
 

@@ -36,7 +36,7 @@ class TorchTensors:
     def view(self, part: Tensor, spec: TensorSpec) -> Tensor:
         return part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape)
 
-    def own(self, tensor: Any) -> Tensor:
+    def adopt(self, tensor: Any) -> Tensor:
         return torch.as_tensor(tensor)
 
     def write(self, target: Tensor, source: Tensor) -> None:

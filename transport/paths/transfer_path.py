@@ -24,8 +24,8 @@ class Offered:
 def handle_of(key: str, version: int, offered: Sequence[Offered]) -> StateHandle:
     """The handle of one state that is offered by several paths."""
     first = offered[0]
-    digest = next((one.digest for one in offered if one.digest is not None), None)
-    sources = tuple(one.source for one in offered)
+    digest = next((offer.digest for offer in offered if offer.digest is not None), None)
+    sources = tuple(offer.source for offer in offered)
     return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources)
 
 
@@ -68,7 +68,7 @@ class TransferPath(Protocol[S]):
         """
         ...
 
-    async def fetch(self, wanted: Wanted[S], into: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def fetch(self, request: Wanted[S], into: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns the tensors: ``into``, overwritten, or new ones.
 
         Raises StateMismatch before the first byte is written if ``into`` does not fit; StaleHandle, CorruptState,
@@ -88,7 +88,7 @@ class TransferPath(Protocol[S]):
 class PathInPlace(TransferPath[S], Protocol[S]):
     """A path whose memory a reader may also use where it lies."""
 
-    def view(self, wanted: Wanted[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
+    def view(self, request: Wanted[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
         """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
         with their digests. Raises as ``fetch``, when the context is entered."""
         ...

@@ -31,7 +31,7 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.transport.network.bulk import secured
+from flexmarl.transport.network.bulk import secure
 from flexmarl.transport.network.far_segments import WriterNode
 from flexmarl.transport.network.fetch import connect
 from flexmarl.transport.network.frames import Piece
@@ -201,7 +201,7 @@ async def test_a_reader_that_dies_in_a_fetch_disturbs_nobody(hosts: Hosts) -> No
     bulk = reader._far._bulk
 
     def ask_and_leave() -> None:
-        connection: socket.socket = secured(connect(segment.split("/")[0]), bulk, server=False)
+        connection: socket.socket = secure(connect(segment.split("/")[0]), bulk, server=False)
         connection.sendall(Piece(segment, 0, SEGMENT).encode())
         connection.recv(10)
         connection.close()

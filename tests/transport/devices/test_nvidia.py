@@ -154,5 +154,5 @@ def test_without_a_driver_or_a_figure_there_is_no_load(monkeypatch: pytest.Monke
     broken = DeviceMonitor(Driver(fails="nvmlInit"))
     assert broken.read() == broken.read() == {}
     broken.close()
-    monkeypatch.setattr(nvidia, "_installed", lambda: None)
+    monkeypatch.setattr(nvidia, "_import_nvml", lambda: None)
     assert DeviceMonitor().read() == {}

@@ -18,7 +18,7 @@ from flexmarl.transport.errors import (
     PeerRefused,
     TransferTimeout,
 )
-from flexmarl.transport.network.bulk import Bulk, secured
+from flexmarl.transport.network.bulk import Bulk, secure
 from flexmarl.transport.state import StateTransport
 
 from ...patience import PATIENCE_S
@@ -119,5 +119,5 @@ async def test_a_connection_that_ended_before_the_handshake_leaves_no_socket_ope
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         reader.close()  # with a reset: the connection has no peer any more
     with connection, pytest.raises(OSError):
-        await asyncio.to_thread(secured, connection, bulk, server=True)
+        await asyncio.to_thread(secure, connection, bulk, server=True)
     gc.collect()  # an open socket would be reported

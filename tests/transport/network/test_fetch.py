@@ -242,7 +242,7 @@ async def test_versions_set_during_a_fetch_never_mix_with_it(
         try:
             assert await getting
         except StaleHandle as stale:
-            assert (stale.asked, stale.found) == (0, 2) or stale.found is None or stale.found > 0
+            assert (stale.version, stale.newest) == (0, 2) or stale.newest is None or stale.newest > 0
     assert await same(reader, newest, weights(3))
 
 

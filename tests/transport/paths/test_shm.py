@@ -54,7 +54,7 @@ async def test_a_block_overwritten_while_it_is_copied_is_noticed(
     into = {"w": torch.zeros(8).as_subclass(Intruding)}
     with pytest.raises(StaleHandle) as raised:
         await reader.get(handle, into=into)
-    assert (raised.value.asked, raised.value.found) == (4, 6)
+    assert (raised.value.version, raised.value.newest) == (4, 6)
 
 
 @pytest.mark.parametrize("elements", [100, 1 << 20])
