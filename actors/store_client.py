@@ -45,7 +45,6 @@ ARRAY_COLUMNS: Final = {
     "prompt_tokens": "int32",
     "tokens": "int32",
     "logprobs": "float32",
-    "group_rewards": "float64",
 }
 """The columns of a sample that are stored by reference, and their dtypes; each has one dimension.
 
@@ -58,6 +57,8 @@ SCALAR_COLUMNS: Final = (
     "policy_version",
     "query_position",
     "reward",
+    "advantage",
+    "group_size",
     "temperature",
     "truncation",
     "version_changes",
@@ -327,9 +328,8 @@ class ExperienceReader:
         columns, arrays = batch.columns, await self.arrays(batch)
         rows = zip(columns["agent"], *(columns[name] for name in SCALAR_COLUMNS), strict=True)
         samples = []
-        for number, (agent, sample_id, version, position, reward, temperature, cut, changes) in enumerate(
-            rows
-        ):
+        for number, (agent, *scalars) in enumerate(rows):
+            sample_id, version, position, reward, advantage, size, temperature, cut, changes = scalars
             named = SampleId.parse(sample_id)
             cells: dict[str, Any] = {name: tuple(values[number].tolist()) for name, values in arrays.items()}
             samples.append(
@@ -340,6 +340,8 @@ class ExperienceReader:
                     policy_version=version,
                     group=named.group,
                     reward=reward,
+                    advantage=advantage,
+                    group_size=size,
                     query_position=position,
                     version_changes=tuple(map(int, changes.split())),
                     temperature=temperature,

@@ -132,12 +132,9 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
             name: RolloutAgent(
                 policy=agent.policy,
                 sampling=agent.sampling,
-                grouping=agent.algorithm.grouping,
+                credit=agent.algorithm,
                 columns=agent.columns,
-                advantage=agent.algorithm.group_advantage,
                 trained=config.policies[agent.policy].train,
-                rewards=agent.algorithm.used_rewards,
-                team_weight=agent.algorithm.team_weight,
                 against=config.against(name),
             )
             for name, agent in config.agents.items()

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..actors.trainer.trainer_config import CreditConfig, LossConfig, divided_algorithm
+from ..actors.credit.credit_config import CreditConfig
+from ..actors.trainer.trainer_config import LossConfig, divided_algorithm
 from .config_sections import AgentConfig, PolicyConfig
 from .frozen_policies import defaults_of_frozen, is_frozen, names_endpoint, with_pools, written_pool
 

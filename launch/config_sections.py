@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from pydantic_core import PydanticCustomError
 
 from ..actors.config_base import Config, Count, Natural, Seconds
+from ..actors.credit.credit_config import CreditConfig
 from ..actors.declared_columns import REWARD_COLUMN, Column, check_names
 from ..actors.errors import ConfigError
 from ..actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
@@ -23,7 +24,7 @@ from ..actors.trainer.backends.backend_config import (
     TorchTrainerConfig,
     TrainerBackendConfig,
 )
-from ..actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
+from ..actors.trainer.trainer_config import LossConfig, OptimizerConfig, SftConfig
 from ..core.protocol.session import DEFAULT_SETTINGS, Settings
 from ..core.supervision.restart_policy import Intensity
 from ..core.wire.zeromq import Tcp

@@ -18,9 +18,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..actors.credit.credit_config import CreditConfig
 from ..actors.names import AgentName, PolicyName
 from ..actors.orchestrator.plan import Mode
-from ..actors.trainer.trainer_config import CreditConfig
 from .config_sections import OF_TRAINING, AgentConfig, PolicyConfig
 
 Raw = dict[str, Any]

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, model_validator
 
 from ..actors.config_base import Config, Count, Natural
+from ..actors.credit.algorithms import ALGORITHMS
 from ..actors.declared_columns import Column, common_types
 from ..actors.inference.balance import BalanceConfig
 from ..actors.inference.balancing import Balancing
@@ -20,7 +21,6 @@ from ..actors.orchestrator.plan import Mode, Plan
 from ..actors.recipe import RecipeConfig
 from ..actors.rollout.rollout_config import RolloutConfig
 from ..actors.store.store_config import StoreConfig
-from ..actors.trainer.algorithms import ALGORITHMS
 from ..actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ..actors.trainer.trainer_config import credit_problem
 from ..actors.trainer.trainer_setup import PolicySetup
@@ -37,8 +37,6 @@ from .samples.archive import SamplesConfig
 from .sinks.sink_config import SinkConfigs
 from .weights_paths import weights_path_problem
 
-_COMPARING = ("group_mean", "leave_one_out")
-_WITH_ONE = ", ".join(name for name, row in ALGORITHMS.items() if row.baseline not in _COMPARING)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 # ``rollout-0`` and ``slot-0`` are the names of other actors than instances.
 _TAKEN = ("rollout", "slot")
@@ -204,11 +202,12 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _groups_compare(self) -> "RunConfig":
         for name, agent in self.trained_agents.items():
-            compares = agent.algorithm.row.baseline in _COMPARING
+            compares = agent.algorithm.row.estimator.compares
             if compares and self.training.trajectories_per_query == 1:
+                alone = ", ".join(name for name, row in ALGORITHMS.items() if not row.estimator.compares)
                 raise ValueError(
                     f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
-                    f"the trajectories of a query, so that it wants 2 or more; {_WITH_ONE} do with one"
+                    f"the trajectories of a query, so that it wants 2 or more; {alone} do with one"
                 )
             if not compares and self.rollout.drop_zero_advantage:
                 raise ValueError(

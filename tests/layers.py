@@ -27,7 +27,7 @@ CORE = (
 TYPES_ACROSS = frozenset({("core/call.py", "core/delivery/calls.py")})
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "column_refs", "config_base", "declared_columns", "errors", "group_advantage", "json_files", "messages",
+    "column_refs", "config_base", "credit", "declared_columns", "errors", "json_files", "messages",
     "model_sources", "names", "pretrained", "process_pool", "recipe", "recipe_lines", "recorded_trajectory",
     "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores", "workflow",
 )  # fmt: skip
@@ -69,7 +69,7 @@ RULES = (
     ),
     Rule(
         "what the roles share knows no role",
-        where=r"actors/(messages/)?\w+\.py",
+        where=r"actors/((messages|credit)/)?\w+\.py",
         banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
     ),
     Rule(

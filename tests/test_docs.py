@@ -27,8 +27,8 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from flexmarl.actors.config_base import Config
+from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.messages import InstanceApi
-from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.core.errors import CallTimeout
 from flexmarl.core.signature import endpoint_options
 from flexmarl.launch.commands import cli
@@ -369,9 +369,11 @@ def test_the_algorithms_page_has_every_algorithm_and_its_numbers() -> None:
     assert len(fields) >= 7
     assert {name.strip("`") for name, *_ in written} == ALGORITHMS.keys()
     for name, *values in written:
-        row = ALGORITHMS[name.strip("`")]  # type: ignore[index]
+        row = ALGORITHMS[name.strip("`")]
         shown = {field: yaml.safe_load(value.strip("`")) for field, value in zip(fields, values, strict=True)}
-        assert shown == {field: getattr(row, field) for field in fields}, name
+        assert shown == {field: getattr(row, field) for field in fields} | {
+            "estimator": row.estimator.__name__
+        }
 
 
 def _check_metrics(page: str, folder: Path) -> None:

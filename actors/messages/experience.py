@@ -22,11 +22,11 @@ class Sample:
     """One turn with its reward: a row of its agent's table.
 
     ``group`` is ``{step}:{query}`` and ``sample_id`` ``{group}_{turn}_{trajectory}``: unique over the run, also if
-    a query comes again. ``group_rewards`` are those that ``reward`` is compared with, itself included: the agent's over
-    the surviving trajectories of the group, or over its turns, by its ``Grouping``. They are known when the group
-    closes, and a group-local advantage is a function of them alone. ``query_position``: of its query in the training
-    data. ``columns``: the values that the workflow wrote into declared columns (``declared_columns.py``), as plain
-    numbers, strings and arrays.
+    a query comes again. ``advantage`` and ``group_size`` are known when the group closes: the advantage by the agent's
+    estimator (``credit/estimator.py``), and the number of rewards that ``reward`` is compared with, itself included:
+    the agent's over the surviving trajectories of the group, or over its turns, by its ``Grouping``.
+    ``query_position``: of its query in the training data. ``columns``: the values that the workflow wrote into declared
+    columns (``declared_columns.py``), as plain numbers, strings and arrays.
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty if one
@@ -40,10 +40,11 @@ class Sample:
     policy_version: int
     group: str
     reward: float
-    group_rewards: tuple[float, ...]
+    advantage: float
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    group_size: int = 1
     query_position: int = 0
     columns: dict[str, Any] = field(default_factory=dict)
     version_changes: tuple[int, ...] = ()

@@ -43,7 +43,9 @@ class OutsideRewards:
             for agent, settings in agents.items()
             if (column := outside_reward(settings.columns)) is not None
         }
-        self._of_turns = {agent for agent in self._columns if agents[agent].rewards in ("turn", "both")}
+        self._of_turns = {
+            agent for agent in self._columns if agents[agent].credit.used_rewards in ("turn", "both")
+        }
         self._numbers = count()
         self._waiting: dict[str, tuple[UnjudgedSample, asyncio.Future[float]]] = {}
 

@@ -87,7 +87,7 @@ class Rollout(Actor, RolloutApi):
         self._limits = TurnLimits(setup.config, sampling)
         self._recipe = Recipe(setup.recipe)
         self._closing = ClosingRules(
-            {agent: settings.grouping for agent, settings in setup.agents.items()},
+            {agent: settings.credit for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
             sides_of(setup.agents),

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ref import ActorRef
+from ..credit.credit_config import CreditConfig
 from ..declared_columns import Column
-from ..group_advantage import AdvantageRule
-from ..messages import ArchiveApi, ConsoleApi, Grouping, OrchestratorApi, RewardUse, RouterApi, StoreApi
+from ..messages import ArchiveApi, ConsoleApi, OrchestratorApi, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
@@ -15,19 +15,15 @@ from .rollout_config import RolloutConfig, SamplingConfig
 
 @dataclass(frozen=True, slots=True)
 class RolloutAgent:
-    """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``advantage``:
-    for the record of its samples; None: the trainer computes it later. ``trained``: its turns become samples; those of
-    a frozen policy do not. ``rewards``, ``team_weight``: as in ``CreditConfig``; None: of the trajectory, and a turn's
-    own is refused. ``against``: the agents whose past versions this one plays with."""
+    """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``trained``:
+    its turns become samples; those of a frozen policy do not. ``against``: the agents whose past versions this one
+    plays with."""
 
     policy: PolicyName
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    grouping: Grouping = "trajectory"
+    credit: CreditConfig = field(default_factory=CreditConfig)
     columns: dict[str, Column] = field(default_factory=dict)
-    advantage: AdvantageRule | None = None
     trained: bool = True
-    rewards: RewardUse | None = None
-    team_weight: float = 1.0
     against: tuple[AgentName, ...] = ()
 
 

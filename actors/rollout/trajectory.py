@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -233,11 +233,11 @@ class Trajectory:
         self,
         step: Step,
         query_position: int,
-        group_rewards: Mapping[AgentName, tuple[float, ...]],
+        agents: Collection[AgentName],
         rewards: Amounts,
     ) -> list[Sample]:
-        """Its turns as rows, those of the agents in ``group_rewards``: the rewards of all surviving trajectories.
-        ``rewards``: its own, used or given."""
+        """Its turns as rows, those of ``agents``, without an advantage: its group gives it to them. ``rewards``: its
+        own, used or given."""
         return [
             Sample(
                 sample_id=turn.request.sample_id,
@@ -246,7 +246,7 @@ class Trajectory:
                 policy_version=turn.policy_version,
                 group=self._group,
                 reward=rewards.by_sample[turn.request.sample_id],
-                group_rewards=group_rewards[agent],
+                advantage=0.0,
                 prompt_tokens=turn.prompt_tokens,
                 tokens=turn.tokens,
                 logprobs=turn.logprobs,
@@ -257,7 +257,7 @@ class Trajectory:
                 columns=self._columns[turn.request.sample_id].values,
             )
             for agent, turn in self._turns
-            if agent in group_rewards
+            if agent in agents
         ]
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from ..group_advantage import advantage_by
 from ..messages import Sample
-from ..names import AgentName, Step
+from ..names import Step
 from ..recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
 from ..sample_id import turn_of
 from ..workflow import Prompt, Turn
@@ -20,7 +19,7 @@ class TrajectoryRecords:
     def __init__(self, setup: RolloutSetup, run_blocking: RunBlocking) -> None:
         """``run_blocking``: as of an actor's system."""
         self._queue = None if setup.archive is None else RecordQueue(setup.archive, run_blocking)
-        self._rules = {agent: settings.advantage for agent, settings in setup.agents.items()}
+        self._agents = setup.agents
 
     @property
     def dropped(self) -> int:
@@ -76,7 +75,7 @@ class TrajectoryRecords:
                     turn.policy_version,
                     "length" if turn.truncated else "stop",
                     rewards.by_sample.get(turn.request.sample_id) if sample is None else sample.reward,
-                    None if sample is None else self._advantage(sample),
+                    sample.advantage if sample and self._agents[agent].credit.is_group_local else None,
                     turn.request.temperature,
                     turn.version_changes,
                     columns,
@@ -92,10 +91,6 @@ class TrajectoryRecords:
             end.failure.error if end.failure else "",
             tuple(sorted(turns, key=lambda turn: turn.number)),
         )
-
-    def _advantage(self, sample: Sample) -> float | None:
-        rule = self._rules[AgentName(sample.agent)]
-        return None if rule is None else advantage_by(rule, sample.reward, sample.group_rewards)
 
 
 def asked_prompt(prompt: Prompt) -> tuple[PromptPart, ...]:

@@ -80,7 +80,9 @@ def trajectory_rewards(
     own = _turn_rewards(trajectory, rewards, turns, agents)
     _take_outside(rewards, own, turns, agents, outside)
     paid = {turn.agent for turn in turns if turn.sample_id in own}
-    rewarded = {agent for agent in paid if agents[agent].rewards != "trajectory"} | rewards.by_agent.keys()
+    rewarded = {
+        agent for agent in paid if agents[agent].credit.used_rewards != "trajectory"
+    } | rewards.by_agent.keys()
     for turn in turns:
         if agents[turn.agent].trained and turn.agent not in rewarded and rewards.team is None:
             ignored = f": agents.{turn.agent}.algorithm.rewards=trajectory ignores those of its turns"
@@ -111,7 +113,7 @@ def _turn_rewards(
             raise InvalidReward(
                 f"agent {turn.agent!r}: {which} has the reward {value:g}, and is not of trajectory {trajectory}"
             )
-        if agents[agent].rewards is None and agents[agent].trained:
+        if agents[agent].credit.used_rewards is None and agents[agent].trained:
             raise RecipeError(
                 f"the workflow gives a turn of agent {agent!r} a reward, which its algorithm does not use: set "
                 f"agents.{agent}.algorithm.rewards to both or turn (to trajectory, if it is to be ignored)"
@@ -134,7 +136,7 @@ def _take_outside(
             own.pop(turn.sample_id, None)
     for turn in turns:
         if turn.sample_id in outside:
-            if agents[turn.agent].rewards in ("turn", "both"):
+            if agents[turn.agent].credit.used_rewards in ("turn", "both"):
                 own[turn.sample_id] = outside[turn.sample_id]
             else:
                 rewards.by_agent[turn.agent] = outside[turn.sample_id]
@@ -146,7 +148,7 @@ def _with_team(rewards: Rewards, used: set[AgentName], agents: Agents) -> dict[A
     if (team := rewards.team) is None:
         return by_agent
     in_order = [agent for agent in agents if agent in used or agent in by_agent]
-    return {agent: by_agent.get(agent, 0.0) + agents[agent].team_weight * team for agent in in_order}
+    return {agent: by_agent.get(agent, 0.0) + agents[agent].credit.team_weight * team for agent in in_order}
 
 
 def _amounts(
@@ -155,7 +157,7 @@ def _amounts(
     by_sample: dict[str, float] = {}
     for turn in turns:
         of_turn, of_agent = own.get(turn.sample_id, 0.0), by_agent.get(turn.agent, 0.0)
-        match agents[turn.agent].rewards:
+        match agents[turn.agent].credit.used_rewards:
             case "both":
                 by_sample[turn.sample_id] = of_agent + of_turn
             case "turn":
@@ -176,12 +178,16 @@ def _punished(
     for turn in turns:
         longest[turn.agent] = max(longest.get(turn.agent, 0), turn.tokens)
         limits = sampling[turn.agent]
-        if agents[turn.agent].rewards == "turn" and limits.overlong_buffer:
+        if agents[turn.agent].credit.used_rewards == "turn" and limits.overlong_buffer:
             cost = overlong_punishment(turn.tokens, limits.max_new_tokens, limits.overlong_buffer)
             lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
     for turn in turns:
         limits = sampling[turn.agent]
-        if agents[turn.agent].rewards == "both" and turn.agent not in by_agent and limits.overlong_buffer:
+        if (
+            agents[turn.agent].credit.used_rewards == "both"
+            and turn.agent not in by_agent
+            and limits.overlong_buffer
+        ):
             cost = overlong_punishment(longest[turn.agent], limits.max_new_tokens, limits.overlong_buffer)
             lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
     less = punished(

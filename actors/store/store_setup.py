@@ -54,10 +54,15 @@ def table_schemas(
 
 def training_columns() -> dict[str, Column]:
     """The columns of a sample that the trainer needs; the ``reward`` is in every table."""
+    numbers = {
+        "advantage": Column(type="float", required=True),
+        "group_size": Column(type="int", required=True),
+        "temperature": Column(type="float", required=True),
+    }
     tokens = Column(type="tokens", required=True)
     arrays = {
         name: tokens if dtype == "int32" else Column(type="tensor", required=True, dtype=dtype, shape=(None,))
         for name, dtype in ARRAY_COLUMNS.items()
     }
     strings = dict.fromkeys(("truncation", "version_changes"), Column(type="str", required=True))
-    return {"temperature": Column(type="float", required=True), **strings, **arrays}
+    return {**numbers, **strings, **arrays}

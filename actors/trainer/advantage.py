@@ -1,4 +1,6 @@
-"""Advantages over the tokens of a whole step; those of a group alone are in ``group_advantage.py``."""
+"""The formulas of ``transforms.py`` over the tokens of a whole step."""
+
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,16 +10,16 @@ WHITEN_EPSILON = 1e-8
 
 
 def rewards_to_go(rewards: Tensor, token_rewards: Tensor, lengths: Tensor) -> Tensor:
-    """``r_i + sum over u >= t of token_rewards_{i,u}``, for every token t of every sequence i.
+    """``r_{i,t} + sum over u >= t of token_rewards_{i,u}``, for every token t of every sequence i.
 
     The advantage of REINFORCE++ before normalisation, with ``token_rewards = -beta KL_t`` (Hu et al., arXiv
-    2501.03262, section 3.1). ``rewards`` ``[R]`` of the sequences, ``token_rewards`` ``[N]``, ``lengths`` ``[R]``.
-    Returns ``[N]``.
+    2501.03262, section 3.1). ``rewards`` and ``token_rewards`` ``[N]``, ``lengths`` ``[R]``. Returns
+    ``[N]``.
     """
     # The rest of a sequence: its total, less the sum before the token.
     running = token_rewards.cumsum(0)
     ends = running[lengths.cumsum(0) - 1]
-    return (rewards + ends).repeat_interleave(lengths) - running + token_rewards
+    return rewards + ends.repeat_interleave(lengths) - running + token_rewards
 
 
 def leave_one_out_penalties(penalties: Tensor, trajectories: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
@@ -36,6 +38,12 @@ def leave_one_out_penalties(penalties: Tensor, trajectories: Tensor, groups: Ten
     mine = total(trajectories)
     others = (total(groups) - mine) / (sizes - 1).clamp(min=1)
     return torch.where(sizes > 1, mine - others, torch.zeros_like(mine))
+
+
+def numbered(keys: Sequence[Hashable]) -> Tensor:
+    """``[R]`` int64: equal keys have equal numbers, from 0 in the order of their first appearance."""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def whitened(advantages: Tensor) -> Tensor:

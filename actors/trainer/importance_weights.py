@@ -8,8 +8,8 @@ reference of the surrogate's ratio, and the engine's are the *behaviour* policy,
 import torch
 from torch import Tensor
 
-from .algorithms import Correction
 from .loss import bounded_ratio
+from .trainer_config import Correction
 
 
 def correction_weights(

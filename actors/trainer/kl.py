@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .algorithms import KlEstimator
+from ..credit.algorithms import KlEstimator
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:

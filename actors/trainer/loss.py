@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..credit.algorithms import Aggregation
 from ..truncated_scores import Truncations
-from .algorithms import Aggregation
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are bounded to ±20, as in verl: a ratio of infinity times a gradient of zero would be NaN."""

@@ -1,18 +1,15 @@
 """A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..group_advantage import group_advantage, leave_one_out_advantage
+from ..credit.credit_config import CreditConfig
 from ..messages import Sample
 from ..names import AgentName
-from ..sample_id import SampleId
-from .advantage import leave_one_out_penalties, rewards_to_go, whitened
-from .critic import generalized_advantages, token_rewards
 from .importance_weights import correction_weights
 from .kl import kl_estimate
 from .loss import (
@@ -22,10 +19,10 @@ from .loss import (
     clipped_sequence_loss,
     clipped_weight_loss,
     reinforce_loss,
-    sequence_sums,
     summed,
 )
-from .trainer_config import CreditConfig, LossConfig
+from .trainer_config import LossConfig
+from .transforms import Critic, WholeStep
 
 DIAGNOSTICS: Final = (
     "loss", "clipped", "deviation", "surprisal", "advantages", "squared_advantages", "kl",
@@ -109,25 +106,6 @@ def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor
             return reinforce_loss(logprobs, advantages)
 
 
-def sample_advantage(credit: CreditConfig, sample: Sample, role_mean: float = 0.0) -> float:
-    """A sample's advantage from its group's rewards alone, without the critic and the normalisation over the step.
-    ``role_mean``: of the agent (``RoleBaselines``), if its baseline is that.
-
-    Raises ``ValueError`` if the reward is not among its group's or is not finite.
-    """
-    match credit.row.baseline:
-        case "leave_one_out":
-            return leave_one_out_advantage(sample.reward, sample.group_rewards)
-        case "group_mean":
-            return group_advantage(sample.reward, sample.group_rewards, scale=credit.scale_rewards)
-        case "role_mean":
-            group_advantage(sample.reward, (sample.reward,), scale=False)  # checks that it is finite
-            return sample.reward - role_mean
-        case "critic" | "none":
-            group_advantage(sample.reward, (sample.reward,), scale=False)  # checks that it is finite
-            return float(sample.reward)
-
-
 def critic_advantages(
     config: LossConfig,
     rewards: Tensor,
@@ -142,59 +120,48 @@ def critic_advantages(
     steps when the policy does. So a sample's advantages need that sample alone; they are not normalised over the step.
     ``reference_logprobs`` are needed for a KL in the reward, which is between the engine's policy and the reference.
     """
-    if config.critic is None:
+    critic = next((transform for transform in config.transforms if isinstance(transform, Critic)), None)
+    if critic is None:
         raise ValueError(f"{config.name} has no critic")
     penalties = torch.zeros_like(values)
     if config.penalises_rewards:
-        if reference_logprobs is None:
-            raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
-        kl = kl_estimate(engine_logprobs.to(values.dtype), reference_logprobs, config.kl_estimator)
-        penalties = config.kl_coefficient * kl
-    return generalized_advantages(
-        token_rewards(rewards, penalties, lengths),
-        values.detach(),
-        lengths,
-        gamma=config.critic.gamma,
-        lam=config.critic.lam,
-    )
+        penalties = _penalties(config, engine_logprobs.to(values.dtype), reference_logprobs)
+    return critic.of_forward(rewards, penalties, values, lengths)
 
 
 def step_advantages(
     config: LossConfig,
     credit: Mapping[AgentName, CreditConfig],
     samples: Sequence[Sample],
+    advantages: Iterable[float],
     reference_logprobs: Sequence[Tensor] | None,
 ) -> Tensor:
     """The advantages of all completion tokens of a step, for a loss that doesn't stream: ``[N]`` float64.
 
-    ``samples`` (at least one) are those of the step, of all of the policy's agents; ``credit`` is by agent.
-    ``reference_logprobs`` has ``[T]`` for each sample and is needed for a KL in the reward alone. That KL is between
-    the engine's policy, which drew the tokens, and the reference. RLOO compares the sum over an agent's turns of a
-    trajectory with that of the group's other trajectories, or a turn's with that of the agent's other turns if turns
-    have rewards of their own; the normalisation (``whiten``) is over the tokens of all agents, as the divisor of the
-    gradient is.
+    ``samples`` (at least one) are those of the step, of all of the policy's agents; ``advantages`` are theirs
+    (``advantage_of_sample``); ``credit`` is by agent. ``reference_logprobs`` has ``[T]`` for each sample and is needed
+    for a KL in the reward alone. That KL is between the engine's policy, which drew the tokens, and the reference.
     """
     float64 = torch.float64
     lengths = torch.tensor([len(sample.tokens) for sample in samples])
-    advantages = torch.tensor(
-        [sample_advantage(credit[AgentName(sample.agent)], sample) for sample in samples], dtype=float64
-    )
     penalties = torch.zeros(int(lengths.sum()), dtype=float64)
     if config.penalises_rewards:
-        if reference_logprobs is None:
-            raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
-        kl = kl_estimate(_drawn(samples), torch.cat(list(reference_logprobs)), config.kl_estimator)
-        penalties = config.kl_coefficient * kl
-    if config.row.baseline == "leave_one_out":
-        advantages -= leave_one_out_penalties(
-            sequence_sums(penalties, lengths),
-            _numbered([_episode(credit[AgentName(sample.agent)], sample) for sample in samples]),
-            _numbered([(s.agent, s.group) for s in samples]),
-            torch.tensor([len(sample.group_rewards) for sample in samples]),
-        )
-        return advantages.repeat_interleave(lengths)
-    tokens = rewards_to_go(advantages, -penalties, lengths)
-    return whitened(tokens) if config.row.whiten else tokens
+        references = None if reference_logprobs is None else torch.cat(list(reference_logprobs))
+        penalties = _penalties(config, _drawn(samples), references)
+    step = WholeStep(
+        samples, {agent: settings.grouping for agent, settings in credit.items()}, lengths, penalties
+    )
+    tokens = torch.tensor([*advantages], dtype=float64).repeat_interleave(lengths)
+    for transform in config.transforms:
+        tokens = transform.of_step(tokens, step)
+    return tokens
+
+
+def _penalties(config: LossConfig, engine_logprobs: Tensor, reference_logprobs: Tensor | None) -> Tensor:
+    """The KL in the rewards, by token, times its coefficient."""
+    if reference_logprobs is None:
+        raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
+    return config.kl_coefficient * kl_estimate(engine_logprobs, reference_logprobs, config.kl_estimator)
 
 
 def step_kl(samples: Sequence[Sample], reference_logprobs: Sequence[Tensor]) -> float:
@@ -207,16 +174,3 @@ def _drawn(samples: Sequence[Sample]) -> Tensor:
     """The log-probabilities that the tokens were drawn with: ``[N]`` float64."""
     drawn = [logprob for sample in samples for logprob in sample.logprobs]
     return torch.tensor(drawn, dtype=torch.float64)
-
-
-def _episode(credit: CreditConfig, sample: Sample) -> Hashable:
-    """Names the part of a group that has one reward: the agent's turns of a trajectory, or a single turn."""
-    if credit.grouping == "trajectory":
-        return sample.agent, sample.group, SampleId.parse(sample.sample_id).trajectory
-    return sample.sample_id
-
-
-def _numbered(keys: Sequence[Hashable]) -> Tensor:
-    """``[R]`` int64: equal keys have equal numbers, from 0 in the order of their first appearance."""
-    numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])

@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..credit.credit_config import CreditConfig
 from ..messages import Sample
 from ..names import AgentName
 from ..sample_id import SampleId
-from .trainer_config import CreditConfig
 
 
 @dataclass(slots=True)
@@ -33,11 +33,15 @@ class RoleBaselines:
         """Adds the rewards of samples that are trained in this step."""
         for sample in samples:
             settings = credit[AgentName(sample.agent)]
-            if settings.row.baseline == "role_mean":
+            if settings.row.role_baseline:
                 name = sample.sample_id
                 if settings.grouping == "trajectory":
                     name = f"{sample.group}_{SampleId.parse(name).trajectory}"
                 self.rewards.setdefault(sample.agent, {})[name] = sample.reward
+
+    def mean(self, credit: CreditConfig, agent: str) -> float:
+        """The agent's when the step began; 0 if its algorithm has no running mean."""
+        return self.means.get(agent, 0.0) if credit.row.role_baseline else 0.0
 
     def step(self, credit: Mapping[AgentName, CreditConfig]) -> None:
         """Moves the means by the rewards of the step: as one after another, each with their mean."""

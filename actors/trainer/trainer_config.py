@@ -1,27 +1,27 @@
 """Settings of training: a policy's optimizer, loss and supervised batches; an agent's credit assignment."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
-from ..group_advantage import AdvantageRule
-from ..messages import Grouping, RewardUse
-from .algorithms import (
-    ALGORITHMS,
-    CORRECTION_BOUNDS,
-    DEFAULT_CORRECTION,
-    Aggregation,
-    Algorithm,
-    AlgorithmName,
-    Correction,
-    KlEstimator,
-    whole_batch_reason,
-)
+from ..credit.algorithms import ALGORITHMS, Aggregation, Algorithm, AlgorithmName, KlEstimator
+from ..credit.credit_config import CreditConfig, Decay, row_of
+from .transforms import Critic, RoleBaseline, TokenKl, TrajectoryKl, Transform, Whiten, whole_batch_reason
 
+Correction = Literal["none", "truncate", "mask", "decoupled"]
+
+CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
+    "none": (None, None),
+    "truncate": (None, 2.0),
+    "mask": (0.5, 5.0),
+    "decoupled": (None, 5.0),
+}
+"""Default bounds of the weight, low and high; ``importance_weights.correction_weights`` has the sources."""
+
+DEFAULT_CORRECTION: Correction = "truncate"
 _DEFAULT = ALGORITHMS["grpo"]
-Decay = Annotated[NonNegative, Field(lt=1)]
 
 
 class OptimizerConfig(Config):
@@ -63,78 +63,6 @@ class CriticConfig(Config):
     lam: Share = 0.95
 
 
-class CreditConfig(Config):
-    """Credit assignment of one agent: its advantages from its rewards. Part of the agent's ``algorithm`` section.
-
-    ``baseline_decay``: of rae's running mean, for each trajectory; None: 0.95, as in the paper.
-
-    ``name`` chooses the row of ``ALGORITHMS``, and with it the baseline and the samples that a reward is compared with.
-    ``scale_rewards``: divide the group-centred reward by the group's standard deviation; by default as in the paper.
-
-    ``rewards``: the reward of a sample, which is one turn. ``trajectory``: its agent's for the trajectory, and the
-    team's times ``team_weight``. ``turn``: the turn's own (``Rewards.of``), 0 without one. ``both``: their sum, the
-    trajectory's if no turn has its own. None: ``both`` for at_grpo, dr_mas, ppo and reinforce_pp; for all others
-    ``trajectory``, and rewards of turns are refused. With ``turn`` and ``both`` an algorithm whose grouping is
-    ``trajectory`` compares an agent's turns (``agent_turns``), since they have different rewards.
-    """
-
-    name: AlgorithmName = "grpo"
-    scale_rewards: bool = bool(_DEFAULT.scale_rewards)
-    rewards: RewardUse | None = None
-    team_weight: NonNegative = 1.0
-    baseline_decay: Decay | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_in_the_paper(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {"scale_rewards": bool(_row_of(given).scale_rewards)} | given
-
-    @model_validator(mode="after")
-    def _fits_the_algorithm(self) -> "CreditConfig":
-        if self.row.scale_rewards is None and self.scale_rewards:
-            raise ValueError(f"{self.name} does not divide by a group's deviation: leave out scale_rewards")
-        if self.row.baseline != "role_mean" and self.baseline_decay is not None:
-            raise ValueError(f"{self.name} has no running mean: leave out baseline_decay")
-        return self
-
-    @property
-    def row(self) -> Algorithm:
-        return ALGORITHMS[self.name]
-
-    @property
-    def group_advantage(self) -> AdvantageRule | None:
-        """The advantage that a sample has by its group alone; None if the trainer computes it with its critic or over
-        the step. A KL in the rewards is not part of it."""
-        if self.row.whiten:
-            return None
-        match self.row.baseline:
-            case "group_mean":
-                return "scaled" if self.scale_rewards else "centred"
-            case "leave_one_out":
-                return "leave_one_out"
-            case _:
-                return None
-
-    @property
-    def decay(self) -> float:
-        """``baseline_decay``, or the paper's."""
-        return 0.95 if self.baseline_decay is None else self.baseline_decay
-
-    @property
-    def used_rewards(self) -> RewardUse | None:
-        """None: the trajectory's, and rewards of turns are refused."""
-        return self.rewards or self.row.rewards
-
-    @property
-    def grouping(self) -> Grouping:
-        """The rewards that a reward is compared with."""
-        if self.row.grouping == "trajectory" and self.used_rewards in ("turn", "both"):
-            return "agent_turns"
-        return self.row.grouping
-
-
 class LossConfig(Config):
     """The loss of one policy. Part of the policy's ``algorithm`` section; numbers left out are the paper's.
 
@@ -170,7 +98,7 @@ class LossConfig(Config):
     def _numbers_of_the_paper(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        row = _row_of(given)
+        row = row_of(given)
         numbers: dict[str, Any] = {
             "clip_low": row.clip_low,
             "clip_high": row.clip_high,
@@ -178,7 +106,7 @@ class LossConfig(Config):
             "kl_estimator": row.kl_estimator,
             "kl_in_reward": row.kl_in_reward,
         }
-        if row.baseline == "critic":
+        if row.critic:
             numbers["critic"] = CriticConfig()
         if isinstance(kind := given.get("correction", DEFAULT_CORRECTION), str) and kind in CORRECTION_BOUNDS:
             low, high = CORRECTION_BOUNDS[kind]
@@ -206,14 +134,25 @@ class LossConfig(Config):
         return self.kl_coefficient > 0 and self.kl_in_reward
 
     @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The changes that the policy makes to the advantages of its samples, in order."""
+        kl = {"token": TokenKl, "trajectory": TrajectoryKl, None: Transform}[self.row.kl_rewards]
+        return (
+            RoleBaseline(),
+            *([kl()] if self.penalises_rewards else []),
+            *([Whiten()] if self.row.whiten else []),
+            *([Critic(self.critic.gamma, self.critic.lam)] if self.critic else []),
+        )
+
+    @property
     def whole_batch_reason(self) -> str | None:
         """The reason why the policy must run ``sync``; None if micro-batches may flow. For users: ``sync_warning``."""
-        return whole_batch_reason(self.row, self.penalises_rewards)
+        return whole_batch_reason(self.transforms)
 
     @property
     def compares_within_batch(self) -> bool:
         """True if all samples of a group must be in the same optimizer step."""
-        return self.whole_batch_reason is not None and not self.row.whiten
+        return any(transform.compares for transform in self.transforms)
 
     @property
     def streams(self) -> bool:
@@ -238,10 +177,10 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
         lambda loss: loss.row.surrogate == "reinforce" and bool(loss.clip_low or loss.clip_high),
         "{loss.name} clips nothing: leave out clip_low and clip_high",
     ),
-    (lambda loss: loss.critic is None and loss.row.baseline == "critic", "{loss.name} wants a critic"),
-    (lambda loss: loss.critic is not None and loss.row.baseline != "critic", "{loss.name} has no critic"),
+    (lambda loss: loss.critic is None and loss.row.critic, "{loss.name} wants a critic"),
+    (lambda loss: loss.critic is not None and not loss.row.critic, "{loss.name} has no critic"),
     (
-        lambda loss: loss.kl_in_reward and not _takes_kl_in_reward(loss.row),
+        lambda loss: loss.kl_in_reward and loss.row.kl_rewards is None,
         "{loss.name} has its KL in the loss; kl_in_reward is for ppo, rloo and reinforce_pp",
     ),
     (
@@ -270,11 +209,11 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
 
 _CREDIT_REFUSALS: tuple[tuple[Callable[[Algorithm, LossConfig], bool], str], ...] = (
     (
-        lambda credit, loss: credit.baseline == "critic" and loss.critic is None,
+        lambda credit, loss: credit.critic and loss.critic is None,
         "takes its advantages from a critic, and the policy's {loss.name} has none",
     ),
     (
-        lambda credit, loss: credit.baseline != "critic" and loss.critic is not None,
+        lambda credit, loss: not credit.critic and loss.critic is not None,
         "does not take its advantages from the critic that the policy's {loss.name} trains",
     ),
     (
@@ -286,7 +225,7 @@ _CREDIT_REFUSALS: tuple[tuple[Callable[[Algorithm, LossConfig], bool], str], ...
         "wants advantages that are not normalised over the policy's step, as the policy's {loss.name} does",
     ),
     (
-        lambda credit, loss: loss.penalises_rewards and not _takes_kl_in_reward(credit),
+        lambda credit, loss: loss.penalises_rewards and credit.kl_rewards is None,
         "has no place for the KL that the policy's {loss.name} puts into the rewards (kl_in_reward)",
     ),
 )
@@ -311,16 +250,6 @@ def credit_problem(credit: CreditConfig, loss: LossConfig) -> str | None:
     return next(
         (text.format(loss=loss) for refused, text in _CREDIT_REFUSALS if refused(credit.row, loss)), None
     )
-
-
-def _row_of(given: dict[Any, Any]) -> Algorithm:
-    """The row of ``given``'s name; the default row for an unknown name, which is refused later."""
-    name = given.get("name")
-    return next((row for known, row in ALGORITHMS.items() if known == name), _DEFAULT)
-
-
-def _takes_kl_in_reward(row: Algorithm) -> bool:
-    return row.whiten or row.baseline in ("leave_one_out", "critic")
 
 
 class SftConfig(Config):

@@ -107,8 +107,7 @@ class Client(Actor):
         group = f"{version}:{self._name}{number // 8}"
         # Arrays, though a workflow has tuples: the conversion is not the store's cost.
         bulk: Any = (self._prompt, self._tokens, self._logprobs)
-        rewards = (0.0, 1.0)
-        return Sample(f"{group}_0_{number % 8}", AGENT, version, version, group, 1.0, rewards, *bulk)
+        return Sample(f"{group}_0_{number % 8}", AGENT, version, version, group, 1.0, 0.5, *bulk)
 
     @endpoint
     async def get(self, version: int, count: int) -> list[int]:
@@ -119,7 +118,7 @@ class Client(Actor):
             rows = zip(*(await self._reader.arrays(leased)).values(), strict=True)
             copies = [[cell.copy() for cell in row] for row in rows]
             fences.append(leased.fence)
-            prompt, completion, logprobs, _ = copies[-1]
+            prompt, completion, logprobs = copies[-1]
             if (
                 prompt[-1] != self._prompt[-1]
                 or completion.sum() != self._tokens.sum()

@@ -26,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from ...actors.credit.credit_config import CreditConfig
 from ...actors.messages import ModelConfig, Sample, SlotApi
 from ...actors.names import AgentName, PolicyName, Step, Version
 from ...actors.recipe import RecipeConfig
@@ -38,7 +39,6 @@ from ...actors.trainer.pool import TrainingPool
 from ...actors.trainer.pool_config import SharedPoolConfig
 from ...actors.trainer.shared_pool import SharedPool
 from ...actors.trainer.static_pool import StaticPool
-from ...actors.trainer.trainer_config import CreditConfig
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
@@ -342,7 +342,6 @@ def _policy(name: PolicyName, size: Size, ranks: int) -> PolicySetup:
 
 
 def _sample(policy: PolicyName, number: int) -> Sample:
-    rewards = (1.0, 0.0)
     turn = 0 if policy == FIRST else 1
     content = ((1, 2, 10), (3, 4, 12), (-2.0, -2.5, -3.0))
-    return Sample(f"1:q_{turn}_{number}", policy, 1, 0, "1:q", rewards[number % 2], rewards, *content)
+    return Sample(f"1:q_{turn}_{number}", policy, 1, 0, "1:q", 1.0 - number % 2, 0.5 - number % 2, *content)

@@ -59,7 +59,7 @@ def batches() -> Iterator[list[Sample]]:
     for number in itertools.count():
         group = f"0:q{number}"
         yield [
-            Sample(f"{group}_0_{n}", AGENT, 0, 0, group, 1.0, (0.0, 1.0), (1,), (2, 3, number), (-0.5,) * 3)
+            Sample(f"{group}_0_{n}", AGENT, 0, 0, group, 1.0, 0.5, (1,), (2, 3, number), (-0.5,) * 3)
             for n in range(BATCH)
         ]
 

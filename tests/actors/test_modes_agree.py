@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.decisions import StepOptimizer, Train
@@ -19,10 +20,10 @@ from flexmarl.actors.orchestrator.plan import Mode, Plan
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .stores import policies as own_policies
+from .trainer.algorithm import advantage
 
 S = Step
 V = Version
@@ -59,7 +60,8 @@ def group(query: int, random: np.random.Generator) -> list[Sample]:
                 Sample(
                     sample_id=f"1:q{query}_{turn}_{trajectory}", agent=agent, step=1, policy_version=0,
                     group=f"1:q{query}",
-                    reward=rewards[agent][trajectory], group_rewards=rewards[agent],
+                    reward=rewards[agent][trajectory],
+                    advantage=advantage(rewards[agent][trajectory], rewards[agent]),
                     prompt_tokens=tuple(random.integers(0, 16, random.integers(1, 6)).tolist()),
                     tokens=tokens, logprobs=tuple((random.normal(-2.7, 0.3, len(tokens))).tolist()),
                 )

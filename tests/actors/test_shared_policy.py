@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.decisions import (
@@ -31,10 +32,10 @@ from flexmarl.actors.orchestrator.plan import Mode, Plan
 from flexmarl.actors.store.schema import Schema
 from flexmarl.actors.store.tables import Tables
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .test_modes_agree import ARCHITECTURE, WRITTEN
+from .trainer.algorithm import advantage
 
 AGENTS = (AgentName("sorter"), AgentName("checker"))
 TEMPERATURES = {"sorter": 1.0, "checker": 0.7}
@@ -63,7 +64,8 @@ def group(step: int, query: int, seed: int) -> list[Sample]:
                 Sample(
                     sample_id=f"{step}:q{query}_{turn}_{trajectory}", agent=agent, step=step,
                     policy_version=step - 1, group=f"{step}:q{query}",
-                    reward=rewards[agent][trajectory], group_rewards=rewards[agent],
+                    reward=rewards[agent][trajectory],
+                    advantage=advantage(rewards[agent][trajectory], rewards[agent]),
                     prompt_tokens=tuple(random.integers(0, 16, random.integers(1, 6)).tolist()),
                     tokens=tokens, logprobs=tuple((random.normal(-2.7, 0.3, len(tokens))).tolist()),
                     temperature=TEMPERATURES[agent],

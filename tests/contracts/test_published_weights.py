@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.state import StateTransport
 

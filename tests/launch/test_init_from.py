@@ -11,6 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import CheckpointMismatch, ConfigError
 from flexmarl.actors.json_files import read_json, write_json
 from flexmarl.actors.messages import LoraConfig
@@ -19,7 +20,7 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import build_model
 from flexmarl.actors.trainer.backends.torch_policy.merged_model import write_merged
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.cli import main
 from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import flexmarl
+from flexmarl.actors.credit.group_mean import GroupMean
 from flexmarl.actors.errors import ConfigError
-from flexmarl.actors.group_advantage import group_advantage
 from flexmarl.launch import store_view
 from flexmarl.launch.config_reading import resolve
 
@@ -90,9 +90,7 @@ def test_advantages_are_those_of_the_judges_numbers(judged: tuple[Path, dict[str
                 name = f"{step}:{trajectory.query.id}_{turn.number}_{{}}"
                 group = tuple(rewards[name.format(number)] for number in range(8))
                 assert turn.reward == group[trajectory.number]
-                assert turn.advantage == pytest.approx(
-                    group_advantage(turn.reward, group, scale=True), abs=1e-12
-                )
+                assert turn.advantage == GroupMean(scale=True)(group)[trajectory.number]
                 seen += 1
     assert seen == 3 * 4 * 8
 

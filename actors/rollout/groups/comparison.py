@@ -1,50 +1,68 @@
-"""The rewards that a turn's reward is compared with. Pure."""
+"""The rewards that a turn's reward is compared with, and the advantage that this gives. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...messages import Grouping, Sample
+from ...credit.credit_config import CreditConfig
+from ...messages import Sample
 from ...names import AgentName
 from ...sample_id import SampleId
 
+_Compared = tuple[AgentName, int]
+"""Names rewards that are compared with each other: the agent's, or those of one of its turns (-1: of all)."""
 
-def grouped(samples: Sequence[Sample], grouping: Mapping[AgentName, Grouping]) -> list[Sample]:
-    """``samples`` in their order, each with ``group_rewards`` by its agent's ``grouping``.
 
-    - ``trajectory``: unchanged, one reward per surviving trajectory in which the agent has one.
+def assign_credit(
+    samples: Sequence[Sample],
+    credit: Mapping[AgentName, CreditConfig],
+    rewards: Mapping[AgentName, dict[int, float]],
+) -> list[Sample]:
+    """Returns ``samples`` in their order, each with its advantage by its agent's estimator, and with the number of rewards that
+    its own is compared with, by its agent's grouping:
+
+    - ``trajectory``: one reward per trajectory in which the agent has one.
     - ``agent_turns``: one per *turn* of the agent in the group (Dr.MAS, Feng et al., arXiv 2602.08847, eq. 5: mean
       and deviation over the agent's own active steps). An agent that speaks more often weighs more.
     - ``turn``: one per trajectory that reached the turn: groups by (query, agent, turn) (AT-GRPO, Zhao et al.,
       arXiv 2510.11062, section 4.1). Each agent's turns are counted separately, in the order of the calls.
 
-    ``samples`` are all turns of one group; an agent that ``grouping`` lacks has ``trajectory``. Raises StoreError for
-    an invalid ``sample_id``.
+    ``samples`` are all turns of one group. ``rewards``: of the agents' trajectories, by number. Raises StoreError for
+    an invalid ``sample_id``, ``ValueError`` for a reward that is not finite.
     """
-    turns = _own_turns(samples)
-    groupings = [grouping.get(AgentName(sample.agent), "trajectory") for sample in samples]
-    keys = [
-        (sample.agent, turn if compared == "turn" else 0)
-        for sample, turn, compared in zip(samples, turns, groupings, strict=True)
-    ]
-    rewards: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for key, sample in zip(keys, samples, strict=True):
-        rewards[key].append(sample.reward)
-    return [
-        sample if compared == "trajectory" else replace(sample, group_rewards=tuple(rewards[key]))
-        for sample, key, compared in zip(samples, keys, groupings, strict=True)
-    ]
-
-
-def _own_turns(samples: Sequence[Sample]) -> list[int]:
-    """The number of each sample among its agent's turns in its trajectory, from 0."""
     names = [SampleId.parse(sample.sample_id) for sample in samples]
-    asked: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    turns = _turns_of_agents(samples, names)
+    # Every sample's place: the rewards that are compared, and its own among them.
+    places: list[tuple[_Compared, int]] = []
+    compared: dict[_Compared, dict[int, float]] = {}
+    for number, (sample, name, turn) in enumerate(zip(samples, names, turns, strict=True)):
+        agent = AgentName(sample.agent)
+        grouping = credit[agent].grouping
+        if grouping == "trajectory":
+            compared[agent, -1] = rewards[agent]
+            places.append(((agent, -1), name.trajectory))
+        else:
+            key = (agent, turn if grouping == "turn" else -1)
+            compared.setdefault(key, {})[number] = sample.reward
+            places.append((key, number))
+    advantages = {
+        key: dict(zip(by_place, credit[key[0]].estimator([*by_place.values()]), strict=True))
+        for key, by_place in compared.items()
+    }
+    return [
+        replace(sample, advantage=advantages[key][place], group_size=len(compared[key]))
+        for sample, (key, place) in zip(samples, places, strict=True)
+    ]
+
+
+def _turns_of_agents(samples: Sequence[Sample], names: Sequence[SampleId]) -> list[int]:
+    """The number of each sample among its agent's turns in its trajectory, from 0."""
+    numbers: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for sample, name in zip(samples, names, strict=True):
-        asked[sample.agent, name.trajectory].append(name.turn)
-    for turns in asked.values():
+        numbers[sample.agent, name.trajectory].append(name.turn)
+    for turns in numbers.values():
         turns.sort()
     return [
-        asked[sample.agent, name.trajectory].index(name.turn)
+        numbers[sample.agent, name.trajectory].index(name.turn)
         for sample, name in zip(samples, names, strict=True)
     ]

@@ -15,7 +15,6 @@ Rules:
   as fewer than ``minimum`` can survive.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,11 +115,3 @@ class Group:
         self.oversampled = len(self._running)
         stopped = self._rules.oversampled == "abort" or isinstance(verdict, Drop)
         return [*(Abort(number) for number in sorted(self._running) if stopped), verdict]
-
-
-def has_signal(rewards: Sequence[float]) -> bool:
-    """True if a group teaches its agent something: with equal rewards every advantage within it is 0.
-
-    Dynamic sampling keeps only groups that do (DAPO, arXiv 2503.14476, section 3.2, equation 11).
-    """
-    return len(set(rewards)) > 1

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from ...messages import AgentTurns, GroupClosed, Grouping, Query, Sample, TrajectoryFailure, VersionRange
+from ...credit.credit_config import CreditConfig
+from ...messages import AgentTurns, GroupClosed, Query, Sample, TrajectoryFailure, VersionRange
 from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
-from .comparison import grouped
-from .group import Group, has_signal
+from .comparison import assign_credit
+from .group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,18 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ClosingRules:
-    """``grouping``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
+    """``credit``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
     agents that are not trained, and leave no samples. ``sides``: by policy that is a pool of past versions, the agents
     against it and its own."""
 
-    grouping: Mapping[AgentName, Grouping]
+    credit: Mapping[AgentName, CreditConfig]
     drop_zero_advantage: bool
     frozen: Collection[AgentName] = ()
     sides: Mapping[PolicyName, tuple[Sequence[AgentName], Sequence[AgentName]]] = field(default_factory=dict)
 
     @property
     def agents(self) -> Collection[AgentName]:
-        return self.grouping.keys()
+        return self.credit.keys()
 
 
 @dataclass(slots=True)
@@ -70,11 +71,11 @@ class GroupRun:
     def close(
         self, numbers: Sequence[int], rules: ClosingRules, dropped: str = ""
     ) -> tuple[list[Sample], GroupClosed]:
-        """The samples and the report of the trajectories with these numbers, those that count. ``dropped``: the reason
-        for counting no trajectory."""
+        """The samples, each with its advantage and the size of its group, and the report of the trajectories with these
+        numbers, those that count. ``dropped``: the reason for counting no trajectory."""
         members = [self.trajectories[number] for number in numbers]
-        rewards = _by_agent([member.rewards.used for member in members], rules.agents)
-        turns = self.compared = self._turns(members, [member.rewards.used for member in members], rules)
+        used = {member.number: member.rewards.used for member in members}
+        turns = self.compared = self._turns(used, rules)
         zero_advantage = self._without_advantage(members, rules) if rules.drop_zero_advantage else []
         kept = [turn for turn in turns if turn.agent not in zero_advantage]
         if zero_advantage and not kept:
@@ -87,7 +88,7 @@ class GroupRun:
             samples={agent: counts[agent] for agent in rules.agents if agent not in rules.frozen},
             turns={agent: _turns_of(members, agent) for agent in rules.agents},
             waited_s=self._waited_s(),
-            rewards=rewards,
+            rewards={agent: [*numbers.values()] for agent, numbers in _by_agent(used, rules.agents).items()},
             turn_rewards=_turn_rewards(members, rules.agents),
             metrics=_metrics(members),
             failures=self.failures,
@@ -102,26 +103,22 @@ class GroupRun:
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
         )
 
-    def _turns(
-        self, members: Sequence[Trajectory], amounts: Sequence[Amounts], rules: ClosingRules
-    ) -> list[Sample]:
-        """All turns of ``members``, each with the rewards that its own is compared with. ``amounts``: by member."""
-        of_all = {agent: tuple(values) for agent, values in _by_agent(amounts, rules.agents).items()}
-        of_trained = {agent: each for agent, each in of_all.items() if agent not in rules.frozen}
+    def _turns(self, amounts: Mapping[int, Amounts], rules: ClosingRules) -> list[Sample]:
+        """All turns of the trajectories that count, as samples. ``amounts``: the rewards of each, by number."""
+        trained = [agent for agent in rules.agents if agent not in rules.frozen]
         turns = [
             sample
-            for member, own in zip(members, amounts, strict=True)
-            for sample in member.samples(self.step, self.position, of_trained, own)
+            for number, rewards in amounts.items()
+            for sample in self.trajectories[number].samples(self.step, self.position, trained, rewards)
         ]
-        return grouped(turns, rules.grouping)
+        return assign_credit(turns, rules.credit, _by_agent(amounts, trained))
 
     def _without_advantage(self, members: Sequence[Trajectory], rules: ClosingRules) -> list[AgentName]:
-        """The agents with turns whose rewards from the workflow, before any punishment, are all equal to those that
-        they are compared with (DAPO, arXiv 2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
-        turns = self._turns(members, [member.rewards.given for member in members], rules)
-        compared = {(turn.agent, turn.group_rewards) for turn in turns}
-        sampled = {agent for agent, _ in compared}
-        taught = {agent for agent, rewards in compared if has_signal(rewards)}
+        """The agents with turns that teach nothing, by the workflow's rewards before any punishment (DAPO, arXiv
+        2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
+        turns = self._turns({member.number: member.rewards.given for member in members}, rules)
+        sampled = {turn.agent for turn in turns}
+        taught = {turn.agent for turn in turns if turn.advantage}
         return [agent for agent in rules.agents if agent in sampled - taught]
 
     def _waited_s(self) -> float:
@@ -129,10 +126,18 @@ class GroupRun:
         return max(0.0, min(first_turn_at, self.clock()) - self.started)
 
 
-def _by_agent(amounts: Iterable[Amounts], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:
-    """By agent: its reward in each trajectory that gives it one."""
-    amounts = list(amounts)
-    return {agent: [one.by_agent[agent] for one in amounts if agent in one.by_agent] for agent in agents}
+def _by_agent(
+    amounts: Mapping[int, Amounts], agents: Iterable[AgentName]
+) -> dict[AgentName, dict[int, float]]:
+    """By agent and number: its reward in each trajectory that gives it one."""
+    return {
+        agent: {
+            number: rewards.by_agent[agent]
+            for number, rewards in amounts.items()
+            if agent in rewards.by_agent
+        }
+        for agent in agents
+    }
 
 
 def _turn_rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:

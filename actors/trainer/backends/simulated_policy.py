@@ -103,7 +103,7 @@ class SimulatedPolicy:
             self._accumulated.append(sample.sample_id)
             content = (sample.sample_id, sample.tokens, sample.reward)
             self._gradient += np.uint64(_mixed(0, repr(content)))  # wraps around
-        nonzero_advantage = sum(len(set(sample.group_rewards)) > 1 for sample in batch)
+        nonzero_advantage = sum(sample.advantage != 0.0 for sample in batch)
         return MicroBatchStats(len(batch), tokens, nonzero_advantage, seconds)
 
     def optimizer_step(self, run_step: int | None = None) -> StepStats:

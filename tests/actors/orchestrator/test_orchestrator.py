@@ -108,7 +108,7 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
 async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path: Path) -> None:
     house = House(system, tmp_path)
     await house.run({"equal": 0}, RolloutConfig(drop_zero_advantage=True, replacement_queries=4))
-    assert all(len(set(row.group_rewards)) == 2 for row in house.trainer.trained["solver"])
+    assert all(row.advantage for row in house.trainer.trained["solver"])
     assert len(house.groups("judge")) == 18
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.declared_columns import Column
 from flexmarl.actors.inference.router_actor import RouterActor
 from flexmarl.actors.inference.router_setup import RouterSetup
@@ -13,12 +14,10 @@ from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
     GroupClosed,
-    Grouping,
     InstanceApi,
     Loaded,
     Published,
     Query,
-    RewardUse,
     Sample,
     TableStatistics,
     TextTo,
@@ -57,6 +56,8 @@ async def workflow(query, agents):
 def train_query(position, seed): ...
 def eval_queries(seed): ...
 """
+
+CENTRED = CreditConfig(name="dr_grpo")
 
 
 class FakeInstance(Actor, InstanceApi):
@@ -147,8 +148,8 @@ class House:
         self.policies = {"solver": "solver", "judge": "judge"}
         """The policy of each agent."""
         self.tokenizers = {"solver": "one", "judge": "one"}
-        self.grouping: dict[str, Grouping] = {}
-        self.rewards: dict[str, RewardUse] = {}
+        self.credit: dict[str, CreditConfig] = {}
+        """By agent; of others the reward less the group's mean."""
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -175,10 +176,8 @@ class House:
                 AgentName(agent): RolloutAgent(
                     PolicyName(self.policies[agent]),
                     sampling,
-                    self.grouping.get(agent, "trajectory"),
+                    self.credit.get(agent, CENTRED),
                     self.columns.get(agent, {}),
-                    "centred",
-                    rewards=self.rewards.get(agent),
                 )
                 for agent, sampling in self.sampling.items()
             },

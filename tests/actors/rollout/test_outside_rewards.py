@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.column_refs import plain_cell
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.declared_columns import OFFER_KEY, Column
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Query, UnjudgedSample
@@ -82,13 +83,13 @@ async def test_a_group_closes_with_the_judges_rewards_when_all_are_there(house: 
     closed = await house.closed()
     assert closed.rewards[SOLVER] == [0.25, -1.0, 2.0] and closed.samples[SOLVER] == 3
     for sample in await house.rows("solver", 0, 3):
-        assert sample.group_rewards == (0.25, -1.0, 2.0)
-        assert sample.reward == sample.group_rewards[int(sample.sample_id[-1])]
+        assert sample.reward == (0.25, -1.0, 2.0)[int(sample.sample_id[-1])]
+        assert (sample.advantage, sample.group_size) == (sample.reward - 1.25 / 3, 3)
 
 
 @pytest.mark.parametrize("use", ["trajectory", "turn", "both"])
 async def test_turns_are_judged_one_by_one_if_their_rewards_count(house: House, use: Any) -> None:
-    house.rewards = {"solver": use}
+    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards=use)
     body = ALONE + '    await agents["solver"].generate([turn, "?"])\n'
     rollout = await opened(house, body)
     await step(rollout, 1)
@@ -290,7 +291,7 @@ async def test_a_trajectory_is_shown_while_it_waits(house: House) -> None:
 
 async def test_the_judges_reward_takes_the_place_of_the_workflows(house: House) -> None:
     body = ALONE + '    return Rewards(solver=7.0, metrics={"length": 2.0}).of(turn, 5.0).of_team(0.25)\n'
-    house.rewards = {"solver": "both"}
+    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards="both")
     rollout = await opened(house, body)
     await step(rollout, 1)
     await waiting(house, 1)

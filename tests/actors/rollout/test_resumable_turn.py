@@ -16,7 +16,7 @@ PROMPT = (4, 5, 4, 7, 8)
 
 def sample_of(turn: ResumableTurn) -> Sample:
     return Sample(
-        "1:q_0_0", "solver", 1, turn.policy_version, "1:q", 1.0, (1.0,),
+        "1:q_0_0", "solver", 1, turn.policy_version, "1:q", 1.0, 0.0,
         turn.prompt_tokens, turn.tokens, turn.logprobs, version_changes=turn.version_changes,
     )  # fmt: skip
 

@@ -1,11 +1,13 @@
 """The rollout actor with a real store, and instances whose answers the test chooses."""
 
 import asyncio
+import math
 from collections import Counter
 from contextlib import aclosing
 
 import pytest
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import RecipeError, WorkerReplaced
 from flexmarl.actors.messages import GenerateRequest, Query, TableStatistics, VersionRange
 from flexmarl.actors.names import Step, Version
@@ -38,8 +40,9 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
     rows = await house.rows("solver", 4, 6)
     assert [row.sample_id for row in rows] == [f"5:q7_0_{trajectory}" for trajectory in range(6)]
     for row in rows:
-        assert row.group_rewards == tuple(group.rewards[SOLVER])
         assert row.reward == len(row.tokens)
+        mean = math.fsum(group.rewards[SOLVER]) / 6
+        assert (row.advantage, row.group_size) == (row.reward - mean, 6)
 
 
 async def test_the_line_that_blocks_it_is_written_where_all_hosts_see_it(house: House) -> None:
@@ -371,7 +374,7 @@ DRAFTS = """
 
 
 async def test_parallel_drafts_have_rewards_of_their_own(house: House) -> None:
-    house.rewards, house.grouping = {"solver": "both"}, {"solver": "agent_turns"}
+    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards="both")
     rollout = await house.open(DRAFTS.format(after=""))
     await serve(rollout, "solver", 0)
     await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
@@ -382,7 +385,7 @@ async def test_parallel_drafts_have_rewards_of_their_own(house: House) -> None:
     assert {row.sample_id: row.reward for row in rows} == {
         f"1:q7_{turn}_{trajectory}": 10.0 + turn for turn in range(3) for trajectory in range(2)
     }
-    assert {tuple(sorted(row.group_rewards)) for row in rows} == {(10.0, 10.0, 11.0, 11.0, 12.0, 12.0)}
+    assert {(row.advantage, row.group_size) for row in rows} == {(-1.0, 6), (0.0, 6), (1.0, 6)}
     evaluation = await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
     assert (evaluation.metrics["reward/solver"], evaluation.metrics["turn_reward/solver"]) == (10.0, 1.0)
 
@@ -397,7 +400,7 @@ async def test_parallel_drafts_have_rewards_of_their_own(house: House) -> None:
 async def test_an_invalid_reward_of_a_turn_fails_its_trajectory_and_the_others_continue(
     house: House, reward: str, problem: str
 ) -> None:
-    house.rewards = {"solver": "both"}
+    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards="both")
     after = f"""
     if drafts[0].sample_id.endswith("_1"):
         workflow.kept = drafts[0]

@@ -1,6 +1,7 @@
 """Trajectories that a worker records: after its samples are in the store, beside its work."""
 
 import asyncio
+from statistics import fmean
 
 import pytest
 
@@ -58,9 +59,9 @@ async def test_a_group_is_recorded_with_texts_rewards_and_advantages(house: Hous
     samples = {sample.sample_id: sample for sample in await house.rows("solver", 4, 6)}
     sample = samples["5:q7_0_3"]
     assert (solver.prompt, solver.text, solver.tokens) == (("2+2",), "x" * len(sample.tokens), sample.tokens)
-    mean = sum(sample.group_rewards) / len(sample.group_rewards)
+    mean = fmean(group.rewards[next(iter(group.rewards))])
     assert solver.reward == sample.reward
-    assert solver.advantage == pytest.approx(sample.reward - mean, abs=1e-12)
+    assert solver.advantage == sample.advantage == pytest.approx(sample.reward - mean, abs=1e-12)
     assert (judge.agent, judge.prompt, judge.version, judge.finish_reason) == ("judge", (0, "?"), 4, "stop")
     assert solver.logprobs == (-0.5,) * len(solver.tokens)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import InvalidReward, RecipeError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
@@ -23,9 +24,11 @@ def turn(number: int, agent: str = "solver") -> Turn:
     return Turn(agent, "x", (), (), f"1:q_{number}_0")
 
 
-def found(returned: object, *, punish: bool = False, **of_solver: Any) -> TrajectoryRewards:
+def found(
+    returned: object, *, punish: bool = False, sampling: SamplingConfig | None = None, **credit: Any
+) -> TrajectoryRewards:
     agents = {
-        SOLVER: RolloutAgent(PolicyName("solver"), **of_solver),
+        SOLVER: RolloutAgent(PolicyName("solver"), sampling or SamplingConfig(), CreditConfig(**credit)),
         JUDGE: RolloutAgent(PolicyName("judge")),
         AgentName("silent"): RolloutAgent(PolicyName("judge")),
     }

@@ -40,7 +40,7 @@ COLUMNS = {
 
 def sample(number: int, version: int = 0, tokens: int = 3, **columns: Any) -> Sample:
     return Sample(
-        f"{version + 1}:q_0_{number}", "solver", version + 1, version, f"{version + 1}:q", 1.0, (0.0, 1.0),
+        f"{version + 1}:q_0_{number}", "solver", version + 1, version, f"{version + 1}:q", 1.0, 0.5,
         (1, 2, 3), tuple(range(tokens)), (-0.5,) * tokens, columns=columns,
     )  # fmt: skip
 

@@ -116,9 +116,7 @@ async def test_other_tasks_run_while_the_rows_are_read() -> None:
 
 def sample(number: int) -> Sample:
     group = f"0:q{number // 8}"
-    return Sample(
-        f"{group}_0_{number % 8}", "solver", 0, 0, group, 1.0, (0.0, 1.0), (1, 2), (3, 4), (-0.5, -0.5)
-    )
+    return Sample(f"{group}_0_{number % 8}", "solver", 0, 0, group, 1.0, 0.5, (1, 2), (3, 4), (-0.5, -0.5))
 
 
 async def test_puts_are_answered_while_twelve_expensive_expressions_are_there(

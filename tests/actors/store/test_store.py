@@ -33,7 +33,7 @@ def sample(number: int, *, agent: str = "solver", version: int = 0, tokens: int 
     turn, trajectory = AGENTS.index(agent), number % 8
     group = f"1:q{number // 8}"
     return Sample(
-        f"{group}_{turn}_{trajectory}", agent, 1, version, group, float(number), (0.0, float(number)),
+        f"{group}_{turn}_{trajectory}", agent, 1, version, group, float(number), number / 2,
         (1, 2, 3), tuple(range(tokens)), (-0.5,) * tokens,
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ AGENTS = ["solver", "judge"]
 def samples(first: int, count: int, agent: str = "solver") -> list[Sample]:
     turn = AGENTS.index(agent)
     return [
-        Sample(f"1:q{n}_{turn}_0", agent, 1, 0, f"1:q{n}", 1.0, (0.0, 1.0), (1, 2), (3,) * 100, (-0.5,) * 100)
+        Sample(f"1:q{n}_{turn}_0", agent, 1, 0, f"1:q{n}", 1.0, 0.5, (1, 2), (3,) * 100, (-0.5,) * 100)
         for n in range(first, first + count)
     ]
 

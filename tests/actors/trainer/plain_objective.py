@@ -16,9 +16,11 @@ from .algorithm import Algorithm
 
 @dataclass(frozen=True)
 class Row:
-    """A sample, and the figures of trainer, reference and critic for its tokens."""
+    """A sample, and the figures of trainer, reference and critic for its tokens. ``group_rewards``: of all trajectories
+    of its group, in their order."""
 
     sample: Sample
+    group_rewards: tuple[float, ...]
     logprobs: tuple[float, ...]
     reference: tuple[float, ...]
     values: tuple[float, ...]
@@ -40,7 +42,7 @@ def plain_group(config: Algorithm, row: Row, rows: Sequence[Row]) -> list[float]
         return [s.reward for s in same]
     if name == "at_grpo":  # one agent that takes its turns in order: the number in the id is its own
         return [s.reward for s in same if s.sample_id.split("_")[1] == mine.sample_id.split("_")[1]]
-    return list(mine.group_rewards)
+    return list(row.group_rewards)
 
 
 def plain_advantages(config: Algorithm, rows: Sequence[Row]) -> list[list[float]]:

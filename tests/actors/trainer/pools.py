@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import WorkerReplaced
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import Sample, SlotLife, TrainerApi
@@ -21,7 +22,6 @@ from flexmarl.actors.trainer.hosted_policies import HostedPolicies
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.slot_worker import SlotWorker
 from flexmarl.actors.trainer.trainer import Trainer
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
@@ -171,7 +171,7 @@ def sample(policy: str, step: int, number: int, prompt: tuple[int, ...] = ()) ->
     reward = float(number % 2)
     content = (prompt, (7, number), (-1.0, -1.0 - number / 8))
     return Sample(
-        f"{step}:q_{turn}_{number}", policy, step, step - 1, f"{step}:q", reward, (1.0, 0.0), *content
+        f"{step}:q_{turn}_{number}", policy, step, step - 1, f"{step}:q", reward, reward - 0.5, *content
     )
 
 

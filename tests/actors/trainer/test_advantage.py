@@ -44,7 +44,7 @@ def test_penalties_of_a_trajectory_leave_itself_out(rows: list[tuple[int, int, f
 @given(st.lists(st.tuples(rewards, st.lists(rewards, min_size=1, max_size=6)), min_size=1, max_size=6))
 def test_rewards_to_go_count_what_is_still_to_come(batch: list[tuple[float, list[float]]]) -> None:
     found = rewards_to_go(
-        torch.tensor([reward for reward, _ in batch], dtype=torch.float64),
+        torch.tensor([reward for reward, each in batch for _ in each], dtype=torch.float64),
         torch.tensor([r for _, each in batch for r in each], dtype=torch.float64),
         torch.tensor([len(each) for _, each in batch]),
     )

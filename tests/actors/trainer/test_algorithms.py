@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flexmarl.actors.trainer.algorithms import ALGORITHMS, sync_warning
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, credit_problem
+from flexmarl.actors.credit.algorithms import ALGORITHMS
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, credit_problem
+from flexmarl.actors.trainer.transforms import sync_warning
 from flexmarl.launch import env
 
 from .algorithm import Algorithm, algorithm
@@ -41,7 +43,7 @@ def test_no_two_algorithms_are_the_same() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_name_brings_its_papers_numbers_and_what_is_given_wins(name: str) -> None:
-    both, row = algorithm(name=name), ALGORITHMS[name]  # type: ignore[index]
+    both, row = algorithm(name=name), ALGORITHMS[name]
     found = both.loss
     assert (found.clip_low, found.clip_high) == (row.clip_low, row.clip_high)
     assert (found.aggregation, found.kl_estimator) == (row.aggregation, row.kl_estimator)
@@ -138,7 +140,7 @@ def test_credit_and_loss_agree_on_critic_and_normalisation(name: str) -> None:
         for agents in ALGORITHMS
         if credit_problem(algorithm(name=agents).credit, loss(name=name)) is None
     }
-    assert found == FITS[name]  # type: ignore[index]
+    assert found == FITS[name]
 
 
 def test_a_kl_in_the_rewards_is_for_agents_whose_rewards_can_have_one() -> None:

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 import torch
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import CheckpointIncomplete
 from flexmarl.actors.messages import ModelConfig, Published
 from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.trainer.frozen_weights import FrozenWeights
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.core.actor import System
 from flexmarl.transport.state import StateTransport

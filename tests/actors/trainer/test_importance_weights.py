@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.trainer.algorithms import CORRECTION_BOUNDS, Correction
 from flexmarl.actors.trainer.importance_weights import correction_weights
+from flexmarl.actors.trainer.trainer_config import CORRECTION_BOUNDS, Correction
 
 KINDS: tuple[Correction, ...] = ("none", "truncate", "mask", "decoupled")
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.trainer.algorithms import KlEstimator
+from flexmarl.actors.credit.algorithms import KlEstimator
 from flexmarl.actors.trainer.kl import kl_estimate
 
 pairs = st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0)), min_size=1, max_size=20)

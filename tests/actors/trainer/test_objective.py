@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.rollout.groups.comparison import grouped
 from flexmarl.actors.trainer.critic import explained_variance, value_loss, value_sums
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import (
@@ -23,12 +22,11 @@ from flexmarl.actors.trainer.objective import (
     CompletionTokens,
     batch_loss,
     critic_advantages,
-    sample_advantage,
     step_advantages,
 )
 from flexmarl.actors.trainer.trainer_config import LossConfig
 
-from .algorithm import Algorithm, algorithm
+from .algorithm import Algorithm, algorithm, as_closed
 from .plain_objective import Row, plain_advantages, plain_loss, tokens
 
 torch.set_num_threads(1)
@@ -86,12 +84,12 @@ def make_step(seed: int, queries: int = 3, trajectories: int = 4, *, turn_reward
                 drawn = tuple(rng.uniform(-3, -0.1) for _ in range(rng.randint(1, 6)))
                 group = f"1:q{query}"
                 sample = Sample(
-                    f"{group}_{turn}_{trajectory}", "solver", 1, 0, group, rewards[trajectory] + own, rewards,
+                    f"{group}_{turn}_{trajectory}", "solver", 1, 0, group, rewards[trajectory] + own, 0.0,
                     (1,), (2,) * len(drawn), drawn,
                 )  # fmt: skip
                 near = tuple(logprob + rng.uniform(-0.4, 0.4) for logprob in drawn)
                 reference = tuple(logprob + rng.uniform(-1, 1) for logprob in drawn)
-                rows.append(Row(sample, near, reference, tuple(rng.uniform(-1, 1) for _ in drawn)))
+                rows.append(Row(sample, rewards, near, reference, tuple(rng.uniform(-1, 1) for _ in drawn)))
     return rows
 
 
@@ -100,15 +98,7 @@ def make_step(seed: int, queries: int = 3, trajectories: int = 4, *, turn_reward
 
 def as_grouped(config: Algorithm, rows: Sequence[Row]) -> list[Sample]:
     """The samples as the rollout sends them, group by group when each closes."""
-    groups = {
-        row.sample.group: [r.sample for r in rows if r.sample.group == row.sample.group] for row in rows
-    }
-    named = {
-        sample.sample_id: sample
-        for group in groups.values()
-        for sample in grouped(group, {AgentName("solver"): config.credit.grouping})
-    }
-    return [named[row.sample.sample_id] for row in rows]
+    return as_closed([row.sample for row in rows], {AgentName("solver"): config.credit})
 
 
 def token_advantages(config: Algorithm, rows: Sequence[Row]) -> list[Tensor]:
@@ -117,11 +107,12 @@ def token_advantages(config: Algorithm, rows: Sequence[Row]) -> list[Tensor]:
         return [advantages_and_returns(config, [row])[0] for row in rows]
     if config.loss.streams:
         return [
-            torch.full((len(row.logprobs),), sample_advantage(config.credit, sample), dtype=torch.float64)
+            torch.full((len(row.logprobs),), sample.advantage, dtype=torch.float64)
             for row, sample in zip(rows, samples, strict=True)
         ]
     references = [torch.tensor(row.reference, dtype=torch.float64) for row in rows]
-    found = step_advantages(config.loss, {AgentName("solver"): config.credit}, samples, references)
+    arrived = [sample.advantage for sample in samples]
+    found = step_advantages(config.loss, {AgentName("solver"): config.credit}, samples, arrived, references)
     return list(torch.split(found, [len(row.logprobs) for row in rows]))
 
 
@@ -275,14 +266,14 @@ def test_a_step_of_one_group_of_one_or_of_equal_rewards_is_finite(given_config: 
     config = algorithm(**given_config)
     for trajectories in (1, 3):
         rows = [
-            Row(Sample(f"1:q_0_{n}", "solver", 1, 0, "1:q", 1.0, (1.0,) * trajectories, (1,), (2, 3), (-1.0, -500.0)),
-                (-500.0, -1.0), (-1.0, -1.0), (0.0, 0.0))
+            Row(Sample(f"1:q_0_{n}", "solver", 1, 0, "1:q", 1.0, 0.0, (1,), (2, 3), (-1.0, -500.0)),
+                (1.0,) * trajectories, (-500.0, -1.0), (-1.0, -1.0), (0.0, 0.0))
             for n in range(trajectories)
         ]  # fmt: skip
         loss, gradients = accumulated(config, [rows])
         flat = list(chain.from_iterable(gradients.values()))
         assert math.isfinite(loss) and all(map(math.isfinite, flat))
-        if not config.loss.kl_coefficient and config.loss.row.baseline not in ("critic", "role_mean"):
+        if not config.loss.kl_coefficient and not (config.loss.row.critic or config.loss.row.role_baseline):
             assert not any(flat), "equal rewards teach nothing"
 
 
@@ -324,14 +315,7 @@ def test_a_kl_without_a_reference_is_refused() -> None:
         batch_loss(in_loss, one([-1.0], [-1.0]))
     with pytest.raises(ValueError, match="reference policy"):
         rloo = algorithm(name="rloo", kl_coefficient=0.1)
-        step_advantages(rloo.loss, {AgentName("solver"): rloo.credit}, [make_step(0)[0].sample], None)
+        step_advantages(rloo.loss, {AgentName("solver"): rloo.credit}, [make_step(0)[0].sample], [0.0], None)
     with pytest.raises(ValueError, match="reference policy"):
         critic_advantages(LossConfig.model_validate({"name": "ppo", "kl_coefficient": 0.1}), torch.ones(1),
                           torch.zeros(1), torch.tensor([1]), torch.zeros(1), None)  # fmt: skip
-
-
-def test_a_reward_that_is_not_finite_is_refused_by_every_baseline() -> None:
-    sample = Sample("q_0_0", "solver", 1, 0, "q", math.nan, (math.nan,), (1,), (2,), (-1.0,))
-    for name in ("grpo", "rloo", "reinforce_pp", "ppo"):
-        with pytest.raises(ValueError, match="reward"):
-            sample_advantage(algorithm(name=name).credit, sample)

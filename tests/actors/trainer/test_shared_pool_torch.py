@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.config_reading import RECIPES
 

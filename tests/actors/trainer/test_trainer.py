@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LeasedBatch, ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.recipe import RecipeConfig
@@ -22,7 +23,7 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.hosted_policies import sft_shares
 from flexmarl.actors.trainer.padding import TokenRow
 from flexmarl.actors.trainer.trainer import Trainer
-from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.core.actor import endpoint
 from flexmarl.core.ref import ActorRef
@@ -33,6 +34,7 @@ from flexmarl.transport.state import StateTransport
 
 from ...patience import PATIENCE_S
 from ..stores import store_setup
+from .algorithm import advantage
 
 torch.set_num_threads(1)
 ARCHITECTURE = {
@@ -59,7 +61,7 @@ def samples(version: int, rewards: tuple[float, ...]) -> list[Sample]:
             version,
             f"1:v{version}",
             reward,
-            rewards,
+            advantage(reward, rewards),
             (1, 2, 10),
             (3, 4, 12),
             (-2.0, -2.5, -3.0),
@@ -213,7 +215,7 @@ async def test_a_saved_policy_loads_and_goes_on_bit_for_bit(
         handles = []
         for one, rows_of, place in ((trainer, store, private), (resumed, other_store, other)):
             rows = [
-                Sample(f"2:q_0_{n}", "sorter", 2, 1, "2:q", r, (0.0, 2.0), (1, 10), (3, 12), (-2.0, -2.5))
+                Sample(f"2:q_0_{n}", "sorter", 2, 1, "2:q", r, r - 1.0, (1, 10), (3, 12), (-2.0, -2.5))
                 for n, r in enumerate((0.0, 2.0))
             ]
             await put(rows_of, place, rows)

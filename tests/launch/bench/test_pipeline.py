@@ -40,7 +40,7 @@ _KEYS = {"sync_s", "strict_s", "lower_bound_s", "orchestrator_core_share"}
 
 def group(closed_s: float, **tokens: list[int]) -> ClosedGroup:
     samples = [
-        Sample(f"{agent}{closed_s}{n}", agent, 1, 0, "g", 1.0, (1.0,), (), (1,) * count, (0.0,) * count)
+        Sample(f"{agent}{closed_s}{n}", agent, 1, 0, "g", 1.0, 0.0, (), (1,) * count, (0.0,) * count)
         for agent, counts in tokens.items()
         for n, count in enumerate(counts)
     ]

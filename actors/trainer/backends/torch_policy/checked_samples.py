@@ -1,12 +1,13 @@
 """The samples of a micro-batch, checked before the first forward, each with its advantage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ....errors import StaleSample
 from ....messages import Sample
 from ....names import AgentName, PolicyName
-from ...objective import sample_advantage
+from ...role_baselines import RoleBaselines
 from ...trainer_setup import PolicySetup
+from ...transforms import advantage_of_sample
 from .forward_batches import TrainedSample
 
 
@@ -15,13 +16,13 @@ def checked_samples(
     policy: PolicyName,
     setup: PolicySetup,
     version: int,
-    role_means: Mapping[str, float],
+    baselines: RoleBaselines,
 ) -> list[TrainedSample]:
-    """Every sample with its advantage from its group's rewards or its agent's running mean, for ``policy`` at
-    ``version``.
+    """Every sample with its advantage as it comes (``advantage_of_sample``), for ``policy`` at ``version``.
 
     Raises as ``PolicyBackend.accumulate`` does, but for tokens outside the vocabulary.
     """
+    transforms = setup.loss.transforms
     checked = []
     for sample in batch:
         if not 0 <= version - sample.policy_version <= setup.max_staleness:
@@ -40,7 +41,6 @@ def checked_samples(
             raise ValueError(
                 f"sample {sample.sample_id}: agent {sample.agent} does not use policy {policy}; {users} do"
             )
-        checked.append(
-            TrainedSample(sample, sample_advantage(credit, sample, role_means.get(sample.agent, 0.0)))
-        )
+        role_mean = baselines.mean(credit, sample.agent)
+        checked.append(TrainedSample(sample, advantage_of_sample(transforms, sample.advantage, role_mean)))
     return checked

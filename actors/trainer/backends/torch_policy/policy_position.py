@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
+from ....credit.credit_config import CreditConfig
 from ....messages import Sample
 from ....names import AgentName
 from ...role_baselines import RoleBaselines
-from ...trainer_config import CreditConfig
 from .step_totals import StepTotals
 
 

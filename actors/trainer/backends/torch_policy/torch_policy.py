@@ -158,8 +158,7 @@ class TorchPolicy:
         started = perf_counter()
         if self._position.sft_batches:
             raise RuntimeError(f"policy {self.name}: call sft_done() before reinforcement learning")
-        means = self._position.baselines.means
-        checked = checked_samples(batch, self.name, self._setup, self._position.version, means)
+        checked = self._check_samples(batch)
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
         totals.stale = sum(sample.policy_version < self._position.version for sample in batch)
         if self._gang.size > 1 or not self._loss.streams:
@@ -176,6 +175,10 @@ class TorchPolicy:
             trained_samples=len(batch) if self._critic else sum(row.has_signal for row in checked),
             seconds=perf_counter() - started,
         )
+
+    def _check_samples(self, batch: Sequence[Sample]) -> list[TrainedSample]:
+        position = self._position
+        return checked_samples(batch, self.name, self._setup, position.version, position.baselines)
 
     def _backward(self, samples: Sequence[TrainedSample], totals: StepTotals) -> None:
         """Adds the gradient of ``samples``, and their sums to ``totals``."""
@@ -225,9 +228,9 @@ class TorchPolicy:
         """Adds the gradient of all samples that were held until the step was complete."""
         samples, self._position.held = self._position.held, []
         references = self._reference_logprobs_of(samples) if self._loss.penalises_rewards else None
-        advantages = (
-            step_advantages(self._loss, self._setup.credit, samples, references).numpy().astype(np.float32)
-        )
+        arrived = [float(row.advantage) for row in self._check_samples(samples)]
+        tokens = step_advantages(self._loss, self._setup.credit, samples, arrived, references)
+        advantages = tokens.numpy().astype(np.float32)
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
         totals = StepTotals()
         self._backward(list(map(TrainedSample, samples, np.split(advantages, ends))), totals)

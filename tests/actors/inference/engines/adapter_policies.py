@@ -2,11 +2,12 @@
 
 import torch
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
-from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_config import OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .vllm_engines import VOCABULARY

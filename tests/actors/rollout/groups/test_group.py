@@ -13,7 +13,6 @@ from flexmarl.actors.rollout.groups.group import (
     Group,
     GroupRules,
     Start,
-    has_signal,
 )
 
 
@@ -114,10 +113,3 @@ def test_a_trajectory_ends_once() -> None:
     group.succeeded(0)
     with pytest.raises(ProtocolViolation, match="trajectory 0 ended, which was not running"):
         group.failed(0)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "signal"), [([], False), ([1.0], False), ([0.5, 0.5], False), ([0, 1], True)]
-)
-def test_equal_rewards_teach_nothing(rewards: list[float], signal: bool) -> None:
-    assert has_signal(rewards) is signal

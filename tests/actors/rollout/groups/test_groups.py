@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import WrongVersion
 from flexmarl.actors.messages import (
     GenerateRequest,
@@ -146,8 +147,7 @@ async def test_a_group_is_the_first_to_end_and_the_rest_is_stopped(house: House)
     assert group.samples[SOLVER] == 3 and group.oversampled == 2 and not group.failures
     rows = await house.rows("solver", 0, 3)
     assert [row.sample_id for row in rows] == ["1:q_0_1", "1:q_0_2", "1:q_0_4"]
-    assert {row.group_rewards for row in rows} == {tuple(group.rewards[SOLVER])}
-    assert len(group.rewards[SOLVER]) == 3
+    assert {row.group_size for row in rows} == {len(group.rewards[SOLVER])} == {3}
     await until(lambda: sorted(hanging.cancelled) == ["1:q_0_0", "1:q_0_3"])
 
 
@@ -228,16 +228,16 @@ workflow.calls = 0
 
 
 async def test_rewards_are_compared_agent_by_agent_when_the_group_closes(house: House) -> None:
-    house.grouping = {"solver": "turn"}
+    house.credit["solver"] = CreditConfig(name="at_grpo", scale_rewards=False)
     rollout = await house.open(THE_FIRST_TALKS_TWICE)
     await serve(rollout, "judge", 0)
     group = await group_of(house, rollout, 3)
     assert group.samples == {"solver": 4, "judge": 3}
-    solver = {(row.reward, tuple(sorted(row.group_rewards))) for row in await house.rows("solver", 0, 4)}
-    everyone = (1.0, 2.0, 3.0)
-    assert solver == {(1.0, everyone), (2.0, everyone), (3.0, everyone), (1.0, (1.0,))}
-    judge = await house.rows("judge", 0, 3)
-    assert {tuple(sorted(row.group_rewards)) for row in judge} == {everyone}, "its trajectories, as ever"
+    solver = {(row.reward, row.advantage, row.group_size) for row in await house.rows("solver", 0, 4)}
+    everyone = {(1.0, -1.0, 3), (2.0, 0.0, 3), (3.0, 1.0, 3)}
+    assert solver == everyone | {(1.0, 0.0, 1)}
+    judge = {(row.reward, row.advantage, row.group_size) for row in await house.rows("judge", 0, 3)}
+    assert judge == everyone, "its trajectories, as ever"
 
 
 async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_evaluation(house: House) -> None:
@@ -250,7 +250,7 @@ async def test_length_costs_reward_before_groups_are_compared_and_not_in_an_eval
     assert sorted(group.rewards[SOLVER]) == [0.0, 0.5, 1.0]
     for row in await house.rows("solver", 0, 3):
         assert row.reward == 1.0 - (len(row.tokens) - 2) / 2
-        assert sorted(row.group_rewards) == [0.0, 0.5, 1.0]
+        assert (row.advantage, row.group_size) == (row.reward - 0.5, 3)
     evaluation = await evaluate(rollout, [QUERY], {"solver": 0, "judge": 0})
     assert evaluation.metrics["reward/solver"] == 1.0
 
@@ -340,7 +340,7 @@ async def test_a_turn_that_must_have_its_own_version_fails_with_it(house: House)
 
 
 async def test_rewards_of_turns_keep_a_group_whose_trajectories_are_equal(house: House) -> None:
-    house.rewards, house.grouping = {"solver": "both"}, {"solver": "agent_turns"}
+    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards="both")
     body = """
     one, two = await agents['solver'].generate('x'), await agents['solver'].generate('y')
     return Rewards(solver=1.0).of(one, 0.5)

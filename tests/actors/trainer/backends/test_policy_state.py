@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LoraConfig, ModelConfig, Sample, StepStats
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
@@ -21,7 +22,7 @@ from flexmarl.actors.trainer.backends.backend_factory import BackendFactory
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, TrainingStep
 from flexmarl.actors.trainer.backends.simulated_factory import SimulatedFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .torch_policy.policies import MODEL, SMALLER_MODEL
@@ -80,7 +81,7 @@ def samples(version: int, seed: int) -> list[Sample]:
         made.append(
             Sample(
                 f"{version}:q{seed}_0_{trajectory}", "solver", version, version, f"{version}:q{seed}",
-                float(trajectory % 2), (0.0, 1.0, 0.0, 1.0), (1, 2, 3), tokens,
+                float(trajectory % 2), trajectory % 2 - 0.5, (1, 2, 3), tokens,
                 tuple(rng.uniform(-3.2, -2.4) for _ in tokens), columns={"scores": np.ones(3)},
             )
         )  # fmt: skip

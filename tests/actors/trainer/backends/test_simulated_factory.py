@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
@@ -14,7 +15,6 @@ from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
 from flexmarl.actors.trainer.trainer import Trainer
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -35,7 +35,7 @@ def sample(agent: str, number: int) -> Sample:
     """A sample of two tokens."""
     turn = 0 if agent == "solver" else 1
     tokens = ((), (7, 0), (-1.0, -1.0))
-    return Sample(f"1:q_{turn}_{number}", agent, 1, 0, "1:q", 1.0, (1.0, 0.0), *tokens)
+    return Sample(f"1:q_{turn}_{number}", agent, 1, 0, "1:q", 1.0, 0.5, *tokens)
 
 
 def simulated_policy(agent: str, **costs: float) -> PolicySetup:

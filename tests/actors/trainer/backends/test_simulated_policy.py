@@ -21,7 +21,7 @@ COSTS = SimulatedTrainerConfig(token_s=0.5, micro_batch_s=3.0, optimizer_s=7.0)
 
 def sample(name: str, version: int = 0, tokens: int = 2, reward: float = 1.0) -> Sample:
     return Sample(
-        name, "solver", 1, version, "1:q", reward, (reward, 0.0), (1, 2, 3), (4,) * tokens, (-1.0,) * tokens
+        name, "solver", 1, version, "1:q", reward, reward / 2, (1, 2, 3), (4,) * tokens, (-1.0,) * tokens
     )
 
 

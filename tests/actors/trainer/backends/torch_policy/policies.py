@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from flexmarl.actors.group_advantage import group_advantage
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from ...algorithm import advantage
 
 torch.set_num_threads(1)
 MODEL = {
@@ -92,7 +94,8 @@ def make_samples(seed: int, groups: int = 3, group_size: int = 4, version: int =
                     policy_version=version,
                     group=f"q{group}",
                     reward=reward,
-                    group_rewards=tuple(rewards),
+                    advantage=advantage(reward, rewards),
+                    group_size=group_size,
                     prompt_tokens=tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
                     tokens=tokens,
                     logprobs=tuple(rng.uniform(-3.2, -2.4) for _ in tokens),
@@ -105,14 +108,15 @@ def reference_loss(policy: TorchPolicy, samples: Sequence[Sample], temperature: 
     """The summed loss token by token, row by row, zero advantages included, written out plainly."""
     total = torch.zeros((), dtype=next(policy.model.parameters()).dtype)
     for sample in samples:
-        advantage = group_advantage(sample.reward, sample.group_rewards, scale=True)
         row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
         logprobs = (policy.model(input_ids=row).logits[0] / temperature).log_softmax(-1)
         for index, (token, old) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
             logprob = logprobs[len(sample.prompt_tokens) + index - 1, token]
             weight = torch.exp(logprob.detach() - torch.tensor(old, dtype=torch.float32)).clamp(max=2.0)
             ratio = torch.exp(logprob - logprob.detach())
-            total = total - weight * torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+            total = total - weight * torch.minimum(
+                ratio * sample.advantage, ratio.clamp(0.8, 1.28) * sample.advantage
+            )
     return total
 
 

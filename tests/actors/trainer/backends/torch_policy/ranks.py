@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
@@ -28,7 +29,7 @@ from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank, jo
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.shards import Shard, pieces
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .....patience import PATIENCE_S

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import CheckpointMismatch
 from flexmarl.actors.json_files import read_json, write_json
 from flexmarl.actors.messages import LoraConfig, ModelConfig
@@ -21,7 +22,7 @@ from flexmarl.actors.trainer.backends.torch_policy.frozen_base import FrozenBase
 from flexmarl.actors.trainer.backends.torch_policy.lora_targets import target_names
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .policies import SMALLER_MODEL, gradient, make_samples, relative_error

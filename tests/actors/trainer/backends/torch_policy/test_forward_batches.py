@@ -11,12 +11,13 @@ from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.torch_policy.checked_samples import checked_samples
 from flexmarl.actors.trainer.backends.torch_policy.forward_batches import TrainedSample
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.role_baselines import RoleBaselines
 
 from .policies import gradient, make_policy, make_samples, reference_loss, relative_error, replace_tokens
 
 
 def checked(policy: TorchPolicy, samples: Sequence[Sample]) -> list[TrainedSample]:
-    return checked_samples(samples, policy.name, policy._setup, policy.version, {})
+    return checked_samples(samples, policy.name, policy._setup, policy.version, RoleBaselines())
 
 
 def test_long_and_short_rows_in_one_batch_give_the_same_gradient() -> None:

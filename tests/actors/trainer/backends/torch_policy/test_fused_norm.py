@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.fused_norm import FusedRMSNorm, fuse_norms, rms_norm
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ THIRD = AgentName("third")
 
 def row(agent: str, tokens: int, *advantages: float) -> TrainedSample:
     """One advantage for all ``tokens``, or one for each."""
-    sample = Sample("1:q_0_0", agent, 1, 0, "1:q", 1.0, (1.0,), (1,), tuple(range(tokens)), (-1.0,) * tokens)
+    sample = Sample("1:q_0_0", agent, 1, 0, "1:q", 1.0, 0.0, (1,), tuple(range(tokens)), (-1.0,) * tokens)
     each = advantages[0] if len(advantages) == 1 else np.array(advantages, np.float32)
     return TrainedSample(sample, each)
 

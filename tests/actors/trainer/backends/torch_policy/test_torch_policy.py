@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
-from flexmarl.actors.group_advantage import group_advantage
 from flexmarl.actors.messages import ModelConfig, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.actors.truncated_scores import Truncations
 
@@ -125,7 +125,7 @@ def test_tokens_outside_of_the_support_are_counted() -> None:
     samples = [drawn_under(policy, sample, Truncation(top_k=2)) for sample in make_samples(3)]
     narrower = [replace(sample, truncation=Truncation(top_k=1)) for sample in samples]
     first = sum(logprob < -math.log(2) for sample in samples for logprob in sample.logprobs)
-    trained = sum(len(s.tokens) for s in samples if group_advantage(s.reward, s.group_rewards, scale=True))
+    trained = sum(len(s.tokens) for s in samples if s.advantage)
     policy.accumulate(narrower)
     stats = policy.optimizer_step()
     assert 0 < stats.unsure_tokens <= first < sum(len(sample.tokens) for sample in samples)
@@ -135,7 +135,7 @@ def test_tokens_outside_of_the_support_are_counted() -> None:
 def test_stats_count_all_tokens_and_the_trained_ones() -> None:
     samples = make_samples(4)
     samples[0] = replace(samples[0], logprobs=(-9.0,) * len(samples[0].tokens))  # beyond the weight's bound
-    advantages = [group_advantage(s.reward, s.group_rewards, scale=True) for s in samples]
+    advantages = [s.advantage for s in samples]
     assert 0.0 in advantages
     policy = make_policy()
     stats = policy.accumulate(samples)
@@ -153,7 +153,7 @@ def test_loss_and_ratio_deviation_are_those_of_the_plain_computation() -> None:
     policy, plain = make_policy(), make_policy()
     ratios, surprisals = [], []
     for sample in samples:
-        if group_advantage(sample.reward, sample.group_rewards, scale=True):
+        if sample.advantage:
             row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
             with torch.no_grad():
                 logprobs = plain.model(input_ids=row).logits[0].log_softmax(-1)
@@ -170,11 +170,7 @@ def test_loss_and_ratio_deviation_are_those_of_the_plain_computation() -> None:
     assert stats.loss == pytest.approx(reference_loss(plain, samples).item() / stats.tokens, rel=1e-4)
     assert stats.ratio_deviation == pytest.approx(fmean(abs(ratio - 1) for ratio in ratios), rel=1e-4)
     assert stats.entropy == pytest.approx(fmean(surprisals), rel=1e-4)
-    advantages = [
-        group_advantage(sample.reward, sample.group_rewards, scale=True)
-        for sample in samples
-        for _ in sample.tokens
-    ]
+    advantages = [sample.advantage for sample in samples for _ in sample.tokens]
     assert stats.advantage_mean == pytest.approx(fmean(advantages), abs=1e-6)
     assert stats.advantage_std == pytest.approx(pstdev(advantages), rel=1e-4)
     assert stats.kl is None, "there is no reference"

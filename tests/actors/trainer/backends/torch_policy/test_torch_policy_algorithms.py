@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.errors import CheckpointIncomplete, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import CompletionTokens, batch_loss, step_advantages
@@ -23,7 +23,7 @@ from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
-from ...algorithm import algorithm
+from ...algorithm import algorithm, as_closed
 from .policies import SMALLER_MODEL, relative_error, stepped_gradient
 
 EXAMPLES = [((index % 10, 11), (index % 10, 12, 13)) for index in range(16)]
@@ -45,7 +45,8 @@ def make_policy(max_staleness: int = 0, **given: Any) -> TorchPolicy:
     )
 
 
-def make_samples(seed: int, version: int = 0) -> list[Sample]:
+def make_samples(seed: int, version: int = 0, **given: Any) -> list[Sample]:
+    """As they come under an algorithm."""
     rng = random.Random(seed)
     samples = []
     for group in range(3):
@@ -56,12 +57,12 @@ def make_samples(seed: int, version: int = 0) -> list[Sample]:
                 name = f"1:q{group}"
                 samples.append(
                     Sample(
-                        f"{name}_{turn}_{trajectory}", "solver", version, version, name, reward, rewards,
+                        f"{name}_{turn}_{trajectory}", "solver", version, version, name, reward, 0.0,
                         tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
                         tokens, tuple(rng.uniform(-3.2, -2.4) for _ in tokens),
                     )
                 )  # fmt: skip
-    return samples
+    return as_closed(samples, {AgentName("solver"): algorithm(**given).credit})
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -84,7 +85,7 @@ ALL = [{"name": name} for name in ALGORITHMS] + [
 def test_any_order_and_split_steps_with_the_one_batch_gradient(
     algorithm: dict[str, Any], data: st.DataObject, seed: int
 ) -> None:
-    samples = make_samples(seed)
+    samples = make_samples(seed, **algorithm)
     whole, cut = make_policy(**algorithm), make_policy(**algorithm)
     for policy in (whole, cut):
         policy.model.double()
@@ -107,7 +108,7 @@ def test_any_order_and_split_steps_with_the_one_batch_gradient(
 
 def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = algorithm(name="reinforce_pp")
-    samples = make_samples(3)
+    samples = make_samples(3, name="reinforce_pp")
     held, plain = make_policy(name="reinforce_pp"), make_policy()
     for index in range(0, len(samples), 5):
         held.accumulate(samples[index : index + 5])
@@ -121,7 +122,9 @@ def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: p
     tokens = CompletionTokens(
         logprobs=plain._completions.logprobs(rows, 1.0),
         engine_logprobs=torch.tensor([lp for sample in samples for lp in sample.logprobs]),
-        advantages=step_advantages(halves.loss, {AgentName("solver"): halves.credit}, samples, None),
+        advantages=step_advantages(
+            halves.loss, {AgentName("solver"): halves.credit}, samples, [s.advantage for s in samples], None
+        ),
         lengths=lengths,
     )
     loss, _ = batch_loss(halves.loss, tokens)
@@ -203,9 +206,7 @@ def test_a_kl_holds_the_policy_where_no_reward_moves_it() -> None:
         pairs = zip(prompts, rows.targets.view(-1, 2).tolist(), ours.view(-1, 2).tolist(), strict=True)
         policy.accumulate(
             [
-                Sample(
-                    f"q{n}_0_0", "solver", 1, version, f"q{n}", 1.0, (1.0,), prompt, tuple(drawn), tuple(lp)
-                )
+                Sample(f"q{n}_0_0", "solver", 1, version, f"q{n}", 1.0, 0.0, prompt, tuple(drawn), tuple(lp))
                 for n, (prompt, drawn, lp) in enumerate(pairs)
             ]
         )

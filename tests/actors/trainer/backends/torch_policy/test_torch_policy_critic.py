@@ -58,7 +58,7 @@ def make_samples(seed: int, version: int = 0) -> list[Sample]:
         reward = rng.choice((0.0, 0.5, 1.0))
         samples.append(
             Sample(
-                f"1:q_0_{trajectory}", "solver", 1, version, "1:q", reward, (reward,),
+                f"1:q_0_{trajectory}", "solver", 1, version, "1:q", reward, reward,
                 tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
                 tokens, tuple(rng.uniform(-3.2, -2.4) for _ in tokens),
             )
@@ -226,7 +226,7 @@ def drawn(policy: TorchPolicy, rng: random.Random, count: int) -> list[Sample]:
                 policy.version,
                 name,
                 reward,
-                (reward,),
+                reward,
                 prompt,
                 (token,),
                 drawn_with,

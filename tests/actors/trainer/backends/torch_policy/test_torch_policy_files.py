@@ -11,14 +11,16 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.saved_policy import STATE_FILE
-from flexmarl.actors.trainer.trainer_config import CreditConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
+from ...algorithm import advantage
 from .policies import MODEL
 
 
@@ -48,7 +50,7 @@ def step(policy: TorchPolicy) -> float:
             policy_version=policy.version,
             group="q0",
             reward=reward,
-            group_rewards=rewards,
+            advantage=advantage(reward, rewards),
             prompt_tokens=(1, 2, 3),
             tokens=tokens,
             logprobs=(-2.8,) * len(tokens),
@@ -135,7 +137,7 @@ def test_a_fresh_policy_can_be_saved_and_loaded(tmp_path: Path, tokenizer: PreTr
 def test_loading_drops_what_was_accumulated(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     policy = make_policy()
     policy.save(tmp_path, tokenizer)
-    policy.accumulate([Sample("q_0_0", "solver", 0, 0, "q", 1.0, (1.0, 0.0), (1,), (2, 3), (-2.0, -2.0))])
+    policy.accumulate([Sample("q_0_0", "solver", 0, 0, "q", 1.0, 0.5, (1,), (2, 3), (-2.0, -2.0))])
     policy.load(tmp_path)
     stats = policy.optimizer_step()
     assert (stats.samples, stats.grad_norm) == (0, 0.0)

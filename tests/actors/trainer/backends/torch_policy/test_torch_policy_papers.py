@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.rollout.groups.comparison import grouped
-from flexmarl.actors.trainer.algorithms import ALGORITHMS
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 
 from ... import papers
-from ...algorithm import Algorithm, algorithm
+from ...algorithm import Algorithm, algorithm, as_closed
 from ...papers import PaperStep, PaperTurn
 from .policies import make_double_policy
 
@@ -75,15 +74,15 @@ def make_turns(seed: int, model: Any) -> tuple[list[PaperTurn], list[list[float]
 def samples_of(turns: Sequence[PaperTurn], rewards: Sequence[Sequence[float]], of: Algorithm) -> list[Sample]:
     """As the rollout sends them when the groups close."""
     samples = []
-    for query, of_query in enumerate(rewards):
+    for query in range(len(rewards)):
         group = [
             Sample(
                 f"1:q{query}_{turn.number}_{turn.trajectory}", SOLVER, 1, 0, f"1:q{query}", turn.reward,
-                tuple(of_query), turn.prompt, turn.tokens, turn.engine,
+                0.0, turn.prompt, turn.tokens, turn.engine,
             )
             for turn in turns if turn.query == query
         ]  # fmt: skip
-        samples += grouped(group, {SOLVER: of.credit.grouping})
+        samples += as_closed(group, {SOLVER: of.credit})
     return samples
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,7 +17,7 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.role_baselines import RoleBaselines
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
-from ...algorithm import algorithm
+from ...algorithm import algorithm, as_closed
 from .policies import SMALLER_MODEL, make_double_policy, relative_error, stepped_gradient
 from .test_torch_policy_files import tokenizer as tokenizer
 
@@ -42,7 +43,7 @@ def game(number: int, first: float, version: int = 0) -> list[Sample]:
             version,
             f"1:q{number}",
             reward,
-            (reward,),
+            reward,
             (1, 2),
             (3, 4),
             (-2.8, -2.9),
@@ -95,18 +96,18 @@ def test_both_sides_of_a_zero_sum_game_push_one_policy_by_their_own_rewards(
     nothing cancels, and nothing is compared across the sides."""
     of = algorithm(name=name, **({"constant_length": 5} if name == "dr_grpo" else {}))
     credit, rewards = {FIRST: of.credit, SECOND: of.credit}, (1.0, -1.0, 0.25)
-    samples = [
+    turns = [
         replace(
             sample,
             sample_id=f"1:q_{turn}_{number}",
             group="1:q",
-            group_rewards=tuple(reward if sample.agent == FIRST else -reward for reward in rewards),
             prompt_tokens=(1 + turn, 2),
             tokens=(3 + number, 4 + turn),
         )
         for number, reward in enumerate(rewards)
         for turn, sample in enumerate(game(number, reward))
     ]
+    samples = as_closed(turns, credit)
     policy, plain = (make_double_policy("player", credit, of.loss, 1.1) for _ in range(2))
     policy.accumulate(samples[:4])
     policy.accumulate(samples[4:])
@@ -118,22 +119,25 @@ def test_both_sides_of_a_zero_sum_game_push_one_policy_by_their_own_rewards(
         logprobs = plain.model(input_ids=row).logits[0, 1:-1].log_softmax(-1)
         for place, (token, engine) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
             weight = min(math.exp(logprobs[place, token].item() - engine), of.loss.correction_high)
-            total = total - weight * zero_sum_advantage(name, sample) * logprobs[place, token] / divisor
+            total = (
+                total - weight * zero_sum_advantage(name, sample, rewards) * logprobs[place, token] / divisor
+            )
     torch.autograd.backward(total / len(samples))
     expected = torch.cat([p.grad.flatten() for p in plain.model.parameters() if p.grad is not None])
     assert expected.norm() > 1e-4
     assert relative_error(stepped_gradient(policy, monkeypatch), expected) < 1e-6
 
 
-def zero_sum_advantage(name: str, sample: Sample) -> float:
-    """Within the sample's own side."""
+def zero_sum_advantage(name: str, sample: Sample, first: Sequence[float]) -> float:
+    """Within the sample's own side. ``first``: the rewards of the first side."""
+    rewards = [reward if sample.agent == FIRST else -reward for reward in first]
     if name == "rae":
         return sample.reward
-    centred = sample.reward - fmean(sample.group_rewards)
+    centred = sample.reward - fmean(rewards)
     return {
-        "grpo": centred / (stdev(sample.group_rewards) + 1e-4),
+        "grpo": centred / (stdev(rewards) + 1e-4),
         "dr_grpo": centred,
-        "rloo": centred * len(sample.group_rewards) / (len(sample.group_rewards) - 1),
+        "rloo": centred * len(rewards) / (len(rewards) - 1),
     }[name]
 
 

@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.trainer_config import CreditConfig, LossConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig
 
+from ...algorithm import advantage
 from .policies import make_double_policy, relative_error, stepped_gradient
 
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
@@ -37,25 +39,31 @@ def make_policy(loss: dict[str, Any], solver: str, judge: str) -> TorchPolicy:
     return make_double_policy("shared", credit, LossConfig.model_validate(loss), 1.1)
 
 
-def make_samples(seed: int) -> list[Sample]:
-    """A step of three queries: the solver has one to three turns in a trajectory, the judge none to two."""
+def make_samples(seed: int, solver: str = "grpo", judge: str = "grpo") -> list[Sample]:
+    return [sample for sample, _ in make_step(seed, solver, judge)]
+
+
+def make_step(seed: int, solver: str, judge: str) -> list[tuple[Sample, tuple[float, ...]]]:
+    """A step of three queries: the solver has one to three turns in a trajectory, the judge none to two. Beside each
+    sample the rewards of its group. ``solver``, ``judge``: their algorithms."""
     rng = random.Random(seed)
-    samples = []
+    samples: list[tuple[Sample, tuple[float, ...]]] = []
     for query in range(3):
-        for agent, turns in ((SOLVER, (1, 3)), (JUDGE, (0, 2))):
+        for agent, name, turns in ((SOLVER, solver, (1, 3)), (JUDGE, judge, (0, 2))):
             rewards = (0.0, 1.0, rng.choice((0.0, 0.5)), rng.random())
             for trajectory, reward in enumerate(rewards):
                 for turn in range(rng.randint(*turns)):
                     tokens = tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9)))
-                    samples.append(
+                    samples.append((
                         Sample(
                             f"1:q{query}_{turn + (10 if agent == JUDGE else 0)}_{trajectory}", agent, 1, 0,
-                            f"1:q{query}", reward, rewards,
+                            f"1:q{query}", reward, advantage(reward, rewards, name=name),
                             tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
                             tokens, tuple(rng.uniform(-3.2, -2.4) for _ in tokens),
-                            temperature=TEMPERATURES[agent],
-                        )
-                    )  # fmt: skip
+                            temperature=TEMPERATURES[agent], group_size=len(rewards),
+                        ),
+                        rewards,
+                    ))  # fmt: skip
     return samples
 
 
@@ -65,7 +73,7 @@ def make_samples(seed: int) -> list[Sample]:
 def test_any_order_and_split_gives_the_gradient_of_one_batch_of_both_agents(
     mix: tuple[dict[str, Any], str, str], data: st.DataObject, seed: int
 ) -> None:
-    samples = make_samples(seed)
+    samples = make_samples(seed, *mix[1:])
     whole, cut = make_policy(*mix), make_policy(*mix)
     whole.accumulate(samples)
     mixed = data.draw(st.permutations(samples))
@@ -84,14 +92,14 @@ def test_any_order_and_split_gives_the_gradient_of_one_batch_of_both_agents(
 def test_the_gradient_is_that_of_the_formula_with_each_agents_own_advantage_and_temperature(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = make_samples(seed)
+    step = make_step(seed, "grpo", "dr_grpo")
     policy, plain = (make_policy({"name": "dapo"}, "grpo", "dr_grpo") for _ in range(2))
-    policy.accumulate(samples)
+    policy.accumulate([sample for sample, _ in step])
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for sample in samples:
-        advantage = sample.reward - fmean(sample.group_rewards)
+    for sample, rewards in step:
+        advantage = sample.reward - fmean(rewards)
         if sample.agent == SOLVER:
-            advantage /= stdev(sample.group_rewards) + 1e-4
+            advantage /= stdev(rewards) + 1e-4
         row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])
         logprobs = (plain.model(input_ids=row).logits[0] / TEMPERATURES[AgentName(sample.agent)]).log_softmax(
             -1
@@ -110,7 +118,7 @@ def test_the_gradient_is_that_of_the_formula_with_each_agents_own_advantage_and_
 def test_normalisation_is_over_the_samples_of_both_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each agent's own normalisation would give each a mean advantage of zero, as in two policies."""
     mix = ({"name": "reinforce_pp"}, "reinforce_pp", "reinforce_pp")
-    samples = make_samples(1)
+    samples = make_samples(1, *mix[1:])
     both = make_policy(*mix)
     both.accumulate(samples)
     together = stepped_gradient(both, monkeypatch) * sum(len(sample.tokens) for sample in samples)
@@ -125,7 +133,7 @@ def test_normalisation_is_over_the_samples_of_both_agents(monkeypatch: pytest.Mo
 def test_a_kl_in_the_rewards_is_compared_within_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both agents' samples of a query have the same group's name."""
     mix = ({"name": "rloo", "kl_coefficient": 0.1}, "rloo", "rloo")
-    samples = make_samples(2)
+    samples = make_samples(2, *mix[1:])
     both = make_policy(*mix)
     both.accumulate(samples)
     together = stepped_gradient(both, monkeypatch) * len(samples)

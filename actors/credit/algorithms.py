@@ -1,73 +1,70 @@
 """The algorithms by name: the parts of each, and the numbers of its paper. Data only, no torch.
 
-An algorithm is a choice in each of these columns; ``objective.py`` puts the chosen functions together.
+An algorithm is a choice in each of these columns; ``trainer/objective.py`` puts the chosen functions together.
 
 credit assignment, an agent's
-    baseline, scale_rewards   subtracted from a sample's reward; its divisor      ``advantage.py``
+    estimator, scale_rewards  advantages from a group's rewards; their divisor    a file of this folder
     grouping                  the rewards that a reward is compared with          ``rollout/groups/comparison.py``
     rewards                   the trajectory's, the turn's own, or their sum      ``rollout/trajectory_rewards.py``
+    role_baseline             less the running mean of the agent's rewards        ``trainer/role_baselines.py``
 loss, a policy's
-    surrogate                 the objective of each token                         ``loss.py``
-    aggregation               the divisor of the sum over tokens at the step      ``loss.py``
-    KL                        its estimator, and a place in the loss or reward    ``kl.py``
+    surrogate                 the objective of each token                         ``trainer/loss.py``
+    aggregation               the divisor of the sum over tokens at the step      ``trainer/loss.py``
+    KL                        its estimator, and a place in the loss or reward    ``trainer/kl.py``
 both: the policy and all of its agents must agree (``trainer_config.credit_problem``)
-    critic (a baseline)       trained with the policy, on the samples of all of its agents
+    critic                    trained with the policy, on the samples of all of its agents
     whiten                    normalises over the policy's step, over the samples of all of its agents
     a KL in the rewards       computed with the policy's reference, subtracted from an agent's rewards
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from ..messages import Grouping, RewardUse
+from .estimator import Estimator
+from .group_mean import GroupMean
+from .leave_one_out import LeaveOneOut
+from .raw_reward import RawReward
 
-AlgorithmName = Literal[
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "rloo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "at_grpo",
-    "dr_mas",
-    "ppo",
-    "rae",
-]
-Baseline = Literal["group_mean", "leave_one_out", "role_mean", "critic", "none"]
 Surrogate = Literal["clipped", "clipped_sequence", "clipped_weight", "reinforce"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
-Correction = Literal["none", "truncate", "mask", "decoupled"]
+KlRewards = Literal["token", "trajectory"]
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One row of the table.
 
-    ``scale_rewards``: the centred reward is divided by the group's standard deviation; None if the algorithm has no
-    such division. ``whiten``: the advantages are normalised over all tokens of the step, so that the algorithm does not
-    stream. ``rewards``: used unless the config chooses; None: the trajectory's, and a turn's own is refused, because it
-    needs another comparison than the paper's. ``kl_estimator``, ``kl_in_reward``: of the KL to a reference policy, if
-    there is one (``kl_coefficient``).
+    ``scale_rewards``: the advantages of a group are divided by its standard deviation; None if the algorithm has no
+    such division. ``role_baseline``, ``whiten``, ``critic``: what the trainer does to advantages after that
+    (``trainer/transforms.py``). ``kl_rewards``: the rewards that a KL may be subtracted from, of each token or of a
+    whole trajectory; None: the KL has no place in the rewards. ``rewards``: used unless the config chooses; None: the
+    trajectory's, and a turn's own is refused, because it needs another comparison than the paper's. ``kl_estimator``,
+    ``kl_in_reward``: of the KL to a reference policy, if there is one (``kl_coefficient``).
     """
 
     paper: str
-    baseline: Baseline = "group_mean"
+    estimator: type[Estimator] = GroupMean
     surrogate: Surrogate = "clipped"
     aggregation: Aggregation = "token_mean"
     clip_low: float = 0.2
     clip_high: float = 0.2
     scale_rewards: bool | None = True
+    role_baseline: bool = False
     whiten: bool = False
+    critic: bool = False
     grouping: Grouping = "trajectory"
     rewards: RewardUse | None = None
     kl_estimator: KlEstimator = "k3"
     kl_in_reward: bool = False
+    kl_rewards: KlRewards | None = None
 
 
-ALGORITHMS: dict[AlgorithmName, Algorithm] = {
+ALGORITHMS: dict[str, Algorithm] = {
     # The paper's KL (eq. 4, coefficient 0.04) is ``kl_coefficient``, 0 unless given: it needs a second model.
     "grpo": Algorithm("Shao et al., arXiv 2402.03300, eq. 3 and section 4.1.2", aggregation="sequence_mean"),
     "dr_grpo": Algorithm(
@@ -89,7 +86,7 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     ),
     "rloo": Algorithm(
         "Ahmadian et al., arXiv 2402.14740, eq. 5 to 8",
-        baseline="leave_one_out",
+        estimator=LeaveOneOut,
         surrogate="reinforce",
         aggregation="sequence_sum",
         clip_low=0.0,
@@ -97,18 +94,24 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
         scale_rewards=None,
         kl_estimator="k1",
         kl_in_reward=True,
+        kl_rewards="trajectory",
     ),
     "reinforce_pp": Algorithm(
         "Hu et al., arXiv 2501.03262, section 3.1: one trajectory per query is enough",
-        baseline="none",
+        estimator=RawReward,
         scale_rewards=None,
         whiten=True,
         rewards="both",
         kl_estimator="k1",
         kl_in_reward=True,
+        kl_rewards="token",
     ),
     "reinforce_pp_baseline": Algorithm(
-        "Hu et al., arXiv 2501.03262, section 3.2", scale_rewards=None, whiten=True, kl_estimator="k2"
+        "Hu et al., arXiv 2501.03262, section 3.2",
+        scale_rewards=None,
+        whiten=True,
+        kl_estimator="k2",
+        kl_rewards="token",
     ),
     # The paper's groups and its mixture of rewards, alpha times the team's (``team_weight``, 1 in the paper) and the
     # turn's own. Its tree sampling (several answers to one and the same prompt in every turn, the best of which the
@@ -122,16 +125,19 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
     # Not whitened: an advantage depends on its own sample and the critic alone, so that PPO streams.
     "ppo": Algorithm(
         "Schulman et al., arXiv 1707.06347, eq. 7; of language models Ouyang et al., arXiv 2203.02155, section 3.5",
-        baseline="critic",
+        estimator=RawReward,
+        critic=True,
         scale_rewards=None,
         rewards="both",
         kl_estimator="k1",
         kl_in_reward=True,
+        kl_rewards="token",
     ),
     # The running mean of a role's rewards in place of a group: one trajectory per query is enough.
     "rae": Algorithm(
         "Liu et al. (SPIRAL), arXiv 2506.24119, section 3.3",
-        baseline="role_mean",
+        estimator=RawReward,
+        role_baseline=True,
         surrogate="reinforce",
         aggregation="sequence_sum",
         clip_low=0.0,
@@ -141,32 +147,16 @@ ALGORITHMS: dict[AlgorithmName, Algorithm] = {
 }
 """Every algorithm that can be configured."""
 
-CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
-    "none": (None, None),
-    "truncate": (None, 2.0),
-    "mask": (0.5, 5.0),
-    "decoupled": (None, 5.0),
-}
-"""Default bounds of the weight, low and high; ``importance_weights.correction_weights`` has the sources."""
 
-DEFAULT_CORRECTION: Correction = "truncate"
-
-
-def whole_batch_reason(algorithm: Algorithm, kl_in_reward: bool) -> str | None:
-    """The reason why no gradient can be computed before the step's last sample is there; None if it can.
-
-    ``kl_in_reward``: there is a KL, and it is in the rewards.
-    """
-    if algorithm.whiten:
-        return "it normalises the advantages over all samples of a step"
-    if kl_in_reward and algorithm.baseline == "leave_one_out":
-        return "the KL in its rewards is compared within the group"
-    return None
+def _check_name(name: object) -> object:
+    # Not a Literal of the names: that would be a second list, and would not know a row that is added later.
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        *names, last = map(repr, ALGORITHMS)
+        raise PydanticCustomError(
+            "literal_error", "Input should be {expected}", {"expected": f"{', '.join(names)} or {last}"}
+        )
+    return name
 
 
-def sync_warning(policy: str, name: AlgorithmName, reason: str) -> str:
-    """A warning for the user about a policy that can't stream."""
-    return (
-        f"policy {policy}: {name} can't train on a micro-batch before the step's rollout has ended, because {reason}. "
-        "The policy runs as in mode sync; the other policies are not affected"
-    )
+AlgorithmName = Annotated[str, BeforeValidator(_check_name)]
+"""A key of ``ALGORITHMS``."""
