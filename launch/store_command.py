@@ -25,13 +25,14 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
     RUN_DIR is the folder of a run, or an address file of it. A run that has ended is read from its store's journal.
 
     Columns: agent, sample_id, step, group, query, turn, trajectory, query_position, policy_version, version_changes,
-    status, optimizer_step, reward, and the float, int, bool and str columns that the config declares. Trained
-    samples are kept for 16 steps; the oldest are shown first.
+    status, optimizer_step, reward, advantage, group_size, temperature, truncation, and the float, int, bool and str
+    columns that the config declares. Trained samples are kept for 16 steps; the oldest are shown first.
 
     \b
     Examples:
       flexmarl store runs/first-try
       flexmarl store runs/first-try "reward > 0.5 and agent = 'checker'"
+      flexmarl store runs/first-try "advantage > 2"
       flexmarl store runs/first-try "status = 'ready'" --limit 5 --json
       flexmarl store runs/first-try --trajectory 12:q7_0_3
     """

@@ -21,7 +21,7 @@ from .stored_runs import stored_run
 
 _PIPED_WIDTH = 240
 # Columns that the sample id repeats are left out of the table.
-_HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory"})
+_HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory", "group_size"})
 
 
 def select(run: Path, where: str, limit: int) -> Selection:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -125,6 +126,29 @@ def test_a_table_leaves_out_empty_columns(capsys: pytest.CaptureFixture[str]) ->
     store_view.show(Selection([row], 7))
     out = capsys.readouterr().out
     assert "1:q[bold]_0_0" in out and "note" not in out and "step" not in out and "1 of 7 samples" in out
+
+
+def test_samples_are_found_by_their_advantage(runs_here: RunsHere, flexmarl: Flexmarl) -> None:
+    sizes = "training={steps: 2, queries_per_step: 6, trajectories_per_query: 8, micro_batch: 8}"
+    run = runs_here.train(
+        "advantages", sizes, "agent_defaults.engine.token_s=1.0e-3", recipe=TINY.parent / "simulated"
+    )
+    assert run.status == 0, run.text
+    status, out, err = flexmarl(str(run.directory), "advantage > 2", "--limit", "1000", "--json")
+    assert status == 0 and not err
+    found = {row["sample_id"]: row["advantage"] for row in json.loads(out)["rows"]}
+    _, out, _ = flexmarl(str(run.directory), "--limit", "1000", "--json")
+    groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for row in json.loads(out)["rows"]:
+        groups.setdefault((row["agent"], row["group"]), []).append((row["sample_id"], row["reward"]))
+    expected = {}
+    for group in groups.values():
+        rewards = [reward for _, reward in group]
+        for name, reward in group:
+            expected[name] = (reward - fmean(rewards)) / (stdev(rewards) + 1e-4)
+    assert found == {name: pytest.approx(value) for name, value in expected.items() if value > 2} != {}
+    _, out, _ = flexmarl(str(run.directory), "advantage > 2", "--limit", "1")
+    assert " advantage " in out and out.endswith(f"1 of {len(found)} samples\n")
 
 
 # --------------------------------------------------------------------------- columns that a service writes
