@@ -30,6 +30,7 @@ from .rollouts import (
     RolloutApi,
     TrajectoryFailure,
     WorkerLife,
+    refuse_equal_ids,
 )
 from .routing import RouterApi, Routes, TurnAsked, TurnEnded, TurnRefused, TurnRouted
 from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult, SupervisorApi
@@ -117,4 +118,5 @@ __all__ = [
     "VersionRange",
     "WeightsConfig",
     "WorkerLife",
+    "refuse_equal_ids",
 ]

@@ -1,6 +1,7 @@
 """Messages between orchestrator and rollout: queries, groups, evaluations."""
 
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,13 @@ class Query:
     id: str
     text: str
     data: dict[str, Any] = field(default_factory=dict)
+
+
+def refuse_equal_ids(queries: Iterable[Query], where: str) -> None:
+    """Raises RecipeError if two queries have the same id: their trajectories would have the same names."""
+    equal = [query_id for query_id, count in Counter(query.id for query in queries).items() if count > 1]
+    if equal:
+        raise RecipeError(f"{where} has two queries with the id {equal[0]!r}")
 
 
 @dataclass(frozen=True, slots=True)

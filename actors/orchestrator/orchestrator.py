@@ -48,12 +48,13 @@ from ..messages import (
     QueryAnswer,
     RunResult,
     VersionRange,
+    refuse_equal_ids,
 )
 from ..names import PolicyName, Step, Version
 from ..recipe import Recipe
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
 from ..step_metrics import StepMetrics
-from . import checkpoint, query_digests, query_order
+from . import checkpoint, query_digests
 from .checkpoint import RunState
 from .decisions import (
     CommitCheckpoint,
@@ -396,7 +397,7 @@ class Orchestrator(Actor, OrchestratorApi):
         queries = await self._data.eval_queries()
         noun = "query" if len(queries) == 1 else "queries"
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
-        query_order.refuse_equal_ids([query.id for query in queries], "the evaluation")
+        refuse_equal_ids(queries, "the evaluation")
         rules = self._setup.evaluation
         versions = self._opponents.with_frozen(decision.versions)
         ends = await self._workers.evaluate(decision.step, rules.work(queries), versions)

@@ -1,7 +1,7 @@
 """The queries of the training data that the steps draw, each once, in order; and the order in which their groups close.
 Pure."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,13 +11,6 @@ from ..names import Step
 
 GroupOrder = Literal["arrival", "query"]
 """The order in which closed groups are trained: as they close, or as their queries were drawn (deterministic)."""
-
-
-def refuse_equal_ids(ids: Sequence[str], where: str) -> None:
-    """Raises RecipeError if an id is there twice: trajectories would have the same names."""
-    twice = [query_id for query_id, count in Counter(ids).items() if count > 1]
-    if twice:
-        raise RecipeError(f"{where} has two queries with the id {twice[0]!r}")
 
 
 class QueryOrder:

@@ -15,7 +15,6 @@ orchestrator finds the report there; groups without one are begun again by anoth
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -46,6 +45,7 @@ from ..messages import (
     TrajectoryFailure,
     VersionRange,
     WorkerLife,
+    refuse_equal_ids,
 )
 from ..names import AgentName, PolicyName, Step, Version
 from ..process_pool import Processes, current_pool
@@ -155,7 +155,7 @@ class Rollout(Actor, RolloutApi):
         versions: dict[PolicyName, VersionRange],
     ) -> None:
         self._check_meant(writer)
-        _refuse_equal_ids([query for _, query in queries], f"step {step}")
+        refuse_equal_ids([query for _, query in queries], f"step {step}")
         config = self._config
         rules = GroupRules(
             wanted=trajectories,
@@ -431,9 +431,3 @@ def _idle(route: TurnRoute, request: GenerateRequest) -> EngineFailed:
     return EngineFailed(
         f"{name} interrupts turn {request.sample_id} again and again without a token, and serves no later version"
     )
-
-
-def _refuse_equal_ids(queries: Sequence[Query], where: str) -> None:
-    twice = [query_id for query_id, count in Counter(query.id for query in queries).items() if count > 1]
-    if twice:
-        raise RecipeError(f"{where} has two queries with the id {twice[0]!r}")

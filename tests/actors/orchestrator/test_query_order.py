@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed
 from flexmarl.actors.names import Step
-from flexmarl.actors.orchestrator.query_order import ClosingOrder, QueryOrder, refuse_equal_ids
+from flexmarl.actors.orchestrator.query_order import ClosingOrder, QueryOrder
 
 S = Step
 
@@ -21,12 +21,6 @@ def test_refills_move_the_next_step_on() -> None:
     order.more(2)
     assert order.position_after(S(1)) == 14, "draws of the next step do not count for this one"
     assert order.position_after(S(2)) == 19
-
-
-def test_the_queries_of_an_evaluation_have_ids_of_their_own() -> None:
-    refuse_equal_ids(["q7", "q8"], "the evaluation")
-    with pytest.raises(RecipeError, match="the evaluation has two queries with the id 'q7'"):
-        refuse_equal_ids(["q7", "q8", "q7"], "the evaluation")
 
 
 def test_a_refill_may_not_repeat_an_id_of_its_step() -> None:
