@@ -54,8 +54,9 @@ from ..names import PolicyName, Step, Version
 from ..recipe import Recipe
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
 from ..step_metrics import StepMetrics
-from . import checkpoint, query_digests
+from . import checkpoint
 from .checkpoint import RunState
+from .closing_order import ClosingOrder, QueryOrder
 from .decisions import (
     CommitCheckpoint,
     Decision,
@@ -74,12 +75,12 @@ from .fine_tuning import fine_tune
 from .opponents.opponents import Opponents
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
-from .query_digests import QueryDigests
-from .query_order import ClosingOrder, QueryOrder
-from .recipe_data import RecipeData
+from .queries import query_digests
+from .queries.query_digests import QueryDigests
+from .queries.recipe_data import RecipeData
+from .queries.submissions import SUBMITTED, Submissions
 from .recorder import StepRecord
 from .rollout_workers import GroupWork, RolloutWorkers
-from .submissions import SUBMITTED, Submissions
 
 _LOSS_KNOWN_S = 60.0
 _TRAIN_AGAIN_S = 0.1

@@ -8,10 +8,10 @@ from ..messages import ConsoleApi, RolloutApi, RouterApi, StoreApi, SupervisorAp
 from ..names import AgentName, PolicyName
 from ..recipe import RecipeConfig
 from .checkpoint import RunState
+from .closing_order import GroupOrder
 from .evaluation import EvaluationRules
 from .opponents.opponents import OpponentsSetup
 from .plan import Plan
-from .query_order import GroupOrder
 
 
 @dataclass(frozen=True, slots=True)

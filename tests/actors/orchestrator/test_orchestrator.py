@@ -11,9 +11,9 @@ import pytest
 from flexmarl.actors.messages import Query
 from flexmarl.actors.names import PolicyName, Step
 from flexmarl.actors.orchestrator import checkpoint
+from flexmarl.actors.orchestrator.closing_order import QueryOrder
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
-from flexmarl.actors.orchestrator.query_order import QueryOrder
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.orchestrator.rollout_workers import GroupWork
 from flexmarl.actors.recipe import RecipeConfig

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ..errors import QueriesRefused
-from ..messages import GroupClosed, Query, QueryAnswer
-from ..names import Step
+from ...errors import QueriesRefused
+from ...messages import GroupClosed, Query, QueryAnswer
+from ...names import Step
 
 SUBMITTED: Final = 0
 """The position in the training data that stands in the samples of a query that has none; their ids show it."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed
 from flexmarl.actors.names import Step
-from flexmarl.actors.orchestrator.query_order import ClosingOrder, QueryOrder
+from flexmarl.actors.orchestrator.closing_order import ClosingOrder, QueryOrder
 
 S = Step
 

@@ -7,8 +7,8 @@ import pytest
 from flexmarl.actors.errors import QueriesRefused
 from flexmarl.actors.messages import GroupClosed, Query, QueryAnswer
 from flexmarl.actors.names import AgentName, Step
-from flexmarl.actors.orchestrator import submissions
-from flexmarl.actors.orchestrator.submissions import Submissions
+from flexmarl.actors.orchestrator.queries import submissions
+from flexmarl.actors.orchestrator.queries.submissions import Submissions
 
 SOLVER = AgentName("solver")
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from ...core.protocol import codec
-from ..errors import DataChanged
-from ..messages import Query
-from ..recipe import Recipe
-from .checkpoint import RunState
+from ....core.protocol import codec
+from ...errors import DataChanged
+from ...messages import Query
+from ...recipe import Recipe
+from ..checkpoint import RunState
 
 _REMEMBERED = 64
 

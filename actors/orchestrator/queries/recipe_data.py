@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ...core.actor import System
-from ...core.waits import Wait
-from ..errors import RecipeError
-from ..messages import Query
-from ..recipe import Recipe
-from ..recipe_lines import lines_of_threads
+from ....core.actor import System
+from ....core.waits import Wait
+from ...errors import RecipeError
+from ...messages import Query
+from ...recipe import Recipe
+from ...recipe_lines import lines_of_threads
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from flexmarl.actors.errors import RecipeError
-from flexmarl.actors.orchestrator.recipe_data import RecipeData
+from flexmarl.actors.orchestrator.queries.recipe_data import RecipeData
 from flexmarl.actors.recipe import Recipe, RecipeConfig
 from flexmarl.core.system import ActorSystem
 
-from ...patience import PATIENCE_S
+from ....patience import PATIENCE_S
 
 SOURCE = """from flexmarl.actors.workflow import Query
 

@@ -7,7 +7,7 @@ import pytest
 
 from flexmarl.actors.errors import DataChanged
 from flexmarl.actors.messages import Query
-from flexmarl.actors.orchestrator.query_digests import (
+from flexmarl.actors.orchestrator.queries.query_digests import (
     QueryDigests,
     check_evaluation,
     check_training,
@@ -33,7 +33,7 @@ def test_each_part_of_a_query_counts() -> None:
 def test_another_process_gets_the_same_digest() -> None:
     program = (
         "from flexmarl.actors.messages import Query\n"
-        "from flexmarl.actors.orchestrator.query_digests import digest\n"
+        "from flexmarl.actors.orchestrator.queries.query_digests import digest\n"
         f"print(digest({QUERY!r}))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
