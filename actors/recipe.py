@@ -3,7 +3,8 @@
 A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py`` defines
 
     async def workflow(query: Query, agents: Agents) -> Rewards      (or workflow = a class derived from Environment)
-    def train_query(position: int, seed: int, **data) -> Query
+    def train_query(position: int, seed: int, **data) -> Query       (optional, if query_source does not draw from it)
+    def query_source(positions: QuerySource, seed: int, **data) -> QuerySource      (optional)
     def eval_queries(seed: int, **data) -> Sequence[Query]
     def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
     async def setup(**data), async def teardown()    (optional; once in each rollout worker)
@@ -28,6 +29,7 @@ from .environment import Environment, Environments
 from .errors import RecipeError
 from .messages import Query
 from .query_problem import query_problem
+from .query_source import QuerySource
 from .workflow import Workflow
 
 __all__ = ["Recipe", "RecipeConfig", "module_of"]
@@ -63,29 +65,22 @@ class Recipe:
         self.file = self.folder / "workflow.py"
         self._module = self._load()
         self.workflow, self._environments = self._workflow()
-        self._train_query = self.function("train_query")
+        if not self.defines("query_source"):
+            self.function("train_query")
         self._eval_queries = self.function("eval_queries")
 
-    @property
-    def has_sft(self) -> bool:
-        return hasattr(self._module, "sft")
-
-    @property
-    def has_setup(self) -> bool:
-        return hasattr(self._module, "setup")
-
-    @property
-    def has_teardown(self) -> bool:
-        return hasattr(self._module, "teardown")
+    def defines(self, name: str) -> bool:
+        """True if ``workflow.py`` has the name: some functions are optional."""
+        return hasattr(self._module, name)
 
     async def setup(self, timeout_s: float) -> None:
         """Calls the recipe's ``setup``, then its environment's: once in each rollout worker, before all workflows.
 
         Raises RecipeError for their errors, and after ``timeout_s``.
         """
-        with self._users_code("setup"):
+        with self.users_code("setup"):
             async with _within(timeout_s):
-                if self.has_setup:
+                if self.defines("setup"):
                     await self.function("setup")(**self._config.data)
                 if self._environments is not None:
                     await self._environments.setup(self._config.data)
@@ -95,34 +90,49 @@ class Recipe:
 
         Raises RecipeError for their errors, and after ``timeout_s``.
         """
-        with self._users_code("teardown"):
+        with self.users_code("teardown"):
             async with _within(timeout_s):
                 try:
                     if self._environments is not None:
                         await self._environments.close()
                 finally:
-                    if self.has_teardown:
+                    if self.defines("teardown"):
                         await self.function("teardown")()
 
     def train_query(self, position: int) -> Query:
         """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone.
 
-        Raises RecipeError if it fails, or gives no query that can be sent to the rollout workers.
+        Raises RecipeError if it is missing or fails, or gives no query that can be sent to the rollout workers.
         """
-        with self._users_code("train_query"):
-            found: object = self._train_query(position, self._config.seed, **self._config.data)
-        return self._checked(found, f"train_query({position}, seed)")
+        train_query = self.function("train_query")
+        with self.users_code("train_query"):
+            found: object = train_query(position, self._config.seed, **self._config.data)
+        return self.checked(found, f"train_query({position}, seed)")
+
+    def query_source(self, positions: QuerySource) -> QuerySource:
+        """The recipe's own query source. ``positions``: the source of its ``train_query``.
+
+        Raises RecipeError if ``query_source`` is missing or fails, or returns something else.
+        """
+        function = self.function("query_source")
+        with self.users_code("query_source"):
+            source: object = function(positions, self._config.seed, **self._config.data)
+        if not isinstance(source, QuerySource):
+            raise RecipeError(
+                f"{self.file}: query_source returns {type(source).__name__}, not a flexmarl.QuerySource"
+            )
+        return source
 
     def eval_queries(self) -> list[Query]:
         """Raises RecipeError as ``train_query``."""
-        with self._users_code("eval_queries"):
+        with self.users_code("eval_queries"):
             found: list[object] = list(self._eval_queries(self._config.seed, **self._config.data))
-        return [self._checked(each, f"query {number} of eval_queries") for number, each in enumerate(found)]
+        return [self.checked(each, f"query {number} of eval_queries") for number, each in enumerate(found)]
 
     def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
         """Prompt and completion of each example of one supervised batch. Raises RecipeError if it fails, or gives
         others than pairs of texts."""
-        with self._users_code("sft"):
+        with self.users_code("sft"):
             found = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
         for number, pair in enumerate(found):
             if not _is_pair(pair):
@@ -133,7 +143,11 @@ class Recipe:
                 raise RecipeError(f"{self.file.name}: sft gives {where} whose {problem}")
         return found
 
-    def _checked(self, found: object, which: str) -> Query:
+    def checked(self, found: object, which: str) -> Query:
+        """Returns ``found``, if it is a query that can be sent to the rollout workers. Raises RecipeError otherwise.
+
+        ``which``: what has given it.
+        """
         if (problem := query_problem(found)) is not None:
             raise RecipeError(f"{self.file.name}: {which} gives {problem}")
         return cast(Query, found)
@@ -165,11 +179,11 @@ class Recipe:
             raise RecipeError(
                 f"{self.file} does not exist: a recipe is a folder with workflow.py and config.yaml"
             )
-        with self._users_code("loading"):
+        with self.users_code("loading"):
             return module_of(self.file, f"flexmarl_recipe_{Path(self._config.folder).name}")
 
     @contextmanager
-    def _users_code(self, what: str) -> Iterator[None]:
+    def users_code(self, what: str) -> Iterator[None]:
         """Turns errors of the recipe's own functions into RecipeErrors that show their frames."""
         try:
             yield

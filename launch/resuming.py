@@ -4,7 +4,7 @@
 
 A run is resumed with the values that its checkpoint was made with. Some may change (``MAY_CHANGE``): on the command
 line, as ``key=value``, never by an edit of ``config.yaml`` alone. A changed file of the recipe is accepted by its name.
-The data is compared by the orchestrator, as the recipe's functions return it (``query_digests.py``).
+The data is compared by the orchestrator, as the recipe's functions return it (``queries/``).
 """
 
 import os
@@ -105,7 +105,7 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
         raise ResumeRefused(directory.path, problems)
     changes = _as_text(differences(before, config)) | files
     if DATA in accepted:
-        newest = newest[0], replace(newest[1], queries={}, evaluation_queries="")
+        newest = newest[0], replace(newest[1], queries=newest[1].queries.without_digests())
         changes[DATA] = "not compared"
     return Resumption(config, newest, changes, warnings)
 

@@ -28,8 +28,9 @@ TYPES_ACROSS = frozenset({("core/call.py", "core/delivery/calls.py")})
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "column_refs", "config_base", "credit", "declared_columns", "errors", "json_files", "messages",
-    "model_sources", "names", "pretrained", "process_pool", "recipe", "recipe_lines", "recorded_trajectory",
-    "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores", "workflow",
+    "model_sources", "names", "pretrained", "process_pool", "query_source", "recipe", "recipe_lines",
+    "recorded_trajectory", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
+    "workflow",
 )  # fmt: skip
 
 

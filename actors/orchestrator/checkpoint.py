@@ -2,7 +2,7 @@
 
     checkpoints/step_000100/
         <policy>/         a Hugging Face checkpoint and the training state, written by the trainer
-        run.json          step, data position, versions, evaluations
+        run.json          step, versions, evaluations, the states of query sources
         manifest.json     size and xxh3 digest of every other file, and a digest of its own; written last
 
 The state after a step has no other parts: a saved step leaves none of its rows in the store and no query half done
@@ -30,10 +30,11 @@ from ..errors import CheckpointIncomplete
 from ..json_files import as_text, read_json, write_json
 from ..names import PolicyName, Step, Version
 from .opponents.past_pool import PastPool
+from .queries.queries_state import QueriesState
 
 PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
-_FORMAT = 3
+_FORMAT = 4
 _MANIFEST = "manifest.json"
 _DIGEST = "digest"
 """The manifest's key for its own digest, which is of its text without that key."""
@@ -41,18 +42,12 @@ _DIGEST = "digest"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The run after ``step``. ``next_position``: the training query that the next step begins with.
-
-    ``queries``: digests of the last queries before it, by position; ``evaluation_queries``: of all queries of the
-    evaluations, empty without one (``query_digests.py``). ``opponents``: the pools of past versions.
-    """
+    """The run after ``step``. ``queries``: the state of their sources. ``opponents``: the pools of past versions."""
 
     step: Step
-    next_position: int
     versions: dict[PolicyName, Version]
     evaluations: dict[int, dict[str, float]]
-    queries: dict[int, str] = field(default_factory=dict)
-    evaluation_queries: str = ""
+    queries: QueriesState = field(default_factory=QueriesState)
     opponents: dict[PolicyName, PastPool] = field(default_factory=dict)
     format: int = _FORMAT
 

@@ -9,7 +9,7 @@ from typing import Final
 from ..messages import EvaluationEnd, EvaluationSampling, EvaluationTrajectory, Query, TrajectoryFailure
 from ..workflow import Rewards
 
-_REWARD: Final = "reward/"
+REWARD: Final = "reward/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def evaluation_metrics(rules: EvaluationRules, ended: Iterable[tuple[str, str, R
         found = _means([rewards for _, rewards in trajectories])
         solved = [(query, _solved(rules.success, rewards)) for query, rewards in trajectories]
         known = [(query, one) for query, one in solved if one is not None]
-        if rules.success.startswith(_REWARD) and known:
+        if rules.success.startswith(REWARD) and known:
             found.setdefault("accuracy", fmean(one for _, one in known))
         found |= _passes(rules.samplings[name].repeats, known)
         metrics |= {f"{name}/{metric}" if name else metric: value for metric, value in found.items()}
@@ -95,15 +95,15 @@ def _means(ended: Iterable[Rewards]) -> dict[str, float]:
         for name, value in rewards.metrics.items():
             values.setdefault(name, []).append(value)
         for agent, value in rewards.by_agent.items():
-            values.setdefault(f"{_REWARD}{agent}", []).append(value)
+            values.setdefault(f"{REWARD}{agent}", []).append(value)
     return {name: fmean(of_metric) for name, of_metric in values.items()}
 
 
 def _solved(success: str, rewards: Rewards) -> bool | None:
     """None if the trajectory lacks the metric."""
     value = rewards.metrics.get(success)
-    if value is None and success.startswith(_REWARD):
-        value = rewards.by_agent.get(success.removeprefix(_REWARD))
+    if value is None and success.startswith(REWARD):
+        value = rewards.by_agent.get(success.removeprefix(REWARD))
     return None if value is None else value >= 1
 
 

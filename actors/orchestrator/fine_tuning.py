@@ -23,7 +23,7 @@ async def fine_tune(
     run has been asked to end. Raises RecipeError if the recipe has no batches."""
     for policy, settings in setup.policies.items():
         batches = settings.sft_batches
-        if batches and not recipe.has_sft:
+        if batches and not recipe.defines("sft"):
             raise RecipeError(
                 f"policy {policy} has sft.batches={batches}, but the recipe's workflow.py defines no sft"
             )

@@ -19,7 +19,7 @@ The concurrent parts, and the event that unblocks each:
     Train            waits in the trainer, one computation at a time, and in the store for columns of an external writer
     StepOptimizer    waits in the trainer behind the policy's micro-batches, and for the store's commit
     Publish          waits for every instance of the policy; the other policies continue
-    StartStep,       wait for ``_drawing``: the user's ``train_query`` is called in the order of the positions
+    StartStep,       wait for the draw before: the recipe's query source is called in the order of the steps
     Replacement
     CommitCheckpoint waits for ``_committing``: checkpoints are completed in the order of their steps, however slow the
                      disk
@@ -48,7 +48,6 @@ from ..messages import (
     QueryAnswer,
     RunResult,
     VersionRange,
-    refuse_equal_ids,
 )
 from ..names import PolicyName, Step, Version
 from ..recipe import Recipe
@@ -56,7 +55,7 @@ from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLos
 from ..step_metrics import StepMetrics
 from . import checkpoint
 from .checkpoint import RunState
-from .closing_order import ClosingOrder, QueryOrder
+from .closing_order import ClosingOrder
 from .decisions import (
     CommitCheckpoint,
     Decision,
@@ -75,10 +74,8 @@ from .fine_tuning import fine_tune
 from .opponents.opponents import Opponents
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
-from .queries import query_digests
-from .queries.query_digests import QueryDigests
-from .queries.recipe_data import RecipeData
-from .queries.submissions import SUBMITTED, Submissions
+from .queries.run_queries import RunQueries
+from .queries.submissions import SUBMITTED
 from .recorder import StepRecord
 from .rollout_workers import GroupWork, RolloutWorkers
 
@@ -102,12 +99,17 @@ class Orchestrator(Actor, OrchestratorApi):
         self._console = setup.console
         resumed = setup.resume_from
         self._evaluations = dict(resumed.evaluations) if resumed else {}
-        self._query_digests = QueryDigests(resumed.queries if resumed else {})
-        self._evaluation_queries = resumed.evaluation_queries if resumed else ""
         self._last_checkpoint = ""
         if resumed is not None:
             self._last_checkpoint = str(checkpoint.committed_folder(setup.checkpoints, resumed.step))
-        self._data = RecipeData(self._recipe, lambda: self.system, setup.data_timeout_s)
+        self._queries = RunQueries(
+            self._recipe,
+            lambda: self.system,
+            setup.data_timeout_s,
+            setup.plan,
+            setup.evaluation.success,
+            resumed.queries if resumed else None,
+        )
         self._waits = OpenWaits()
         self._decisions_done = 0
         self._policy_of = {
@@ -129,9 +131,7 @@ class Orchestrator(Actor, OrchestratorApi):
         self._failures = Failures(setup.max_failed_share)
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
-        self._drawing = asyncio.Lock()
         self._closing = ClosingOrder(setup.group_order)
-        self._submissions = Submissions()
         self._stop_asked = self._finishing = False
         self._pipeline: Pipeline | None = None
 
@@ -150,7 +150,7 @@ class Orchestrator(Actor, OrchestratorApi):
 
     @endpoint
     async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
-        return await self._submissions.submit(queries)
+        return await self._queries.submissions.submit(queries)
 
     @endpoint
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
@@ -172,7 +172,7 @@ class Orchestrator(Actor, OrchestratorApi):
     async def closed(self, group: GroupClosed) -> None:
         if self._finished.done():
             return  # the run has failed: groups that still close are not needed
-        submitted = self._submissions.closed(group)
+        submitted = self._queries.closed(group)
         record = self._records[group.step]
         record.group_closed(group, self.system.clock(), submitted=submitted)
         self._opponents.closed(group)
@@ -207,23 +207,20 @@ class Orchestrator(Actor, OrchestratorApi):
 
     def waits(self) -> list[Wait]:
         """The recipe's data, decisions that are being carried out, and groups that have not closed."""
-        return [*self._data.waits(), *self._waits.current(), *self._workers.waits()]
+        return [*self._queries.waits(), *self._waits.current(), *self._workers.waits()]
 
     # ------------------------------------------------------------------ the run
 
     async def _run(self) -> None:
-        resumed = self._setup.resume_from
-        if resumed is None:
+        await self._queries.start()
+        if (resumed := self._setup.resume_from) is None:
             await fine_tune(
                 self._setup, self._recipe, self._trainer, self._tell_console, lambda: self._stop_asked
             )
-        else:
-            await self.system.run_blocking(query_digests.check_data, self._recipe, resumed, abandon=True)
         await self._workers.start()
         versions = await self._publish_all()
         self._started = self._last_end = self.system.clock()
         before = resumed.step if resumed else Step(0)
-        self._queries = QueryOrder(resumed.next_position if resumed else 0)
         plan = replace(
             self._plan,
             first_step=Step(before + 1),
@@ -287,7 +284,7 @@ class Orchestrator(Actor, OrchestratorApi):
                 await self._step_complete(decision)
             case Finish(last_step):
                 self._finishing = True  # the workers may be stopped from now on
-                self._submissions.refuse(f"the run has ended after step {last_step}")
+                self._queries.submissions.refuse(f"the run has ended after step {last_step}")
                 stopped = last_step < self._plan.last_step
                 await self._console.within(WORK_TIMEOUT_S).ended(
                     RunResult(last_step, stopped, self._evaluations, self._last_checkpoint)
@@ -304,37 +301,32 @@ class Orchestrator(Actor, OrchestratorApi):
         )
         for work in self._opponents.begin(decision.step, decision.versions):
             self._tasks.create_task(work, name="opponent")
-        submitted = self._submissions.take(decision.step, self._plan.queries)
+        submitted = self._queries.begin(decision.step, decision.versions)
         self._records[decision.step].submitted_queries = len(submitted)
         self._refuse_late(f"step {decision.step}, the run's last, has begun")
-        positions = self._queries.begin(decision.step, self._plan.queries - len(submitted))
-        await self._start_groups(decision.step, positions, submitted)
+        await self._start_groups(decision.step, self._plan.queries - len(submitted), submitted)
 
     def _refuse_late(self, reason: str) -> None:
         """Refuses submitted queries that no step will take."""
         if self._running.begins_no_more:
-            self._submissions.refuse(f"no further step begins: {reason}")
+            self._queries.submissions.refuse(f"no further step begins: {reason}")
 
     async def _replacement(self, step: Step) -> None:
         self._records[step].replaced_queries += 1
-        await self._start_groups(step, self._queries.more(1))
+        await self._start_groups(step, 1)
 
-    async def _start_groups(self, step: Step, positions: range, submitted: Sequence[Query] = ()) -> None:
-        """Begins the groups of ``submitted`` queries, and of those at ``positions`` of the training data."""
-        async with self._drawing:
-            queries = await self._data.train_queries(positions)
-            placed = [*((SUBMITTED, query) for query in submitted), *zip(positions, queries, strict=True)]
-            ids = [query.id for _, query in placed]
-            self._queries.name(step, ids)
-            self._closing.begun(step, ids)
+    async def _start_groups(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:
+        """Begins the groups of ``submitted`` queries, and of ``count`` others."""
+        async with self._queries.drawn(step, count) as drawn:
+            placed = [*((SUBMITTED, query) for query in submitted), *drawn]
+            self._closing.begun(step, [query.id for _, query in placed])
             versions = self._opponents.with_frozen(self._records[step].versions)
             newer = self._plan.mode == "async"  # versions that may also generate turns of the step
             ranges = {policy: VersionRange(one, None if newer else one) for policy, one in versions.items()}
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
-                GroupWork(step, position, query, trajectories, ranges) for position, query in placed
+                GroupWork(step, number, query, trajectories, ranges) for number, query in placed
             )
-            self._query_digests.drew(positions, queries)
 
     async def _train(self, decision: Train) -> None:
         try:
@@ -370,16 +362,10 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
-        position = self._queries.position_after(step)
-        state = RunState(
-            step,
-            position,
-            decision.versions,
-            dict(self._evaluations),
-            self._query_digests.before(position),
-            self._evaluation_queries,
-            self._opponents.states_after(step),
-        )
+        # First those that change with later steps: the queries' state may wait for a draw.
+        evaluations, opponents = dict(self._evaluations), self._opponents.states_after(step)
+        queries = await self._queries.state_after(step)
+        state = RunState(step, decision.versions, evaluations, queries, opponents)
         await self._opponents.wait_kept()
         async with self._committing:
             # An answer to this means that the console has written all earlier messages, with the step's metrics: a run
@@ -395,10 +381,9 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _evaluate(self, decision: Evaluate) -> None:
         started = self.system.clock()
-        queries = await self._data.eval_queries()
+        queries = await self._queries.evaluation()
         noun = "query" if len(queries) == 1 else "queries"
         await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
-        refuse_equal_ids(queries, "the evaluation")
         rules = self._setup.evaluation
         versions = self._opponents.with_frozen(decision.versions)
         ends = await self._workers.evaluate(decision.step, rules.work(queries), versions)
@@ -409,7 +394,6 @@ class Orchestrator(Actor, OrchestratorApi):
         if error := self._failures.too_many(when, len(result.failures), result.trajectories):
             raise error
         self._evaluations[decision.step] = result.metrics
-        self._evaluation_queries = await self.system.run_blocking(query_digests.digest_of_all, queries)
         eval_s = self.system.clock() - started
         self._last_end += eval_s  # no step is under way: its seconds belong to no step
         await self._tell_console("event", Evaluated(decision.step, eval_s, result.metrics))
@@ -420,10 +404,10 @@ class Orchestrator(Actor, OrchestratorApi):
     async def _step_complete(self, decision: StepComplete) -> None:
         now = self.system.clock()
         record = self._records.pop(decision.step)
-        self._queries.end(decision.step)
         self._closing.end(decision.step)
-        self._submissions.end(decision.step)
+        figures = {f"queries/{name}": value for name, value in self._queries.end(decision.step).items()}
         metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
+        metrics = replace(metrics, workflow=metrics.workflow | figures)
         metrics = replace(metrics, by_opponent=self._opponents.metrics(decision.step))
         self._last_end = now
         if decision.evaluated:

@@ -224,8 +224,7 @@ class Pipeline:
         return [Save(policy, step)]
 
     def _is_saved(self, step: Step) -> bool:
-        every = self._plan.save_every
-        return step == self._last_step or bool(every and step % every == 0)
+        return step == self._last_step or self._plan.saves(step)
 
     def _policy_done(self, step: Step, policy: PolicyName) -> list[Decision]:
         whole = self._steps[step]

@@ -40,6 +40,10 @@ class Plan:
         every = self.evaluate_every
         return step not in evaluated and (step == 0 or bool(every and step % every == 0))
 
+    def saves(self, step: Step) -> bool:
+        """True if a step that is not the last is saved."""
+        return step > 0 and self.save_every > 0 and step % self.save_every == 0
+
     @property
     def steps_ahead(self) -> int:
         """Number of the steps before one that may be incomplete when it begins, under ``async``."""

@@ -11,6 +11,8 @@ from ...actors.messages import Query
 from ...actors.names import PolicyName, Step, Version
 from ...actors.orchestrator.opponents.past_pool import Member
 from ...actors.orchestrator.opponents.rules import RULES, drawn
+from ...actors.orchestrator.queries.position_source import digest
+from ...actors.orchestrator.queries.recipe_source import RecipeSource
 from ...actors.recipe import Recipe
 from ..run_config import RunConfig
 from ..sinks.function_sink import loaded
@@ -19,12 +21,21 @@ from ..sinks.sink_config import FunctionConfig
 _FORMS = {
     "workflow": "async def workflow(query, agents)",
     "train_query": "def train_query(position, seed, **data)",
+    "query_source": "def query_source(positions, seed, **data)",
     "eval_queries": "def eval_queries(seed, **data)",
     "sft": "def sft(agent, batch, size, seed, **data)",
     "setup": "async def setup(**data)",
     "teardown": "async def teardown()",
 }
-_POSITIONAL = {"workflow": 2, "train_query": 2, "eval_queries": 1, "sft": 4, "setup": 0, "teardown": 0}
+_POSITIONAL = {
+    "workflow": 2,
+    "train_query": 2,
+    "query_source": 2,
+    "eval_queries": 1,
+    "sft": 4,
+    "setup": 0,
+    "teardown": 0,
+}
 _ASYNC = ("workflow", "setup", "teardown")
 _WITHOUT_DATA = ("workflow", "teardown")
 
@@ -35,8 +46,9 @@ def recipe_problems(config: RunConfig) -> list[str]:
         recipe = Recipe(config.recipe_config())
     except RecipeError as error:
         return [str(error)]
-    functions = ["train_query", "eval_queries", *(["sft"] if recipe.has_sft else [])]
-    functions += [name for name in ("setup", "teardown") if getattr(recipe, f"has_{name}")]
+    optional = ("query_source", "sft", "setup", "teardown")
+    functions = ["train_query"] if recipe.defines("train_query") else []
+    functions += ["eval_queries", *(name for name in optional if recipe.defines(name))]
     problems = list(_missing_sft(config, recipe))
     workflow = recipe.function("workflow")
     if isinstance(workflow, type):
@@ -68,7 +80,7 @@ def function_problems(config: RunConfig) -> Iterator[str]:
 
 def _missing_sft(config: RunConfig, recipe: Recipe) -> Iterator[str]:
     for name, policy in config.policies.items():
-        if policy.sft.batches and not recipe.has_sft:
+        if policy.sft.batches and not recipe.defines("sft"):
             yield f"policies.{name}.sft.batches={policy.sft.batches}: {recipe.file.name} defines no sft"
 
 
@@ -161,24 +173,39 @@ def _misfit(
 
 def _data_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
     """Calls the functions for the beginning of a run. Raises RecipeError if one of them fails."""
-    recipe.train_query(0)
+    source = RecipeSource(recipe)
+    first, _ = source.draw([], 1, config.training.queries_per_step if config.evaluation.held_out else 1)
+    if recipe.defines("query_source"):
+        yield from _restoring_problems(recipe, source)
     queries = recipe.eval_queries()
     ids = [query.id for query in queries]
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
         yield f"{recipe.file.name}: eval_queries gives two queries the id {twice!r}"
     if config.evaluation.held_out:
-        yield from _not_held_out(config, recipe, queries)
+        yield from _not_held_out(first, queries)
     for policy in config.policies:
         for agent in config.agents_of(policy) if config.policies[policy].sft.batches else ():
             recipe.sft(agent, 0, config.policies[policy].sft.batch_size)
 
 
-def _not_held_out(config: RunConfig, recipe: Recipe, evaluation: Sequence[Query]) -> Iterator[str]:
-    """Compares the queries of the first step."""
+def _restoring_problems(recipe: Recipe, source: RecipeSource) -> Iterator[str]:
+    """A line if a source does not continue from its state as if it had not been interrupted."""
+    restored = RecipeSource(recipe)
+    restored.restore(source.state_after([]).without_digests())
+    (expected,), _ = source.draw([], 2, 1)
+    (query,), _ = restored.draw([], 2, 1)
+    if digest(query) != digest(expected):
+        yield (
+            f"{recipe.file.name}: query_source: a source that was restored continues with the query {query.id!r}, "
+            f"which differs from the query {expected.id!r} that the other one gives"
+        )
+
+
+def _not_held_out(training: Sequence[Query], evaluation: Sequence[Query]) -> Iterator[str]:
+    """``training``: the queries of the first step."""
     by_text = {query.text: query for query in evaluation}
-    for position in range(config.training.queries_per_step):
-        query = recipe.train_query(position)
+    for position, query in enumerate(training):
         same = by_text.get(query.text)
         if same is not None and same.data == query.data:
             yield (

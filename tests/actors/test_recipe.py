@@ -29,7 +29,7 @@ def load(folder: Path, code: str, **data: object) -> Recipe:
 def test_data_reaches_the_functions(tmp_path: Path) -> None:
     recipe = load(tmp_path, WHOLE, text="x")
     assert recipe.train_query(3) == Query("q3", "x") and recipe.eval_queries() == []
-    assert not recipe.has_sft
+    assert not recipe.defines("sft")
 
 
 def test_a_recipe_may_have_modules_of_its_own(tmp_path: Path) -> None:

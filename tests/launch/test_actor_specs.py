@@ -71,7 +71,7 @@ def specs(
         instances,
         [ref(f"slot-{n}") for n in range(config.pool.slots)] if config.pool.name == "shared" else [],
     )
-    state = RunState(Step(4), 8, dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
+    state = RunState(Step(4), dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)
     return actor_specs(config, RunDirectory(tmp_path), references, resume, own_gpus or {})
 

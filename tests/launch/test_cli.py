@@ -286,7 +286,7 @@ class TestCtrlC:
 
 def state_after(step: int) -> RunState:
     versions = {PolicyName(name): Version(step) for name in ("solver", "checker")}
-    return RunState(Step(step), 2 * step, versions, {})
+    return RunState(Step(step), versions, {})
 
 
 @pytest.fixture

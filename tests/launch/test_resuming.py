@@ -13,6 +13,7 @@ from flexmarl.actors.errors import CheckpointIncomplete, ConfigError
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.launch import resuming
 from flexmarl.launch.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.errors import ResumeRefused
@@ -20,6 +21,8 @@ from flexmarl.launch.run_directory import RunDirectory
 
 from .conftest import SIMULATED, TINY
 from .in_process import RunsHere
+
+QUERIES = QueriesState(8, {"position": 8, "digests": ["abc"]}, {"level": 3}, "def")
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def run(tmp_path: Path, recipe: Path) -> RunDirectory:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(bytes(100))
     versions = {PolicyName(name): Version(4) for name in ("solver", "checker")}
-    checkpoint.commit(run.checkpoints, RunState(Step(4), 8, versions, {}, {7: "abc"}, "def"), keep=1)
+    checkpoint.commit(run.checkpoints, RunState(Step(4), versions, {}, QUERIES), keep=1)
     return run
 
 
@@ -61,7 +64,7 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
     found = resuming.prepare(run, [], [])
     assert found.changes == {} and found.warnings == [] and found.step == 4 and not found.is_complete
     assert found.config == check(read_yaml(run.config), "")
-    assert found.checkpoint is not None and found.checkpoint[1].queries == {7: "abc"}
+    assert found.checkpoint is not None and found.checkpoint[1].queries == QUERIES
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_a_recipe_that_has_moved_is_found_by_its_new_place(run: RunDirectory, re
 def test_accepted_data_is_not_compared(run: RunDirectory) -> None:
     found = resuming.prepare(run, [], ["data"])
     assert found.checkpoint is not None and found.changes == {"data": "not compared"}
-    assert found.checkpoint[1].queries == {} and found.checkpoint[1].evaluation_queries == ""
+    assert found.checkpoint[1].queries == QueriesState(8, {"position": 8, "digests": []}, {"level": 3})
 
 
 def test_before_the_first_checkpoint_everything_may_change(run: RunDirectory, recipe: Path) -> None:

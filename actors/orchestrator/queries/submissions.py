@@ -1,6 +1,6 @@
 """Queries that programs outside of the run have submitted.
 
-    submit ──> wait ──> take: of the next step that begins ──> closed: answered with their rewards
+    submit ──> wait ──> next: of the next step that begins ──> closed: answered with their rewards
                  └─ refuse: no further step begins
 
 They take the place of queries that the step would draw from the training data, so that it is as large as ever, and no
@@ -13,11 +13,11 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ...errors import QueriesRefused
-from ...messages import GroupClosed, Query, QueryAnswer
-from ...names import Step
+from ...messages import Query, QueryAnswer
+from ...query_source import GroupEnd, QuerySource
 
 SUBMITTED: Final = 0
 """The position in the training data that stands in the samples of a query that has none; their ids show it."""
@@ -25,11 +25,11 @@ SUBMITTED: Final = 0
 _MOST_WAITING: Final = 10_000
 
 
-class Submissions:
+class Submissions(QuerySource):
     def __init__(self) -> None:
         self._waiting: deque[tuple[Query, asyncio.Future[QueryAnswer]]] = deque()
-        self._open: dict[tuple[Step, str], tuple[str, asyncio.Future[QueryAnswer]]] = {}
-        self._ids: dict[Step, set[str]] = {}
+        self._open: dict[str, tuple[str, asyncio.Future[QueryAnswer]]] = {}
+        """The ids that the program has given, and the answers, by the ids in the run."""
         self._taken = 0
         self._refusal = ""
 
@@ -38,9 +38,7 @@ class Submissions:
         QueriesRefused."""
         if self._refusal:
             raise QueriesRefused(self._refusal)
-        self._waiting = deque(each for each in self._waiting if not each[1].done())  # without those withdrawn
-        waiting = len(self._waiting)
-        if waiting + len(queries) > _MOST_WAITING:
+        if (waiting := self.waiting) + len(queries) > _MOST_WAITING:
             raise QueriesRefused(
                 f"{waiting} queries wait for a step already, and at most {_MOST_WAITING} may: submit fewer at a time"
             )
@@ -50,31 +48,34 @@ class Submissions:
         self._waiting.extend(zip(queries, answers, strict=True))
         return await asyncio.gather(*answers)
 
-    def take(self, step: Step, most: int) -> list[Query]:
-        """The queries of a step that begins, with ids that are their own in every step."""
-        taken: list[Query] = []
-        while self._waiting and len(taken) < most:
-            query, answer = self._waiting.popleft()
-            if answer.done():  # withdrawn
-                continue
-            named = replace(query, id=f"submitted#{self._taken}")
-            self._taken += 1
-            self._open[step, named.id] = query.id, answer
-            taken.append(named)
-        self._ids[step] = {query.id for query in taken}
-        return taken
+    @property
+    def waiting(self) -> int:
+        """Number of the queries that the next steps take."""
+        self._waiting = deque(each for each in self._waiting if not each[1].done())  # without those withdrawn
+        return len(self._waiting)
 
-    def end(self, step: Step) -> None:
-        """Forgets the step, whose groups have all closed."""
-        del self._ids[step]
+    def next(self, step: int) -> Query:
+        """The query that has waited longest, with an id that is its own in every step. Raises IndexError if none
+        waits."""
+        query, answer = self._waiting.popleft()
+        named = replace(query, id=f"submitted#{self._taken}")
+        self._taken += 1
+        self._open[named.id] = query.id, answer
+        return named
 
-    def closed(self, group: GroupClosed) -> bool:
-        """True if the query of a group was submitted. It is answered, unless it was before: a group may begin again."""
-        query, answer = self._open.pop((group.step, group.query), ("", None))
+    def closed(self, group: GroupEnd) -> None:
+        """Answers the query, unless it was answered before: a group may begin again."""
+        query, answer = self._open.pop(group.query.id, ("", None))
         if answer is not None and not answer.done():
             rewards = {agent: [*values] for agent, values in group.rewards.items()}
-            answer.set_result(QueryAnswer(query, group.step, rewards, len(group.failures), group.dropped))
-        return group.query in self._ids.get(group.step, ())
+            answer.set_result(QueryAnswer(query, group.step, rewards, group.failures, group.dropped))
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: see above."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Does nothing: see above."""
 
     def refuse(self, reason: str) -> None:
         """Refuses those that wait, and all that are submitted from now on. Those of a step are still answered."""

@@ -18,8 +18,8 @@ def assign_credit(
     credit: Mapping[AgentName, CreditConfig],
     rewards: Mapping[AgentName, dict[int, float]],
 ) -> list[Sample]:
-    """Returns ``samples`` in their order, each with its advantage by its agent's estimator, and with the number of rewards that
-    its own is compared with, by its agent's grouping:
+    """Returns ``samples`` in their order, each with its advantage by its agent's estimator, and with the number of
+    rewards that its own is compared with, by its agent's grouping:
 
     - ``trajectory``: one reward per trajectory in which the agent has one.
     - ``agent_turns``: one per *turn* of the agent in the group (Dr.MAS, Feng et al., arXiv 2602.08847, eq. 5: mean

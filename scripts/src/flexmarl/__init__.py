@@ -3,8 +3,8 @@
 The packages are ``flexmarl.core`` (actor runtime), ``flexmarl.transport`` (Set/Get of training
 states), ``flexmarl.actors`` (the five roles) and ``flexmarl.launch`` (processes, files, people).
 ``flexmarl.Run`` is a run within a program, and ``flexmarl.NodesWanted`` the other hosts that it waits for;
-``flexmarl.connect`` reaches a run of another program, and ``flexmarl.Samples`` reads the trajectories of one. They are
-imported when they are first used.
+``flexmarl.connect`` reaches a run of another program, and ``flexmarl.Samples`` reads the trajectories of one;
+``flexmarl.QuerySource`` is the base of a recipe's own source of queries. They are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .core.front_door import lazy_exports
 
 if TYPE_CHECKING:
+    from .actors.query_source import QuerySource
     from .launch.connected_run import connect
     from .launch.nodes.joined_cluster import NodesWanted
     from .launch.run import Run
@@ -20,6 +21,7 @@ else:
     __getattr__ = lazy_exports(
         __name__,
         {
+            "actors.query_source": ["QuerySource"],
             "launch.connected_run": ["connect"],
             "launch.nodes.joined_cluster": ["NodesWanted"],
             "launch.run": ["Run"],
@@ -29,4 +31,4 @@ else:
 
 __version__ = "0.1.0"
 
-__all__ = ["NodesWanted", "Run", "Samples", "connect"]
+__all__ = ["NodesWanted", "QuerySource", "Run", "Samples", "connect"]

@@ -10,6 +10,7 @@ from flexmarl.actors.errors import CheckpointIncomplete
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 
 
 def gathered(root: Path, step: int) -> RunState:
@@ -19,7 +20,10 @@ def gathered(root: Path, step: int) -> RunState:
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(os.urandom(200))
     versions = {PolicyName(name): Version(step) for name in ("sorter", "checker")}
-    return RunState(Step(step), step * 16, versions, {0: {"accuracy": 0.25}})
+    queries = QueriesState(
+        step * 16, {"position": step * 16, "digests": ["ab"]}, {"levels": [1, 0.1, None]}, "c"
+    )
+    return RunState(Step(step), versions, {0: {"accuracy": 0.25}}, queries)
 
 
 def test_what_is_committed_comes_back(tmp_path: Path) -> None:

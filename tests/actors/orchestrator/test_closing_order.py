@@ -1,36 +1,13 @@
-"""Queries: each once, in order, also with replacements. Groups: in the order they close, or of their queries."""
+"""Groups are trained in the order in which they close, or in that of their queries."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed
 from flexmarl.actors.names import Step
-from flexmarl.actors.orchestrator.closing_order import ClosingOrder, QueryOrder
+from flexmarl.actors.orchestrator.closing_order import ClosingOrder
 
 S = Step
-
-
-def test_refills_move_the_next_step_on() -> None:
-    order = QueryOrder(10)
-    assert [*order.begin(S(1), 3)] == [10, 11, 12]
-    assert [*order.more(1)] == [13]
-    assert order.position_after(S(1)) == 14
-    assert [*order.begin(S(2), 3)] == [14, 15, 16]
-    order.more(2)
-    assert order.position_after(S(1)) == 14, "draws of the next step do not count for this one"
-    assert order.position_after(S(2)) == 19
-
-
-def test_a_refill_may_not_repeat_an_id_of_its_step() -> None:
-    order = QueryOrder(0)
-    order.begin(S(1), 2)
-    order.name(S(1), ["x", "y"])
-    with pytest.raises(RecipeError, match="step 1 has two queries with the id 'x'"):
-        order.name(S(1), ["x"])
-    order.begin(S(2), 1)
-    order.name(S(2), ["x"])
 
 
 def group(step: int, query: str) -> GroupClosed:
@@ -59,10 +36,3 @@ def test_deterministic_groups_are_handed_on_in_the_order_of_their_queries(first:
             assert handed[step] == list("abcde"[:ready])
     order.end(S(1))
     order.end(S(2))
-
-
-def test_a_step_with_submitted_queries_draws_fewer_and_a_resumed_run_skips_none() -> None:
-    order = QueryOrder(10)
-    drawn = [order.begin(Step(step), count) for step, count in ((1, 3), (2, 1), (3, 0), (4, 3))]
-    assert drawn == [range(10, 13), range(13, 14), range(14, 14), range(14, 17)]
-    assert [order.position_after(Step(step)) for step in (1, 2, 3, 4)] == [13, 14, 14, 17]

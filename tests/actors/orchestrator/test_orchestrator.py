@@ -11,7 +11,6 @@ import pytest
 from flexmarl.actors.messages import Query
 from flexmarl.actors.names import PolicyName, Step
 from flexmarl.actors.orchestrator import checkpoint
-from flexmarl.actors.orchestrator.closing_order import QueryOrder
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
 from flexmarl.actors.orchestrator.recorder import StepRecord
@@ -100,7 +99,7 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
             assert sum(line.replaced_queries for line in house.console.steps) == 9
             assert sum(line.dropped_groups for line in house.console.steps) == 9
             (last,) = (tmp_path / "checkpoints").glob("step_000006")
-            assert checkpoint.load(last).next_position == 27
+            assert checkpoint.load(last).queries.drawn == 27
 
     virtual_time.run(main())
 
@@ -145,18 +144,20 @@ async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem
     orchestrator._workers.begin = begin  # type: ignore[method-assign]
     one = Step(1)
     orchestrator._records[one] = StepRecord(one, {}, (), 0.0)
-    orchestrator._queries = QueryOrder(0)
-    orchestrator._queries.begin(one, 3)
     second_is_read = threading.Event()
     read = orchestrator._recipe.train_query
 
     def slowly(position: int) -> Query:
         if position == 3:
             second_is_read.wait(0.2)
-        else:
+        elif position == 4:
             second_is_read.set()
         return read(position)
 
     orchestrator._recipe.train_query = slowly  # type: ignore[method-assign]
+    await orchestrator._queries.start()
+    orchestrator._queries.begin(one, {})
+    async with orchestrator._queries.drawn(one, 3):
+        pass
     await asyncio.gather(orchestrator._replacement(one), orchestrator._replacement(one))
     assert begun == ["q3", "q4"]

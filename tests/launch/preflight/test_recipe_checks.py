@@ -31,7 +31,9 @@ def _modules_are_forgotten() -> Iterator[None]:
 
 def problems(folder: Path, settings: dict[str, Any] | None = None, /, **functions: str) -> list[str]:
     code = "\n".join({**RIGHT, **functions}.values())
-    (folder / "workflow.py").write_text(f"from flexmarl.actors import Query, Rewards\n{dedent(code)}\n")
+    (folder / "workflow.py").write_text(
+        f"from flexmarl.actors import Query, QuerySource, Rewards\n{dedent(code)}\n"
+    )
     raw: dict[str, Any] = {
         "recipe": str(folder),
         "agents": {"solver": SIMULATED},
@@ -97,6 +99,52 @@ def test_a_right_recipe_has_none(tmp_path: Path) -> None:
 )
 def test_one_mistake_is_one_line(tmp_path: Path, functions: dict[str, str], words: str) -> None:
     assert problems(tmp_path, **functions) == [words]
+
+
+SOURCE = """
+class Source(QuerySource):
+    def __init__(self): self.given = 0
+    def next(self, step):
+        self.given += 1
+        return Query(f's{self.given}', 'evaluation')
+    def state(self): return {'given': self.given}
+    def restore(self, state): self.given = state['given']
+def query_source(positions, seed, largest): return Source()
+"""
+
+
+def test_a_query_source_is_tried(tmp_path: Path) -> None:
+    """It may stand without a train_query, and its queries are those that an evaluation is compared with."""
+    assert problems(tmp_path, query_source=SOURCE, train_query="") == []
+    held_out = problems(tmp_path, {"evaluation": {"held_out": True}}, query_source=SOURCE, train_query="")
+    assert held_out == [
+        "evaluation.held_out=true, but training query 's1' (position 0) is evaluation query 'e' too"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        (
+            "positions, seed, largest)",
+            "positions, seed)",
+            "data.largest: query_source in workflow.py has no argument",
+        ),
+        ("positions, seed, largest)", "positions)", "query_source takes too few arguments"),
+        ("return Source()", "return 1", "workflow.py: query_source returns int, not a flexmarl.QuerySource"),
+        ("{'given': self.given}", "{'given': {1}}", "Source.state must give a dictionary of plain data"),
+        (
+            "self.given = state['given']",
+            "pass",
+            "workflow.py: query_source: a source that was restored continues with the query 's1', which differs from "
+            "the query 's2' that the other one gives",
+        ),
+    ],
+)
+def test_mistakes_of_a_query_source_are_named(tmp_path: Path, right: str, wrong: str, words: str) -> None:
+    assert right in SOURCE
+    (line,) = problems(tmp_path, query_source=SOURCE.replace(right, wrong))
+    assert words in line
 
 
 def test_all_signatures_are_checked_at_once(tmp_path: Path) -> None:

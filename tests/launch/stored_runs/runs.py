@@ -52,7 +52,7 @@ def save_checkpoint(
     for policy, save in policies.items():
         save(partial / policy)
     versions = {PolicyName(policy): Version(step) for policy in policies}
-    return checkpoint.commit(directory.checkpoints, RunState(Step(step), 0, versions, {}), keep=9)
+    return checkpoint.commit(directory.checkpoints, RunState(Step(step), versions, {}), keep=9)
 
 
 def files(content: Mapping[str, str]) -> Callable[[Path], None]:

@@ -51,7 +51,7 @@ async def house(system: ActorSystem, tmp_path: Path) -> Any:
 async def test_data_that_comes_in_time_is_returned_and_waited_for_no_more(house: House) -> None:
     data = house.data(PATIENCE_S)
     assert data.waits() == []
-    call = asyncio.ensure_future(data.train_queries(range(3, 5)))
+    call = asyncio.ensure_future(data.call(lambda: "train_query", lambda: house.recipe.train_query(3)))
     async with asyncio.timeout(PATIENCE_S):
         while not (waits := data.waits()) or "in train_query" not in waits[0].text:  # a thread has to begin
             await asyncio.sleep(0.001)
@@ -59,27 +59,26 @@ async def test_data_that_comes_in_time_is_returned_and_waited_for_no_more(house:
     assert wait.text == "train_query of workflow.py, at workflow.py:6, in train_query: gate.wait()"
     assert wait.limit == f"training.data_timeout_s={PATIENCE_S:g} ends it" and not wait.actor
     house.gate.set()
-    assert [query.id for query in await call] == ["q3", "q4"]
-    assert data.waits() == [] and await data.eval_queries() == []
+    assert (await call).id == "q3" and data.waits() == []
 
 
 @pytest.mark.parametrize("function", ["train_query", "eval_queries"])
 async def test_data_that_does_not_come_ends_the_call_with_its_line(house: House, function: str) -> None:
     data = house.data(0.05)
     with pytest.raises(RecipeError) as raised:
-        await (data.train_queries([0]) if function == "train_query" else data.eval_queries())
+        await data.call(
+            lambda: function,
+            lambda: house.recipe.train_query(0) if function == "train_query" else house.recipe.eval_queries(),
+        )
     assert f"workflow.py: {function} has not returned within training.data_timeout_s=0.05" in str(
         raised.value
     )
     assert data.waits() == []
 
 
-async def test_a_timeout_of_the_recipes_own_is_no_deadline(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_timeout_of_the_recipes_own_is_no_deadline(house: House) -> None:
     def no_data() -> None:
         raise TimeoutError("the data set's server")
 
-    monkeypatch.setattr(house.recipe, "eval_queries", no_data)
     with pytest.raises(TimeoutError, match="the data set's server"):
-        await house.data(PATIENCE_S).eval_queries()
+        await house.data(PATIENCE_S).call(lambda: "eval_queries", no_data)

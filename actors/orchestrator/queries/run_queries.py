@@ -1,0 +1,207 @@
+"""The queries of a run: those that its steps draw, and the groups that their source has still to hear of.
+
+    begin(step)        takes queries that were submitted from outside
+    drawn(step, n)     the source hears of the groups that have ended, and gives the other queries of the step; later
+                       one for each group that is replaced
+    closed(group)      keeps how the group ended for the source, or answers who has submitted its query
+    state_after(step)  what a run that resumes after the step continues from
+
+A state is taken when the next step begins, after the source has heard of all groups and before it gives a query; after
+the last step, when the checkpoint is made. So a checkpoint has all of its step and nothing of a later one, however far
+that has come. A run that is resumed makes the same calls to the source as one that was never interrupted, if its groups
+have the same results.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+
+from ....core.actor import System
+from ....core.waits import Wait
+from ...errors import DataChanged, RecipeError
+from ...messages import GroupClosed, Query, refuse_equal_ids
+from ...names import AgentName, PolicyName, Step, Version
+from ...query_source import GroupEnd
+from ...recipe import Recipe
+from ..evaluation import REWARD
+from ..plan import Plan
+from .position_source import digest_of_all
+from .queries_state import QueriesState
+from .recipe_data import RecipeData
+from .recipe_source import RecipeSource
+from .submissions import SUBMITTED, Submissions
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """A query of a step. ``number``: of the draw, counted over the run. ``heard``: its source knows how it ended."""
+
+    number: int
+    query: Query
+    submitted: bool = False
+    heard: bool = False
+
+
+@dataclass(slots=True)
+class _StepQueries:
+    """``by_id``: also those whose groups have closed. ``figures``: of the source, None before its first draw."""
+
+    versions: dict[PolicyName, Version]
+    by_id: dict[str, _Drawn] = field(default_factory=dict)
+    figures: dict[str, float] | None = None
+
+
+class RunQueries:
+    def __init__(
+        self,
+        recipe: Recipe,
+        system: Callable[[], System],
+        timeout_s: float,
+        plan: Plan,
+        success: str,
+        resumed: QueriesState | None,
+    ) -> None:
+        """``system``, ``timeout_s``: as for ``RecipeData``. ``success``: as in ``EvaluationRules``."""
+        self.submissions = Submissions()
+        self._recipe, self._plan, self._success = recipe, plan, success
+        self._data = RecipeData(recipe, system, timeout_s)
+        self._source: RecipeSource | None = None
+        self._resumed = resumed
+        self._count = resumed.drawn if resumed else 0
+        self._evaluation = resumed.evaluation if resumed else ""
+        self._steps: dict[Step, _StepQueries] = {}
+        self._ended: dict[int, tuple[_Drawn, GroupEnd]] = {}
+        """The groups that the source has still to hear of, by number of the draw."""
+        self._after: dict[Step, QueriesState] = {}
+        self._drawing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Makes the recipe's source, and restores it. Raises RecipeError, and DataChanged if the recipe now returns
+        other queries than in the run that is resumed."""
+        source = await self._data.call(lambda: "query_source", partial(RecipeSource, self._recipe))
+        self._source = source
+        if (resumed := self._resumed) is None:
+            return
+        await self._data.call(lambda: source.function, partial(source.restore, resumed))
+        if resumed.evaluation:
+            await self.evaluation()
+            if self._evaluation != resumed.evaluation:
+                raise DataChanged(
+                    "eval_queries now returns other queries than those that the run was evaluated on"
+                )
+
+    async def evaluation(self) -> list[Query]:
+        """The queries of an evaluation. Raises RecipeError."""
+
+        def read() -> tuple[list[Query], str]:
+            queries = self._recipe.eval_queries()
+            return queries, digest_of_all(queries)
+
+        queries, self._evaluation = await self._data.call(lambda: "eval_queries", read)
+        refuse_equal_ids(queries, "the evaluation")
+        return queries
+
+    # ------------------------------------------------------------------ a step
+
+    def begin(self, step: Step, versions: Mapping[PolicyName, Version]) -> list[Query]:
+        """The submitted queries that a step takes; the others it draws. Steps begin in order."""
+        submitted: list[Query] = []
+        while self.submissions.waiting and len(submitted) < self._plan.queries:
+            submitted.append(self.submissions.next(step))
+        by_id = {query.id: _Drawn(SUBMITTED, query, submitted=True) for query in submitted}
+        self._steps[step] = _StepQueries(dict(versions), by_id)
+        return submitted
+
+    @asynccontextmanager
+    async def drawn(self, step: Step, count: int) -> AsyncIterator[list[tuple[int, Query]]]:
+        """The next ``count`` queries for a step, each with its number. The next draw waits for the end of the block:
+        groups begin in the order in which their queries are drawn.
+
+        Raises RecipeError, also if a query of the step has the id of another: their samples would have the same names.
+        """
+        async with self._drawing:
+            of_step, first, source = self._steps[step], self._count, self._running
+            before, begins = Step(step - 1), of_step.figures is None
+            if begins and self._plan.saves(before):
+                # In a call of its own: the checkpoint does not wait for the queries of the step after it.
+                self._after[before] = await self._state()
+            ends = self._take_ended() if begins else []
+            queries, figures = await self._data.call(
+                lambda: source.function, partial(source.draw, ends, step, count)
+            )
+            self._count += count
+            for number, query in enumerate(queries, first):
+                if query.id in of_step.by_id:
+                    raise RecipeError(f"step {step} has two queries with the id {query.id!r}")
+                of_step.by_id[query.id] = _Drawn(number, query)
+            of_step.figures = figures
+            yield [*enumerate(queries, first)]
+
+    def closed(self, group: GroupClosed) -> bool:
+        """True if the query of a group was submitted: it is answered. A group may begin again, and close again: the
+        source hears of the last end before the next step begins, and of no later one."""
+        of_step = self._steps[group.step]
+        drawn = of_step.by_id[group.query]
+        end = GroupEnd(
+            drawn.query,
+            group.step,
+            of_step.versions,
+            group.rewards,
+            group.metrics,
+            _success(self._success, group),
+            len(group.failures),
+            group.dropped,
+            tuple(group.zero_advantage),
+        )
+        if drawn.submitted:
+            self.submissions.closed(end)
+        elif not drawn.heard:
+            self._ended[drawn.number] = drawn, end
+        return drawn.submitted
+
+    def end(self, step: Step) -> dict[str, float]:
+        """Forgets the step, whose groups have all closed. Returns the source's figures."""
+        return self._steps.pop(step).figures or {}
+
+    def _take_ended(self) -> list[GroupEnd]:
+        ended = [self._ended[number] for number in sorted(self._ended)]
+        self._ended.clear()
+        for drawn, _ in ended:
+            drawn.heard = True
+        return [end for _, end in ended]
+
+    # ------------------------------------------------------------------ checkpoints
+
+    async def state_after(self, step: Step) -> QueriesState:
+        """The queries after a complete step, to be asked for once. Raises RecipeError."""
+        if step not in self._after:
+            async with self._drawing:
+                if step not in self._after:  # no later step has begun
+                    self._after[step] = await self._state()
+        return replace(self._after.pop(step), evaluation=self._evaluation)
+
+    async def _state(self) -> QueriesState:
+        source, ends = self._running, self._take_ended()
+        state = await self._data.call(lambda: source.function, partial(source.state_after, ends))
+        return replace(state, drawn=self._count)
+
+    # ------------------------------------------------------------------ for people
+
+    def waits(self) -> list[Wait]:
+        """The recipe's data."""
+        return self._data.waits()
+
+    @property
+    def _running(self) -> RecipeSource:
+        assert self._source is not None, "the run has not begun"
+        return self._source
+
+
+def _success(metric: str, group: GroupClosed) -> float | None:
+    values = group.metrics.get(metric)
+    if values is None and metric.startswith(REWARD):
+        values = group.rewards.get(AgentName(metric.removeprefix(REWARD)))
+    return fmean(value >= 1 for value in values) if values else None

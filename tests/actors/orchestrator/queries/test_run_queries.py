@@ -1,0 +1,289 @@
+"""The queries of a run: the same ones in the same order, also if the run is killed and continues; what the source hears
+and when; what may go wrong in a recipe's own source."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexmarl.actors.errors import DataChanged, RecipeError
+from flexmarl.actors.messages import GroupClosed, Query
+from flexmarl.actors.names import Step
+from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
+from flexmarl.actors.orchestrator.queries.submissions import SUBMITTED
+from flexmarl.actors.recipe import Recipe
+
+from .house import Driver, from_disk, group, queries_of, recipe_of
+
+LAST = 7
+REPLAY = """
+from flexmarl.actors import ReplaySource
+
+def query_source(positions, seed):
+    return ReplaySource(positions, share=0.4, limit=3, times=2)
+"""
+LEVELS = """
+from flexmarl.actors import QuerySource
+
+class Levels(QuerySource):
+    '''Harder when the last step was easy; its mean is a float, which depends on the order of its terms.'''
+
+    def __init__(self):
+        self.level, self.given, self.mean, self.heard = 1, 0, 0.5, []
+
+    def next(self, step):
+        self.given += 1
+        return Query(f"l{self.level}-{self.given}", f"step {step}, mean {self.mean!r}")
+
+    def closed(self, group):
+        self.heard.append([group.query.id, group.step, group.success])
+        self.mean = 0.9 * self.mean + 0.1 * group.success
+        self.level = 1 + round(10 * self.mean)
+
+    def state(self):
+        return {"level": self.level, "given": self.given, "mean": self.mean, "heard": self.heard}
+
+    def restore(self, state):
+        self.level, self.given, self.mean, self.heard = (state[k] for k in ("level", "given", "mean", "heard"))
+
+    def figures(self):
+        return {"level": self.level}
+
+def query_source(positions, seed):
+    return Levels()
+"""
+SOURCES = {"positions": "", "replay": REPLAY, "levels": LEVELS}
+
+
+@pytest.fixture(params=SOURCES, scope="module")
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return recipe_of(tmp_path_factory.mktemp(request.param), SOURCES[request.param])
+
+
+def played(
+    recipe: Recipe, every: int, order: Random, first: int = 1, resumed: QueriesState | None = None
+) -> Driver:
+    saves = [step for step in range(1, LAST + 1) if step % every == 0]
+    driver = Driver(queries_of(recipe, every, resumed), order, saves)
+    asyncio.run(driver.run(first, LAST))
+    return driver
+
+
+@settings(max_examples=25, deadline=None)
+@given(every=st.integers(1, 4), one=st.randoms(use_true_random=True), other=st.randoms(use_true_random=True))
+def test_a_run_that_was_killed_gets_the_queries_of_one_that_was_not(
+    recipe: Recipe, every: int, one: Random, other: Random
+) -> None:
+    """Groups close in any order, and the next step has come any distance when the checkpoint is made."""
+    whole = played(recipe, every, one)
+    assert sorted(whole.states) == sorted({*range(every, LAST + 1, every), LAST})
+    numbers = [number for step in whole.drawn.values() for number, _ in step]
+    assert numbers == [*range(len(numbers))]
+    for step, state in whole.states.items():
+        again = played(recipe, every, other, step + 1, state)
+        later = range(step + 1, LAST + 1)
+        assert again.drawn == {number: whole.drawn[number] for number in later}
+        assert again.figures == {number: whole.figures[number] for number in later}
+        assert again.states == {number: whole.states[number] for number in whole.states if number > step}
+
+
+def test_a_replay_gives_unsolved_queries_again(tmp_path: Path) -> None:
+    driver = played(recipe_of(tmp_path, REPLAY), 1, Random(1))
+    ids = [query for step in driver.drawn.values() for _, query in step]
+    again = [query for query in ids if "#" in query]
+    assert 0.2 < len(again) / len(ids) <= 0.4 and driver.figures[LAST]["given_again"] == len(again)
+    assert {query.partition("#")[0] for query in again} < set(ids)
+
+
+async def heard_by(queries: Any, step: int) -> list[list[Any]]:
+    state = from_disk(await queries.state_after(Step(step)))
+    assert state.source is not None
+    return list(state.source["heard"])
+
+
+async def test_a_source_hears_of_each_group_once_in_the_order_of_the_queries(tmp_path: Path) -> None:
+    queries = queries_of(recipe_of(tmp_path, LEVELS), save_every=0)
+    await queries.start()
+    queries.begin(Step(1), {})
+    async with queries.drawn(Step(1), 3) as drawn:
+        ids = [query.id for _, query in drawn]
+    queries.closed(group(1, ids[2], True))
+    queries.closed(group(1, ids[0], failures=2, dropped="all failed"))
+    queries.closed(group(1, ids[0], False, True))  # it has begun again
+    async with queries.drawn(Step(1), 1) as drawn:  # a replaced group: the source has heard of nothing
+        (_, replacement) = drawn[0]
+    assert replacement.text == "step 1, mean 0.5"
+    queries.closed(group(1, ids[1], False))
+    queries.closed(group(1, replacement.id, True))
+    queries.begin(Step(2), {})
+    async with queries.drawn(Step(2), 1) as drawn:
+        assert drawn[0][0] == 4
+        queries.closed(group(1, ids[1], True))  # its samples are lost, and it has closed again: too late
+        queries.closed(group(2, drawn[0][1].id, True))
+    queries.end(Step(1))
+    expected = [[ids[0], 1, 0.5], [ids[1], 1, 0.0], [ids[2], 1, 1.0], [replacement.id, 1, 1.0]]
+    assert await heard_by(queries, 2) == [*expected, [drawn[0][1].id, 2, 1.0]]
+
+
+async def test_submitted_queries_take_the_place_of_drawn_ones_which_no_source_hears_of(
+    tmp_path: Path,
+) -> None:
+    queries = queries_of(recipe_of(tmp_path, LEVELS))
+    await queries.start()
+    answers = asyncio.ensure_future(queries.submissions.submit([Query("mine", "2+2")]))
+    await asyncio.sleep(0)
+    (submitted,) = queries.begin(Step(1), {})
+    async with queries.drawn(Step(1), 1) as drawn:
+        assert drawn[0][0] == SUBMITTED == 0  # of the first that is drawn, too
+    assert queries.closed(group(1, submitted.id, True))
+    assert queries.closed(group(1, submitted.id, False)), "it has begun again"
+    assert not queries.closed(group(1, drawn[0][1].id, True))
+    (answer,) = await answers
+    assert answer.query == "mine" and answer.rewards == {"solver": [1.0]}
+    assert await heard_by(queries, 1) == [[drawn[0][1].id, 1, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "closed", "share"),
+    [
+        ("accuracy", group(1, "q", True, False, True, True, failures=3), 0.75),
+        ("accuracy", group(1, "q", failures=3), None),
+        ("reward/solver", group(1, "q", True, False), 0.5),
+        ("reward/judge", group(1, "q", True, False), None),
+        ("other", group(1, "q", True, False), None),
+    ],
+)
+async def test_the_success_of_a_group(
+    tmp_path: Path, metric: str, closed: GroupClosed, share: float | None
+) -> None:
+    code = LEVELS.replace("0.1 * group.success", "0.1")
+    queries = queries_of(recipe_of(tmp_path, code))
+    queries._success = metric
+    await queries.start()
+    queries.begin(Step(1), {})
+    async with queries.drawn(Step(1), 1) as drawn:
+        name = drawn[0][1].id
+    queries.closed(
+        GroupClosed(Step(1), name, {}, {}, 0.0, closed.rewards, closed.failures, metrics=closed.metrics)
+    )
+    assert await heard_by(queries, 1) == [[name, 1, share]]
+
+
+# --------------------------------------------------------------------------- mistakes of a recipe
+
+BAD = """
+from flexmarl.actors import QuerySource
+
+class Bad(QuerySource):
+    def next(self, step):
+        return {next}
+    def closed(self, group):
+        {closed}
+    def state(self):
+        return {state}
+    def restore(self, state):
+        {restore}
+    def figures(self):
+        return {figures}
+
+def query_source(positions, seed):
+    return {made}
+"""
+RIGHT = {
+    "next": "Query('q', 'text')",
+    "closed": "pass",
+    "state": "{}",
+    "restore": "pass",
+    "figures": "{}",
+    "made": "Bad()",
+}
+PLAIN = r"Bad.state must give a dictionary of plain data: .*; "
+
+
+async def one_step(queries: Any) -> None:
+    await queries.start()
+    queries.begin(Step(1), {})
+    async with queries.drawn(Step(1), 1):
+        queries.closed(group(1, "q", True))
+    await queries.state_after(Step(1))
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "words"),
+    [
+        ("made", "object()", r"workflow.py: query_source returns object, not a flexmarl.QuerySource"),
+        ("made", "1 / 0", r"query_source failed: ZeroDivisionError(.|\n)*in query_source"),
+        ("next", "None", r"Bad.next gives NoneType, not a Query"),
+        ("next", "1 / 0", r"Bad.next failed: ZeroDivisionError(.|\n)*in next"),
+        ("closed", "1 / 0", r"Bad.closed failed: ZeroDivisionError"),
+        ("restore", "state['level']", r"Bad.restore failed: KeyError"),
+        ("state", "[1]", rf"{PLAIN}it gives list"),
+        ("state", "{'a': [{1: 2}]}", rf"{PLAIN}it gives the key 1 in 'a'"),
+        ("state", "{'a': {'b': (1, 2)}}", rf"{PLAIN}it gives tuple in 'b' in 'a'"),
+        ("state", "{'a': {1}}", rf"{PLAIN}.*set is not JSON serializable"),
+        ("state", "{'a': float('nan')}", rf"{PLAIN}.*not JSON compliant"),
+        ("figures", "{'a': 'b'}", r"Bad.figures gives 'a': 'b', not a name and a finite number"),
+        ("figures", "{'a': float('inf')}", r"Bad.figures gives 'a': inf"),
+    ],
+)
+async def test_mistakes_are_named(tmp_path: Path, part: str, code: str, words: str) -> None:
+    recipe = recipe_of(tmp_path, BAD.format(**{**RIGHT, part: code}))
+    resumed = QueriesState(source={}) if part == "restore" else None
+    with pytest.raises(RecipeError, match=words):
+        await one_step(queries_of(recipe, resumed=resumed))
+
+
+async def test_two_queries_of_a_step_with_one_id_are_refused(tmp_path: Path) -> None:
+    queries = queries_of(recipe_of(tmp_path, BAD.format(**RIGHT)))
+    await one_step(queries)
+    with pytest.raises(RecipeError, match="step 1 has two queries with the id 'q'"):
+        async with queries.drawn(Step(1), 1):
+            pass
+    queries.begin(Step(2), {})
+    async with queries.drawn(Step(2), 1):
+        pass  # in another step it may come again
+
+
+# --------------------------------------------------------------------------- data that has changed
+
+
+async def test_changed_data_is_refused_unless_it_is_accepted(tmp_path: Path) -> None:
+    queries = queries_of(recipe_of(tmp_path, REPLAY))
+    await queries.start()
+    await queries.evaluation()
+    queries.begin(Step(1), {})
+    async with queries.drawn(Step(1), 3):
+        pass
+    state = from_disk(await queries.state_after(Step(1)))
+    for changed, words in (
+        ("def eval_queries(seed): return []", "eval_queries now returns other"),
+        (
+            "def train_query(position, seed): return Query('q7', '')",
+            r"train_query\(0\) now returns the query 'q7'",
+        ),
+    ):
+        recipe = recipe_of(tmp_path, f"{REPLAY}\n{changed}")
+        with pytest.raises(DataChanged, match=words):
+            await queries_of(recipe, resumed=state).start()
+        await queries_of(recipe, resumed=state.without_digests()).start()
+    await queries_of(recipe_of(tmp_path, REPLAY), resumed=state).start()
+
+
+async def test_without_train_query_a_source_may_still_be_the_recipes_own(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, LEVELS + "\ndel train_query\n")
+    await one_step_of_levels(recipe)
+    with pytest.raises(RecipeError, match="workflow.py defines no function 'train_query'"):
+        await one_step(queries_of(recipe_of(tmp_path, REPLAY + "\ndel train_query\n")))
+
+
+async def one_step_of_levels(recipe: Recipe) -> None:
+    queries = queries_of(recipe)
+    await queries.start()
+    queries.begin(Step(1), {})
+    async with queries.drawn(Step(1), 2) as drawn:
+        assert [query.id for _, query in drawn] == ["l1-1", "l1-2"]
+    assert queries.end(Step(1)) == {"level": 1}
