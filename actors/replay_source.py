@@ -15,7 +15,7 @@ from .query_source import GroupEnd, QuerySource
 _QUERY: TypeAdapter[Query] = TypeAdapter(Query)
 
 
-def unsolved(group: GroupEnd) -> bool:
+def is_unsolved(group: GroupEnd) -> bool:
     """True if no trajectory has solved the query; without the metric of ``evaluation.success``, if all have failed, or
     each agent's rewards are equal."""
     if group.success is not None:
@@ -37,7 +37,7 @@ class ReplaySource(QuerySource):
         share: float = 0.25,
         limit: int = 256,
         times: int = 3,
-        repeat: Callable[[GroupEnd], bool] = unsolved,
+        repeat: Callable[[GroupEnd], bool] = is_unsolved,
     ) -> None:
         """``share``: of the queries that are given, at most this many are given again. ``limit``: queries that wait
         for it; the one that has waited longest makes room for another. ``times``: that a query is given again, at most.
@@ -78,16 +78,16 @@ class ReplaySource(QuerySource):
     def state(self) -> dict[str, Any]:
         return {
             "source": self._source.state(),
-            "waiting": [[_packed(query), times] for query, times in self._waiting],
-            "open": {name: [_packed(query), times] for name, (query, times) in self._open.items()},
+            "waiting": [[_pack(query), times] for query, times in self._waiting],
+            "open": {name: [_pack(query), times] for name, (query, times) in self._open.items()},
             "credit": self._credit,
             "given_again": self._given_again,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._source.restore(state["source"])
-        self._waiting.extend((_unpacked(query), times) for query, times in state["waiting"])
-        self._open = {name: (_unpacked(query), times) for name, (query, times) in state["open"].items()}
+        self._waiting.extend((_unpack(query), times) for query, times in state["waiting"])
+        self._open = {name: (_unpack(query), times) for name, (query, times) in state["open"].items()}
         self._credit, self._given_again = state["credit"], state["given_again"]
 
     def figures(self) -> dict[str, float]:
@@ -95,10 +95,10 @@ class ReplaySource(QuerySource):
         return {**self._source.figures(), "given_again": self._given_again, "waiting": len(self._waiting)}
 
 
-def _packed(query: Query) -> str:
+def _pack(query: Query) -> str:
     """As on the way to a rollout worker: its data may hold bytes, which JSON has not."""
     return b64encode(codec.Encoder(inline_bytes=codec.MAX_BODY_BYTES).pack(query)).decode()
 
 
-def _unpacked(text: str) -> Query:
+def _unpack(text: str) -> Query:
     return _QUERY.validate_python(codec.unpack(b64decode(text)))

@@ -10,7 +10,7 @@ from flexmarl.actors.messages import Query
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.orchestrator.queries.position_source import PositionSource
 from flexmarl.actors.query_source import GroupEnd
-from flexmarl.actors.replay_source import ReplaySource, unsolved
+from flexmarl.actors.replay_source import ReplaySource, is_unsolved
 
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
 
@@ -35,7 +35,7 @@ def ended(query: Query, success: float | None = 0.0, **rewards: list[float]) -> 
     ],
 )
 def test_the_queries_that_are_unsolved(end: GroupEnd, repeated: bool) -> None:
-    assert unsolved(end) is repeated
+    assert is_unsolved(end) is repeated
 
 
 def test_an_unsolved_query_comes_again_under_a_new_id_until_it_is_solved() -> None:

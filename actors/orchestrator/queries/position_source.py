@@ -41,9 +41,9 @@ class PositionSource(QuerySource):
         """Raises DataChanged if ``train_query`` now returns another query at a position whose digest is known."""
         self._position = state["position"]
         self._digests = deque(state["digests"], maxlen=_REMEMBERED)
-        for position, known in enumerate(self._digests, self._position - len(self._digests)):
+        for position, saved in enumerate(self._digests, self._position - len(self._digests)):
             query = self._train_query(position)
-            if digest(query) != known:
+            if digest(query) != saved:
                 raise DataChanged(
                     f"train_query({position}) now returns the query {query.id!r}, which differs from that of the run"
                 )

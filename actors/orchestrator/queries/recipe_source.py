@@ -28,9 +28,9 @@ class RecipeSource:
         """The function of the recipe that is being called, or was the last."""
         self._recipe = recipe
         self._positions = PositionSource(recipe.train_query)
-        self._own: QuerySource | None = None
+        self._source: QuerySource | None = None
         if recipe.defines("query_source"):
-            self._own = recipe.query_source(_SavedApart(self._positions))
+            self._source = recipe.query_source(_SavedApart(self._positions))
 
     def draw(self, ends: Sequence[GroupEnd], step: int, count: int) -> tuple[list[Query], dict[str, float]]:
         """The source hears of ``ends``, then gives queries; its figures after that. Raises RecipeError if the recipe's
@@ -42,10 +42,10 @@ class RecipeSource:
         """The source hears of ``ends``; its state after that. Raises RecipeError as ``draw``, and if the state is
         something else than plain data."""
         self._hear(ends)
-        if self._own is None:
+        if self._source is None:
             return QueriesState(positions=self._positions.state())
-        with self._calling(self._own, "state"):
-            state: object = self._own.state()
+        with self._calling(self._source, "state"):
+            state: object = self._source.state()
         source = _plain_copy(state, f"{self._recipe.file}: {self.function}")
         return QueriesState(positions=self._positions.state(), source=source)
 
@@ -53,28 +53,28 @@ class RecipeSource:
         """Raises RecipeError as ``draw``, DataChanged if the training data has changed."""
         if state.positions:
             self._positions.restore(state.positions)
-        if self._own is not None and state.source is not None:
-            with self._calling(self._own, "restore"):
-                self._own.restore(state.source)
+        if self._source is not None and state.source is not None:
+            with self._calling(self._source, "restore"):
+                self._source.restore(state.source)
 
     def _hear(self, ends: Sequence[GroupEnd]) -> None:
-        if self._own is not None:
-            with self._calling(self._own, "closed"):
+        if self._source is not None:
+            with self._calling(self._source, "closed"):
                 for end in ends:
-                    self._own.closed(end)
+                    self._source.closed(end)
 
     def _next(self, step: int) -> Query:
-        if self._own is None:
+        if self._source is None:
             return self._positions.next(step)
-        with self._calling(self._own, "next"):
-            query: object = self._own.next(step)
+        with self._calling(self._source, "next"):
+            query: object = self._source.next(step)
         return self._recipe.checked(query, self.function)
 
     def _figures(self) -> dict[str, float]:
-        if self._own is None:
+        if self._source is None:
             return {}
-        with self._calling(self._own, "figures"):
-            figures: dict[Any, Any] = dict(self._own.figures())
+        with self._calling(self._source, "figures"):
+            figures: dict[Any, Any] = dict(self._source.figures())
         for name, value in figures.items():
             if not (isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)):
                 raise RecipeError(
