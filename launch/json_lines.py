@@ -1,20 +1,22 @@
 """Writes and reads ``metrics.jsonl`` (one object per step) and ``events.jsonl`` (one object per event).
 
-Keys of ``metrics.jsonl`` are the fields of ``StepMetrics``, and for its parts ``field/name``:
+Keys of ``metrics.jsonl`` are the names of figures (``actors/figures.py``), and for the parts of a step ``figure/name``:
 
-    step, time_s, tokens, overlap_s ...        the step (``StepMetrics``)
-    reward/<agent> ...                         an agent (``AgentMetrics``)
-    loss/<policy>, grad_norm/<policy> ...      a policy (``PolicyMetrics``)
+    step, time_s, tokens, overlap_s ...        the step
+    reward/<agent> ...                         an agent
+    loss/<policy>, grad_norm/<policy> ...      a policy
     versions, generated_by                     {policy: version} after the step, and of its turns
-    device_used_mib/<device> ...               a GPU (``DeviceMetrics``), by its UUID
-    rss_mib/<process> ...                      an actor process (``ProcessMetrics``); counts of 0 are left out
+    elo/<pool> ...                             a pool of past versions
+    device_used_mib/<device> ...               a GPU, by its UUID
+    rss_mib/<process> ...                      an actor process
     actor.<figure>/<actor>                     an actor's own ``statistics()``, such as ``actor.rows_ready/store``
                                                and ``actor.engine_waiting/<instance>``
     workflow/<metric>                          the workflow's own metrics, means over the step's trajectories
+    source/<metric>                            figures of the query source
     eval/<metric>                              the evaluation after the step
 
-Figures of processes and actors are at most about a second old. A field that is None is left out; a number that is not
-finite is null.
+Figures of processes and actors are at most about a second old. A figure that was not measured is left out; a number
+that is not finite is null.
 
 Keys of ``events.jsonl`` are ``time`` (Unix seconds), ``event`` (its name) and the fields of the event
 (``run_events.py``); the metrics of an evaluation are on the same level as its fields.
@@ -29,40 +31,20 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from ..actors.figures import FAMILIES, FIGURES
 from ..actors.run_events import Evaluated, RunEvent
-from ..actors.step_metrics import (
-    AgentMetrics,
-    DeviceMetrics,
-    OpponentMetrics,
-    PolicyMetrics,
-    ProcessMetrics,
-    StepMetrics,
-)
+from ..actors.step_metrics import SUBJECT_OF, StepMetrics
 from ..core.durable.files import replace_private
 from .formatting import number
 
-_EVALUATION: Final = "eval"
-_WORKFLOW: Final = "workflow"
 _OF_ACTOR: Final = "actor."
-VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
-_PARTS: Final = {
-    "by_agent": AgentMetrics,
-    "by_policy": PolicyMetrics,
-    "by_opponent": OpponentMetrics,
-    "by_process": ProcessMetrics,
-    "by_device": DeviceMetrics,
-}
-_OF_STEP: Final = tuple(
-    field.name
-    for field in fields(StepMetrics)
-    if field.name not in (*_PARTS, "evaluation", "workflow", "by_actor")
+VERSIONS: Final = ("versions", "generated_by")
+_FAMILIES: Final = {**{family: family for family in FAMILIES}, "eval": "evaluation"}
+_FIELDS: Final = tuple(field.name for field in fields(StepMetrics) if field.name in FIGURES["step"])
+_PART_OF: Final = {name: part for part, subject in SUBJECT_OF.items() for name in FIGURES[subject]}
+_HIDDEN_ZEROS: Final = frozenset(
+    row.name for subject in SUBJECT_OF.values() for row in FIGURES[subject].values() if row.hides_zero
 )
-_PART_OF: Final = {field.name: part for part, cls in _PARTS.items() for field in fields(cls)}
-_COUNTS_OF_PROCESS: Final = tuple(field.name for field in fields(ProcessMetrics) if field.default == 0)
-_WRITTEN: Final = {
-    part: [field.name for field in fields(cls) if field.name not in (*VERSIONS.values(), *_COUNTS_OF_PROCESS)]
-    for part, cls in _PARTS.items()
-}
 _SHOWN_BYTES: Final = 60
 _READ_BYTES: Final = 64 * 1024
 _STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
@@ -73,22 +55,19 @@ _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 
 
 def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
-    line: dict[str, Any] = {name: getattr(metrics, name) for name in _OF_STEP}
-    for key, field in VERSIONS.items():
-        line[key] = {policy: getattr(measured, field) for policy, measured in metrics.by_policy.items()}
-    for part in _PARTS:
-        for name, measured in getattr(metrics, part).items():
-            values = asdict(measured)
+    line: dict[str, Any] = {name: getattr(metrics, name) for name in _FIELDS} | metrics.figures
+    line |= {key: dict(getattr(metrics, key)) for key in VERSIONS}
+    for part in SUBJECT_OF:
+        for name, numbers in getattr(metrics, part).items():
             line |= {
-                f"{field}/{name}": values[field] for field in _WRITTEN[part] if values[field] is not None
+                f"{figure}/{name}": value
+                for figure, value in numbers.items()
+                if value or figure not in _HIDDEN_ZEROS
             }
-    for name, process in metrics.by_process.items():
-        counts = {field: getattr(process, field) for field in _COUNTS_OF_PROCESS}
-        line |= {f"{field}/{name}": count for field, count in counts.items() if count}
     for actor, figures in metrics.by_actor.items():
         line |= {f"{_OF_ACTOR}{figure}/{actor}": value for figure, value in figures.items()}
-    line |= {f"{_WORKFLOW}/{name}": value for name, value in metrics.workflow.items()}
-    line |= {f"{_EVALUATION}/{name}": value for name, value in metrics.evaluation.items()}
+    for family, field in _FAMILIES.items():
+        line |= {f"{family}/{name}": value for name, value in getattr(metrics, field).items()}
     return {key: value for key, value in line.items() if value is not None}
 
 
@@ -100,42 +79,44 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
     step = line.get("step")
     if type(step) is not int or not 0 <= step < _STEP_LIMIT:
         return None
-    of_step: dict[str, Any] = {"evaluation": {}, "workflow": {}, "by_actor": {}}
-    parts: dict[str, dict[str, dict[str, Any]]] = {part: {} for part in _PARTS}
-    for key, field in VERSIONS.items():
+    of_step: dict[str, Any] = {"figures": {}, "by_actor": {}}
+    of_step |= {field: {} for field in (*SUBJECT_OF, *_FAMILIES.values())}
+    for key in VERSIONS:
         versions = line.get(key)
-        for policy, version in versions.items() if isinstance(versions, dict) else ():
-            if type(version) is int:
-                parts["by_policy"].setdefault(policy, {})[field] = version
+        of_step[key] = {
+            policy: version
+            for policy, version in (versions.items() if isinstance(versions, dict) else ())
+            if type(version) is int
+        }
     for key, value in line.items():
         if number(value) is None:
             continue
-        field, slash, name = key.partition("/")
-        if not slash and field in _OF_STEP:
-            of_step[field] = value
-        elif slash and field == _EVALUATION:
-            of_step["evaluation"][name] = value
-        elif slash and field == _WORKFLOW:
-            of_step["workflow"][name] = value
-        elif slash and field.startswith(_OF_ACTOR):
-            of_step["by_actor"].setdefault(name, {})[field.removeprefix(_OF_ACTOR)] = value
-        elif slash and field in _PART_OF:
-            parts[_PART_OF[field]].setdefault(name, {})[field] = value
+        figure, slash, name = key.partition("/")
+        if not slash:
+            if figure in _FIELDS:
+                of_step[figure] = value
+            elif figure in FIGURES["step"]:
+                of_step["figures"][figure] = value
+        elif figure in _FAMILIES:
+            of_step[_FAMILIES[figure]][name] = value
+        elif figure.startswith(_OF_ACTOR):
+            of_step["by_actor"].setdefault(name, {})[figure.removeprefix(_OF_ACTOR)] = value
+        elif figure in _PART_OF:
+            of_step[_PART_OF[figure]].setdefault(name, {})[figure] = value
     try:
-        for part, cls in _PARTS.items():
-            of_step[part] = {name: cls(**values) for name, values in parts[part].items()}
         return StepMetrics(**of_step)
     except TypeError:  # a required field is missing
         return None
 
 
 def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by keys ``family/name`` of a workflow, of opponents, and of families that are unknown."""
+    """The numbers of a line by keys ``family/name`` of a workflow, a query source, of opponents, and of families that
+    are unknown."""
     return {
         key: known
         for key, value in line.items()
         if "/" in key
-        and not key.startswith((_OF_ACTOR, f"{_EVALUATION}/"))
+        and not key.startswith((_OF_ACTOR, "eval/"))
         and _PART_OF.get(key.partition("/")[0]) in (None, "by_opponent")
         and (known := number(value)) is not None
     }
@@ -144,15 +125,11 @@ def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
 def label_of(field: str) -> str:
     """The kind of the names behind the slash of ``field/name``: ``agent``, ``policy``, ``process``, ``device``,
     ``opponent``, ``metric``; ``name`` for a field that is unknown."""
-    if field in (_EVALUATION, _WORKFLOW):
+    if field in _FAMILIES:
         return "metric"
-    return (
-        _PART_OF[field].removeprefix("by_")
-        if field in _PART_OF
-        else "policy"
-        if field in VERSIONS
-        else "name"
-    )
+    if field in VERSIONS:
+        return "policy"
+    return SUBJECT_OF[_PART_OF[field]] if field in _PART_OF else "name"
 
 
 # --------------------------------------------------------------------------- events

@@ -27,7 +27,7 @@ CORE = (
 TYPES_ACROSS = frozenset({("core/call.py", "core/delivery/calls.py")})
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "column_refs", "config_base", "credit", "declared_columns", "errors", "json_files", "messages",
+    "column_refs", "config_base", "credit", "declared_columns", "errors", "figures", "json_files", "messages",
     "model_sources", "names", "pretrained", "process_pool", "query_source", "recipe", "recipe_lines",
     "recorded_trajectory", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
     "workflow",

@@ -46,10 +46,8 @@ from .slots import (
     Suspended,
 )
 from .training import (
-    AgentShare,
     MicroBatchTrained,
     PolicyStepped,
-    PoolFigures,
     Published,
     StepStats,
     TrainerApi,
@@ -60,7 +58,6 @@ from .weights_config import WeightsConfig
 __all__ = [
     "MOST_VERSION_CHANGES",
     "WORK_TIMEOUT_S",
-    "AgentShare",
     "AgentTurns",
     "ArchiveApi",
     "BaseState",
@@ -84,7 +81,6 @@ __all__ = [
     "Moved",
     "OrchestratorApi",
     "PolicyStepped",
-    "PoolFigures",
     "Published",
     "Query",
     "QueryAnswer",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from ...core.actor import endpoint
 from ..errors import RecipeError, WorkerReplaced
+from ..figures import Numbers, check_figures
 from ..names import AgentName, PolicyName, Step, Version
 from .generating import TextApi, VersionRange
 
@@ -84,7 +85,7 @@ class GroupClosed:
     """The group of one query is settled, and the samples of its trajectories that count are in the store.
 
     ``rewards`` (less the overlong punishment) and ``turns`` cover all trajectories that count, also those
-    whose samples were left out.
+    whose samples were left out. Raises UnknownFigure.
     """
 
     step: Step
@@ -102,18 +103,8 @@ class GroupClosed:
     """The reason if the group has no samples at all, or empty."""
     zero_advantage: list[AgentName] = field(default_factory=list)
     """Agents whose samples were left out, because all their rewards are equal."""
-    replaced: int = 0
-    """Stragglers that were replaced."""
-    oversampled: int = 0
-    """Trajectories that still ran when the group was settled."""
-    retried_turns: int = 0
-    """Turns whose instance was lost, and that another one began again; each time counts."""
-    limited: int = 0
-    """Trajectories that asked for a turn beyond a limit of turns or tokens."""
-    resumed_turns: int = 0
-    """Turns in the store that new weights interrupted and later versions ended."""
-    resumed_tokens: int = 0
-    """Tokens of them that earlier versions had generated."""
+    figures: Numbers = field(default_factory=dict)
+    """Figures of the step, by their names in ``figures.py``; the step's are merged over its groups."""
     turn_rewards: dict[AgentName, list[float]] = field(default_factory=dict)
     """Those that single turns were given; agents without any are not in it."""
     games: dict[PolicyName, list[tuple[float, float]]] = field(default_factory=dict)
@@ -121,6 +112,9 @@ class GroupClosed:
     in each trajectory that gives both."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """The workflow's own, by name: one for each trajectory that counts and has it."""
+
+    def __post_init__(self) -> None:
+        check_figures("step", self.figures)
 
     @property
     def generated_tokens(self) -> int:

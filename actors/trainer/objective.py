@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,13 +23,6 @@ from .loss import (
 from .trainer_config import LossConfig
 from .transforms import Critic, WholeStep
 
-DIAGNOSTICS: Final = (
-    "loss", "clipped", "deviation", "surprisal", "advantages", "squared_advantages", "kl",
-)  # fmt: skip
-"""The sums over the tokens of a batch: the loss as it is aggregated; tokens whose weight a bound holds back;
-``|ratio - 1|`` of trainer to engine; ``-log p`` by the trainer; advantages and their squares; the estimate ``k3`` of
-the KL from the reference, 0 without its log-probabilities."""
-
 
 @dataclass(frozen=True, slots=True)
 class CompletionTokens:
@@ -45,7 +37,7 @@ class CompletionTokens:
     reference_logprobs: Tensor | None = None
 
 
-def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Tensor]:
+def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dict[str, Tensor]]:
     """The summed loss of a batch, to be divided by the step's ``loss.denominator``.
 
     The surrogate's ratio is that of the policy to the proximal policy, which is the policy at the start of its step
@@ -53,8 +45,10 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Ten
     its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. The difference of
     the engine's policy from the proximal policy is the correction's weight.
 
-    Returns ``(loss, diagnostics)``: ``loss`` is a scalar with a gradient; ``diagnostics`` is ``[7]`` without one, the
-    sums over tokens that ``DIAGNOSTICS`` names. Raises ``ValueError`` if the KL's log-probabilities are missing.
+    Returns ``(loss, sums)``: ``loss`` is a scalar with a gradient; ``sums`` are scalars without one, the sums over
+    the tokens that become the figures of these names (``figures.py``), and ``advantage_squares``. Their names depend on
+    the config and on the presence of ``reference_logprobs`` alone, so that the ranks of a gang can add them up. Raises
+    ``ValueError`` if the KL's log-probabilities are missing.
     """
     proximal = batch.logprobs.detach()
     weights, bounded = correction_weights(
@@ -72,22 +66,23 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, Ten
         kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
         values = values + config.kl_coefficient * kl
     loss = summed(values, batch.lengths, config.aggregation)
-    return loss, _diagnostics(batch, loss.detach(), losses.held_back | bounded)
+    return loss, _sums(batch, loss.detach(), losses.held_back | bounded)
 
 
-def _diagnostics(batch: CompletionTokens, loss: Tensor, held_back: Tensor) -> Tensor:
+def _sums(batch: CompletionTokens, loss: Tensor, held_back: Tensor) -> dict[str, Tensor]:
     logprobs, references = batch.logprobs.detach(), batch.reference_logprobs
-    deviation = (bounded_ratio(logprobs, batch.engine_logprobs) - 1.0).abs().sum()
     advantages = batch.advantages.to(loss.dtype)
-    kl = torch.zeros_like(loss) if references is None else kl_estimate(logprobs, references, "k3").sum()
-    sums = (
-        held_back.sum().to(loss.dtype),
-        deviation,
-        -logprobs.sum(),
-        advantages.sum(),
-        advantages.square().sum(),
-    )
-    return torch.stack((loss, *sums, kl))
+    sums = {
+        "loss": loss,
+        "clip_fraction": held_back.sum().to(loss.dtype),
+        "ratio_deviation": (bounded_ratio(logprobs, batch.engine_logprobs) - 1.0).abs().sum(),
+        "entropy": -logprobs.sum(),
+        "advantage_mean": advantages.sum(),
+        "advantage_squares": advantages.square().sum(),
+    }
+    if references is not None:
+        sums["kl"] = kl_estimate(logprobs, references, "k3").sum()
+    return sums
 
 
 def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:

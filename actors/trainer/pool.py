@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ...core.waits import Wait
 from ...transport.state import StateTransport
-from ..messages import LeasedBatch, MicroBatchTrained, PoolFigures, Published, StepStats
+from ..figures import Numbers
+from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
 
 
@@ -65,9 +66,9 @@ class TrainingPool(ABC):
     def rows_committed(self, policy: PolicyName) -> None:
         """The rows of the policy's last optimizer step are consumed: their memory may be forgotten."""
 
-    def figures(self, policy: PolicyName) -> PoolFigures | None:
-        """The policy's share of a shared pool since the last call; None if the pool is not shared."""
-        return None
+    def figures(self, policy: PolicyName) -> Numbers:
+        """The policy's figures of a shared pool since the last call; empty if the pool is not shared."""
+        return {}
 
     def actor_stopped(self, name: str) -> None:  # noqa: B027  # a static pool watches none
         """An actor that the pool watches was stopped in good order."""

@@ -29,10 +29,10 @@ from ...core.telemetry import get_logger
 from ...core.waits import Wait
 from ...transport.network.bulk import Bulk
 from ...transport.state import StateTransport
+from ..figures import Numbers
 from ..messages import (
     LeasedBatch,
     MicroBatchTrained,
-    PoolFigures,
     Published,
     StepStats,
 )
@@ -156,7 +156,7 @@ class SharedPool(TrainingPool):
         await self._transport.close()
         self._moves.clear_disk()
 
-    def figures(self, policy: PolicyName) -> PoolFigures:
+    def figures(self, policy: PolicyName) -> Numbers:
         return self._moves.records[policy].take(self._decider.seconds(policy))
 
     def waits(self) -> list[Wait]:

@@ -6,6 +6,7 @@ loop stays free meanwhile.
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ...core.actor import Actor, DeadActor, endpoint
@@ -102,8 +103,8 @@ class Trainer(Actor, TrainerApi):
         self._computing.rows_committed(policy)
         published = publishing.result()
         publish_s = self.system.clock() - stepped
-        figures = self._computing.figures(policy)
-        return PolicyStepped(published, stats, stepped - started, publish_s, figures)
+        measured = {"optimizer_s": stepped - started, **self._computing.figures(policy)}
+        return PolicyStepped(published, replace(stats, figures={**stats.figures, **measured}), publish_s)
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:

@@ -229,13 +229,11 @@ class _Watch(Progress):
         self._processes: dict[str, psutil.Process] = {}
 
     def step(self, metrics: StepMetrics) -> None:
-        if metrics.failed_trajectories:
-            raise BenchmarkFailed(
-                f"{metrics.failed_trajectories} trajectories failed: the modes can't be compared"
-            )
+        if failed := metrics.figures["failed_trajectories"]:
+            raise BenchmarkFailed(f"{failed} trajectories failed: the modes can't be compared")
         if not self._processes:
             self._processes = {_actor_of(child): child for child in psutil.Process().children(recursive=True)}
-        turns = sum(policy.samples or 0 for policy in metrics.by_policy.values())
+        turns = sum(int(policy.get("samples", 0)) for policy in metrics.by_policy.values())
         cpu_s = {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
         self.run.moments.append(_Moment(metrics.time_s, turns, cpu_s))
 

@@ -120,4 +120,4 @@ class _Run:
 
     def _suspensions(self) -> int:
         """Since the last call."""
-        return sum(self._pool.figures(policy).suspensions for policy in self._costs)
+        return sum(int(self._pool.figures(policy)["suspensions"]) for policy in self._costs)

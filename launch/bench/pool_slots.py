@@ -28,7 +28,7 @@ from .pool_load import Costs
 
 _BYTES = 64
 _SIZE = StateBytes(_BYTES, _BYTES, _BYTES, 2 * _BYTES, 3 * _BYTES, {}, {})
-_STEPPED = SlotStepped(0, StepStats(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
+_STEPPED = SlotStepped(0, StepStats(0, 0, {}))
 
 
 def _state_in(lent: LentMemory) -> StateHandle:

@@ -240,7 +240,7 @@ class _Bench:
         await self._accumulate(FIRST)
         stats, _ = await self.pool.optimizer_step(FIRST, Step(1))
         published = await self.pool.publish(FIRST)
-        return stats.loss, published.handle.digest
+        return stats.figures["loss"], published.handle.digest
 
     def _rss(self) -> int:
         return sum(process.memory_info().rss for process in self.slots)

@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...actors.figures import Numbers
 from ...actors.names import AgentName, PolicyName
-from ...actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from ...actors.step_metrics import StepMetrics
 from ...core.printable import printable
 from ..formatting import number
 from .rate_limit import Clock
@@ -88,9 +89,9 @@ class AgentState:
     reward: Mean = field(default_factory=Mean)
     trail: Trail = field(default_factory=Trail)
 
-    def record(self, metrics: AgentMetrics) -> None:
-        self.reward.add(metrics.reward)
-        if (reward := number(metrics.reward)) is not None:
+    def record(self, figures: Numbers) -> None:
+        self.reward.add(figures.get("reward"))
+        if (reward := number(figures.get("reward"))) is not None:
             self.trail.add(reward)
 
 
@@ -102,12 +103,12 @@ class PolicyState:
     loss: Mean = field(default_factory=Mean)
     grad_norm: Mean = field(default_factory=Mean)
 
-    def record(self, metrics: PolicyMetrics) -> None:
-        self.version, self.max_staleness = metrics.version, metrics.max_staleness
-        if metrics.samples is not None:
-            self.samples = metrics.samples
-        self.loss.add(metrics.loss)
-        self.grad_norm.add(metrics.grad_norm)
+    def record(self, figures: Numbers) -> None:
+        self.max_staleness = int(figures.get("max_staleness", 0))
+        if (samples := figures.get("samples")) is not None:
+            self.samples = int(samples)
+        self.loss.add(figures.get("loss"))
+        self.grad_norm.add(figures.get("grad_norm"))
 
 
 @dataclass(slots=True)
@@ -118,10 +119,10 @@ class PoolState:
     swapping: Mean = field(default_factory=Mean)
     waiting: Mean = field(default_factory=Mean)
 
-    def record(self, policies: Iterable[PolicyMetrics]) -> None:
-        pool_policies = [policy for policy in policies if policy.pool_computing_s is not None]
+    def record(self, policies: Iterable[Numbers]) -> None:
+        pool_policies = [figures for figures in policies if "pool_computing_s" in figures]
         computing, idle, swapping, waiting, suspended = (
-            sum(getattr(policy, f"pool_{kind}_s") or 0.0 for policy in pool_policies)
+            sum(figures.get(f"pool_{kind}_s", 0.0) for figures in pool_policies)
             for kind in ("computing", "idle", "swapping", "waiting", "suspended")
         )
         if (on_slots := computing + idle + swapping) > 0:
@@ -164,7 +165,7 @@ class ProgressState:
         self.end_phase()
         self.step = metrics.step
         self._recent.append((self._clock(), self.step))
-        self.failed += metrics.failed_trajectories
+        self.failed += int(metrics.figures.get("failed_trajectories", 0))
         self.tokens_per_s.add(metrics.tokens_per_s)
         self.overlap_s.add(metrics.overlap_s)
         self.step_s.add(metrics.step_s)
@@ -173,6 +174,8 @@ class ProgressState:
         self.pool.record(metrics.by_policy.values())
         for policy in self.policies.keys() & metrics.by_policy.keys():
             self.policies[policy].record(metrics.by_policy[policy])
+        for policy in self.policies.keys() & metrics.versions.keys():
+            self.policies[policy].version = metrics.versions[policy]
 
     def end_phase(self) -> None:
         self.phase = None

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 
+from ...actors.figures import Numbers, StepFigures
 from ...actors.messages import RunResult
 from ...actors.run_events import (
     CheckpointSaved,
@@ -21,7 +21,7 @@ from ...actors.run_events import (
     SftDone,
     WeightsPathChosen,
 )
-from ...actors.step_metrics import DeviceMetrics, ProcessMetrics, StepMetrics
+from ...actors.step_metrics import StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.supervision.process_statistics import ProcessStatistics
 from ...transport.devices.nvidia import DeviceUse
@@ -107,8 +107,8 @@ class RunConsole(Actor):
     async def step(self, metrics: StepMetrics) -> None:
         metrics = replace(
             metrics,
-            by_process={name: _process_metrics(process) for name, process in self.processes.items()},
-            by_device={uuid: _device_metrics(readings) for uuid, readings in self._devices.items()},
+            by_process={name: _process_numbers(process) for name, process in self.processes.items()},
+            by_device={uuid: _device_numbers(readings) for uuid, readings in self._devices.items()},
             by_actor={
                 actor: {figure: _round(value) for figure, value in figures.items()}
                 for process in self.processes.values()
@@ -143,33 +143,34 @@ class RunConsole(Actor):
         self.ended_with.set_result(result)
 
 
-def _process_metrics(process: ProcessStatistics) -> ProcessMetrics:
+def _process_numbers(process: ProcessStatistics) -> Numbers:
     mailboxes, peers = process.mailboxes, process.peers
-    return ProcessMetrics(
-        loop_lag_ms=round(process.loop_lag_ms, 3),
-        rss_mib=round(process.rss_mib, 1),
-        cpu_s=round(process.cpu_s, 2),
-        mailbox_waiting=mailboxes.waiting,
-        mailbox_running=mailboxes.running,
-        mailbox_served=mailboxes.served,
-        mailbox_failed=mailboxes.failed,
-        mailbox_cancelled=mailboxes.cancelled,
-        open_calls=peers.open_calls,
-        credit_waits=peers.credit_waits,
-        sent_requests=peers.sent_requests,
-        expired_calls=peers.expired_calls,
-        lost_requests=peers.lost_requests,
-        repeated_calls=peers.repeated_calls,
-        refused_messages=peers.refused_messages,
-    )
+    return {
+        "loop_lag_ms": round(process.loop_lag_ms, 3),
+        "rss_mib": round(process.rss_mib, 1),
+        "cpu_s": round(process.cpu_s, 2),
+        "mailbox_waiting": mailboxes.waiting,
+        "mailbox_running": mailboxes.running,
+        "mailbox_served": mailboxes.served,
+        "mailbox_failed": mailboxes.failed,
+        "mailbox_cancelled": mailboxes.cancelled,
+        "open_calls": peers.open_calls,
+        "credit_waits": peers.credit_waits,
+        "sent_requests": peers.sent_requests,
+        "expired_calls": peers.expired_calls,
+        "lost_requests": peers.lost_requests,
+        "repeated_calls": peers.repeated_calls,
+        "refused_messages": peers.refused_messages,
+    }
 
 
-def _device_metrics(readings: Sequence[DeviceUse]) -> DeviceMetrics:
-    busy = [use.utilisation_percent for use in readings if use.utilisation_percent is not None]
-    return DeviceMetrics(
-        device_busy_percent=round(fmean(busy), 1) if busy else None,
-        device_used_mib=round(max(use.used_bytes for use in readings) / 2**20, 1),
-    )
+def _device_numbers(readings: Sequence[DeviceUse]) -> Numbers:
+    figures = StepFigures("device")
+    for use in readings:
+        figures.add("device_used_mib", use.used_bytes / 2**20)
+        if use.utilisation_percent is not None:
+            figures.add("device_busy_percent", use.utilisation_percent)
+    return {name: round(value, 1) for name, value in figures.numbers().items()}
 
 
 def _round(value: float) -> float:

@@ -1,17 +1,14 @@
 """The section of the report about inference instances: their turns and tokens, the new weights that they load, and
 their moves between policies."""
 
-from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from typing import Final
 
 from ...actors.names import PolicyName
 from ...actors.run_events import InstanceMoved, WeightsPathChosen
-from ...actors.step_metrics import PolicyMetrics
 from ..formatting import clock, compact, count
 from .page_parts import note, table
 from .run_history import History
-
-Read: TypeAlias = Callable[[PolicyMetrics], float | None]
 
 _ROUTER: Final = "router"
 _MOVES_SHOWN: Final = 50
@@ -23,11 +20,7 @@ _LOADS_WORDS: Final = (
     "Milliseconds at an instance, over all steps. Pause: from the last token of the turns that new weights interrupted "
     "until the instance generates again. Transfer, copying the bytes, and load, the engine's own work, are parts of it."
 )
-_LOADS: Final[Mapping[str, tuple[Read, Read]]] = {  # their means and maxima
-    "pause": (lambda policy: policy.pause_mean_s, lambda policy: policy.pause_max_s),
-    "transfer": (lambda policy: policy.transfer_mean_s, lambda policy: policy.transfer_max_s),
-    "load": (lambda policy: policy.load_mean_s, lambda policy: policy.load_max_s),
-}
+_LOADS: Final = ("pause", "transfer", "load")
 
 
 def instances(history: History) -> str:
@@ -75,8 +68,10 @@ def _loads(history: History) -> str:
 def _loads_of(policy: PolicyName, history: History) -> list[str]:
     """Empty if the policy got no new weights."""
     row = []
-    for mean, longest in _LOADS.values():
-        means, maxima = ([y for _, y in history.of_policy(policy, read)] for read in (mean, longest))
+    for part in _LOADS:
+        means, maxima = (
+            [y for _, y in history.of_policy(policy, f"{part}_{kind}_s")] for kind in ("mean", "max")
+        )
         if not means or not maxima:
             return []
         row += [f"{1000 * sum(means) / len(means):.3g}", f"{1000 * max(maxima):.3g}"]

@@ -1,11 +1,9 @@
 """The section of the report about a shared training pool: what each policy did, and why it was suspended."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from typing import Final
 
 from ...actors.run_events import PolicyResumed, PolicySuspended, SlotLost
-from ...actors.step_metrics import PolicyMetrics
 from ..formatting import clock, compact
 from .page_parts import note, table
 from .run_history import History
@@ -14,13 +12,7 @@ COPIES: Final = (PolicySuspended, PolicyResumed)
 """Events that this section sums up: there may be many in a step."""
 
 _SHOWN: Final = 50
-_SECONDS: Final[tuple[tuple[str, Callable[[PolicyMetrics], float | None]], ...]] = (
-    ("computing", lambda policy: policy.pool_computing_s),
-    ("idle", lambda policy: policy.pool_idle_s),
-    ("swapping", lambda policy: policy.pool_swapping_s),
-    ("waiting", lambda policy: policy.pool_waiting_s),
-    ("suspended", lambda policy: policy.pool_suspended_s),
-)
+_PARTS: Final = ("computing", "idle", "swapping", "waiting", "suspended")
 _WORDS: Final = (
     "Idle: on its slots without a computation. Swapping: on its way to its slots or from them. Waiting: others had the "
     "slots while a computation was ready. Suspended: without work. Shares of the time of its optimizer steps."
@@ -29,19 +21,19 @@ _WORDS: Final = (
 
 def pool(history: History) -> str:
     """Empty for a static pool."""
-    policies = [policy for policy in history.policies if history.of_policy(policy, _SECONDS[0][1])]
+    policies = [policy for policy in history.policies if history.of_policy(policy, "pool_computing_s")]
     if not policies:
         return ""
     rows = []
     for policy in policies:
-        seconds = [sum(value for _, value in history.of_policy(policy, read)) for _, read in _SECONDS]
+        seconds = [sum(value for _, value in history.of_policy(policy, f"pool_{part}_s")) for part in _PARTS]
         whole = sum(seconds) or 1.0
-        suspensions = sum(n for _, n in history.of_policy(policy, lambda measured: measured.suspensions))
-        moved = sum(mib for _, mib in history.of_policy(policy, lambda measured: measured.swapped_mib))
-        again = sum(n for _, n in history.of_policy(policy, lambda measured: measured.repeated_micro_batches))
+        suspensions = sum(n for _, n in history.of_policy(policy, "suspensions"))
+        moved = sum(mib for _, mib in history.of_policy(policy, "swapped_mib"))
+        again = sum(n for _, n in history.of_policy(policy, "repeated_micro_batches"))
         row = [policy, *(f"{share / whole:.1%}" for share in seconds), f"{suspensions:g}"]
         rows.append([*row, compact(moved), f"{again:g}"])
-    heads = ["policy", *(name for name, _ in _SECONDS), "suspensions", "moved, MiB", "trained again"]
+    heads = ["policy", *_PARTS, "suspensions", "moved, MiB", "trained again"]
     return f"<h2>Training pool</h2>{table(heads, rows)}{note(_WORDS)}{_copies(history)}{_losses(history)}"
 
 

@@ -13,9 +13,10 @@ from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 
+from ...actors.figures import FIGURES, UnknownFigure
 from ...actors.names import AgentName, PolicyName
 from ...actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
-from ...actors.step_metrics import AgentMetrics, DeviceMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from ...actors.step_metrics import SUBJECT_OF, StepMetrics
 from ..formatting import number
 from ..json_lines import event_from_json, metrics_from_json, other_figures, read_lines
 from .charts import Point
@@ -67,16 +68,13 @@ class History:
         """Agents with a reward, in order of first appearance."""
         return list(
             dict.fromkeys(
-                name
-                for step in self.steps
-                for name, metrics in step.by_agent.items()
-                if metrics.reward is not None
+                name for step in self.steps for name, figures in step.by_agent.items() if "reward" in figures
             )
         )
 
     @cached_property
     def policies(self) -> list[PolicyName]:
-        return list(dict.fromkeys(name for step in self.steps for name in step.by_policy))
+        return list(dict.fromkeys(name for step in self.steps for name in step.versions))
 
     @cached_property
     def processes(self) -> list[str]:
@@ -90,23 +88,34 @@ class History:
     @cached_property
     def versions(self) -> dict[PolicyName, int]:
         """The last known version of every policy."""
-        return {name: metrics.version for step in self.steps for name, metrics in step.by_policy.items()}
+        return {name: version for step in self.steps for name, version in step.versions.items()}
 
-    def of_step(self, read: Callable[[StepMetrics], float | None]) -> list[Point]:
+    def _points(self, read: Callable[[StepMetrics], float | None]) -> list[Point]:
         """(step, value) for all steps with a value."""
         return [(step.step, value) for step in self.steps if (value := read(step)) is not None]
 
-    def of_agent(self, name: AgentName, read: Callable[[AgentMetrics], float | None]) -> list[Point]:
-        return self.of_step(lambda step: read(step.by_agent[name]) if name in step.by_agent else None)
+    def of_agent(self, name: AgentName, figure: str, share_of: str = "") -> list[Point]:
+        """``share_of``: the figure that the value is divided by."""
+        points = self._of_part("by_agent", name, figure)
+        if not share_of:
+            return points
+        wholes = dict(self._of_part("by_agent", name, share_of))
+        return [(step, value / whole) for step, value in points if (whole := wholes.get(step))]
 
-    def of_policy(self, name: PolicyName, read: Callable[[PolicyMetrics], float | None]) -> list[Point]:
-        return self.of_step(lambda step: read(step.by_policy[name]) if name in step.by_policy else None)
+    def of_policy(self, name: PolicyName, figure: str) -> list[Point]:
+        return self._of_part("by_policy", name, figure)
 
-    def of_process(self, name: str, read: Callable[[ProcessMetrics], float | None]) -> list[Point]:
-        return self.of_step(lambda step: read(step.by_process[name]) if name in step.by_process else None)
+    def of_process(self, name: str, figure: str) -> list[Point]:
+        return self._of_part("by_process", name, figure)
 
-    def of_device(self, uuid: str, read: Callable[[DeviceMetrics], float | None]) -> list[Point]:
-        return self.of_step(lambda step: read(step.by_device[uuid]) if uuid in step.by_device else None)
+    def of_device(self, uuid: str, figure: str) -> list[Point]:
+        return self._of_part("by_device", uuid, figure)
+
+    def _of_part(self, part: str, name: str, figure: str) -> list[Point]:
+        """Raises UnknownFigure."""
+        if figure not in FIGURES[SUBJECT_OF[part]]:
+            raise UnknownFigure(SUBJECT_OF[part], figure)
+        return self._points(lambda step: getattr(step, part).get(name, {}).get(figure))
 
     def evaluated(self, metric: str) -> list[Point]:
         """(step, value) of all evaluations with that metric."""
@@ -129,12 +138,19 @@ class History:
         last = lives[-1] if lives else None
         return last if isinstance(last, RunEnded) and last.error and not last.stopped else None
 
-    def total(self, read: Callable[[StepMetrics], float | None]) -> float:
-        return math.fsum(value for _, value in self.of_step(read))
+    def total(self, figure: str) -> float:
+        """The sum over the steps. Raises UnknownFigure."""
+        return math.fsum(value for _, value in self.of_step(figure))
+
+    def of_step(self, figure: str) -> list[Point]:
+        """(step, value) of a figure of steps. Raises UnknownFigure."""
+        if figure not in FIGURES["step"]:
+            raise UnknownFigure("step", figure)
+        return self._points(lambda step: step.figures.get(figure, getattr(step, figure, None)))
 
     @cached_property
     def step_seconds(self) -> float:
-        return self.total(lambda step: step.step_s)
+        return self.total("step_s")
 
     def found(self, *kinds: type[Event]) -> list[Event]:
         """The events of these classes, in the order of the file."""
@@ -161,14 +177,14 @@ def split_step(step: StepMetrics) -> tuple[float, ...]:
     both = min(max(0.0, step.overlap_s or 0.0), rollout)
     after = step_s - rollout
 
-    def summed(read: Callable[[PolicyMetrics], float | None]) -> float:
-        return math.fsum(max(0.0, read(policy) or 0.0) for policy in step.by_policy.values())
+    def summed(figure: str) -> float:
+        return math.fsum(max(0.0, figures.get(figure, 0.0)) for figures in step.by_policy.values())
 
-    backward = summed(lambda policy: policy.backward_s)
+    backward = summed("backward_s")
     wanted = (
         max(0.0, backward - both),
-        summed(lambda policy: policy.optimizer_s),
-        summed(lambda policy: policy.publish_s),
+        summed("optimizer_s"),
+        summed("publish_s"),
     )
     total = math.fsum(wanted)
     scale = min(1.0, after / total) if total else 0.0

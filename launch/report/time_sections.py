@@ -65,7 +65,7 @@ def _time_columns(history: History, split: Mapping[Part, Sequence[Point]]) -> st
 
 
 def throughput(history: History) -> str:
-    points = history.of_step(lambda step: step.tokens_per_s)
+    points = history.of_step("tokens_per_s")
     if not points:
         return ""
     mean = compact(sum(y for _, y in points) / len(points))
@@ -121,13 +121,13 @@ def _per_turn(history: History, policy: PolicyName, kind: str) -> list[Point]:
 def processes(history: History) -> str:
     rows = []
     for process in history.processes:
-        lag = sorted(y for _, y in history.of_process(process, lambda measured: measured.loop_lag_ms))
-        rss = [y for _, y in history.of_process(process, lambda measured: measured.rss_mib)]
+        lag = sorted(y for _, y in history.of_process(process, "loop_lag_ms"))
+        rss = [y for _, y in history.of_process(process, "rss_mib")]
         lags = (sum(lag) / len(lag), lag[int(0.99 * (len(lag) - 1))], lag[-1]) if lag else ()
         sizes = (rss[0], rss[-1], max(rss)) if rss else ()
         row = [process, *(f"{value:.2f}" for value in lags)] + ["–"] * (3 - len(lags))
         row += [f"{value:.0f}" for value in sizes] + ["–"] * (3 - len(sizes))
-        waiting = history.of_process(process, lambda measured: measured.mailbox_waiting)
+        waiting = history.of_process(process, "mailbox_waiting")
         rows.append([*row, f"{max((y for _, y in waiting), default=0.0):g}"])
     if not rows:
         return ""
@@ -140,8 +140,8 @@ def processes(history: History) -> str:
 def _devices(history: History) -> str:
     rows = []
     for uuid in history.devices:
-        busy = [y for _, y in history.of_device(uuid, lambda measured: measured.device_busy_percent)]
-        used = [y for _, y in history.of_device(uuid, lambda measured: measured.device_used_mib)]
+        busy = [y for _, y in history.of_device(uuid, "device_busy_percent")]
+        used = [y for _, y in history.of_device(uuid, "device_used_mib")]
         mean = f"{sum(busy) / len(busy):.0f}" if busy else "–"
         rows.append([uuid, mean, f"{max(used):.0f}" if used else "–"])
     heads = ["device", "busy, mean %", "memory, max MiB"]

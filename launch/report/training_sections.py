@@ -1,9 +1,8 @@
 """Tables of the report about learning: rewards by agent, figures of the weights by policy."""
 
-from collections.abc import Callable
+from typing import Final
 
 from ...actors.names import AgentName
-from ...actors.step_metrics import AgentMetrics, PolicyMetrics
 from ..formatting import compact, count
 from .charts import Point
 from .page_parts import note, table
@@ -11,24 +10,21 @@ from .run_history import History, first_and_last
 
 _AGENTS_NAMED = 8
 
-_AgentColumn = tuple[str, str, Callable[[AgentMetrics], float | None]]
-_PolicyColumn = tuple[str, str, Callable[[PolicyMetrics], float | None]]
-
-# Heading, format, value. Figures of an agent; a column of zeros is left out:
-_OF_AGENT: tuple[_AgentColumn, ...] = (
-    ("tokens a turn", ".1f", lambda agent: agent.tokens / agent.turns if agent.turns else None),
-    ("truncated", ".1%", lambda agent: agent.truncated_turns / agent.turns if agent.turns else None),
-    ("zero advantage", ".2g", lambda agent: agent.zero_advantage_groups),
+# Heading, format, figure of an agent, and the figure that it is divided by; a column of zeros is left out:
+_OF_AGENT: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("tokens a turn", ".1f", "tokens", "turns"),
+    ("truncated", ".1%", "truncated_turns", "turns"),
+    ("zero advantage", ".2g", "zero_advantage_groups", ""),
 )
-# Figures of a policy; a column without any value is left out:
-_OF_POLICY: tuple[_PolicyColumn, ...] = (
-    ("nonzero advantage", ".0%", lambda policy: policy.nonzero_advantage_share),
-    ("loss", ".3g", lambda policy: policy.loss),
-    ("grad norm", ".3g", lambda policy: policy.grad_norm),
-    ("clipped", ".2%", lambda policy: policy.clip_fraction),
-    ("mismatch", ".2g", lambda policy: policy.ratio_deviation),
-    ("value loss", ".3g", lambda policy: policy.value_loss),
-    ("explained variance", ".3g", lambda policy: policy.explained_variance),
+# Heading, format, figure of a policy; a column without any value is left out:
+_OF_POLICY: Final[tuple[tuple[str, str, str], ...]] = (
+    ("nonzero advantage", ".0%", "nonzero_advantage_share"),
+    ("loss", ".3g", "loss"),
+    ("grad norm", ".3g", "grad_norm"),
+    ("clipped", ".2%", "clip_fraction"),
+    ("mismatch", ".2g", "ratio_deviation"),
+    ("value loss", ".3g", "value_loss"),
+    ("explained variance", ".3g", "explained_variance"),
 )
 _POLICY_WORDS = (
     "* Mean of the last 5% of the steps. Nonzero advantage: share of the samples. Clipped: share of the tokens. "
@@ -75,7 +71,7 @@ def _agents(history: History) -> str:
     shown = [
         column
         for column in _OF_AGENT
-        if any(value for agent in history.agents for _, value in history.of_agent(agent, column[2]))
+        if any(value for agent in history.agents for _, value in history.of_agent(agent, *column[2:]))
     ]
     shared = any(history.policy_of.get(agent, agent) != agent for agent in history.agents)
     rows = []
@@ -83,9 +79,10 @@ def _agents(history: History) -> str:
         ends = first_and_last(rewards_of(history, agent))
         row = [agent, *([history.policy_of.get(agent, agent)] if shared else [])]
         row += [f"{value:.3f}" for value in ends] if ends else ["–", "–"]
-        rows.append(row + [_at_the_end(history.of_agent(agent, read), form) for _, form, read in shown])
+        columns = [(form, history.of_agent(agent, figure, whole)) for _, form, figure, whole in shown]
+        rows.append(row + [_at_the_end(points, form) for form, points in columns])
     heads = ["agent", *(["policy"] if shared else []), "reward, first 5%", "reward, last 5%"]
-    heads += [f"{head}*" for head, _, _ in shown]
+    heads += [f"{column[0]}*" for column in shown]
     return table(heads, rows) + (note(_AGENT_WORDS) if shown else "")
 
 
@@ -99,10 +96,10 @@ def _policies(history: History) -> str:
     ]
     rows = []
     for policy in history.policies:
-        samples = sum(n for _, n in history.of_policy(policy, lambda measured: measured.samples))
-        staleness = max(n for _, n in history.of_policy(policy, lambda measured: measured.max_staleness))
+        samples = sum(n for _, n in history.of_policy(policy, "samples"))
+        staleness = max((n for _, n in history.of_policy(policy, "max_staleness")), default=0)
         row = [policy, str(history.versions[policy]), compact(samples), f"{staleness:g}"]
-        rows.append(row + [_at_the_end(history.of_policy(policy, read), form) for _, form, read in shown])
+        rows.append(row + [_at_the_end(history.of_policy(policy, figure), form) for _, form, figure in shown])
     heads = ["policy", "version", "samples", "max staleness", *(f"{head}*" for head, _, _ in shown)]
     return table(heads, rows) + note(_POLICY_WORDS)
 
@@ -113,4 +110,4 @@ def _at_the_end(points: list[Point], form: str) -> str:
 
 
 def rewards_of(history: History, agent: AgentName) -> list[Point]:
-    return history.of_agent(agent, lambda measured: measured.reward)
+    return history.of_agent(agent, "reward")

@@ -131,8 +131,5 @@ def _state(directory: RunDirectory, history: History) -> State:
 
 
 def _rewards(history: History) -> dict[str, float]:
-    rewards = {
-        agent: first_and_last(history.of_agent(agent, lambda metrics: metrics.reward))
-        for agent in history.agents
-    }
+    rewards = {agent: first_and_last(history.of_agent(agent, "reward")) for agent in history.agents}
     return {agent: ends[1] for agent, ends in rewards.items() if ends is not None}

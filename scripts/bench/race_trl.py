@@ -128,8 +128,8 @@ def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:
     return SideResult(
         seconds=[step.step_s for step in history.steps],
         tokens=[step.tokens for step in history.steps],
-        rewards=[reward for _, reward in history.of_agent(AgentName(name), lambda agent: agent.reward)],
-        grad_norm=history.of_policy(PolicyName(name), lambda policy: policy.grad_norm)[0][1],
+        rewards=[reward for _, reward in history.of_agent(AgentName(name), "reward")],
+        grad_norm=history.of_policy(PolicyName(name), "grad_norm")[0][1],
         weight_change=weight_change(model / "model.safetensors", trained),
     )
 

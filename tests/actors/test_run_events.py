@@ -44,7 +44,7 @@ from flexmarl.actors.run_events import (
     WorkerLost,
     WorkflowBlocked,
 )
-from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, ProcessMetrics, StepMetrics
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.core.errors import RemoteProtocolError
 from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.codec import Encoder
@@ -125,8 +125,10 @@ def test_metrics_keep_their_parts() -> None:
         tokens=100,
         tokens_per_s=33.3,
         evaluation={"accuracy": 0.5},
-        by_agent={AgentName("a"): AgentMetrics(0.5), AgentName("b"): AgentMetrics(None, 2)},
-        by_policy={PolicyName("shared"): PolicyMetrics(Version(3), Version(2), samples=8, loss=0.5)},
-        by_process={"store": ProcessMetrics(0.5, 100.0, 3.0)},
+        versions={PolicyName("shared"): Version(3)},
+        figures={"failed_trajectories": 1},
+        by_agent={AgentName("a"): {"reward": 0.5}, AgentName("b"): {"zero_advantage_groups": 2}},
+        by_policy={PolicyName("shared"): {"samples": 8, "loss": 0.5}},
+        by_process={"store": {"rss_mib": 100.0, "mailbox_served": 3}},
     )
     assert received("step", metrics) == metrics

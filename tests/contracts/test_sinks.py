@@ -15,7 +15,7 @@ import pytest
 
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import Evaluated, RunEvent, SinkClosed, SinkFailed, SinkOpened
-from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.sinks.function_sink import FunctionSink
 from flexmarl.launch.sinks.run_sinks import RunSinks
 from flexmarl.launch.sinks.sink import Sink, SinkRun
@@ -178,8 +178,10 @@ def step(number: int, loss: float) -> StepMetrics:
         Step(number), 1.0 * number, 1.0, 0.5, 30, 30.0,
         eval_s=9.0,
         evaluation={"accuracy": 0.5},
-        by_agent={AgentName("solver"): AgentMetrics(reward=0.25 * number)},
-        by_policy={PolicyName("a"): PolicyMetrics(Version(number), Version(number - 1), loss=loss)},
+        by_agent={AgentName("solver"): {"reward": 0.25 * number}},
+        versions={PolicyName("a"): Version(number)},
+        generated_by={PolicyName("a"): Version(number - 1)},
+        by_policy={PolicyName("a"): {"loss": loss}},
         by_actor={"router": {"turns.a-0": 8.0 * number}},
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.figures import FIGURES
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import Evaluated, RunEvent
-from flexmarl.actors.step_metrics import (
-    AgentMetrics,
-    DeviceMetrics,
-    PolicyMetrics,
-    ProcessMetrics,
-    StepMetrics,
-)
+from flexmarl.actors.step_metrics import SUBJECT_OF, StepMetrics
 from flexmarl.launch.json_lines import (
     KeptLines,
     event_from_json,
@@ -41,13 +36,19 @@ METRICS = StepMetrics(
     tokens=100,
     tokens_per_s=33.25,
     overlap_s=0.5,
-    failed_trajectories=1,
+    figures={"failed_trajectories": 1},
     eval_s=0.25,
     evaluation={"accuracy": 0.5, "reward/solver": 0.75},
-    by_agent={SOLVER: AgentMetrics(0.5, turns=8, tokens=40, truncated_turns=1), JUDGE: AgentMetrics(0.25, 2)},
-    by_policy={SHARED: PolicyMetrics(Version(3), Version(2), samples=8, loss=0.125, grad_norm=1.5, lr=1e-3)},
-    by_process={"store": ProcessMetrics(0.5, 100.0, 3.0, mailbox_served=7, credit_waits=2)},
-    by_device={"GPU-1": DeviceMetrics(93.5, 70000.0)},
+    versions={SHARED: Version(3)},
+    generated_by={SHARED: Version(2)},
+    source={"difficulty": 0.5},
+    by_agent={
+        SOLVER: {"reward": 0.5, "turns": 8, "tokens": 40, "truncated_turns": 1},
+        JUDGE: {"reward": 0.25, "zero_advantage_groups": 2},
+    },
+    by_policy={SHARED: {"samples": 8, "loss": 0.125, "grad_norm": 1.5, "lr": 1e-3}},
+    by_process={"store": {"loop_lag_ms": 0.5, "rss_mib": 100.0, "mailbox_served": 7, "credit_waits": 2}},
+    by_device={"GPU-1": {"device_busy_percent": 93.5, "device_used_mib": 70000.0}},
     by_actor={"store": {"rows_ready": 5, "puts": 0}, "solver-0": {"engine_batch_occupancy": 0.75}},
 )
 
@@ -78,19 +79,20 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     assert line["eval/accuracy"] == 0.5 and line["eval/reward/solver"] == 0.75 and line["eval_s"] == 0.25
     assert line["rss_mib/store"] == 100.0 and line["device_used_mib/GPU-1"] == 70000.0
     assert line["mailbox_served/store"] == 7 and line["credit_waits/store"] == 2
-    assert "lost_requests/store" not in line, "counts of 0 are left out"
+    idle = replace(METRICS, by_process={"store": {"lost_requests": 0, "rss_mib": 0.0}})
+    line_of_idle = metrics_to_json(idle)
+    assert "lost_requests/store" not in line_of_idle, "counts of 0 are left out"
+    assert line_of_idle["rss_mib/store"] == 0.0, "other figures are not"
+    assert line["source/difficulty"] == 0.5
     assert line["actor.rows_ready/store"] == 5 and line["actor.puts/store"] == 0
     assert line["actor.engine_batch_occupancy/solver-0"] == 0.75
     assert "value_loss/shared" not in line and "loss/solver" not in line and "reward/shared" not in line
 
 
-PARTS = (AgentMetrics, PolicyMetrics, ProcessMetrics, DeviceMetrics)
-
-
 def test_no_key_belongs_to_two_parts() -> None:
     """An agent and its policy may have the same name."""
-    names = [field.name for cls in PARTS for field in fields(cls)]
-    assert len(names) == len(set(names)) and "eval" not in names
+    names = [name for subject in SUBJECT_OF.values() for name in FIGURES[subject]]
+    assert len(names) == len(set(names)) and not {"eval", "workflow", "source", "versions"} & set(names)
 
 
 def test_metrics_are_read_back_as_they_were(tmp_path: Path) -> None:
@@ -98,11 +100,12 @@ def test_metrics_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_is_not_finite_is_read_as_not_measured(tmp_path: Path) -> None:
-    policy = replace(METRICS.by_policy[SHARED], loss=math.nan)
+    policy = METRICS.by_policy[SHARED] | {"loss": math.nan}
     read = metrics_from_json(
         through_a_file(metrics_to_json(replace(METRICS, by_policy={SHARED: policy})), tmp_path)
     )
-    assert read is not None and read.by_policy[SHARED] == replace(policy, loss=None)
+    del policy["loss"]
+    assert read is not None and read.by_policy[SHARED] == policy
 
 
 @pytest.mark.parametrize("missing", ["step", "time_s", "step_s", "rollout_s", "tokens", "tokens_per_s"])

@@ -18,18 +18,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ....core.actor import System
 from ....core.durable.files import make_private_folder, replace_private
 from ...errors import CheckpointIncomplete, SamplesLost
+from ...figures import Numbers, StepFigures
 from ...json_files import as_text, read_json
 from ...messages import GroupClosed, Published, RouterApi, TrainerApi
 from ...names import AgentName, PolicyName, Step, Version
 from ...recipe import Recipe
 from ...run_events import OpponentDrawn
-from ...step_metrics import OpponentMetrics
 from .. import checkpoint
 from ..orchestrator_config import PoolOfConfig
 from .past_pool import Game, PastPool
@@ -185,7 +184,7 @@ class Opponents:
                 )
             pool.results.get(group.step, {}).pop(group.query, None)
 
-    def metrics(self, step: Step) -> dict[PolicyName, OpponentMetrics]:
+    def metrics(self, step: Step) -> dict[PolicyName, Numbers]:
         """Figures of a complete step, to be asked for once."""
         return {policy: pool.metrics_of(step) for policy, pool in self._pools.items()}
 
@@ -227,7 +226,7 @@ class _Pool:
         self._save_every = setup.save_every
         self._after: dict[Step, PastPool] = {}
         """The state after each step that may still be saved."""
-        self._metrics: dict[Step, OpponentMetrics] = {}
+        self._metrics: dict[Step, Numbers] = {}
 
     def begin(self, step: Step, version: Version) -> bool:
         """True if another member plays ``step`` than the step before. ``version``: of the policy in training."""
@@ -254,16 +253,14 @@ class _Pool:
         self._settled = step
         self.state.played(games)
         member = self.state.playing
-        self._metrics[step] = OpponentMetrics(
-            opponent_step=member.step,
-            opponent_games=len(games),
-            opponent_score=fmean(game.score for game in games) if games else None,
-            opponent_payoff=fmean(game.reward for game in games) if games else None,
-            opponent_elo=member.elo,
-            elo=self.state.elo,
-        )
+        figures = StepFigures("opponent")
+        figures.update({"opponent_step": member.step, "opponent_games": len(games)})
+        for game in games:
+            figures.update({"opponent_score": game.score, "opponent_payoff": game.reward})
+        figures.update({"opponent_elo": member.elo, "elo": self.state.elo})
+        self._metrics[step] = figures.numbers()
 
-    def metrics_of(self, step: Step) -> OpponentMetrics:
+    def metrics_of(self, step: Step) -> Numbers:
         self._settle(step)
         return self._metrics.pop(step)
 

@@ -94,12 +94,14 @@ class GroupRun:
             failures=self.failures,
             dropped=dropped,
             zero_advantage=zero_advantage,
-            replaced=self.group.replacements,
-            oversampled=self.group.oversampled,
-            retried_turns=sum(one.retried_turns for one in self.trajectories.values()),
-            limited=sum(one.limited for one in self.trajectories.values()),
-            resumed_turns=len(resumed_turns),
-            resumed_tokens=sum(sample.version_changes[-2] for sample in resumed_turns),
+            figures={
+                "replaced_trajectories": self.group.replacements,
+                "oversampled_trajectories": self.group.oversampled,
+                "retried_turns": sum(one.retried_turns for one in self.trajectories.values()),
+                "limited_trajectories": sum(one.limited for one in self.trajectories.values()),
+                "resumed_turns": len(resumed_turns),
+                "resumed_tokens": sum(sample.version_changes[-2] for sample in resumed_turns),
+            },
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
         )
 

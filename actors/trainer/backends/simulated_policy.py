@@ -114,15 +114,8 @@ class SimulatedPolicy:
         self.trained[self.version] = sorted(self._accumulated)
         self._state[:] = self.version + 1, _mixed(self._digest, str(self._gradient[0]))
         self._forget_gradient()
-        return StepStats(
-            samples=samples,
-            tokens=tokens,
-            loss=self._loss(),
-            grad_norm=1.0,
-            clip_fraction=0.0,
-            ratio_deviation=0.0,
-            lr=0.0,
-        )
+        figures = {"loss": self._loss(), "grad_norm": 1.0, "lr": 0.0, "skipped_updates": 0}
+        return StepStats(samples, tokens, {**figures, "clip_fraction": 0.0, "ratio_deviation": 0.0})
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""

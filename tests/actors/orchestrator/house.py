@@ -230,16 +230,8 @@ class Trainer(Actor):
         self.versions[policy] = Version(self.versions[policy] + 1)
         count, self.accumulated[policy] = self.accumulated[policy], 0
         self.batches[policy].append(count)
-        stats = StepStats(
-            samples=count,
-            tokens=2 * count,
-            loss=0.0,
-            grad_norm=1.0,
-            clip_fraction=0.0,
-            ratio_deviation=0.0,
-            lr=1e-3,
-        )
-        return PolicyStepped(await self.publish(policy), stats, 0.0, 0.0)
+        figures = {"loss": 0.0, "grad_norm": 1.0, "lr": 1e-3, "optimizer_s": 0.0}
+        return PolicyStepped(await self.publish(policy), StepStats(count, 2 * count, figures), 0.0)
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:

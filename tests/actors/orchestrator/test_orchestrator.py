@@ -42,8 +42,8 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     if not max_staleness:
         assert not any(row.version_changes for row in rows)
     lines = sorted(house.console.steps, key=lambda line: line.step)
-    assert max(line.max_staleness for line in lines) == max(house.trainer.staleness)
-    versions = [{name: policy.version for name, policy in line.by_policy.items()} for line in lines]
+    assert max(line.figures["max_staleness"] for line in lines) == max(house.trainer.staleness)
+    versions = [line.versions for line in lines]
     assert versions == [{"solver": n, "judge": n} for n in range(1, 7)]
 
 
@@ -96,8 +96,8 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
             assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
             positions = sorted(int(group.partition(":q")[2]) for group in house.groups("solver"))
             assert positions == [n for n in range(27) if n % 3 != 1], "queries are drawn in order, each once"
-            assert sum(line.replaced_queries for line in house.console.steps) == 9
-            assert sum(line.dropped_groups for line in house.console.steps) == 9
+            assert sum(line.figures["replaced_queries"] for line in house.console.steps) == 9
+            assert sum(line.figures["dropped_groups"] for line in house.console.steps) == 9
             (last,) = (tmp_path / "checkpoints").glob("step_000006")
             assert checkpoint.load(last).queries.drawn == 27
 

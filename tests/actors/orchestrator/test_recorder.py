@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from flexmarl.actors.messages import (
-    AgentShare,
     AgentTurns,
     GroupClosed,
     Loaded,
@@ -16,7 +15,7 @@ from flexmarl.actors.messages import (
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
-from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.json_lines import metrics_from_json, metrics_to_json
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.statistics import Chosen
@@ -40,26 +39,14 @@ def trained(busy_s: float, versions: dict[int, int]) -> MicroBatchTrained:
     return MicroBatchTrained(sum(versions.values()), 20, versions, 2, busy_s)
 
 
-def stepped(
-    version: int, value_loss: float | None = None, explained_variance: float | None = None
-) -> PolicyStepped:
+def stepped(version: int, **more: float) -> PolicyStepped:
     handle = StateHandle("a", version, 0, 0, (), ())
-    stats = StepStats(
-        samples=4,
-        tokens=40,
-        loss=0.5,
-        grad_norm=1.5,
-        lr=1e-3,
-        clip_fraction=0.1,
-        ratio_deviation=2e-6,
-        entropy=0.75,
-        kl=0.01,
-        advantage_mean=-0.1,
-        advantage_std=0.9,
-        value_loss=value_loss,
-        explained_variance=explained_variance,
-    )
-    return PolicyStepped(Published(A, Version(version), handle), stats, busy_s=0.25, publish_s=0.125)
+    figures = {
+        "loss": 0.5, "grad_norm": 1.5, "lr": 1e-3, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "entropy": 0.75,
+        "kl": 0.01, "advantage_mean": -0.1, "advantage_std": 0.9, "optimizer_s": 0.25,
+    }  # fmt: skip
+    stats = StepStats(4, 40, {**figures, **more})
+    return PolicyStepped(Published(A, Version(version), handle), stats, publish_s=0.125)
 
 
 def record() -> StepRecord:
@@ -92,31 +79,35 @@ def test_the_metrics() -> None:
     metrics = ended(step, carried=2)
     policy = metrics.by_policy[A]
     assert metrics.step == 3 and metrics.time_s == 64.5 and metrics.step_s == 10.0
-    assert policy.version == 8 and policy.generated_by == 7
+    assert metrics.versions == {A: 8} and metrics.generated_by == {A: 7}
     assert metrics.tokens == 20 and metrics.tokens_per_s == 2.0
-    assert policy.mean_tokens == 10.0
-    assert metrics.by_agent == {"a": AgentMetrics(reward=0.75, turns=4, tokens=20, truncated_turns=2)}
-    assert policy.samples == 4 and policy.nonzero_advantage_share == 1.5
-    assert policy.backward_s == 8.0 and policy.publish_s == 0.625
-    assert (policy.pause_mean_s, policy.pause_max_s) == (0.75, 1.0)
-    assert (policy.transfer_mean_s, policy.transfer_max_s) == (0.375, 0.5)
-    assert (policy.load_mean_s, policy.load_max_s) == (0.1875, 0.25)
-    assert (policy.entropy, policy.kl) == (0.75, 0.01)
-    assert (policy.advantage_mean, policy.advantage_std) == (-0.1, 0.9)
-    assert policy.clip_fraction == 0.1 and policy.ratio_deviation == 2e-6
-    assert metrics.stale_samples == 3, "samples of another version are counted from the rows themselves"
-    assert metrics.max_staleness == 1 and policy.carried_samples == 2
-    assert policy.value_loss is None and policy.explained_variance is None, "there is no critic"
+    assert policy["mean_tokens"] == 10.0
+    assert metrics.by_agent == {
+        "a": {"reward": 0.75, "turns": 4, "tokens": 20, "truncated_turns": 2, "zero_advantage_groups": 0}
+    }
+    assert policy["samples"] == 4 and policy["nonzero_advantage_share"] == 1.5
+    assert policy["backward_s"] == 8.0 and policy["publish_s"] == 0.625
+    assert (policy["pause_mean_s"], policy["pause_max_s"]) == (0.75, 1.0)
+    assert (policy["transfer_mean_s"], policy["transfer_max_s"]) == (0.375, 0.5)
+    assert (policy["load_mean_s"], policy["load_max_s"]) == (0.1875, 0.25)
+    assert (policy["entropy"], policy["kl"]) == (0.75, 0.01)
+    assert (policy["advantage_mean"], policy["advantage_std"]) == (-0.1, 0.9)
+    assert policy["clip_fraction"] == 0.1 and policy["ratio_deviation"] == 2e-6
+    assert metrics.figures["stale_samples"] == 3, (
+        "samples of another version are counted from the rows themselves"
+    )
+    assert metrics.figures["max_staleness"] == 1 and policy["carried_samples"] == 2
+    assert not {"value_loss", "explained_variance"} & policy.keys(), "there is no critic"
 
 
 def test_shares_of_a_policy_are_figures_of_its_agents() -> None:
     step, result = two_policies(), stepped(8)
-    shares = {AGENT: AgentShare(0.75, None), AgentName("b"): AgentShare(0.25, 1.0)}
-    step.optimizer_stepped(A, replace(result, stats=replace(result.stats, agent_shares=shares)), now=2.0)
+    shares = {AGENT: {"token_share": 0.75}, AgentName("b"): {"token_share": 0.25, "advantage_share": 1.0}}
+    step.optimizer_stepped(A, replace(result, stats=replace(result.stats, by_agent=shares)), now=2.0)
     found = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0).by_agent
-    assert (found[AGENT].token_share, found[AGENT].advantage_share) == (0.75, None)
+    assert found[AGENT]["token_share"] == 0.75 and "advantage_share" not in found[AGENT]
     of_b = found[AgentName("b")]
-    assert (of_b.token_share, of_b.advantage_share) == (0.25, 1.0)
+    assert (of_b["token_share"], of_b["advantage_share"]) == (0.25, 1.0)
 
 
 def test_quantiles_are_lengths_of_turns_of_all_groups() -> None:
@@ -126,13 +117,18 @@ def test_quantiles_are_lengths_of_turns_of_all_groups() -> None:
         step.group_closed(replace(closed(0.0, [1.0]), turns={AGENT: turns}), now=1.0)
     found = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0).by_agent
     of_a = found[AGENT]
-    assert (of_a.turn_tokens_p10, of_a.turn_tokens_p50, of_a.turn_tokens_p90, of_a.turn_tokens_max) == (
+    assert (
+        of_a["turn_tokens_p10"],
+        of_a["turn_tokens_p50"],
+        of_a["turn_tokens_p90"],
+        of_a["turn_tokens_max"],
+    ) == (
         1,
         5,
         9,
         10,
     )
-    assert found[AgentName("b")].turn_tokens_p50 is None, "it had no turn"
+    assert "turn_tokens_p50" not in found[AgentName("b")], "it had no turn"
 
 
 def test_a_critics_figures_are_shown_if_there_are_any() -> None:
@@ -140,9 +136,9 @@ def test_a_critics_figures_are_shown_if_there_are_any() -> None:
     step.optimizer_stepped(A, stepped(8, value_loss=0.25), now=114.0)
     step.applied(A, LOADED, now=114.5)
     policy = ended(step).by_policy[A]
-    assert policy.value_loss == 0.25 and policy.explained_variance is None
+    assert policy["value_loss"] == 0.25 and "explained_variance" not in policy
     step.optimizer_stepped(A, stepped(8, value_loss=0.25, explained_variance=-0.5), now=114.0)
-    assert ended(step).by_policy[A].explained_variance == -0.5
+    assert ended(step).by_policy[A]["explained_variance"] == -0.5
 
 
 def two_policies() -> StepRecord:
@@ -152,22 +148,27 @@ def two_policies() -> StepRecord:
 def test_what_became_of_groups_is_counted() -> None:
     step = two_policies()
     group = closed(0.0, [1.0, 1.0])
-    step.group_closed(replace(group, dropped="no signal", zero_advantage=[AGENT], replaced=2), now=1.0)
-    step.group_closed(replace(group, zero_advantage=[AGENT], oversampled=3), now=2.0)
+    step.group_closed(
+        replace(group, dropped="no signal", zero_advantage=[AGENT], figures={"replaced_trajectories": 2}),
+        now=1.0,
+    )
+    step.group_closed(
+        replace(group, zero_advantage=[AGENT], figures={"oversampled_trajectories": 3}), now=2.0
+    )
     for _ in range(2):
-        step.group_closed(replace(group, resumed_turns=2, resumed_tokens=30), now=2.0)
+        step.group_closed(replace(group, figures={"resumed_turns": 2, "resumed_tokens": 30}), now=2.0)
     metrics = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0)
-    assert metrics.dropped_groups == 1 and metrics.replaced_trajectories == 2
-    assert metrics.oversampled_trajectories == 3
-    assert (metrics.resumed_turns, metrics.resumed_tokens) == (4, 60)
-    zero_advantage = {name: agent.zero_advantage_groups for name, agent in metrics.by_agent.items()}
+    assert metrics.figures["dropped_groups"] == 1 and metrics.figures["replaced_trajectories"] == 2
+    assert metrics.figures["oversampled_trajectories"] == 3
+    assert (metrics.figures["resumed_turns"], metrics.figures["resumed_tokens"]) == (4, 60)
+    zero_advantage = {name: agent["zero_advantage_groups"] for name, agent in metrics.by_agent.items()}
     assert zero_advantage == {"a": 2, "b": 0}
 
 
 def test_an_agent_without_a_turn_keeps_its_version() -> None:
     metrics = two_policies().metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 1.0)
-    assert {name: policy.version for name, policy in metrics.by_policy.items()} == {"a": 0, "b": 5}
-    assert metrics.by_agent[AgentName("b")].reward is None
+    assert metrics.versions == {"a": 0, "b": 5}
+    assert "reward" not in metrics.by_agent[AgentName("b")]
 
 
 def test_two_agents_on_one_policy_have_two_rewards_and_one_loss() -> None:
@@ -177,12 +178,11 @@ def test_two_agents_on_one_policy_have_two_rewards_and_one_loss() -> None:
     step.optimizer_stepped(SHARED, stepped(8), now=3.0)
     step.applied(SHARED, [], now=3.0)
     metrics = step.metrics({SHARED: Version(8)}, {}, 0.0, 0.0, 3.0)
-    assert {name: agent.reward for name, agent in metrics.by_agent.items()} == {"a": 0.5, "b": 0.25}
+    assert {name: agent["reward"] for name, agent in metrics.by_agent.items()} == {"a": 0.5, "b": 0.25}
     (policy,) = metrics.by_policy.values()
-    assert isinstance(policy, PolicyMetrics)
-    assert (policy.version, policy.loss, policy.samples) == (8, 0.5, 4)
-    assert policy.pause_mean_s is policy.load_max_s is None, "no instance has acknowledged them"
-    assert (policy.stale_samples, policy.max_staleness) == (1, 2)
+    assert (metrics.versions[SHARED], policy["loss"], policy["samples"]) == (8, 0.5, 4)
+    assert not {"pause_mean_s", "load_max_s"} & policy.keys(), "no instance has acknowledged them"
+    assert (policy["stale_samples"], policy["max_staleness"]) == (1, 2)
 
 
 def test_loads_are_counted_by_their_path() -> None:
@@ -191,7 +191,7 @@ def test_loads_are_counted_by_their_path() -> None:
     by_device = Loaded(A, Version(8), 0.5, 0.25, 0.125, BY_DEVICE)
     step.applied(A, [*LOADED, by_device, Loaded(A, Version(8), 0.5, 0.25, 0.125)], now=114.5)
     measured = ended(step).by_policy[A]
-    assert (measured.loads_by_shm, measured.loads_by_cuda_ipc) == (2, 1)
+    assert (measured["loads_by_shm"], measured["loads_by_cuda_ipc"]) == (2, 1)
 
 
 def test_the_workflows_metrics_and_rewards_of_turns_are_means_over_the_step() -> None:
@@ -201,8 +201,8 @@ def test_the_workflows_metrics_and_rewards_of_turns_are_means_over_the_step() ->
         step.group_closed(group, now=103.0)
     found = ended(step)
     assert found.workflow == {"accuracy": 0.5}
-    assert found.by_agent[AGENT].turn_reward == 0.5
-    assert ended(record()).by_agent[AGENT].turn_reward is None
+    assert found.by_agent[AGENT]["turn_reward"] == 0.5
+    assert "turn_reward" not in ended(record()).by_agent[AGENT]
     line = metrics_to_json(found)
     assert (line["workflow/accuracy"], line[f"turn_reward/{AGENT}"]) == (0.5, 0.5)
     assert metrics_from_json(line) == found

@@ -129,7 +129,7 @@ class Processes(House):
         positions = sorted(int(group.partition(":q")[2]) for group in self.groups("solver"))
         assert positions == [*range(18)], "no query is left out"
         assert max(self.trainer.staleness) <= max_staleness
-        restarted = sum(step.restarted_groups for step in self.console.steps)
+        restarted = sum(step.figures["restarted_groups"] for step in self.console.steps)
         assert restarted == sum(event.groups for event in self.losses())
 
 

@@ -57,7 +57,7 @@ async def test_the_turns_of_one_that_dies_are_begun_again_elsewhere_and_counted(
     await house.system.remove("solver-0")
     group = await house.closed()
     assert group.samples[SOLVER] == 8 and group.failures == []
-    assert group.retried_turns == 4
+    assert group.figures["retried_turns"] == 4
     asked = [request.sample_id for request in house.instances["solver"][1].asked]
     assert len(asked) == len(set(asked)) == 8
     assert ("solver-0", "gone") in news(house)
@@ -73,7 +73,9 @@ async def test_one_that_is_started_again_gets_the_turns_when_it_has_loaded(house
     await asyncio.sleep(600)
     await add_again(house, "solver-0", FakeInstance(one_token))
     group = await house.closed()
-    assert group.samples[SOLVER] == 4 and group.retried_turns == 4, "the wait was not the trajectories' time"
+    assert group.samples[SOLVER] == 4 and group.figures["retried_turns"] == 4, (
+        "the wait was not the trajectories' time"
+    )
     assert news(house)[-1] == ("solver-0", "serving")
 
 
@@ -88,7 +90,7 @@ async def test_a_turn_is_not_begun_again_for_ever(house: House) -> None:
         await add_again(house, "solver-0", Slow(one_token))
     group = await house.closed()
     assert [failed.error.split(":")[0] for failed in group.failures] == ["ActorDead"]
-    assert group.retried_turns == 2 and group.samples[SOLVER] == 0
+    assert group.figures["retried_turns"] == 2 and group.samples[SOLVER] == 0
 
 
 def raising(error: Exception) -> Callable[[GenerateRequest], tuple[int, ...]]:
@@ -108,7 +110,7 @@ async def test_a_broken_engine_costs_a_retry(house: House) -> None:
     await start_step(rollout, 1, [QUERY], 4, {"solver": 0, "judge": 0})
     group = await house.closed()
     assert group.samples[SOLVER] == 4 and group.failures == []
-    assert group.retried_turns == 2
+    assert group.figures["retried_turns"] == 2
     assert ("solver-0", "suspected") in news(house)
 
 
@@ -122,7 +124,7 @@ async def test_what_another_instance_would_refuse_too_fails_the_trajectory(
     await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
     group = await house.closed()
     assert [failed.error for failed in group.failures] == [f"{type(error).__name__}: {error}"] * 2
-    assert group.retried_turns == 0 and news(house) == []
+    assert group.figures["retried_turns"] == 0 and news(house) == []
 
 
 class Idle(FakeInstance):
@@ -147,7 +149,7 @@ async def test_a_turn_that_is_interrupted_without_a_token_is_not_asked_for_for_e
         "EngineFailed: the engine has failed: solver-0 interrupts turn 1:q7_0_0 again and again without a token, "
         "and serves no later version"
     ]
-    assert group.retried_turns == 2 and len(house.instances["solver"][0].asked) == 4
+    assert group.figures["retried_turns"] == 2 and len(house.instances["solver"][0].asked) == 4
 
 
 async def test_a_rollout_actor_that_the_router_has_given_up_is_lost(house: House) -> None:
@@ -178,7 +180,7 @@ async def test_one_that_leaves_ends_its_turns_first(house: House) -> None:
     await house.router.ref.within(60.0).leave("solver-0")
     assert 5.0 <= asyncio.get_running_loop().time() - begun < 5.1
     group = await house.closed()
-    assert group.samples[SOLVER] == 4 and group.retried_turns == 0
+    assert group.samples[SOLVER] == 4 and group.figures["retried_turns"] == 0
     await start_step(rollout, 2, [QUERY], 3, {"solver": 0, "judge": 0})
     await house.closed()
     assert [len(fake.asked) for fake in house.instances["solver"]] == [2, 5]

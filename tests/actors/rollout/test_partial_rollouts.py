@@ -198,7 +198,10 @@ def test_every_token_is_recorded_with_the_version_that_generated_it(gaps: list[i
         assert list(sample.token_versions) == wanted
         assert sample.policy_version == min(wanted) and len(sample.logprobs) == len(sample.tokens)
     older = [sum(v < max(sample.token_versions) for v in sample.token_versions) for sample in samples]
-    assert (group.resumed_turns, group.resumed_tokens) == (sum(map(bool, older)), sum(older))
+    assert (group.figures["resumed_turns"], group.figures["resumed_tokens"]) == (
+        sum(map(bool, older)),
+        sum(older),
+    )
     _, _, without = updated_after([], 1)
     assert [sample.tokens for sample in samples] == [sample.tokens for sample in without]
 
@@ -238,7 +241,10 @@ def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
             await asyncio.sleep(10)
             await house.update(version)
         group = await house.group()
-        assert group.samples[AgentName("solver")] == TRAJECTORIES and group.oversampled == 5
+        assert (
+            group.samples[AgentName("solver")] == TRAJECTORIES
+            and group.figures["oversampled_trajectories"] == 5
+        )
         assert all(sample.version_changes for sample in house.sink.samples)
         assert len(house.sink.samples) == TRAJECTORIES
         await asyncio.sleep(1)

@@ -33,7 +33,7 @@ async def test_turns_of_all_agents_are_limited(house: House) -> None:
     await solved(house, ("solver", "rollout.trajectory_turns", 3), trajectory_turns=3)
     group = await house.closed()
     assert group.rewards[SOLVER] == [3.0, 3.0] and group.failures == []
-    assert group.limited == 2, "of the trajectories, which count with their rewards"
+    assert group.figures["limited_trajectories"] == 2, "of the trajectories, which count with their rewards"
 
 
 async def test_turns_of_an_agent_are_limited_and_another_may_go_on(house: House) -> None:
@@ -72,4 +72,4 @@ workflow.calls = 0
     (failure,) = group.failures
     assert failure.error.startswith("LimitReached: agent solver: no further turn, the trajectory has reached")
     assert "rollout.trajectory_turns=1" in failure.error
-    assert group.samples[SOLVER] == 1 and group.limited == 1, "its sibling stays"
+    assert group.samples[SOLVER] == 1 and group.figures["limited_trajectories"] == 1, "its sibling stays"

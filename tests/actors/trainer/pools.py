@@ -158,7 +158,7 @@ class House:
         """One whole step; returns its loss."""
         for count in micro_batches:
             await self.trainer.train(policy, Version(step - 1), count)
-        return (await self.trainer.optimizer_step(policy, Step(step))).stats.loss
+        return (await self.trainer.optimizer_step(policy, Step(step))).stats.figures["loss"]
 
     async def saved(self, policy: PolicyName) -> dict[str, Any]:
         """The saved state of a simulated policy, with the ids of all trained samples."""

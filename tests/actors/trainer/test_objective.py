@@ -18,7 +18,6 @@ from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.critic import explained_variance, value_loss, value_sums
 from flexmarl.actors.trainer.loss import denominator
 from flexmarl.actors.trainer.objective import (
-    DIAGNOSTICS,
     CompletionTokens,
     batch_loss,
     critic_advantages,
@@ -142,7 +141,7 @@ def accumulated(config: Algorithm, batches: Sequence[Sequence[Row]]) -> tuple[fl
     loss, gradients = 0.0, {}
     for batch in batches:
         leaves = [torch.tensor(row.logprobs, dtype=torch.float64, requires_grad=True) for row in batch]
-        summed, diagnostics = batch_loss(
+        summed, sums = batch_loss(
             config.loss,
             CompletionTokens(
                 logprobs=torch.cat(leaves),
@@ -157,7 +156,7 @@ def accumulated(config: Algorithm, batches: Sequence[Sequence[Row]]) -> tuple[fl
             ),
         )
         torch.autograd.backward(summed)
-        loss += diagnostics[0].item()
+        loss += sums["loss"].item()
         for row, leaf in zip(batch, leaves, strict=True):
             assert leaf.grad is not None
             gradients[row.sample.sample_id] = (leaf.grad / divisor).tolist()
@@ -248,17 +247,12 @@ def one(logprobs: Sequence[float], engine: Sequence[float]) -> CompletionTokens:
 def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -> None:
     config = LossConfig(name="grpo", correction="mask", correction_low=0.5, correction_high=5.0)
     batch = one([-1.0, -2.0], [-9.0, -30.0])
-    loss, diagnostics = batch_loss(config, batch)
+    loss, sums = batch_loss(config, batch)
     torch.autograd.backward(loss)
     assert batch.logprobs.grad is not None and not batch.logprobs.grad.any()
-    assert diagnostics[:2].tolist() == [0.0, 2.0]
-    found = dict(zip(DIAGNOSTICS, diagnostics.tolist(), strict=True))
-    assert (found["surprisal"], found["advantages"], found["squared_advantages"], found["kl"]) == (
-        3.0,
-        2.0,
-        2.0,
-        0.0,
-    )
+    found = {name: value.item() for name, value in sums.items()}
+    assert (found["loss"], found["clip_fraction"], found["entropy"]) == (0.0, 2.0, 3.0)
+    assert (found["advantage_mean"], found["advantage_squares"], "kl" in found) == (2.0, 2.0, False)
 
 
 @pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
@@ -281,17 +275,17 @@ def test_the_ratio_is_one_at_the_proximal_policy() -> None:
     """The clip refers to the proximal policy, at any distance of the behaviour policy, and holds nothing back."""
     config = LossConfig(name="dapo", correction="decoupled", correction_high=5.0)
     batch = one([-1.0, -1.0], [-1.5, -0.5])
-    loss, diagnostics = batch_loss(config, batch)
+    loss, sums = batch_loss(config, batch)
     torch.autograd.backward(loss)
     assert batch.logprobs.grad is not None
     assert batch.logprobs.grad.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5)])
-    assert diagnostics[1].item() == 0.0
+    assert sums["clip_fraction"].item() == 0.0
     uncorrected = one([-1.0, -1.0], [-1.5, -0.5])
-    free, diagnostics = batch_loss(LossConfig(name="dapo", correction="none"), uncorrected)
+    free, sums = batch_loss(LossConfig(name="dapo", correction="none"), uncorrected)
     torch.autograd.backward(free)
     assert uncorrected.logprobs.grad is not None
     assert uncorrected.logprobs.grad.tolist() == pytest.approx([-1.0, -1.0])
-    assert diagnostics[1].item() == 0.0
+    assert sums["clip_fraction"].item() == 0.0
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo", "rloo"])

@@ -74,7 +74,8 @@ async def trained(home: House, names: Sequence[PolicyName] = (SOLVER, JUDGE)) ->
                 await home.trainer.train(name, Version(step - 1), count)
         for name in found:
             stepped = (await home.trainer.optimizer_step(name, Step(step))).stats
-            found[name].append((stepped.loss, stepped.grad_norm, stepped.ratio_deviation, stepped.value_loss))
+            compared = ("loss", "grad_norm", "ratio_deviation", "value_loss")
+            found[name].append([stepped.figures.get(figure) for figure in compared])
     for name in found:
         folder = home.folder / "saved" / name
         await home.trainer.save(name, str(folder))

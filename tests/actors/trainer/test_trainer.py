@@ -129,7 +129,7 @@ async def test_rows_are_leased_trained_and_committed_with_the_step(
     await trainer.api.train(SORTER, 0, 1)
     stepped = await trainer.api.optimizer_step(SORTER, Step(1))
     assert (stepped.published.version, stepped.stats.samples, stepped.stats.tokens) == (1, 4, 12)
-    assert stepped.stats.grad_norm > 0 and stepped.stats.ratio_deviation > 0
+    assert stepped.stats.figures["grad_norm"] > 0 and stepped.stats.figures["ratio_deviation"] > 0
     statistics = (await store.api.table_statistics())["sorter"]
     assert (statistics.ready, statistics.leased, statistics.consumed) == (0, 0, 4)
     async with StateTransport(private) as transport:

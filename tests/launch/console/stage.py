@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+from flexmarl.actors.figures import Numbers
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
-from flexmarl.actors.step_metrics import AgentMetrics, PolicyMetrics, StepMetrics
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.console.progress import Detail, Progress
 
 SORTER, CHECKER = AgentName("sorter"), AgentName("checker")
@@ -17,12 +18,16 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def metrics(step: int, **more: Any) -> StepMetrics:
+    """``by_policy``: see ``policy``."""
     plain = StepMetrics(Step(step), 0.07 * step, 0.07, 0.05, 1024, 14400.0)
-    return replace(plain, **more)
+    policies = more.pop("by_policy", {})
+    versions = {name: version for name, (version, _) in policies.items()}
+    by_policy = {name: figures for name, (_, figures) in policies.items()}
+    return replace(plain, versions=versions, by_policy=by_policy, **more)
 
 
-def policy(version: int, **more: Any) -> PolicyMetrics:
-    return PolicyMetrics(Version(version), Version(version - 1), **more)
+def policy(version: int, **figures: float) -> tuple[Version, Numbers]:
+    return Version(version), dict(figures)
 
 
 class Stage:
@@ -61,7 +66,7 @@ class Stage:
     def step(self, step: int, **more: Any) -> None:
         plain = {
             "overlap_s": 0.012,
-            "by_agent": {SORTER: AgentMetrics(0.5), CHECKER: AgentMetrics(0.25)},
+            "by_agent": {SORTER: {"reward": 0.5}, CHECKER: {"reward": 0.25}},
             "by_policy": {PolicyName("sorter"): policy(step)},
         }
         self.progress.step(metrics(step, **{**plain, **more}))

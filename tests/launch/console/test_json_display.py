@@ -6,7 +6,7 @@ from typing import Any
 
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.run_events import Evaluated, TrajectoryFailed
-from flexmarl.actors.step_metrics import AgentMetrics, StepMetrics
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.console.json_display import JsonDisplay
 from flexmarl.launch.json_lines import metrics_from_json
 
@@ -18,7 +18,7 @@ def shown(out: io.StringIO) -> list[dict[str, Any]]:
 def test_each_step_event_phase_and_warning_is_an_object_on_a_line() -> None:
     out = io.StringIO()
     metrics = StepMetrics(
-        Step(3), 1.0, 0.5, 0.25, 10, 20.0, by_agent={AgentName("a"): AgentMetrics(float("nan"))}
+        Step(3), 1.0, 0.5, 0.25, 10, 20.0, by_agent={AgentName("a"): {"reward": float("nan")}}
     )
     with JsonDisplay(out) as display:
         display.phase("starting actors", 1, 5)

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import Evaluated, RunStalled
-from flexmarl.actors.step_metrics import AgentMetrics
 from flexmarl.launch.console.progress import Progress
 
 from .stage import CHECKER, SORTER, Stage, metrics, policy
@@ -109,7 +108,9 @@ def test_events_have_lines_of_their_own() -> None:
         stage.progress.note("checkpoint saved at step 200")
         stage.now_s += 5
         stage.progress.event(Evaluated(Step(200), 1.5, {"accuracy": 0.934, "reward/sorter": 0.5}))
-        stage.step(200, evaluation={"accuracy": 0.934, "reward/sorter": 0.5}, failed_trajectories=2)
+        stage.step(
+            200, evaluation={"accuracy": 0.934, "reward/sorter": 0.5}, figures={"failed_trajectories": 2}
+        )
     assert "phase warming up sorter 30/60" in stage.lines
     assert "checkpoint saved at step 200" in stage.lines
     assert "after step 200: accuracy 0.934, reward/sorter 0.500" in stage.lines
@@ -134,8 +135,8 @@ def test_missing_and_wrong_values_are_tolerated(terminal: bool) -> None:
     with stage.progress:
         stage.progress.step(metrics(2))
         nan = float("nan")
-        stage.progress.step(metrics(3, by_agent={SORTER: AgentMetrics(nan)}, tokens_per_s=nan))
-        by_agent = {SORTER: AgentMetrics(None), AgentName("other"): AgentMetrics(1.0)}
+        stage.progress.step(metrics(3, by_agent={SORTER: {"reward": nan}}, tokens_per_s=nan))
+        by_agent = {SORTER: {}, AgentName("other"): {"reward": 1.0}}
         stage.progress.step(metrics(4, by_agent=by_agent, by_policy={PolicyName("other"): policy(1)}))
     assert "step 4/400" in stage.text
     assert "nan" not in stage.text and "other" not in stage.text
@@ -145,7 +146,7 @@ def test_reward_is_smoothed() -> None:
     stage = Stage(terminal=False, agents=("a",))
     with stage.progress:
         for step in range(1, 101):
-            stage.progress.step(metrics(step, by_agent={AgentName("a"): AgentMetrics(step % 2)}))
+            stage.progress.step(metrics(step, by_agent={AgentName("a"): {"reward": step % 2}}))
     value = re.findall(r"a=(\d\.\d+)", stage.text)[-1]
     assert 0.4 < float(value) < 0.6
 
@@ -158,7 +159,7 @@ def test_terminal_shows_table_trend_and_time_left() -> None:
             of_sorter = policy(step, samples=128, loss=-0.5)
             stage.step(
                 step,
-                by_agent={SORTER: AgentMetrics(step / 100), CHECKER: AgentMetrics(0.25)},
+                by_agent={SORTER: {"reward": step / 100}, CHECKER: {"reward": 0.25}},
                 by_policy={PolicyName("sorter"): of_sorter},
             )
         stage.progress.phase("evaluating", 250, 500)
@@ -177,7 +178,7 @@ def test_agents_of_one_policy_show_its_figures_once() -> None:
     with stage.progress:
         stage.step(
             7,
-            by_agent={SORTER: AgentMetrics(0.5), CHECKER: AgentMetrics(0.25)},
+            by_agent={SORTER: {"reward": 0.5}, CHECKER: {"reward": 0.25}},
             by_policy={
                 PolicyName("shared"): policy(7, samples=128, loss=0.125, max_staleness=3),
                 PolicyName("critic"): policy(6, samples=64, loss=0.75),
@@ -243,7 +244,7 @@ def test_terminal_rows_never_wrap(width: int) -> None:
         for step in range(1, 30):
             stage.now_s += 1
             of_b = policy(step, loss=12345.6, samples=10**6)
-            by_agent = {AgentName("b"): AgentMetrics(0.1)}
+            by_agent = {AgentName("b"): {"reward": 0.1}}
             stage.progress.step(metrics(step, by_agent=by_agent, by_policy={PolicyName("b"): of_b}))
         shown = stage.text
     last = shown[shown.rindex("sorting") :].splitlines()
@@ -260,7 +261,7 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress(console, run_name="r", mode="sync", total_steps=2, agents=agents) as progress:
         progress.phase("starting")
         progress.warn("careful")
-        progress.step(metrics(1, by_agent={AgentName("a"): AgentMetrics(0.1)}))
+        progress.step(metrics(1, by_agent={AgentName("a"): {"reward": 0.1}}))
     assert not re.search(r"\x1b\[[0-9;]*\b(3[0-9]|38|9[0-7])\b[0-9;]*m", out.getvalue())
 
 
@@ -270,7 +271,7 @@ def test_any_rewards_can_be_drawn(rewards: list[float]) -> None:
     with stage.progress:
         for step, reward in enumerate(rewards):
             stage.now_s += 1
-            stage.progress.step(metrics(step, by_agent={AgentName("a"): AgentMetrics(reward)}))
+            stage.progress.step(metrics(step, by_agent={AgentName("a"): {"reward": reward}}))
     assert "run sorting ended" in stage.text
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import Evaluated, RunEvent, SftDone, TrajectoryFailed
-from flexmarl.actors.step_metrics import AgentMetrics
 
 from .stage import Stage, metrics, policy
 
@@ -95,10 +94,10 @@ def test_at_80_columns_a_terminal_cuts_no_word(agents: tuple[str, ...]) -> None:
     with stage.progress:
         for step in range(1, 30):
             stage.now_s += 1
-            by_agent = {AgentName(name): AgentMetrics(-12.3456) for name in agents}
+            by_agent = {AgentName(name): {"reward": -12.3456} for name in agents}
             by_policy = {PolicyName(name): policy(step, loss=1.5, samples=12345) for name in agents}
             stage.progress.step(
-                metrics(step, by_agent=by_agent, by_policy=by_policy, failed_trajectories=1000)
+                metrics(step, by_agent=by_agent, by_policy=by_policy, figures={"failed_trajectories": 1000})
             )
         stage.progress.warn(warning)
         stage.progress.phase(phase)

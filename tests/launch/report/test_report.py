@@ -238,10 +238,8 @@ def test_agents_of_one_policy_have_two_rewards_and_one_loss(tmp_path: Path) -> N
     assert set(re.findall(r'data-name="(.*?)"', page)) == {"sorter", "checker", "shared", "tokens/s"}
     history = load_history(tmp_path)
     assert history.agents == ["sorter", "checker"] and history.policies == ["shared"]
-    assert history.of_policy(PolicyName("shared"), lambda policy: policy.loss) == [
-        (n, 0.01) for n in (1, 2, 3)
-    ]
-    assert history.of_agent(AgentName("shared"), lambda agent: agent.reward) == []
+    assert history.of_policy(PolicyName("shared"), "loss") == [(n, 0.01) for n in (1, 2, 3)]
+    assert history.of_agent(AgentName("shared"), "reward") == []
 
 
 @pytest.mark.parametrize("agents", [1, 2, 20])

@@ -51,7 +51,9 @@ def test_figures_of_training_have_a_chart_each_by_policy(tmp_path: Path) -> None
 
 
 def test_a_figure_that_is_always_zero_is_named_instead_of_drawn(tmp_path: Path) -> None:
-    page = written(tmp_path, [record(step) | {"clip_fraction/sorter": 0.0} for step in STEPS])
+    page = written(
+        tmp_path, [record(step) | {"clip_fraction/sorter": 0.0, "stale_samples/sorter": 0} for step in STEPS]
+    )
     assert "Clipped" not in cells(page)
     assert "Zero in every step: clipped, stale samples." in page
 

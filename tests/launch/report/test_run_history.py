@@ -35,7 +35,7 @@ def test_steps_lost_before_a_resume_are_replaced(tmp_path: Path) -> None:
     again = [record(step, tokens=2, time_s=0.07 * (step - 9)) for step in range(10, 12)]
     history = load(tmp_path, [*lost, *again])
     assert [step.step for step in history.steps] == list(range(1, 12))
-    assert history.total(lambda step: step.tokens) == 9 * 1 + 2 * 2
+    assert history.total("tokens") == 9 * 1 + 2 * 2
     assert history.resumes == [10]
     assert history.wall_s == pytest.approx(0.07 * (12 + 2))
 
@@ -59,7 +59,7 @@ def test_an_evaluation_written_apart_joins_its_step(tmp_path: Path) -> None:
     history = load(tmp_path, [record(1), record(2)], [evaluated])
     assert history.evaluated("accuracy") == [(2, 0.5)]
     assert len(history.steps) == 2 and not history.resumes
-    assert history.of_step(lambda step: step.tokens) == [(1, 1024), (2, 1024)]
+    assert history.of_step("tokens") == [(1, 1024), (2, 1024)]
 
 
 def test_split_of_a_step_where_agents_train_one_after_the_other() -> None:

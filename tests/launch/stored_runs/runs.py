@@ -10,7 +10,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.run_events import Evaluated, RunEnded, RunEvent, RunStarted
-from flexmarl.actors.step_metrics import AgentMetrics, StepMetrics
+from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.config_reading import resolve, to_yaml
 from flexmarl.launch.json_lines import event_to_json, metrics_to_json
 from flexmarl.launch.line_writer import LineWriter
@@ -27,7 +27,7 @@ def make_run(
     directory = RunDirectory.create(path, to_yaml(resolve("sort-digits", settings)))
     metrics = LineWriter(directory.metrics, pytest.fail)
     for number in range(1, steps + 1):
-        reward = AgentMetrics(reward=number / 10)
+        reward = {"reward": number / 10}
         metrics.write(
             metrics_to_json(
                 StepMetrics(

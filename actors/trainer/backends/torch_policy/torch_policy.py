@@ -26,7 +26,6 @@ from ....names import PolicyName
 from ...critic import explained_variance, value_loss, value_sums
 from ...loss import denominator
 from ...objective import (
-    DIAGNOSTICS,
     CompletionTokens,
     batch_loss,
     critic_advantages,
@@ -49,11 +48,6 @@ from .step_totals import StepTotals
 from .trained_models import TrainedModels, copy_into
 
 log = get_logger(__name__)
-
-
-def _finite(number: float) -> float:
-    """``number``, or 0 if it is infinite or not a number: of a step whose update is left out."""
-    return number if math.isfinite(number) else 0.0
 
 
 class TorchPolicy:
@@ -185,7 +179,9 @@ class TorchPolicy:
         totals.note_agents(samples, self._critic is None)
         chunks = self._chunks(samples)
         self._position.accumulated |= bool(chunks)
-        sums = torch.zeros(len(DIAGNOSTICS) + 1, device=self._device)
+        names: tuple[str, ...] = ()
+        zero = total = torch.zeros((), device=self._device)  # float32 also for a policy of float64
+        padding = 0
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._needs_references else None
             advantages = chunk.advantages
@@ -193,18 +189,21 @@ class TorchPolicy:
                 advantages = self._backward_values(self._critic, chunk, references, totals)
             logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
             tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
-            loss, diagnostics = batch_loss(self._loss, tokens)
+            loss, sums = batch_loss(self._loss, tokens)
+            unsure = None if chunk.truncations is None else chunk.truncations.unsure
+            sums["unsure_tokens"] = zero if unsure is None else unsure.sum()
+            names = tuple(sums)  # also of an idle chunk: all ranks need the same
             if chunk.idle:
                 torch.autograd.backward(0.0 * loss)
                 continue
             torch.autograd.backward(loss)
-            sums[:-1] += diagnostics
-            if chunk.truncations is not None and chunk.truncations.unsure is not None:
-                sums[-1] += chunk.truncations.unsure.sum()
+            total = total + torch.stack([value.to(total.dtype) for value in sums.values()])
             totals.trained_tokens += len(chunk.advantages)
             totals.positions += chunk.rows.input_ids.numel()
-            totals.padding += chunk.rows.padding
-        totals.set_sums(sums.tolist())
+            padding += chunk.rows.padding
+        if names:
+            values = total.expand(len(names)).tolist()  # the only wait for the device
+            totals.add_sums({**dict(zip(names, values, strict=True)), "padding_share": padding})
         if self._gang.size > 1:
             totals.sum_over(self._gang, self._device)
 
@@ -235,7 +234,7 @@ class TorchPolicy:
         totals = StepTotals()
         self._backward(list(map(TrainedSample, samples, np.split(advantages, ends))), totals)
         if references is not None:
-            totals.kl = step_kl(samples, references)
+            totals.sums["kl"] = step_kl(samples, references)
         self._position.totals.add(totals)
 
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
@@ -255,25 +254,15 @@ class TorchPolicy:
         skipped = self._update(totals, divisor, grad_norm, lr, position)
         self._check_deviation(totals)
         self._position.step(self._setup.credit)
-        return StepStats(
-            samples=totals.samples,
-            tokens=totals.tokens,
-            loss=_finite(totals.loss / divisor),
-            grad_norm=_finite(grad_norm),
-            clip_fraction=totals.clip_fraction,
-            ratio_deviation=_finite(totals.ratio_deviation),
-            entropy=_finite(totals.entropy) if totals.trained_tokens else None,
-            kl=_finite(totals.kl / max(1, totals.tokens)) if self._reference is not None else None,
-            advantage_mean=_finite(totals.advantage_mean),
-            advantage_std=_finite(totals.advantage_std),
-            unsure_tokens=round(totals.unsure),
-            lr=lr,
-            skipped_update=skipped,
-            padding_share=totals.padding_share,
-            agent_shares=totals.agent_shares(self._setup.credit),
-            value_loss=_finite(totals.value_loss) if self._critic else None,
-            explained_variance=explained_variance(totals.tokens, totals.values) if self._critic else None,
-        )
+        figures = totals.figures(divisor)
+        figures |= {"grad_norm": grad_norm, "lr": lr, "skipped_updates": int(skipped)}
+        figures["unsure_tokens"] = round(totals.sums.get("unsure_tokens", 0.0))
+        if self._critic is not None:
+            figures["value_loss"] = totals.value_loss
+            if (explained := explained_variance(totals.tokens, totals.values)) is not None:
+                figures["explained_variance"] = explained
+        finite = {name: value if math.isfinite(value) else 0.0 for name, value in figures.items()}
+        return StepStats(totals.samples, totals.tokens, finite, totals.agent_shares(self._setup.credit))
 
     def _update(self, totals: StepTotals, divisor: int, grad_norm: float, lr: float, position: int) -> bool:
         """Steps policy and critic, and zeroes their gradients; True if the policy's weights stay as they are.

@@ -75,7 +75,7 @@ async def test_a_workflow_that_hangs_is_replaced_and_its_turn_given_up_at_the_in
     use(house, hanging := Hanging(of_trajectories(1)))
     rollout = await house.open(ALONE, trajectory_timeout_s=0.3, on_timeout="replace")
     group = await group_of(house, rollout, 3)
-    assert group.samples[SOLVER] == 3 and group.replaced == 1 and not group.dropped
+    assert group.samples[SOLVER] == 3 and group.figures["replaced_trajectories"] == 1 and not group.dropped
     (failed,) = group.failures
     assert failed.trajectory == "1:q_1"
     assert failed.error == "not done within rollout.trajectory_timeout_s=0.3"
@@ -89,7 +89,7 @@ async def test_refills_have_an_end(house: House) -> None:
     use(house, Hanging(lambda request: True))
     rollout = await house.open(ALONE, trajectory_timeout_s=0.05, on_timeout="replace", max_replacements=3)
     group = await group_of(house, rollout, 2)
-    assert group.replaced == 3 and len(group.failures) == 5
+    assert group.figures["replaced_trajectories"] == 3 and len(group.failures) == 5
     assert group.dropped == "0 trajectories survived, rollout.min_trajectories=1"
     assert group.samples == {"solver": 0, "judge": 0}
 
@@ -119,7 +119,7 @@ async def test_an_agents_turn_has_its_own_deadline_and_policy(house: House) -> N
     house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="replace")
     rollout = await house.open(ALONE)
     group = await group_of(house, rollout, 2)
-    assert group.samples[SOLVER] == 2 and group.replaced == 1
+    assert group.samples[SOLVER] == 2 and group.figures["replaced_trajectories"] == 1
     assert group.failures[0].error.startswith("CallTimeout: ")
     assert hanging.cancelled == ["1:q_0_0"]
 
@@ -137,14 +137,16 @@ async def test_a_workflow_may_bear_with_a_turn_that_overran(house: House) -> Non
     use(house, Hanging(lambda request: request.sample_id == "1:q_0_0"))
     house.sampling["solver"] = SamplingConfig(turn_timeout_s=0.2, on_timeout="replace")
     group = await group_of(house, await house.open(CATCHES), 2)
-    assert group.samples[SOLVER] == 2 and group.replaced == 0 and not group.failures
+    assert group.samples[SOLVER] == 2 and group.figures["replaced_trajectories"] == 0 and not group.failures
 
 
 async def test_a_group_is_the_first_to_end_and_the_rest_is_stopped(house: House) -> None:
     use(house, hanging := Hanging(of_trajectories(0, 3)))
     rollout = await house.open(ALONE, extra_trajectories=2)
     group = await group_of(house, rollout, 3)
-    assert group.samples[SOLVER] == 3 and group.oversampled == 2 and not group.failures
+    assert (
+        group.samples[SOLVER] == 3 and group.figures["oversampled_trajectories"] == 2 and not group.failures
+    )
     rows = await house.rows("solver", 0, 3)
     assert [row.sample_id for row in rows] == ["1:q_0_1", "1:q_0_2", "1:q_0_4"]
     assert {row.group_size for row in rows} == {len(group.rewards[SOLVER])} == {3}
@@ -162,7 +164,11 @@ workflow.calls = 0
 async def test_a_failure_is_made_up_for_by_what_was_started_beyond(house: House) -> None:
     rollout = await house.open(FIRST_FAILS, extra_trajectories=1)
     group = await group_of(house, rollout, 3)
-    assert group.samples[SOLVER] == 3 and len(group.failures) == 1 and group.oversampled == 0
+    assert (
+        group.samples[SOLVER] == 3
+        and len(group.failures) == 1
+        and group.figures["oversampled_trajectories"] == 0
+    )
 
 
 ENDS = f"{ALONE.replace('return', 'workflow.ended += 1; return')}\nworkflow.ended = 0"
@@ -172,7 +178,7 @@ async def test_a_surplus_that_is_kept_runs_to_its_end_and_is_not_used(house: Hou
     use(house, hanging := Hanging(of_trajectories(0)))
     rollout = await house.open(ENDS, extra_trajectories=1, oversampled="keep")
     group = await group_of(house, rollout, 2)
-    assert group.samples[SOLVER] == 2 and group.oversampled == 1
+    assert group.samples[SOLVER] == 2 and group.figures["oversampled_trajectories"] == 1
     hanging.let_go.set()
     workflow = rollout._recipe.workflow
     await until(lambda: workflow.ended == 3)  # type: ignore[attr-defined]  # the test's own
@@ -320,7 +326,7 @@ async def test_turns_go_on_with_new_weights(house: House) -> None:
     group = await house.closed()
     assert instance.refused == []
     assert group.samples[SOLVER] == 4 and not group.failures
-    assert (group.resumed_turns, group.resumed_tokens) == (1, 2)
+    assert (group.figures["resumed_turns"], group.figures["resumed_tokens"]) == (1, 2)
     first, resumed_turns = await house.rows("solver", 4, 2)
     assert (first.tokens, first.version_changes) == ((65,), ())
     assert resumed_turns.tokens == (1, 2, 65) and resumed_turns.logprobs == pytest.approx((-0.1, -0.2, -0.5))

@@ -75,7 +75,7 @@ def test_other_samples_seeds_and_names_give_other_losses() -> None:
         (policy(name="judge"), sample("a")),
     ):
         subject.accumulate([trained])
-        losses.add(subject.optimizer_step().loss)
+        losses.add(subject.optimizer_step().figures["loss"])
     assert len(losses) == 5 and all(0 <= loss < 1 for loss in losses)
 
 

@@ -41,8 +41,8 @@ def test_the_share_of_padding_is_that_of_all_forwards() -> None:
     for micro_batch in (rows[:2], rows[2:]):
         policy.accumulate(micro_batch)
     share = 1 - sum(inputs) / (2 * max(inputs[:2]) + inputs[2])
-    assert 0.0 < share == pytest.approx(policy.optimizer_step().padding_share)
-    assert policy.optimizer_step().padding_share is None
+    assert 0.0 < share == pytest.approx(policy.optimizer_step().figures["padding_share"])
+    assert "padding_share" not in policy.optimizer_step().figures
 
 
 def test_a_bound_on_the_tokens_of_a_forward_leaves_the_gradient_as_it_is() -> None:

@@ -114,7 +114,7 @@ def test_the_losses_of_two_ranks_are_those_of_one_over_20_steps(ranks: Ranks) ->
     alone = train_as_configured(ALONE, setup, calls)
     found: list[Trained] = ranks.run(2, train_as_configured, setup, calls)
     losses = [
-        [each.loss for each in trained.results if isinstance(each, StepStats)]
+        [each.figures["loss"] for each in trained.results if isinstance(each, StepStats)]
         for trained in (alone, found[0])
     ]
     assert len(losses[0]) == 20 and len(set(losses[0])) == 20

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flexmarl.actors.messages import AgentShare, Sample
+from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.backends.torch_policy.forward_batches import TrainedSample
 from flexmarl.actors.trainer.backends.torch_policy.step_totals import StepTotals
@@ -26,9 +26,9 @@ def test_shares_are_of_tokens_and_of_the_sizes_of_advantages_over_micro_batches(
     second.note_agents([row(FIRST, 5, 0.0), row(FIRST, 6, 0.5)], advantages=True)
     totals.add(second)
     assert totals.agent_shares([FIRST, SECOND, THIRD]) == {
-        FIRST: AgentShare(13 / 16, 6 / 8),
-        SECOND: AgentShare(3 / 16, 2 / 8),
-        THIRD: AgentShare(0.0, 0.0),
+        FIRST: {"token_share": 13 / 16, "advantage_share": 6 / 8},
+        SECOND: {"token_share": 3 / 16, "advantage_share": 2 / 8},
+        THIRD: {"token_share": 0.0, "advantage_share": 0.0},
     }
 
 
@@ -37,8 +37,8 @@ def test_there_is_no_share_of_advantages_without_their_sum(advantage: float, not
     totals = StepTotals()
     totals.note_agents([row(FIRST, 1, advantage), row(SECOND, 1, 0.0)], advantages=noted)
     assert totals.agent_shares([FIRST, SECOND]) == {
-        FIRST: AgentShare(0.5, None),
-        SECOND: AgentShare(0.5, None),
+        FIRST: {"token_share": 0.5},
+        SECOND: {"token_share": 0.5},
     }
 
 
@@ -54,9 +54,9 @@ def test_a_step_reports_shares_also_if_the_policy_moved_within_it() -> None:
     policy.accumulate(game(1, 1.0)[:2])
     other.load_state(policy.step_state())
     other.accumulate(game(1, 1.0)[2:])
-    shares = other.optimizer_step().agent_shares
+    shares = other.optimizer_step().by_agent
     assert shares == {
-        FIRST: AgentShare(2 / 3, 2 / 3),
-        SECOND: AgentShare(1 / 3, 1 / 3),
+        FIRST: {"token_share": 2 / 3, "advantage_share": 2 / 3},
+        SECOND: {"token_share": 1 / 3, "advantage_share": 1 / 3},
     }
-    assert other.accumulate([]) is not None and other.optimizer_step().agent_shares == {}
+    assert other.accumulate([]) is not None and other.optimizer_step().by_agent == {}

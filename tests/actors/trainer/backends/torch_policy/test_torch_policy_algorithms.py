@@ -142,11 +142,11 @@ def test_held_samples_are_gone_after_their_step_and_after_loading(tmp_path: Path
     policy.accumulate(make_samples(1))
     policy.load(tmp_path / "start")
     dropped = policy.optimizer_step()
-    assert (dropped.samples, dropped.grad_norm) == (0, 0.0)
+    assert (dropped.samples, dropped.figures["grad_norm"]) == (0, 0.0)
     policy.accumulate(make_samples(2, version=1))
     assert policy.optimizer_step().samples == len(make_samples(2))
     again = policy.optimizer_step()
-    assert (again.samples, again.grad_norm) == (0, 0.0)
+    assert (again.samples, again.figures["grad_norm"]) == (0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce_pp"])
@@ -232,7 +232,7 @@ def test_the_kl_that_is_measured_is_k3_over_all_tokens(name: str) -> None:
     expected = (torch.expm1(reference - drawn) - (reference - drawn)).mean()
     policy.accumulate(samples[:3])
     policy.accumulate(samples[3:])
-    assert policy.optimizer_step().kl == pytest.approx(float(expected), rel=1e-3)
+    assert policy.optimizer_step().figures["kl"] == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_a_policy_without_a_kl_keeps_no_second_model() -> None:

@@ -56,7 +56,7 @@ def step(policy: TorchPolicy) -> float:
             logprobs=(-2.8,) * len(tokens),
         )
         policy.accumulate([sample])
-    return policy.optimizer_step().lr
+    return policy.optimizer_step().figures["lr"]
 
 
 def full_state(policy: TorchPolicy) -> dict[str, torch.Tensor]:
@@ -140,7 +140,7 @@ def test_loading_drops_what_was_accumulated(tmp_path: Path, tokenizer: PreTraine
     policy.accumulate([Sample("q_0_0", "solver", 0, 0, "q", 1.0, 0.5, (1,), (2, 3), (-2.0, -2.0))])
     policy.load(tmp_path)
     stats = policy.optimizer_step()
-    assert (stats.samples, stats.grad_norm) == (0, 0.0)
+    assert (stats.samples, stats.figures["grad_norm"]) == (0, 0.0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

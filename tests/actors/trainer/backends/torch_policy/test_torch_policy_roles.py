@@ -146,7 +146,9 @@ def test_a_policy_uses_the_means_of_the_steps_before_and_keeps_them_in_state_and
 ) -> None:
     policy = make_policy()
     policy.accumulate([*game(0, 1.0), *game(1, 0.5)])
-    assert policy.optimizer_step().advantage_mean == pytest.approx(fmean([1.0, -1.0, 1.0, 0.5, -0.5, 0.5]))
+    assert policy.optimizer_step().figures["advantage_mean"] == pytest.approx(
+        fmean([1.0, -1.0, 1.0, 0.5, -0.5, 0.5])
+    )
     kept = 0.9**2
     means = policy._position.baselines.means
     assert means == {FIRST: pytest.approx((1 - kept) * 0.75), SECOND: pytest.approx(-(1 - kept) * 0.75)}
@@ -161,4 +163,4 @@ def test_a_policy_uses_the_means_of_the_steps_before_and_keeps_them_in_state_and
     moved.load_state(policy.step_state())
     assert moved._position.baselines.rewards == {FIRST: {"1:q2_0": 1.0}, SECOND: {"1:q2_0": -1.0}}
     expected = fmean([1.0 - means[FIRST], -1.0 - means[SECOND], 1.0 - means[FIRST]])
-    assert policy.optimizer_step().advantage_mean == pytest.approx(expected)
+    assert policy.optimizer_step().figures["advantage_mean"] == pytest.approx(expected)
