@@ -213,7 +213,6 @@ _PROCESS: Final = (
             ("open_calls", "calls to other processes without a reply now"),
             ("credit_waits", "calls that wait for credit now"),
             ("sent_requests", "calls to other processes"),
-            ("repeated_calls", "calls that were sent again"),
             ("expired_calls", "calls whose deadline passed"),
             ("lost_requests", "requests whose message or reply was lost"),
             ("refused_messages", "received messages that could not be decoded"),

@@ -11,8 +11,8 @@ from ..telemetry import ProcessUsage
 @dataclass(frozen=True, slots=True)
 class PeerTotals:
     """Sums over the peers of a process. ``open_calls``: requests without a reply yet. ``credit_waits``: calls that wait
-    for credit now. ``sent_requests``, ``expired_calls`` (deadline passed), ``lost_requests`` (message or reply lost),
-    ``repeated_calls`` (sent again) and ``refused_messages`` (could not be decoded) are counts since the start."""
+    for credit now. ``sent_requests``, ``expired_calls`` (deadline passed), ``lost_requests`` (message or reply lost)
+    and ``refused_messages`` (could not be decoded) are counts since the start."""
 
     peers: int = 0
     open_calls: int = 0
@@ -20,7 +20,6 @@ class PeerTotals:
     sent_requests: int = 0
     expired_calls: int = 0
     lost_requests: int = 0
-    repeated_calls: int = 0
     refused_messages: int = 0
 
 

@@ -159,7 +159,6 @@ def _process_numbers(process: ProcessStatistics) -> Numbers:
         "sent_requests": peers.sent_requests,
         "expired_calls": peers.expired_calls,
         "lost_requests": peers.lost_requests,
-        "repeated_calls": peers.repeated_calls,
         "refused_messages": peers.refused_messages,
     }
 
