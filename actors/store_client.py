@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from ..core.actor import System
 from ..core.errors import ActorDead
 from ..core.ref import ActorRef
+from ..core.system import ActorSystem
 from ..core.telemetry import get_logger
 from ..transport.errors import PieceLost, SegmentFull, UnsafeDirectory
 from ..transport.network.bulk import Bulk
@@ -83,13 +83,13 @@ def segment_directories(runtime_dir: str | Path, store_dir: str | Path) -> Segme
     return SegmentDirectories(Path(runtime_dir) / "segments", Path(store_dir) / "segments")
 
 
-def writer_node(system: System, name: str, replaces: str, *, encrypted: bool) -> WriterNode:
+def writer_node(system: ActorSystem, name: str, replaces: str, *, encrypted: bool) -> WriterNode:
     """The node of a writer. ``replaces``: the beginning of the names of its earlier lives."""
     bulk = Bulk.of(system, encrypted=encrypted)
     return WriterNode(this_node(system.directory), system.directory / _FAR, name, bulk, replaces)
 
 
-def far_reader(system: System, *, encrypted: bool) -> FarReader | None:
+def far_reader(system: ActorSystem, *, encrypted: bool) -> FarReader | None:
     """Reads what lies on other nodes; None if the system does not reach them."""
     bulk = Bulk.of(system, encrypted=encrypted)
     return None if bulk is None else FarReader(system.directory / _FAR, bulk, system.run_blocking)

@@ -1,23 +1,17 @@
 """Actors: classes with ``@endpoint`` methods that other actors may call."""
 
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from .ref import DEFAULT_TIMEOUT_S, ActorRef
+from .ref import ActorRef
 from .signature import EndpointOptions, endpoint_options, mark_endpoint
 from .waits import Wait
 
 if TYPE_CHECKING:
-    from .wire.curve import Keys
-    from .wire.zeromq import Tcp
+    from .system import ActorSystem
 
-Api = TypeVar("Api")
-AnyActor = TypeVar("AnyActor", bound="Actor")
-Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -65,56 +59,6 @@ def _check_implements(cls: type, protocol: type) -> None:
             )
 
 
-class System(Protocol):
-    """The system of an actor, as actors use it; see ``ActorSystem`` for the meaning of each member."""
-
-    name: str
-    directory: Path
-    tcp: "Tcp | None"
-    keys: "Keys | None"
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def incarnation(self) -> int: ...
-
-    def clock(self) -> float: ...
-
-    def new_id(self) -> str: ...
-
-    async def run_blocking(
-        self,
-        work: Callable[..., Result],
-        *args: Any,
-        stop: threading.Event | None = None,
-        abandon: bool = False,
-    ) -> Result: ...
-
-    async def add(self, actor: AnyActor, name: str) -> ActorRef[AnyActor]: ...
-
-    async def remove(self, name: str) -> None: ...
-
-    async def spawn(
-        self,
-        actor_class: type[AnyActor],
-        name: str,
-        setup: Mapping[str, Any] | None = None,
-        *,
-        process: bool = False,
-    ) -> ActorRef[AnyActor]: ...
-
-    async def connect(self, address: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> ActorRef[Any]: ...
-
-    async def lookup(
-        self, name: str, api: type[Api], timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> ActorRef[Api]: ...
-
-    def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]: ...
-
-    async def allow(self, public_key: str, calls: Iterable[str] = ...) -> None: ...
-
-
 class Runtime(Protocol):
     """Runs the background work of actors, and notifies them of the deaths of others."""
 
@@ -127,8 +71,10 @@ class Actor:
     """Base class of all actors. Calls begin in the order of their arrival and run concurrently, as tasks of one loop:
     state that an endpoint changes across an ``await`` needs a lock or a queue of its own."""
 
-    system: System
+    system: "ActorSystem"
+    """The system that the actor belongs to; set before ``on_start`` runs."""
     ref: ActorRef[Any]
+    """A reference to this actor, to be sent in messages."""
     _runtime: Runtime
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -2,17 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .signature import Signature
 
-
-class Owner(Protocol):
-    """The connection that a call was made on (``delivery.calls.Caller``)."""
-
-    def give_up(self, call: "Call") -> None:
-        """The call has been cancelled."""
-        ...
+if TYPE_CHECKING:
+    from .delivery.calls import Caller
 
 
 class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
@@ -26,7 +21,8 @@ class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
 
     __slots__ = ("owner", "request_id", "signature", "unsent")
 
-    owner: Owner
+    owner: "Caller"
+    """The connection that the call was made on."""
     signature: Signature | None
     """The endpoint's, for the result; None if it is unknown."""
     request_id: int

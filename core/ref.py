@@ -1,8 +1,8 @@
 """A reference to an actor: a value that can be kept, compared and sent in a message."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast, get_args
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
@@ -13,49 +13,14 @@ from .protocol.messages import check_timeout
 from .protocol.open_requests import Callee
 from .signature import Signature, signature_of
 
+if TYPE_CHECKING:
+    from .delivery.connection import Peer
+    from .delivery.peers import Network
+
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
 Api = TypeVar("Api", covariant=True)
 
 DEFAULT_TIMEOUT_S = 30.0
-
-
-class Peer(Protocol):
-    """The connection to a system, through which its actors are called (``delivery.connection.Peer``)."""
-
-    dead: FlexmarlError | None
-
-    def callee(self, actor: str, endpoint: str, timeout_s: float) -> Callee: ...
-
-    def call(
-        self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Signature | None
-    ) -> Call: ...
-
-    def tell(
-        self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float
-    ) -> Call: ...
-
-    def tell_nowait(
-        self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None: ...
-
-    def stream(
-        self,
-        actor: str,
-        endpoint: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        timeout_s: float,
-        signature: Signature | None,
-    ) -> AsyncIterator[Any]: ...
-
-
-class Peers(Protocol):
-    """The connections of one system (``delivery.peers.Network``)."""
-
-    def peer(self, address: str) -> Peer:
-        """The connection to the system at ``address``. Raises LocalProtocolError, SystemClosed, or the reason of its
-        death."""
-        ...
 
 
 class ActorRef(Generic[Api]):
@@ -66,12 +31,14 @@ class ActorRef(Generic[Api]):
     restarted.
     """
 
-    __slots__ = ("_api", "_known_peer", "_peers", "_proxy", "address", "name")
+    __slots__ = ("_api", "_known_peer", "_network", "_proxy", "address", "name")
 
-    def __init__(self, name: str, address: str, peers: Peers | None = None, api: type | None = None) -> None:
+    def __init__(
+        self, name: str, address: str, network: "Network | None" = None, api: type | None = None
+    ) -> None:
         self.name = name
         self.address = address
-        self._peers = peers
+        self._network = network
         self._api = api
         self._known_peer: Peer | None = None
         self._proxy: _Proxy | None = None
@@ -140,13 +107,13 @@ class ActorRef(Generic[Api]):
     def _signature(self, endpoint: str) -> Signature | None:
         return None if self._api is None else signature_of(self._api, endpoint)
 
-    def _peer(self) -> Peer:
+    def _peer(self) -> "Peer":
         """The connection for calls. Raises LocalProtocolError, SystemClosed, or the reason of its process's end."""
         peer = self._known_peer
         if peer is None or peer.dead is not None:  # by now another actor may have that address
-            if self._peers is None:
+            if self._network is None:
                 raise LocalProtocolError(f"the reference to {self.name} belongs to no actor system")
-            peer = self._known_peer = self._peers.peer(self.address)
+            peer = self._known_peer = self._network.peer(self.address)
         return peer
 
     def __wire__(self) -> dict[str, str]:

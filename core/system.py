@@ -122,7 +122,7 @@ class ActorSystem:
         try:
             self._wire = self._make_wire()
             network = Network(self.name, self._wire, self.settings, {})
-            self._local = LocalActors(self, network)
+            self._local = LocalActors(self.name, network, self._adopt)
             network.on_crash = self._local.crash
             network.start()
             self._directory = Directory(self._local)
@@ -132,6 +132,9 @@ class ActorSystem:
             self._remove_directory()
             raise
         return self
+
+    def _adopt(self, actor: Actor) -> None:
+        actor.system = self
 
     def _make_wire(self) -> Wire:
         if self._given_wire is not None:
@@ -181,6 +184,7 @@ class ActorSystem:
 
     @property
     def address(self) -> str:
+        """The address at which other systems reach this one's actors."""
         return self._local.address
 
     @property

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from ...core.actor import System
 from ...core.durable.files import FILE_MODE, make_private_folder, sync
+from ...core.system import ActorSystem
 from ...transport.state import StateTransport
 from ..errors import CheckpointIncomplete
 from ..messages import Published
@@ -23,7 +23,7 @@ class FrozenWeights:
     """``system``: the trainer's. ``transport``: of its process, whose only memory of a frozen policy is the published
     copy."""
 
-    def __init__(self, setup: TrainerSetup, system: System, transport: StateTransport) -> None:
+    def __init__(self, setup: TrainerSetup, system: ActorSystem, transport: StateTransport) -> None:
         self._of_endpoints = {
             policy for policy, frozen_setup in setup.frozen.items() if frozen_setup.is_of_an_endpoint
         }

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ...core.actor import System
 from ...core.collector import importing
+from ...core.system import ActorSystem
 from ...core.waits import Wait
 from ...transport.handle import TensorSpec
 from ..messages import GangPlace, MicroBatchTrained, Sample, StepStats
@@ -176,7 +176,7 @@ class HostedPolicies:
         self._factory.close()
 
 
-def reader_of(setup: TrainerSetup, system: System) -> ExperienceReader:
+def reader_of(setup: TrainerSetup, system: ActorSystem) -> ExperienceReader:
     """A reader of the rows that the setup's store leases, wherever they lie. ``system``: the reading actor's."""
     segments = segment_directories(system.directory, setup.store_dir)
     return ExperienceReader(setup.store, segments, far_reader(system, encrypted=setup.encrypted))

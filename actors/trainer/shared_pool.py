@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...core.actor import System
 from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
+from ...core.system import ActorSystem
 from ...core.task_groups import first_error
 from ...core.telemetry import get_logger
 from ...core.waits import Wait
@@ -58,7 +58,7 @@ class SharedPool(TrainingPool):
         self,
         setup: TrainerSetup,
         pool: SharedPoolSetup,
-        system: System,
+        system: ActorSystem,
         background: Callable[[Coroutine[Any, Any, None], str], None],
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:

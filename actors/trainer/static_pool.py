@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...core.actor import System
+from ...core.system import ActorSystem
 from ...core.task_groups import first_error
 from ...core.waits import Wait
 from ...transport.devices.find import find_devices
@@ -34,7 +34,7 @@ class _Weights:
 class StaticPool(TrainingPool):
     """See ``TrainingPool``. The event loop stays free during a computation."""
 
-    def __init__(self, setup: TrainerSetup, system: System) -> None:
+    def __init__(self, setup: TrainerSetup, system: ActorSystem) -> None:
         """``system``: the trainer's."""
         directory, bulk = system.directory, Bulk.of(system, encrypted=setup.encrypted)
         self._setup = setup

@@ -4,7 +4,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..call import Call
 from ..call_context import current_delivery
@@ -26,9 +26,11 @@ from ..protocol.open_requests import Callee, Request
 from ..protocol.session import LinkState, Session
 from ..signature import Signature
 from ..wire.wire import Link
-from .home import Home
 from .streams import StreamReader
 from .unsent import Packed, Unsent
+
+if TYPE_CHECKING:
+    from .peers import Network
 
 # A global name costs less than an enum's attribute.
 _CALL, _TELL, _STREAM = Kind.CALL, Kind.TELL, Kind.STREAM
@@ -40,16 +42,16 @@ Waiter: TypeAlias = Call | StreamReader
 class Caller(ABC):
     """Calls actors of one peer. The connection, which derives from this, keeps the link and the time."""
 
-    def __init__(self, home: Home, link: Link, *, up: bool) -> None:
-        self._home = home
+    def __init__(self, network: "Network", link: Link, *, up: bool) -> None:
+        self._network = network
         self._link = link
         self._loop = asyncio.get_running_loop()
-        trusted = home.trusts(link.address)
-        self.session: Session[Waiter] = Session(home.settings, up=up, trusted=trusted)
+        trusted = network.trusts(link.address)
+        self.session: Session[Waiter] = Session(network.settings, up=up, trusted=trusted)
         self.dead: FlexmarlError | None = None
         """Set when the peer can't be called any more."""
         self._requests = self.session.requests
-        self._trace_ids = home.trace_ids
+        self._trace_ids = network.trace_ids
         self._encoder = codec.Encoder()
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
@@ -144,7 +146,7 @@ class Caller(ABC):
             self._wait_credit(Unsent(sent, callee, packed, reader))
             await sent
             request_id = sent.request_id
-        window = self._home.settings.stream_window
+        window = self._network.settings.stream_window
         taken = 0
         try:
             while True:
@@ -166,13 +168,13 @@ class Caller(ABC):
                 if taken >= max(1, window // 2):
                     self._send([Kind.GRANT, request_id, taken])
                     taken = 0
-                yield item if signature is None else signature.result(item, self._home)
+                yield item if signature is None else signature.result(item, self._network)
         finally:
             self._abandon(request_id)
 
     def _declared(self, error: RemoteError, signature: Signature | None) -> Exception:
         """The error of the class that the caller's signature declares for ``error``; ``error`` itself if none is."""
-        return error if signature is None else signature.errors.from_wire(error, self._home)
+        return error if signature is None else signature.errors.from_wire(error, self._network)
 
     def _new_call(self, signature: Signature | None) -> Call:
         call = Call(loop=self._loop)
@@ -292,7 +294,9 @@ class Caller(ABC):
                 if not waiter.done():
                     signature = waiter.signature
                     try:
-                        waiter.set_result(value if signature is None else signature.result(value, self._home))
+                        waiter.set_result(
+                            value if signature is None else signature.result(value, self._network)
+                        )
                     except RemoteProtocolError as error:
                         waiter.set_exception(error)
             elif isinstance(waiter, StreamReader):
@@ -304,7 +308,11 @@ class Caller(ABC):
         if request is None:
             return
         error = _error_of(request, *envelope[2:])
-        if isinstance(error, ActorDead) and self._home.closing and self._link.address == self._home.address:
+        if (
+            isinstance(error, ActorDead)
+            and self._network.closing
+            and self._link.address == self._network.address
+        ):
             error = self._closed_during(request)
         if isinstance(error, RemoteError) and isinstance(request.waiter, Call):
             declared = self._declared(error, request.waiter.signature)
@@ -315,7 +323,7 @@ class Caller(ABC):
             reject(request.waiter, error)
 
     def _closed_during(self, request: Request[Waiter]) -> SystemClosed:
-        return SystemClosed(f"{self._home.name} closed during {request.actor}.{request.endpoint}")
+        return SystemClosed(f"{self._network.name} closed during {request.actor}.{request.endpoint}")
 
     def _on_item(self, envelope: Envelope) -> None:
         request = self._requests.get(envelope[1])

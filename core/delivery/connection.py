@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import (
     ActorDead,
@@ -22,8 +23,10 @@ from ..protocol.session import Effects, LinkState, SessionStatistics
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link
 from .calls import Caller, Waiter, reject
-from .home import Home
 from .requests import Serving
+
+if TYPE_CHECKING:
+    from .peers import Network
 
 log = get_logger(__name__)
 
@@ -43,12 +46,12 @@ class PeerStatistics:
 
 
 class Peer(Caller):
-    def __init__(self, home: Home, link: Link, *, up: bool) -> None:
+    def __init__(self, network: "Network", link: Link, *, up: bool) -> None:
         """``up``: the peer has connected to this side."""
-        super().__init__(home, link, up=up)
+        super().__init__(network, link, up=up)
         self._incoming = up
         self._header = b""
-        self.serving = Serving(home, link, self.session, self._encoder, self._arm)
+        self.serving = Serving(network, link, self.session, self._encoder, self._arm)
         self._was_heard = True
         self._down: asyncio.TimerHandle | None = None
         """Runs while the link is down and its exit reason may still come."""
@@ -93,13 +96,13 @@ class Peer(Caller):
             node, epoch, size = messages.unpack_header(message)
             header = bytes(message[:size])
             envelopes = messages.unpack_envelopes(memoryview(message)[size:], buffers)
-            if self.session.is_over(epoch) or self._home.is_replaced(epoch):
+            if self.session.is_over(epoch) or self._network.is_replaced(epoch):
                 if self._incoming:
                     raise RemoteProtocolError(
                         f"{node} was replaced: a later incarnation of it has been started"
                     )
                 return  # it was under way when its sender was restarted
-            self._home.heard_incarnation(epoch)
+            self._network.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
             if known and header != known:
                 self.serving.forget()
@@ -133,7 +136,7 @@ class Peer(Caller):
         self._left = True
         self._go_down("its system was closed")
         if self._incoming:
-            self._home.peer_left(self._link)
+            self._network.peer_left(self._link)
 
     def _on_ping(self, envelope: Envelope) -> None:
         self.serving.send_done()
@@ -152,7 +155,7 @@ class Peer(Caller):
         if self._exit_reason is not None:
             self._go_down(reason, self._exit_reason)
         elif self._down is None:
-            wait_s = EXIT_REASON_WAIT_S if self._home.exit_reason_follows(self.address) else 0.0
+            wait_s = EXIT_REASON_WAIT_S if self._network.exit_reason_follows(self.address) else 0.0
             self._down = self._loop.call_later(wait_s, self._link_down, reason)
 
     def _link_down(self, reason: str) -> None:
@@ -188,13 +191,13 @@ class Peer(Caller):
 
     def close(self) -> None:
         """This side leaves: notifies the peer, and fails all requests to it."""
-        self.dead = SystemClosed(f"{self._home.name} is closed")
+        self.dead = SystemClosed(f"{self._network.name} is closed")
         for handle in (self._timer, self._down):
             if handle is not None:
                 handle.cancel()
         self.serving.leave()
         self._send([Kind.BYE, 0])
-        name = self._home.name
+        name = self._network.name
         effects = self.session.close(f"{name} was closed before they were known to be processed")
         self._log_lost(effects)
         for request in effects.dead:

@@ -8,20 +8,22 @@ handler can't notice: it has a task of its own from its first step to its last.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..call_context import current_delivery
-from ..declared_errors import NO_ERRORS, DeclaredErrors
+from ..declared_errors import NO_ERRORS
 from ..errors import RemoteProtocolError, text_of, traceback_of
 from ..protocol.envelopes import Envelope, Fault, Kind
-from ..protocol.lease import Lease
 from ..protocol.messages import Undecodable
 from ..signature import Signature, signature_of
 from ..telemetry import BoundedLog, get_logger
 from .streams import StreamWriter
+
+if TYPE_CHECKING:
+    from .requests import Serving
 
 log = get_logger(__name__)
 
@@ -29,24 +31,6 @@ log = get_logger(__name__)
 _BUDGET = 256
 _STREAM = int(Kind.STREAM)  # comparing with an enum's member costs three times as much
 _TAKEN = list[Any]()
-
-
-class Requester(Protocol):
-    """The peer that sent a request, as mailboxes use it (``requests.Serving``)."""
-
-    node: str
-    window_bytes: int
-    lease: Lease
-
-    def may_begin(self, delivery: "Delivery", now: float) -> bool:
-        """Asked at ``lease.check_at`` or later. False: the request is taken back, and perhaps delivered again."""
-        ...
-
-    def answer(self, delivery: "Delivery", value: Any) -> None: ...
-    def answer_error(self, delivery: "Delivery", error: BaseException, errors: DeclaredErrors) -> None: ...
-    def answer_fault(self, delivery: "Delivery", fault: Fault, message: str) -> None: ...
-    def send_item(self, delivery: "Delivery", number: int, item: Any) -> int: ...
-    def serving_stream(self) -> AbstractContextManager[None]: ...
 
 
 class Delivery:
@@ -58,7 +42,7 @@ class Delivery:
 
     def __init__(
         self,
-        asker: Requester,
+        asker: "Serving",
         mailbox: "Mailbox",
         envelope: Envelope,
         request_id: int,
@@ -187,7 +171,7 @@ class Mailbox:
             if delivery.task is not None and delivery in self._running:
                 delivery.task.cancel()
 
-    def take_waiting(self, asker: Requester) -> list[Delivery]:
+    def take_waiting(self, asker: "Serving") -> list[Delivery]:
         """Removes the requests of one peer that have not begun, and returns them in order."""
         waiting = [*self._queue]
         self._queue.clear()

@@ -37,7 +37,7 @@ _REMEMBERED_LINEAGES = 4096
 
 
 class Network:
-    """Dispatches the events of the wire to peers (``wire.Listener``) and implements ``requests.Home`` for them."""
+    """The connections of one system: dispatches the events of the wire (``wire.Listener``) to them."""
 
     def __init__(self, name: str, wire: Wire, settings: Settings, mailboxes: dict[str, Mailbox]) -> None:
         self.name = name
@@ -45,8 +45,10 @@ class Network:
         self.refused_messages = 0
         self._refusals = BoundedLog(log)
         self.closing = False
+        """The actors of this system are being ended."""
         self._wire = wire
         self.now = wire.now
+        """The clock of the wire."""
         self.mailboxes = mailboxes
         self._peers: dict[str, Peer] = {}  # those that this side calls, by address
         self._incoming: dict[Peer, None] = {}
@@ -135,6 +137,7 @@ class Network:
         self._trusted.add(address)
 
     def trusts(self, address: str) -> bool:
+        """True if the system at ``address`` may be silent and is not lost."""
         return address in self._trusted
 
     def watch_process(self, address: str) -> None:
@@ -215,15 +218,18 @@ class Network:
         if link.peer is not None:
             link.peer.unreachable(reason)
 
-    # ------------------------------------------------------------------ requests.Home
+    # ------------------------------------------------------------------ for connections
 
     def exit_reason_follows(self, address: str) -> bool:
+        """True if this system will learn the exit reason of the process at ``address``."""
         return address in self._watched_processes
 
     def is_replaced(self, epoch: int) -> bool:
+        """True if a later incarnation of that process is known."""
         return self._incarnations.is_over(epoch)
 
     def heard_incarnation(self, epoch: int) -> None:
+        """Ends the earlier incarnations of the one that was heard, which is not replaced."""
         if self._incarnations.heard(epoch):
             for peer in self.peers:
                 if peer.session.epoch is not None and self.is_replaced(peer.session.epoch):

@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..declared_errors import DeclaredErrors
 from ..errors import LocalProtocolError, origin_of, traceback_of
@@ -19,9 +19,11 @@ from ..protocol.messages import REPLIES
 from ..protocol.session import Admission, Session
 from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Link
-from .home import Home
 from .mailbox import Delivery
 from .unread import SMALL_BYTES, Unread
+
+if TYPE_CHECKING:
+    from .peers import Network
 
 log = get_logger(__name__)
 
@@ -41,7 +43,7 @@ class Serving:
 
     def __init__(
         self,
-        home: Home,
+        network: "Network",
         link: Link,
         session: Session[Any],
         encoder: codec.Encoder,
@@ -50,9 +52,9 @@ class Serving:
         """``arm``: sets the timer to the session's next work."""
         self.node = ""
         """The peer's name; empty until its first message."""
-        self.window_bytes = home.settings.window_bytes
-        self._now = home.now
-        self._home = home
+        self.window_bytes = network.settings.window_bytes
+        self._now = network.now
+        self._network = network
         self._link = link
         self._session = session
         self._encoder = encoder
@@ -64,8 +66,8 @@ class Serving:
         self._refusals = BoundedLog(log)
         self._done: list[int] = []
         """One-way messages that were processed, as ranges of ids; not reported yet."""
-        self._unread = Unread(home.settings.window_bytes)
-        self.lease = Lease(home.settings)
+        self._unread = Unread(network.settings.window_bytes)
+        self.lease = Lease(network.settings)
         self._held: deque[Delivery] | None = None
         """Requests that begin when the peer has confirmed a mark: it has read enough of its answers, and has not given
         up. None if they need not wait."""
@@ -87,7 +89,7 @@ class Serving:
     def forget(self) -> None:
         """The process that sent these requests has ended; its successor uses the same ids for other requests."""
         served, self._serving = self._serving, {}
-        self.lease = Lease(self._home.settings)
+        self.lease = Lease(self._network.settings)
         self._drop_held()
         for delivery in served.values():
             if delivery.kind != Kind.TELL:
@@ -113,7 +115,7 @@ class Serving:
         )
         if not self._session.admit_run(first, count):
             admitted = [item for item in admitted if self._admits(item[0], kind)]
-        mailbox = self._home.mailboxes.get(actor)
+        mailbox = self._network.mailboxes.get(actor)
         if mailbox is None:
             for request_id, *_ in admitted:
                 self._refuse_unknown(request_id, envelope)
@@ -146,7 +148,7 @@ class Serving:
                 "one-way message for an unknown actor", actor=actor, endpoint=endpoint, peer=self.node
             )
         else:
-            self._send_fault(request_id, Fault.DEAD, f"{self._home.name} has no actor of that name")
+            self._send_fault(request_id, Fault.DEAD, f"{self._network.name} has no actor of that name")
 
     def on_restricted_requests(self, envelope: Envelope) -> None:
         """As ``on_requests``, of a peer that may not make all calls."""
@@ -299,7 +301,7 @@ class Serving:
     def _not_confirmed(self, waited_s: float) -> None:
         self._mark_timer = None
         if self._held:  # else the next request sends a mark
-            self._mark_again(min(2 * waited_s, self._home.settings.heartbeat_s))
+            self._mark_again(min(2 * waited_s, self._network.settings.heartbeat_s))
 
     def _send_mark(self) -> None:
         self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self._now())]))
@@ -313,11 +315,11 @@ class Serving:
             return
         held = self._drop_held()
         for delivery in held:
-            if self._home.mailboxes.get(delivery.actor) is delivery.mailbox:
+            if self._network.mailboxes.get(delivery.actor) is delivery.mailbox:
                 delivery.mailbox.deliver([delivery])
             else:
                 self.answer_fault(
-                    delivery, Fault.DEAD, f"{self._home.name} has no actor of that name any more"
+                    delivery, Fault.DEAD, f"{self._network.name} has no actor of that name any more"
                 )
 
     def _drop_held(self) -> deque[Delivery]:

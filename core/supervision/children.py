@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
@@ -14,6 +14,9 @@ from .local_actors import LocalActors
 from .node import START_TIMEOUT_S, Launch, Node, Running
 from .worker_init import constructor_arguments, import_class
 
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
 log = get_logger(__name__)
 
 
@@ -21,20 +24,6 @@ class SupervisedSystem(Protocol):
     """The part of an ``ActorSystem`` that its supervisors use."""
 
     _local: LocalActors
-
-
-class ChildOwner(Protocol):
-    """The supervisor of a child, as the child sees it. ``stopping``: all children are being stopped or killed."""
-
-    stopping: bool
-
-    def child_exited(self, child: "Child", reason: FlexmarlError) -> None:
-        """The child has failed, or its process has ended, without a request to stop."""
-        ...
-
-    def final_error(self, reason: FlexmarlError) -> FlexmarlError | None:
-        """The error of later calls to a child that has ended for ``reason``; None if it may be restarted."""
-        ...
 
 
 class Child(ABC):
@@ -113,7 +102,7 @@ class NodeChild(Child):
     """An actor on a node. ``spec``: its last launch, or the first one to be. ``running``: its newest incarnation.
     ``watches``: one per incarnation that has not ended."""
 
-    def __init__(self, spec: Launch, node: Node, local: LocalActors, owner: ChildOwner) -> None:
+    def __init__(self, spec: Launch, node: Node, local: LocalActors, owner: "Supervisor") -> None:
         super().__init__(spec.name, local, "")
         self.spec = spec
         self.node = node

@@ -6,9 +6,9 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..actor import Actor, System
+from ..actor import Actor
 from ..delivery.mailbox import Mailbox
 from ..delivery.peers import Network
 from ..errors import (
@@ -28,6 +28,9 @@ from .monitors import Monitors
 from .process_statistics import ProcessStatistics, sum_of_mailboxes, sum_of_peers
 from .system_api import SystemApi
 
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
 log = get_logger(__name__)
 
 Api = TypeVar("Api")
@@ -37,24 +40,6 @@ Report = TypeVar("Report")
 # Closing waits this long for cancelled calls, and for each actor's on_stop. Shorter than a supervisor waits for a
 # process that it has asked to stop: the log names the task that hung before the process is killed.
 CLOSE_GRACE_S = 3.0
-
-
-class ActorSupervisor(Protocol):
-    """A supervisor, as its system sees it (``Supervisor``)."""
-
-    def actor_failed(self, name: str, error: BaseException) -> bool:
-        """Takes care of the local actor ``name``, which has failed; False if it is another supervisor's."""
-        ...
-
-    def crashed(self) -> None:
-        """The process has ended as if it had been killed: nothing is restarted any more."""
-        ...
-
-    def owns(self, name: str) -> bool: ...
-    def find(self, name: str) -> ActorRef[Any] | None: ...
-    async def stop(self, name: str) -> None: ...
-    async def allow(self, public_key: str, calls: tuple[str, ...]) -> None: ...
-    async def process_statistics(self) -> dict[str, ProcessStatistics]: ...
 
 
 @dataclass(slots=True)
@@ -70,14 +55,15 @@ class LocalActors:
     """``failure``: set when an actor has failed that no supervisor restarts. ``supervisors``: of this system.
     ``closed``: no actor is started any more."""
 
-    def __init__(self, system: System, network: Network) -> None:
-        self.name = system.name
+    def __init__(self, name: str, network: Network, adopt: Callable[[Actor], None]) -> None:
+        """``name``: of the system. ``adopt``: gives an actor its system."""
+        self.name = name
         self.network = network
         self.monitors = Monitors(self)
-        self.supervisors: list[ActorSupervisor] = []
+        self.supervisors: list[Supervisor] = []
         self._loop = asyncio.get_running_loop()
         self.failure: asyncio.Future[BaseException] = self._loop.create_future()
-        self._system = system
+        self._adopt = adopt
         self._mailboxes = network.mailboxes
         self._actors: dict[str, Actor] = {}
         self._starting: dict[str, _Start] = {}
@@ -138,7 +124,8 @@ class LocalActors:
         self._mailboxes[name].open(actor)
 
     async def _start(self, actor: Actor, name: str) -> None:
-        actor.system, actor._runtime = self._system, self
+        self._adopt(actor)
+        actor._runtime = self
         actor.ref = self.ref(name, self.address, type(actor))
         self._starting[name] = start = _Start(actor, self._loop.time())
         try:

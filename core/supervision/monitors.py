@@ -2,33 +2,19 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..actor import Actor, DeadActor
 from ..errors import ActorDead, ActorFailed, RemoteError, RemoteProtocolError, text_of
 from ..ref import ActorRef
-from .system_api import FOR_EVER, SystemApi
+from .system_api import FOR_EVER
+
+if TYPE_CHECKING:
+    from .local_actors import LocalActors
 
 _REMEMBERED_STOPS = 1024
-
-
-class MonitoredActors(Protocol):
-    """The actors of one process, as their monitors see them (``LocalActors``)."""
-
-    name: str
-
-    @property
-    def address(self) -> str: ...
-
-    def system_actor(self, address: str) -> ActorRef[SystemApi]: ...
-
-    def serves(self, name: str) -> bool: ...
-
-    def has_actor(self, name: str) -> bool: ...
-
-    def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None: ...
 
 
 class _Monitor:
@@ -45,7 +31,7 @@ class _Monitor:
 class Monitors:
     """Reports exits of local actors to their watchers, and exits of any actor to local watchers."""
 
-    def __init__(self, actors: MonitoredActors) -> None:
+    def __init__(self, actors: "LocalActors") -> None:
         self._actors = actors
         self._monitors: dict[str, dict[_Monitor, None]] = {}
         self._stopped: OrderedDict[str, str] = OrderedDict()

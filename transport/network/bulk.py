@@ -13,24 +13,19 @@ import secrets
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from zmq.utils import z85
 
 from ...core.errors import InvalidKeys
 from ...core.wire.curve import Keys
-from ...core.wire.zeromq import Tcp
+
+if TYPE_CHECKING:
+    from ...core.system import ActorSystem
 
 _NONCE_BYTES = 32
 # Sent instead of a proof, so that a reader with other keys does not try again.
 _REFUSAL = bytes(32)
-
-
-class NodeSystem(Protocol):
-    """The part of an actor's system that decides how its process reaches other hosts."""
-
-    tcp: Tcp | None
-    keys: Keys | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class Bulk:
             raise ValueError(f"readers can't connect to {self.host!r}: name the host, by advertise=")
 
     @classmethod
-    def of(cls, system: NodeSystem, *, encrypted: bool) -> "Bulk | None":
+    def of(cls, system: "ActorSystem", *, encrypted: bool) -> "Bulk | None":
         """At the address of a system, with its keys; None if the system is not reached over TCP, or has no keys."""
         if system.tcp is None or system.keys is None:
             return None

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ....core.actor import System
 from ....core.durable.files import make_private_folder, replace_private
+from ....core.system import ActorSystem
 from ...errors import CheckpointIncomplete, SamplesLost
 from ...figures import Numbers, StepFigures
 from ...json_files import as_text, read_json
@@ -67,7 +67,7 @@ class Opponents:
         trainer: TrainerApi,
         router: RouterApi,
         tell_console: Callable[..., Awaitable[None]],
-        system: Callable[[], System],
+        system: Callable[[], ActorSystem],
     ) -> None:
         """Raises RecipeError if the recipe has no function that a pool's rule names."""
         self._trainer, self._router, self._tell_console = trainer, router, tell_console

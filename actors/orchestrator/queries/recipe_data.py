@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from ....core.actor import System
+from ....core.system import ActorSystem
 from ....core.waits import Wait
 from ...errors import RecipeError
 from ...recipe import Recipe
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class RecipeData:
-    def __init__(self, recipe: Recipe, system: Callable[[], System], timeout_s: float) -> None:
+    def __init__(self, recipe: Recipe, system: Callable[[], ActorSystem], timeout_s: float) -> None:
         """``system``: returns the actor's, which an actor has once it has started."""
         self._recipe = recipe
         self._system = system

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 
-from ....core.actor import System
+from ....core.system import ActorSystem
 from ....core.waits import Wait
 from ...errors import DataChanged, RecipeError
 from ...messages import GroupClosed, Query, refuse_equal_ids
@@ -58,7 +58,7 @@ class RunQueries:
     def __init__(
         self,
         recipe: Recipe,
-        system: Callable[[], System],
+        system: Callable[[], ActorSystem],
         timeout_s: float,
         plan: Plan,
         success: str,

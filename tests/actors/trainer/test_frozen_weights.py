@@ -14,7 +14,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.recipe import RecipeConfig
 from flexmarl.actors.trainer.frozen_weights import FrozenWeights
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
-from flexmarl.core.actor import System
+from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
 
 from .backends.torch_policy.policies import SMALLER_MODEL
@@ -23,7 +23,7 @@ PLAYER, RIVAL = PolicyName("player"), PolicyName("rival")
 
 
 class Blocking:
-    """As much of a ``System`` as is needed."""
+    """As much of an ``ActorSystem`` as is needed."""
 
     async def run_blocking(self, work: Callable[..., Any], *args: Any, **_: Any) -> Any:
         return work(*args)
@@ -40,7 +40,7 @@ def weights_of(tmp_path: Path, transport: StateTransport) -> FrozenWeights:
         store_dir=tmp_path,
         frozen={RIVAL: policy},
     )
-    return FrozenWeights(setup, cast(System, Blocking()), transport)
+    return FrozenWeights(setup, cast(ActorSystem, Blocking()), transport)
 
 
 async def test_a_past_version_is_published_as_it_was(tmp_path: Path, private: Path) -> None:
