@@ -70,6 +70,9 @@ class Run:
     ``stop_timeout_s``. In every case no process, socket or shared memory is left. An error of the run is raised by the
     iterations, ``wait`` and ``result``, and if none of them has raised it, at the end of the block: an error that
     ``is_loss`` if an actor was lost, ActorFailed if one failed for another reason.
+
+    It is one class, of more than 300 lines: the block, the run's task, the stops and the readers of its end all decide
+    by the same few flags, and apart from each other they would have to pass on every change of one.
     """
 
     directory: RunDirectory
