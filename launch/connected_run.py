@@ -233,14 +233,14 @@ class ConnectedRun:
         return self._store
 
 
-def asked(run: Path, question: Callable[[ConnectedRun], Awaitable[Answer]]) -> Answer:
+def query_run(run: Path, call: Callable[[ConnectedRun], Awaitable[Answer]]) -> Answer:
     """The answer to one question, in a loop of its own. Raises RunUnreachable if no process works on the run, or
     another user's does."""
 
     async def ask() -> Answer:
         async with connect(run) as connected:
             try:
-                return await question(connected)
+                return await call(connected)
             except CallNotAllowed as error:
                 if error.endpoint == "admit":
                     raise RunUnreachable(

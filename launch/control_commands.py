@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from .connected_run import asked
+from .connected_run import query_run
 from .console.echo import echo, echo_file, echo_json
 from .formatting import duration
 from .run_control import CALLS, Right, RunStatus
@@ -43,7 +43,7 @@ def status(run: Path, as_json: bool) -> int:
             f"\n{stored.error}" if stored.error else ""
         )
     else:
-        answer = asked(run, lambda connected: connected.status())
+        answer = query_run(run, lambda connected: connected.status())
         fields = {"state": "running", **dataclasses.asdict(answer)}
         words = _words(run, answer)
     if as_json:
@@ -65,7 +65,7 @@ def stop(run: Path, now: bool, as_json: bool) -> int:
       flexmarl stop runs/first
       flexmarl stop runs/first --now
     """
-    graceful = asked(run, lambda connected: connected.stop(now=now, by="flexmarl stop"))
+    graceful = query_run(run, lambda connected: connected.stop(now=now, by="flexmarl stop"))
     how = "after the steps under way, with a checkpoint" if graceful else "at once"
     if as_json:
         echo_json({"checkpoint": graceful})
@@ -86,7 +86,7 @@ def logs(run: Path, actor: str) -> int:
       flexmarl logs first.address store
     """
     if run.is_file():
-        text = asked(run, lambda connected: connected.log(actor))
+        text = query_run(run, lambda connected: connected.log(actor))
     else:
         text = RunDirectory.existing(run).log_of(actor).read_bytes().decode(errors="replace")
     echo_file(text)
@@ -117,7 +117,7 @@ def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
       flexmarl admit runs/first dashboard.address
       flexmarl admit runs/first judge.address --may judge
     """
-    asked(run, lambda connected: connected.admit(file, rights))
+    query_run(run, lambda connected: connected.admit(file, rights))
     echo(f"{file}: its holder may {' and '.join(dict.fromkeys(('watch', *rights)))} {run}, until it ends")
     return 0
 

@@ -13,7 +13,7 @@ from ..actors.store.stored_tables import stored_tables
 from ..actors.store.tables import Tables
 from ..core.errors import JournalError
 from .config_reading import check, read_yaml
-from .connected_run import ConnectedRun, asked
+from .connected_run import ConnectedRun, query_run
 from .console.terminal import Terminal
 from .errors import RunDirectoryError
 from .run_directory import RunDirectory
@@ -71,7 +71,7 @@ def _found(
     stored: Callable[[Tables], Selection],
 ) -> Selection:
     if run.is_file() or stored_run.is_alive(RunDirectory.existing(run)):
-        return asked(run, question)
+        return query_run(run, question)
     return stored(_stored_tables(RunDirectory.existing(run)))
 
 
