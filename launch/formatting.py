@@ -38,7 +38,7 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def listed(numbers: Sequence[int]) -> str:
+def format_numbers(numbers: Sequence[int]) -> str:
     """The first three numbers and the count of the others: ``1, 2, 3 and 4 more``."""
     shown = ", ".join(map(str, numbers[:3]))
     return f"{shown} and {len(numbers) - 3} more" if len(numbers) > 3 else shown

@@ -64,7 +64,6 @@ EXCEPTIONS: dict[str, int] = {
     "kept": 1,
     "known": 57,
     "left": 41,
-    "listed": 1,
     "loaded": 1,
     "lost": 2,
     "made": 20,

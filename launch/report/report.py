@@ -20,7 +20,7 @@ from ...actors.run_events import (
 )
 from ...core.durable.files import open_private
 from ..console.event_words import warning_of
-from ..formatting import OF_REWARDS, change, clock, compact, count, duration, listed
+from ..formatting import OF_REWARDS, change, clock, compact, count, duration, format_numbers
 from ..run_endings import evaluated_names
 from .evaluation_sections import evaluations
 from .instance_sections import instances
@@ -156,7 +156,7 @@ def _facts(history: History) -> str:
     """The key figures. Shares are shares of the step time."""
     if not history.steps:
         return ""
-    resumed = f"resumed at {listed(history.resumes)}" if history.resumes else ""
+    resumed = f"resumed at {format_numbers(history.resumes)}" if history.resumes else ""
     facts = [("Steps", str(len(history.steps)), resumed)]
     steps_s = f"from start to end; steps: {duration(history.step_seconds)}"
     facts.append(("Wall time", duration(history.wall_s), steps_s))

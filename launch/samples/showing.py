@@ -9,7 +9,7 @@ from rich.table import Table
 from ...actors.recorded_trajectory import RecordedTrajectory
 from ..console.echo import echo_json
 from ..console.terminal import Terminal
-from ..formatting import count, listed
+from ..formatting import count, format_numbers
 from ..line_writer import finite
 from .conversation import show
 from .reader import Order, Samples
@@ -74,7 +74,7 @@ def explain_empty(samples: Samples, filters: Mapping[str, Any]) -> str:
     if not content.trajectories:
         return f"no trajectory is recorded yet{_dropped_note(content.dropped)}"
     steps = "no step" if content.first_step is None else f"steps {content.first_step} to {content.last_step}"
-    after = f", evaluations after step {listed(content.evaluations)}" if content.evaluations else ""
+    after = f", evaluations after step {format_numbers(content.evaluations)}" if content.evaluations else ""
     conditions = ", ".join(
         f"{name}={str(value).lower() if value in (True, False) else value}"
         for name, value in filters.items()
