@@ -103,7 +103,7 @@ def override_key(override: str) -> str:
 def check(raw: dict[str, Any], source: str) -> RunConfig:
     """The typed config. Raises ConfigError listing every problem, each with its key and value."""
     whole = expanded(raw)
-    return _checked(whole, WrittenKeys(raw, own=whole.own), source)
+    return _checked(whole, WrittenKeys(raw, own_policies=whole.own), source)
 
 
 def _checked(whole: Expanded, keys: WrittenKeys, source: str) -> RunConfig:

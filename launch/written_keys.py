@@ -13,18 +13,19 @@ class WrittenKeys:
     """Finds the place at which a value of the resolved config was written.
 
     A value of ``policies.solver`` may be written in ``agents.solver``, and a value of either in ``agent_defaults``.
-    ``raw``: the config without ``agent_defaults``, whose content is ``defaults``. ``own``: the policies that are
-    written in the agent of their name. ``top``: the part of ``defaults`` that is written at the top level.
+    ``raw``: the config without ``agent_defaults``, whose content is ``defaults``. ``own_policies``: the policies that
+    are written in the agent of their name. ``top``: the part of ``defaults`` that is written at the top level.
     """
 
     def __init__(
         self,
         raw: Mapping[str, Any] | None = None,
         defaults: Mapping[str, Any] | None = None,
-        own: frozenset[str] = frozenset(),
+        own_policies: frozenset[str] = frozenset(),
         top: Mapping[str, Any] | None = None,
     ) -> None:
-        self._raw, self._defaults, self._own, self._top = raw or {}, defaults or {}, own, top or {}
+        self._raw, self._defaults = raw or {}, defaults or {}
+        self._own_policies, self._top = own_policies, top or {}
 
     def key(self, *location: int | str) -> str:
         """``agent_defaults.model.path`` for ``policies.solver.model.path``, if it is written there."""
@@ -60,7 +61,7 @@ class WrittenKeys:
         return (kind, name, *rest)
 
     def _in_agents(self, location: Location) -> Location:
-        if len(location) > 1 and location[0] == "policies" and location[1] in self._own:
+        if len(location) > 1 and location[0] == "policies" and location[1] in self._own_policies:
             return ("agents", *location[1:])
         return location
 

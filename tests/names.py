@@ -77,7 +77,7 @@ EXCEPTIONS: dict[str, int] = {
     "numbered": 1,
     "one": 56,
     "others": 9,
-    "own": 43,
+    "own": 41,
     "packed": 2,
     "padded": 1,
     "punished": 2,
