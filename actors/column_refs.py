@@ -60,7 +60,7 @@ def _kind(value: ValueRef) -> tuple[str, str, int]:
     return value[0], value[3], len(value[4])
 
 
-def packed(cells: Sequence[Any]) -> Sequence[Any] | ColumnRefs:
+def pack_column(cells: Sequence[Any]) -> Sequence[Any] | ColumnRefs:
     """A column as it is sent and journaled: packed if every cell is a reference."""
     return pack(cells) if set(map(type, cells)) == {tuple} else cells
 

@@ -96,7 +96,7 @@ class Column(Config):
             return False
         return self.shape is None or (
             len(shape) == len(self.shape)
-            and all(wanted in (None, size) for wanted, size in zip(self.shape, shape, strict=True))
+            and all(expected in (None, size) for expected, size in zip(self.shape, shape, strict=True))
         )
 
     def __str__(self) -> str:
@@ -115,22 +115,22 @@ def outside_reward(columns: Columns) -> Column | None:
     return column if column is not None and column.awaited else None
 
 
-def check_names(columns: Columns, taken: Sequence[str] = ()) -> None:
-    """Raises ConfigError for a name that is not an identifier in lower case, is one of ``META`` or is ``taken``."""
+def check_names(columns: Columns, reserved: Sequence[str] = ()) -> None:
+    """Raises ConfigError for a name that is not an identifier in lower case, is one of ``META`` or is ``reserved``."""
     for name in columns:
         if not _NAME.fullmatch(name):
             raise ConfigError(
                 f"column {name!r}: a name is up to 63 of a-z, 0-9 and _, not beginning with 0-9"
             )
-        if name in META or name in taken:
+        if name in META or name in reserved:
             raise ConfigError(f"column {name!r}: every table has it already; choose another name")
 
 
 def common_types(columns: Mapping[str, Columns]) -> dict[str, str]:
     """Type by name of all columns. Raises ConfigError if two agents give one name different types."""
     types: dict[str, str] = {}
-    for agent, own in columns.items():
-        for name, column in own.items():
+    for agent, agent_columns in columns.items():
+        for name, column in agent_columns.items():
             if types.setdefault(name, column.type) != column.type:
                 raise ConfigError(
                     f"column {name!r} is {column.type} for agent {agent!r} and {types[name]} for another: "
@@ -195,17 +195,17 @@ def _text(value: Any) -> str:
 
 
 def _tokens(value: Any) -> np.ndarray[Any, Any]:
-    wanted = "tokens: a flat sequence of ints of 32 bits"
+    expected = "tokens: a flat sequence of ints of 32 bits"
     try:
         tokens = np.asarray(_off_device(value))
     except (TypeError, ValueError):  # a sequence of sequences of different lengths, say
-        raise ValueError(wanted) from None
+        raise ValueError(expected) from None
     if tokens.ndim == 1 and not tokens.size and not isinstance(value, str | bytes):
         return np.empty(0, np.int32)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(wanted)
+        raise ValueError(expected)
     if tokens.min() < _TOKEN.min or tokens.max() > _TOKEN.max:
-        raise ValueError(wanted)
+        raise ValueError(expected)
     return tokens.astype("<i4")
 
 

@@ -127,15 +127,15 @@ async def play(environment: Environment, query: Query, agents: Agents) -> Reward
     environment.turns = {}
     seats: dict[str, _Seat] = {}
     try:
-        found, method = await environment.reset(query), "reset"
-        while not isinstance(found, Rewards):
-            asked = _checked(found, environment, method)
-            for agent in asked:
+        outcome, method = await environment.reset(query), "reset"
+        while not isinstance(outcome, Rewards):
+            prompts = _check_prompts(outcome, environment, method)
+            for agent in prompts:
                 if agent not in seats:
                     seats[agent] = _Seat(agents[agent], environment.turns.setdefault(agent, []))
-            turns = await _all_turns(seats, asked)
-            found, method = await environment.step(turns), "step"
-        return found
+            turns = await _all_turns(seats, prompts)
+            outcome, method = await environment.step(turns), "step"
+        return outcome
     except LimitReached as limit:
         return await environment.truncated(limit)
     finally:
@@ -146,20 +146,20 @@ async def play(environment: Environment, query: Query, agents: Agents) -> Reward
 def _refuse(environment: Environment, method: str) -> Callable[..., Awaitable[Any]]:
     name = f"{type(environment).__name__}.{method}"
 
-    async def refused(*_: object) -> Any:
+    async def refuse(*_: object) -> Any:
         raise InvalidEnvironment(f"{name} after the end of the trajectory: another one needs a new object")
 
-    return refused
+    return refuse
 
 
-async def _all_turns(seats: Mapping[str, "_Seat"], asked: Asked) -> dict[str, Turn]:
+async def _all_turns(seats: Mapping[str, "_Seat"], prompts: Asked) -> dict[str, Turn]:
     """The turns of the agents asked, at once. The first error cancels the others and is raised by itself."""
-    if len(asked) == 1:
-        ((agent, says),) = asked.items()
+    if len(prompts) == 1:
+        ((agent, says),) = prompts.items()
         return {agent: await seats[agent].turn(says)}
     with first_error():
         async with asyncio.TaskGroup() as tasks:
-            begun = {agent: tasks.create_task(seats[agent].turn(says)) for agent, says in asked.items()}
+            begun = {agent: tasks.create_task(seats[agent].turn(says)) for agent, says in prompts.items()}
     return {agent: task.result() for agent, task in begun.items()}
 
 
@@ -187,20 +187,20 @@ class _Seat:
         return [self.turns[-1], *parts]
 
 
-def _checked(found: object, environment: Environment, method: str) -> Asked:
+def _check_prompts(outcome: object, environment: Environment, method: str) -> Asked:
     """Raises InvalidEnvironment."""
     name = f"{type(environment).__name__}.{method}"
-    if not _is_asked(found):
+    if not _is_asked(outcome):
         raise InvalidEnvironment(
-            f"{name} returned {type(found).__name__}: needs prompts by agent, or Rewards"
+            f"{name} returned {type(outcome).__name__}: needs prompts by agent, or Rewards"
         )
-    if not found:
+    if not outcome:
         raise InvalidEnvironment(f"{name} returned no prompt: needs at least one, or Rewards")
-    return found
+    return outcome
 
 
-def _is_asked(found: object) -> TypeGuard[Asked]:
-    return isinstance(found, Mapping)
+def _is_asked(outcome: object) -> TypeGuard[Asked]:
+    return isinstance(outcome, Mapping)
 
 
 def environment_problems(cls: type[Any]) -> list[str]:
@@ -260,12 +260,12 @@ _FORMS: Final = {
 
 def _own_attributes(cls: type[Environment]) -> dict[str, Any]:
     """The attributes of ``cls`` and its bases below Environment, apart from those that Python makes."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base is not Environment and issubclass(base, Environment):
-            found |= {
+            attributes |= {
                 name: value
                 for name, value in vars(base).items()
                 if name == "__slots__" or not name.startswith("__")
             }
-    return found
+    return attributes

@@ -271,31 +271,31 @@ class CheckpointIncomplete(FlexmarlError):
 class CheckpointMismatch(FlexmarlError):
     """A checkpoint is whole but belongs to something else: a tensor, name or number differs."""
 
-    def __init__(self, path: Path, name: str, expected: str, found: str) -> None:
-        super().__init__(f"checkpoint file {path}: {name}: expected {expected}, found {found}")
+    def __init__(self, path: Path, name: str, expected: str, actual: str) -> None:
+        super().__init__(f"checkpoint file {path}: {name}: expected {expected}, found {actual}")
         self.path = path
         self.name = name
         self.expected = expected
-        self.found = found
+        self.actual = actual
 
 
 class WrongVersion(FlexmarlError):
     """A turn asked for another version of the policy than the one that is served."""
 
-    def __init__(self, policy: str, asked: int, served: int | None) -> None:
-        super().__init__(f"a turn asks for version {asked} of {policy}, version {served} is served")
+    def __init__(self, policy: str, requested: int, served: int | None) -> None:
+        super().__init__(f"a turn asks for version {requested} of {policy}, version {served} is served")
         self.policy = policy
-        self.asked = asked
+        self.requested = requested
         self.served = served
 
 
 class WrongPolicy(FlexmarlError):
     """An instance was asked for a policy that it does not serve, or given weights of one that it has no model for."""
 
-    def __init__(self, policy: str, given: str) -> None:
-        super().__init__(f"an instance of policy {policy} was asked for policy {given}")
+    def __init__(self, policy: str, requested: str) -> None:
+        super().__init__(f"an instance of policy {policy} was asked for policy {requested}")
         self.policy = policy
-        self.given = given
+        self.requested = requested
 
 
 class NoInstance(FlexmarlError):

@@ -35,7 +35,7 @@ class GymnasiumEnvironment(Environment):
 
     agent = "player"
     by_turn = False
-    made: "gymnasium.Env[Any, Any] | None" = None
+    env: "gymnasium.Env[Any, Any] | None" = None
 
     @abstractmethod
     def make(self, query: Query) -> "gymnasium.Env[Any, Any]":
@@ -54,15 +54,15 @@ class GymnasiumEnvironment(Environment):
 
     async def reset(self, query: Query) -> Mapping[str, Says]:
         self.paid: list[tuple[Turn, float]] = []
-        self.made = self.make(query)
-        observation, info = self.made.reset(seed=query.data.get("seed"))
+        self.env = self.make(query)
+        observation, info = self.env.reset(seed=query.data.get("seed"))
         return {self.agent: self.prompt(observation, info)}
 
     async def step(self, turns: Mapping[str, Turn]) -> Mapping[str, Says] | Rewards:
-        if self.made is None:
+        if self.env is None:
             raise InvalidEnvironment(f"{type(self).__name__}.step before reset")
         turn = turns[self.agent]
-        observation, reward, terminated, truncated, info = self.made.step(self.action(turn))
+        observation, reward, terminated, truncated, info = self.env.step(self.action(turn))
         self.paid.append((turn, float(reward)))
         return self.rewards() if terminated or truncated else {self.agent: self.prompt(observation, info)}
 
@@ -81,5 +81,5 @@ class GymnasiumEnvironment(Environment):
         return self.rewards()
 
     async def end(self) -> None:
-        if self.made is not None:
-            self.made.close()
+        if self.env is not None:
+            self.env.close()

@@ -41,9 +41,9 @@ def rotation_limit(architecture: PreTrainedConfig) -> int | None:
     """
     decoder: Any = architecture.get_text_config(decoder=True)
     parameters = getattr(decoder, "rope_parameters", None) or {}
-    each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    ropes = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return min(
-        (rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"),
+        (rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"),
         default=None,
     )
 

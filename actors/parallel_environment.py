@@ -20,7 +20,7 @@ class ParallelEnvironment(Environment):
     step's reward is that of its turn instead."""
 
     by_turn = False
-    made: "pettingzoo.ParallelEnv[str, Any, Any] | None" = None
+    env: "pettingzoo.ParallelEnv[str, Any, Any] | None" = None
 
     @abstractmethod
     def make(self, query: Query) -> "pettingzoo.ParallelEnv[str, Any, Any]":
@@ -40,15 +40,15 @@ class ParallelEnvironment(Environment):
     async def reset(self, query: Query) -> Mapping[str, Says] | Rewards:
         self.paid: list[tuple[Turn, float]] = []
         self.steps = 0
-        self.made = self.make(query)
-        observations, infos = self.made.reset(seed=query.data.get("seed"))
+        self.env = self.make(query)
+        observations, infos = self.env.reset(seed=query.data.get("seed"))
         return self._next(observations, infos)
 
     async def step(self, turns: Mapping[str, Turn]) -> Mapping[str, Says] | Rewards:
-        if self.made is None:
+        if self.env is None:
             raise InvalidEnvironment(f"{type(self).__name__}.step before reset")
         actions = {agent: self.action(agent, turn) for agent, turn in turns.items()}
-        observations, rewards, _, _, infos = self.made.step(actions)
+        observations, rewards, _, _, infos = self.env.step(actions)
         self.paid += [(turns[agent], float(reward)) for agent, reward in rewards.items()]
         self.steps += 1
         return self._next(observations, infos)
@@ -57,25 +57,25 @@ class ParallelEnvironment(Environment):
         self, observations: Mapping[str, Any], infos: Mapping[str, Mapping[str, Any]]
     ) -> Mapping[str, Says] | Rewards:
         """The prompts of the agents that are left, or the rewards if no agent is left."""
-        assert self.made is not None
-        left = self.made.agents
-        if not left:
+        assert self.env is not None
+        agents = self.env.agents
+        if not agents:
             return self.rewards()
-        return {agent: self.prompt(agent, observations[agent], infos.get(agent, {})) for agent in left}
+        return {agent: self.prompt(agent, observations[agent], infos.get(agent, {})) for agent in agents}
 
     def rewards(self) -> Rewards:
         """The rewards at the end, also at a limit of turns or tokens: of all agents that had a turn."""
         totals = dict.fromkeys(self.turns, 0.0)
         for turn, reward in self.paid:
             totals[turn.agent] += 0.0 if self.by_turn else reward
-        found = Rewards(metrics={"steps": float(self.steps)}, **totals)
+        rewards = Rewards(metrics={"steps": float(self.steps)}, **totals)
         for turn, reward in self.paid if self.by_turn else ():
-            found.of(turn, reward)
-        return found
+            rewards.of(turn, reward)
+        return rewards
 
     async def truncated(self, limit: LimitReached) -> Rewards:
         return self.rewards()
 
     async def end(self) -> None:
-        if self.made is not None:
-            self.made.close()
+        if self.env is not None:
+            self.env.close()

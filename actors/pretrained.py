@@ -52,8 +52,8 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
     attention is one that ``sdpa`` does not compute.
     """
     with _ZeroInitialised():
-        made = _from_config(architecture_of(model), getattr(torch, model.dtype))
-    placed: PreTrainedModel = made.train(False).requires_grad_(False).to(model.device)
+        network = _from_config(architecture_of(model), getattr(torch, model.dtype))
+    placed: PreTrainedModel = network.train(False).requires_grad_(False).to(model.device)
     return placed
 
 
@@ -63,15 +63,17 @@ def unset_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     Parameters with random initial values have any values. Otherwise as ``empty_model``, with gradients.
     """
     with _NotInitialised():
-        made: PreTrainedModel = _from_config(architecture_of(model), dtype).train(False)
-    return made
+        network: PreTrainedModel = _from_config(architecture_of(model), dtype).train(False)
+    return network
 
 
 def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
     """The weights of a policy's model by name, tied ones once: float32 on the device ``meta``, which has shapes and no
     memory. Only the config of a ``path`` is read. Raises as ``empty_model``."""
-    made = outline_of(model, torch.float32)
-    return {name: tensor.detach() for name, tensor in without_ties(made.state_dict(keep_vars=True)).items()}
+    network = outline_of(model, torch.float32)
+    return {
+        name: tensor.detach() for name, tensor in without_ties(network.state_dict(keep_vars=True)).items()
+    }
 
 
 def outline_of(
@@ -83,8 +85,8 @@ def outline_of(
     """
     architecture = architecture_of(model, local_files_only=local_files_only)
     with torch.device("meta"):
-        made: PreTrainedModel = _from_config(architecture, dtype or getattr(torch, model.dtype))
-    return made
+        network: PreTrainedModel = _from_config(architecture, dtype or getattr(torch, model.dtype))
+    return network
 
 
 def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:

@@ -43,17 +43,17 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any]) -> list[Any]
     names = [p.name for p in parameters if p.kind in _POSITIONAL]
     rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     names += rest * (len(args) - len(names))
-    found = [
-        _typed(value, hints[name], name) if name in hints else value
+    converted = [
+        _convert(value, hints[name], name) if name in hints else value
         for name, value in zip(names, args, strict=False)
     ]
-    return [*found, *args[len(found) :]]
+    return [*converted, *args[len(converted) :]]
 
 
 def result_of(function: Callable[..., Any], value: Any) -> Any:
     """``value`` as the function's annotations say. Raises ValueError."""
     hints = _hints(function)
-    return _typed(value, hints["return"], "result") if "return" in hints else value
+    return _convert(value, hints["return"], "result") if "return" in hints else value
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _typed(value: Any, annotation: Any, name: str) -> Any:
+def _convert(value: Any, annotation: Any, name: str) -> Any:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(wire_type(annotation))
         return adapter.validate_python(value)

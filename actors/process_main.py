@@ -55,10 +55,10 @@ def _read(stream: BinaryIO) -> Any:
 
 def _answer(call: Any) -> bytes:
     try:
-        found: Any = importlib.import_module(call["module"])
+        target: Any = importlib.import_module(call["module"])
         for part in call["name"].split("."):
-            found = getattr(found, part)
-        return frame({"result": found(*arguments_of(found, call["args"]))})
+            target = getattr(target, part)
+        return frame({"result": target(*arguments_of(target, call["args"]))})
     except BaseException as error:  # noqa: BLE001  # of the caller's function: the caller raises it
         return frame({"kind": type(error).__name__, "text": text_of(error), "traceback": traceback_of(error)})
 

@@ -47,11 +47,11 @@ async def in_process(function: Callable[..., Result], *args: Any, timeout_s: flo
     pool = current_pool.get()
     if pool is not None:
         return await pool.run(function, args, timeout_s)  # type: ignore[no-any-return]
-    own = Processes(1)  # outside a run, as in a test of a workflow
+    processes = Processes(1)  # outside a run, as in a test of a workflow
     try:
-        return await own.run(function, args, timeout_s)  # type: ignore[no-any-return]
+        return await processes.run(function, args, timeout_s)  # type: ignore[no-any-return]
     finally:
-        await own.close()
+        await processes.close()
 
 
 class Processes:
@@ -177,10 +177,10 @@ class _Process:
 def _full_name(function: Callable[..., Any]) -> str:
     """Raises ValueError for a function that another process can't find by its name."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    found: Any = sys.modules.get(module or "")
+    target: Any = sys.modules.get(module or "")
     for part in (name or "").split("."):
-        found = getattr(found, part, None)
-    if module is None or name is None or found is not function:
+        target = getattr(target, part, None)
+    if module is None or name is None or target is not function:
         raise ValueError(f"in_process: {function!r} is not at the top level of a module")
     if module == "__main__":
         raise ValueError(

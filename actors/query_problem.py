@@ -5,16 +5,16 @@ from ..core.protocol.codec import Encoder
 from .messages import Query
 
 
-def query_problem(found: object) -> str | None:
-    """The words for "it gives ..." if the rollout workers can't get ``found`` as a query; None if they can."""
-    if not isinstance(found, Query):
-        return f"{type(found).__name__}, not a Query"
-    texts: tuple[object, object] = (found.id, found.text)
-    data: object = found.data
+def query_problem(query: object) -> str | None:
+    """The words for "it gives ..." if the rollout workers can't get ``query`` as a query; None if they can."""
+    if not isinstance(query, Query):
+        return f"{type(query).__name__}, not a Query"
+    texts: tuple[object, object] = (query.id, query.text)
+    data: object = query.data
     if not all(isinstance(text, str) for text in texts) or not isinstance(data, dict):
-        return f"{found!r}: id and text must be strings, and data a dictionary"
+        return f"{query!r}: id and text must be strings, and data a dictionary"
     try:
-        Encoder().pack(found)
+        Encoder().pack(query)
     except LocalProtocolError as error:
-        return f"the query {found.id!r}, which can't be sent to another process: {error}"
+        return f"the query {query.id!r}, which can't be sent to another process: {error}"
     return None

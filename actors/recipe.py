@@ -106,8 +106,8 @@ class Recipe:
         """
         train_query = self.function("train_query")
         with self.users_code("train_query"):
-            found: object = train_query(position, self._config.seed, **self._config.data)
-        return self.checked(found, f"train_query({position}, seed)")
+            query: object = train_query(position, self._config.seed, **self._config.data)
+        return self.check_query(query, f"train_query({position}, seed)")
 
     def query_source(self, positions: QuerySource) -> QuerySource:
         """The recipe's own query source. ``positions``: the source of its ``train_query``.
@@ -126,52 +126,54 @@ class Recipe:
     def eval_queries(self) -> list[Query]:
         """Raises RecipeError as ``train_query``."""
         with self.users_code("eval_queries"):
-            found: list[object] = list(self._eval_queries(self._config.seed, **self._config.data))
-        return [self.checked(each, f"query {number} of eval_queries") for number, each in enumerate(found)]
+            queries: list[object] = list(self._eval_queries(self._config.seed, **self._config.data))
+        return [
+            self.check_query(query, f"query {number} of eval_queries") for number, query in enumerate(queries)
+        ]
 
     def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
         """Prompt and completion of each example of one supervised batch. Raises RecipeError if it fails, or gives
         others than pairs of texts."""
         with self.users_code("sft"):
-            found = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
-        for number, pair in enumerate(found):
+            pairs = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
+        for number, pair in enumerate(pairs):
             if not _is_pair(pair):
-                wanted = "a pair of strings (prompt, completion)"
-                raise RecipeError(f"{self.file.name}: sft gives {pair!r} for agent {agent}, not {wanted}")
+                expected = "a pair of strings (prompt, completion)"
+                raise RecipeError(f"{self.file.name}: sft gives {pair!r} for agent {agent}, not {expected}")
             if problem := half_problem(dict(zip(("prompt", "completion"), pair, strict=True))):
                 where = f"example {number} of batch {batch} for agent {agent}"
                 raise RecipeError(f"{self.file.name}: sft gives {where} whose {problem}")
-        return found
+        return pairs
 
-    def checked(self, found: object, which: str) -> Query:
-        """Returns ``found``, if it is a query that can be sent to the rollout workers. Raises RecipeError otherwise.
+    def check_query(self, query: object, which: str) -> Query:
+        """Returns ``query``, if it is a query that can be sent to the rollout workers. Raises RecipeError otherwise.
 
         ``which``: what has given it.
         """
-        if (problem := query_problem(found)) is not None:
+        if (problem := query_problem(query)) is not None:
             raise RecipeError(f"{self.file.name}: {which} gives {problem}")
-        return cast(Query, found)
+        return cast(Query, query)
 
     def frames(self, error: BaseException) -> str:
         """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
         errors about the recipe's results has no frames there, and is shown without any."""
         frames = traceback.extract_tb(error.__traceback__)
-        own = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
+        positions = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
         ours = isinstance(error, FlexmarlError)
-        shown = frames[own[0] :] if own else [] if ours else frames
+        shown = frames[positions[0] :] if positions else [] if ours else frames
         return escaped("".join([*traceback.format_list(shown), *traceback.format_exception_only(error)]))
 
     def _workflow(self) -> tuple[Workflow, Environments | None]:
         """The workflow; an environment's class is made one here. Raises RecipeError for another class."""
-        found = self.function("workflow")
-        if not isinstance(found, type):
-            return cast(Workflow, found), None
-        if not issubclass(found, Environment):
+        workflow = self.function("workflow")
+        if not isinstance(workflow, type):
+            return cast(Workflow, workflow), None
+        if not issubclass(workflow, Environment):
             raise RecipeError(
-                f"{self.file}: workflow is the class {found.__name__}, which is not derived from "
+                f"{self.file}: workflow is the class {workflow.__name__}, which is not derived from "
                 "flexmarl.actors.Environment"
             )
-        environments = Environments(found)
+        environments = Environments(workflow)
         return environments, environments
 
     def _load(self) -> ModuleType:
@@ -201,9 +203,11 @@ class Recipe:
         return cast(Callable[..., Any], function)
 
 
-def _is_pair(found: object) -> bool:
+def _is_pair(example: object) -> bool:
     return (
-        isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(part, str) for part in found)
+        isinstance(example, tuple | list)
+        and len(example) == 2
+        and all(isinstance(part, str) for part in example)
     )
 
 

@@ -38,8 +38,8 @@ def lines_of_threads(folder: Path) -> list[str]:
 def lines_of_task(folder: Path, task: "asyncio.Task[Any]") -> list[str]:
     """The innermost lines of the recipe at which a suspended task waits: one, or one of each task that it waits for.
     Empty if it has ended, or waits nowhere in the recipe."""
-    found = [_of_recipe(folder, chain) for chain in _chains(task)]
-    return list(dict.fromkeys(_line(folder, frames[-1]) for frames in found if frames))
+    chains = [_of_recipe(folder, chain) for chain in _chains(task)]
+    return list(dict.fromkeys(_line(folder, frames[-1]) for frames in chains if frames))
 
 
 def innermost_frames(folder: Path, task: "asyncio.Task[Any]") -> list[FrameType]:
@@ -56,16 +56,18 @@ def _of_recipe(folder: Path, chain: list[FrameType]) -> list[FrameType]:
 def _chains(task: "asyncio.Task[Any]") -> Iterator[list[FrameType]]:
     """The frames of a task and of those that it waits for: a chain for each task that waits for no other one."""
     seen = {task}
-    left: list[tuple[asyncio.Task[Any], list[FrameType]]] = [(task, [])]
-    while left and len(seen) < _MOST_TASKS:
-        waiting, outer = left.pop()
+    queue: list[tuple[asyncio.Task[Any], list[FrameType]]] = [(task, [])]
+    while queue and len(seen) < _MOST_TASKS:
+        waiting, outer = queue.pop()
         frames = _frames(waiting.get_coro())
         chain = outer + frames
-        awaited = [other for other in _awaited(waiting, frames) if other not in seen and not other.done()]
+        awaited = [
+            other for other in _awaited_tasks(waiting, frames) if other not in seen and not other.done()
+        ]
         if not awaited:
             yield chain
         seen.update(awaited)
-        left += [(other, chain) for other in awaited]
+        queue += [(other, chain) for other in awaited]
 
 
 def _frames(awaitable: Any) -> list[FrameType]:
@@ -78,29 +80,29 @@ def _frames(awaitable: Any) -> list[FrameType]:
                 awaitable = getattr(awaitable, inner)
                 break
         else:
-            awaitable = _wrapped(awaitable)
+            awaitable = _unwrap(awaitable)
     return frames
 
 
-def _wrapped(awaitable: Any) -> Any:
+def _unwrap(awaitable: Any) -> Any:
     """The coroutine or generator within what ``async for``, ``anext`` or ``__await__`` awaits; None without one. Those
     objects of the interpreter have no attribute for it."""
     if type(awaitable).__name__ not in _WRAPPERS:
         return None
     inner = (CoroutineType, AsyncGeneratorType, GeneratorType)
     referents = gc.get_referents(awaitable)
-    return next((one for one in referents if isinstance(one, inner) or type(one).__name__ in _WRAPPERS), None)
+    return next((r for r in referents if isinstance(r, inner) or type(r).__name__ in _WRAPPERS), None)
 
 
-def _awaited(task: "asyncio.Task[Any]", frames: list[FrameType]) -> "Iterator[asyncio.Task[Any]]":
+def _awaited_tasks(task: "asyncio.Task[Any]", frames: list[FrameType]) -> "Iterator[asyncio.Task[Any]]":
     """The tasks that ``task`` waits for: by the future of its ``await``, or in a frame of asyncio's own."""
     future = getattr(task, "_fut_waiter", None)
     # The future of a ``shield`` knows its task by a callback alone.
     callbacks = (callback for callback, _ in getattr(future, "_callbacks", None) or ())
     cells = (cell for callback in callbacks for cell in getattr(callback, "__closure__", None) or ())
-    for one in (future, *getattr(future, "_children", ()), *(cell.cell_contents for cell in cells)):
-        if isinstance(one, asyncio.Task):
-            yield one
+    for candidate in (future, *getattr(future, "_children", ()), *(cell.cell_contents for cell in cells)):
+        if isinstance(candidate, asyncio.Task):
+            yield candidate
     for frame in frames:
         if Path(frame.f_code.co_filename).is_relative_to(_ASYNCIO):
             for value in frame.f_locals.values():
@@ -110,9 +112,9 @@ def _awaited(task: "asyncio.Task[Any]", frames: list[FrameType]) -> "Iterator[as
 def _tasks_in(value: Any) -> "Iterator[asyncio.Task[Any]]":
     if isinstance(value, asyncio.TaskGroup):
         value = value._tasks  # there is no public way
-    for one in value if isinstance(value, set | list | tuple) else (value,):
-        if isinstance(one, asyncio.Task):
-            yield one
+    for candidate in value if isinstance(value, set | list | tuple) else (value,):
+        if isinstance(candidate, asyncio.Task):
+            yield candidate
 
 
 def _line(folder: Path, frame: FrameType) -> str:

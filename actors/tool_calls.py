@@ -43,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """A tool's ``schema``, and the validator of its arguments. It does not refer to the tool: see ``declared``."""
+    """A tool's ``schema``, and the validator of its arguments. No reference to the tool: see ``declaration_of``."""
 
     schema: dict[str, Any]
     _arguments: "TypeAdapter[Any]"
@@ -55,21 +55,21 @@ class DeclaredTool:
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """``arguments`` as the annotations say, with defaults. Raises ValueError, which names each that is wrong."""
         try:
-            found: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
+            values: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
         except ValidationError as error:
             raise ValueError("; ".join(map(_problem, error.errors(include_url=False)))) from None
-        return found
+        return values
 
 
-def _problem(found: Any) -> str:
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+def _problem(detail: Any) -> str:
+    return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
 
 
 _declared: "WeakKeyDictionary[Callable[..., Any], dict[bool, DeclaredTool]]" = WeakKeyDictionary()
 """By function, and whether it is bound. An entry ends with its function: a workflow may make functions of its own."""
 
 
-def declared(tool: Tool) -> DeclaredTool:
+def declaration_of(tool: Tool) -> DeclaredTool:
     """Raises ValueError if ``tool`` is not an ``async def``, or a parameter has no JSON schema."""
     is_bound = inspect.ismethod(tool)
     function = tool.__func__ if inspect.ismethod(tool) else tool
@@ -98,8 +98,8 @@ def _declare(tool: Tool, name: str) -> DeclaredTool:
 def _stand_in(signature: inspect.Signature) -> Any:
     """A function with this signature that returns its arguments. A validator of the tool itself would keep it alive."""
 
-    def arguments(*args: Any, **given: Any) -> dict[str, Any]:
-        return {**signature.bind_partial(*args).arguments, **given}
+    def arguments(*args: Any, **keywords: Any) -> dict[str, Any]:
+        return {**signature.bind_partial(*args).arguments, **keywords}
 
     stand_in: Any = arguments
     stand_in.__signature__ = signature
@@ -114,7 +114,7 @@ def _stand_in(signature: inspect.Signature) -> Any:
 def tool_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a function in the form that chat templates take: its name, its docstring, and the JSON schema of
     its annotated parameters. Raises ValueError if it is not an ``async def``, or an annotation has no JSON schema."""
-    return declared(tool).schema
+    return declaration_of(tool).schema
 
 
 def parse_tool_calls(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:

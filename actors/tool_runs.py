@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import LimitReached, RecipeError
-from .tool_calls import DeclaredTool, Tool, ToolCall, declared, parse_tool_calls
+from .tool_calls import DeclaredTool, Tool, ToolCall, declaration_of, parse_tool_calls
 from .workflow import Turn
 
-_Known = dict[str, tuple[Tool, DeclaredTool]]
+_ToolsByName = dict[str, tuple[Tool, DeclaredTool]]
 
 
 async def run_tools(
@@ -35,10 +35,11 @@ async def run_tools(
         raise ValueError(
             f"run_tools: timeout_s={timeout_s!r}, max_chars={max_chars!r} and max_calls={max_calls!r} must be positive"
         )
-    known = _by_name(tools)
-    calls = parse_tool_calls(turn.text, list(known))
+    tools_by_name = _by_name(tools)
+    calls = parse_tool_calls(turn.text, list(tools_by_name))
     begun = [
-        asyncio.create_task(_result(call, known), name=f"tool {call.name}") for call in calls[:max_calls]
+        asyncio.create_task(_result(call, tools_by_name), name=f"tool {call.name}")
+        for call in calls[:max_calls]
     ]
     try:
         if begun:
@@ -55,23 +56,23 @@ async def run_tools(
     ]
 
 
-def _by_name(tools: Sequence[Tool]) -> _Known:
-    known: _Known = {}
+def _by_name(tools: Sequence[Tool]) -> _ToolsByName:
+    tools_by_name: _ToolsByName = {}
     for tool in tools:
-        found = declared(tool)
-        if found.name in known:
-            raise ValueError(f"run_tools: two tools have the name {found.name}")
-        known[found.name] = (tool, found)
-    return known
+        declaration = declaration_of(tool)
+        if declaration.name in tools_by_name:
+            raise ValueError(f"run_tools: two tools have the name {declaration.name}")
+        tools_by_name[declaration.name] = (tool, declaration)
+    return tools_by_name
 
 
-async def _result(call: ToolCall, known: _Known) -> str:
+async def _result(call: ToolCall, tools_by_name: _ToolsByName) -> str:
     """The message's text. Raises what a turn of an agent raises that ends its trajectory or the run."""
     if call.error:
         return f"error: {call.error}"
-    tool, found = known[call.name]
+    tool, declaration = tools_by_name[call.name]
     try:
-        return _as_text(await tool(**found.checked(call.arguments)))
+        return _as_text(await tool(**declaration.checked(call.arguments)))
     except (LimitReached, RecipeError):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the tool's, for the agent; the others continue

@@ -35,10 +35,10 @@ class Truncations:
     rounding: float = 0.0
 
     @classmethod
-    def of(cls, each: Sequence[Truncation], device: torch.device) -> "Truncations":
-        ks = [truncation.top_k or _EVERY_TOKEN for truncation in each]
-        ps = [_ANY_MASS if truncation.top_p == 1 else truncation.top_p for truncation in each]
-        shares = [truncation.min_p for truncation in each]
+    def of(cls, truncations: Sequence[Truncation], device: torch.device) -> "Truncations":
+        ks = [truncation.top_k or _EVERY_TOKEN for truncation in truncations]
+        ps = [_ANY_MASS if truncation.top_p == 1 else truncation.top_p for truncation in truncations]
+        shares = [truncation.min_p for truncation in truncations]
         most_k = max(ks)
         return cls(
             _column(ks, torch.int64, device) if min(ks) < _EVERY_TOKEN else None,
@@ -50,8 +50,8 @@ class Truncations:
     def repeated(self, counts: Tensor, rounding: float) -> "Truncations":
         """Distribution i ``counts[i]`` times (int64 [n]), for ``masked_but``."""
         unsure = torch.zeros(int(counts.sum()), dtype=torch.bool, device=counts.device)
-        wanted = self._with_columns(lambda column: column.repeat_interleave(counts, 0))
-        return replace(wanted, unsure=unsure, rounding=rounding)
+        distributions = self._with_columns(lambda column: column.repeat_interleave(counts, 0))
+        return replace(distributions, unsure=unsure, rounding=rounding)
 
     def split(self, size: int) -> "list[Truncations]":
         """Parts of ``size`` distributions, whose ``unsure`` are views."""
@@ -133,10 +133,10 @@ def _masses_before(
 ) -> tuple[Tensor, Tensor]:
     """The probability of all tokens of lower rank, float64 [n, ranks], and of all ``ranked`` ones, float64 [n, 1],
     among the tokens that ``share`` and the rank ``last`` leave, or ``share`` alone if ``is_beyond``."""
-    left = ranked >= ranked.gather(1, last)
+    mask = ranked >= ranked.gather(1, last)
     if share is not None:
-        left &= ranked >= share
-    ranked = ranked.masked_fill(~left, -torch.inf)
+        mask &= ranked >= share
+    ranked = ranked.masked_fill(~mask, -torch.inf)
     total = ranked.logsumexp(-1, keepdim=True)
     if scores.shape[-1] > ranked.shape[-1] and is_beyond.any():
         counted = scores if share is None else scores.masked_fill(scores < share, -torch.inf)

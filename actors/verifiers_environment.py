@@ -34,7 +34,7 @@ def verifiers_workflow(env: "vf.Env[Any]", task_of: Callable[[Query], "vf.Task[A
         from verifiers.v1.episode import Episode
 
         task = task_of(query)
-        episode: Any = Episode(task=_recorded(task))
+        episode: Any = Episode(task=_trace_task(task))
         seats = _Seats(agents, episode.traces)
         await env.setup(seats)
         await env.run(task, seats)
@@ -61,7 +61,7 @@ def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
-def _recorded(task: Any) -> Any:
+def _trace_task(task: Any) -> Any:
     from verifiers.v1.trace import TraceTask
 
     return TraceTask(type=type(task).__name__, data=task.data)
@@ -119,7 +119,7 @@ class _Interaction:
         self._last: Turn | None = None
         self._is_over = False
         info = AgentInfo(config=AgentConfig(), name=seat.name, trainable=seat.trainable)
-        self.trace: Any = Trace(task=_recorded(task), agent=info)
+        self.trace: Any = Trace(task=_trace_task(task), agent=info)
 
     async def turn(self, message: str | Sequence[Any] | None = None) -> Any:
         """One answer. Without a message it is the answer to the task's prompt. Raises InvalidEnvironment for a message
@@ -135,8 +135,8 @@ class _Interaction:
             self._is_over = True
             self.trace.stop("max_turns" if limit.key.endswith("turns") else "max_output_tokens")
             return Segment(messages=[], terminated=True)
-        for one in messages:
-            self._add(one)
+        for chat_message in messages:
+            self._add(chat_message)
         return Segment(messages=[self._add({"role": "assistant", "content": turn.text}, sampled=True)])
 
     def _messages(self, message: str | Sequence[Any] | None) -> list[Message]:

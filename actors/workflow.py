@@ -160,14 +160,14 @@ class Rewards:
     def checked(self) -> "Rewards":
         """The same as plain floats, with one entry in ``turns`` for each turn. Raises InvalidReward for a value that is
         not a finite number, for a reward beyond ``LARGEST_REWARD``, and for a metric's name that can't be sent."""
-        found = Rewards(
+        rewards = Rewards(
             metrics={_name(name): _finite(f"metric {name!r}", value) for name, value in self.metrics.items()},
             **{name: _reward(f"reward of {name!r}", value) for name, value in self.by_agent.items()},
         )
         if self.team is not None:
-            found.team = _reward("reward of the team", self.team)
-        found.turns = _summed(self.turns)
-        return found
+            rewards.team = _reward("reward of the team", self.team)
+        rewards.turns = _sum_by_turn(self.turns)
+        return rewards
 
     def close(self) -> None:
         """Refuses further rewards: the workflow has returned."""
@@ -178,7 +178,7 @@ class Rewards:
             raise InvalidReward(f"reward {which}: the workflow has returned, and its rewards are taken")
 
 
-def _summed(turns: Sequence[tuple[Turn, float]]) -> list[tuple[Turn, float]]:
+def _sum_by_turn(turns: Sequence[tuple[Turn, float]]) -> list[tuple[Turn, float]]:
     """``turns`` with one entry for each turn."""
     sums: dict[object, tuple[Turn, float]] = {}
     for turn, value in turns:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from ..column_refs import ColumnRefs, packed
+from ..column_refs import ColumnRefs, pack_column
 from ..errors import StoreError, TooFewRows
 from ..messages import LeasedBatch
 from ..names import PolicyName
@@ -300,7 +300,7 @@ class PolicyQueue:
         cells = [row.cells for row in rows]
         if len(agents) > 1:
             names, cells = self._aligned(rows, agents)
-        columns.update(zip(names, map(packed, zip(*cells, strict=True)), strict=True))
+        columns.update(zip(names, map(pack_column, zip(*cells, strict=True)), strict=True))
         return columns
 
     def _aligned(

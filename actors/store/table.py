@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..column_refs import ColumnRefs, packed
+from ..column_refs import ColumnRefs, pack_column
 from ..errors import StoreError
 from ..sample_id import SAMPLE_ID_FORM, step_of, training_step
 from .policy_queue import PolicyQueue
@@ -188,7 +188,7 @@ class Table:
         place = self.schema.index.get(name)
         if place is None:
             raise self._refused(f"unknown column {name!r}; there are: {', '.join(self.schema.names)}")
-        return packed([self._known(sample_id).cells[place] for sample_id in sample_ids])
+        return pack_column([self._known(sample_id).cells[place] for sample_id in sample_ids])
 
     def steps(self) -> Iterator[int]:
         """The steps that have rows."""

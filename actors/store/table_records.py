@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ..column_refs import packed
+from ..column_refs import pack_column
 from ..errors import StoreError
 from .policy_queue import PolicyQueue
 from .row import Row
@@ -49,7 +49,7 @@ def pack_record(kind: Kind, *what: Any) -> bytes:
 def packed_columns(columns: Mapping[str, Sequence[Any]], given: Columns | None = None) -> Columns:
     """``columns`` with references packed. ``given``: as they came; columns that came packed are taken as they are."""
     came = {} if given is None else {name: cells for name, cells in given.items() if isinstance(cells, dict)}
-    return {name: came[name] if name in came else packed(cells) for name, cells in columns.items()}
+    return {name: came[name] if name in came else pack_column(cells) for name, cells in columns.items()}
 
 
 def ids_by_agent(rows: Iterable[Row]) -> dict[str, list[str]]:

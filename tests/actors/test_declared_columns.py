@@ -96,7 +96,7 @@ def test_another_value_is_refused_with_what_is_wanted(column: Column, value: obj
 @pytest.mark.parametrize("name", ["Score", "a-b", "", "1st", "a" * 64, "status", "reward", "tokens"])
 def test_a_name_that_can_not_be_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"column {name!r}: "):
-        check_names({name: Column(type="float")}, taken=("reward", "tokens"))
+        check_names({name: Column(type="float")}, reserved=("reward", "tokens"))
 
 
 def test_agents_agree_about_a_columns_type() -> None:

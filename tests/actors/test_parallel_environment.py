@@ -93,7 +93,7 @@ async def test_agents_move_at_once_until_they_leave() -> None:
     found = (await play(game, QUERY, {"even": even, "odd": odd})).checked()
     assert found.by_agent == {"even": 1.0, "odd": 0.0} and found.metrics == {"steps": 3.0}
     assert even.read == ["even 0 3", "even 1 ", "even 2 "] and odd.read == ["odd 0 3", "odd 1 "]
-    assert isinstance(game.made, Pennies) and game.made.closed
+    assert isinstance(game.env, Pennies) and game.env.closed
 
 
 async def test_a_step_may_pay_its_turns() -> None:

@@ -68,7 +68,7 @@ class RecipeSource:
             return self._positions.next(step)
         with self._calling(self._source, "next"):
             query: object = self._source.next(step)
-        return self._recipe.checked(query, self.function)
+        return self._recipe.check_query(query, self.function)
 
     def _figures(self) -> dict[str, float]:
         if self._source is None:

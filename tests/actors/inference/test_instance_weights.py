@@ -72,7 +72,7 @@ async def test_weights_of_another_policy_are_refused_and_change_nothing(
     await instance.load(await published(transport, version=3))
     with pytest.raises(WrongPolicy, match="policy solver was asked for policy verifier") as raised:
         await instance.load(await published(transport, "verifier", version=4))
-    assert (raised.value.policy, raised.value.given) == ("solver", "verifier")
+    assert (raised.value.policy, raised.value.requested) == ("solver", "verifier")
     assert (await instance.generate(turn(3))).policy_version == 3
 
 
