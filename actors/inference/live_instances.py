@@ -22,7 +22,7 @@ class LiveInstances:
     ) -> list[RoutedInstance]:
         """An instance that has started, as each of its policies has it. ``rooms``: of its policies. An earlier one of
         the same name must have left."""
-        news = "it was started again" if name in self._all_names else "it has joined"
+        state_reason = "it was started again" if name in self._all_names else "it has joined"
         self._all_names.add(name)
         first = self._numbers + 1
         self._numbers += len(rooms)
@@ -30,7 +30,7 @@ class LiveInstances:
         for number, (policy, room) in zip(load.numbers, rooms.items(), strict=True):
             self._incarnations[number] = load
             self._by_number[number] = RoutedInstance(number, name, policy, load, room)
-            self._by_number[number].news = news
+            self._by_number[number].state_reason = state_reason
         return list(load.parts)
 
     def remove(self, instance: RoutedInstance) -> None:

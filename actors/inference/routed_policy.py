@@ -1,4 +1,4 @@
-"""The router's books of one policy: its versions, its instances, its waiting turns. Pure."""
+"""The router's state of one policy: its versions, its instances, its waiting turns. Pure."""
 
 import math
 from collections import OrderedDict
@@ -15,8 +15,8 @@ _REMEMBERED_PREFIXES: Final = 16384
 class RoutedPolicy:
     """``published``: the newest version, the only one that is served. ``served_since_s``: its first acknowledgement.
     ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
-    ``alone_since_s``: the loss of the last instance that served or loaded a version. ``shared``: instances that serve
-    other policies at the same time.
+    ``no_instance_since_s``: the loss of the last instance that served or loaded a version. ``loading_count``: instances
+    that have joined and serve no version yet. ``shared``: instances that serve other policies at the same time.
 
     ``in_turn``: turns are dealt to the instances in turn, regardless of their load.
     """
@@ -26,10 +26,10 @@ class RoutedPolicy:
         self.publishing = False
         self.installing: set[int] = set()
         self.served_since_s = math.inf
-        self.alone_since_s: float | None = None
+        self.no_instance_since_s: float | None = None
         self.last_loss = "none has joined"
         self.instances: dict[int, RoutedInstance] = {}
-        self.coming = self.serving = self.turns_at_serving = self.shared = 0
+        self.loading_count = self.serving = self.turns_at_serving = self.shared = 0
         self.waiting = WaitingTurns()
         self.room = InstancesWithRoom(in_turn=in_turn)
         self.generated = RollingMean()

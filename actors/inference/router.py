@@ -47,11 +47,11 @@ from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .live_instances import LiveInstances
 from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
-from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
+from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
 from .waiting_turns import RoutedInstance, RoutedTurn, statistics_of
 
 _REMEMBERED_TURNS: Final = 16384
-_COMING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
+_LOADING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
 _SERVING: Final = InstanceState.SERVING
 
 
@@ -144,13 +144,13 @@ class Router:
             self._lose(former, "it was started again", now)
         parts = self._live.add(name, capacity, rooms)
         for instance in parts:
-            books = self._policies[instance.policy]
-            if books.published is None:
-                instance.news = ""
-            books.instances[instance.number] = instance
-            books.coming += 1
-            books.shared += instance.load.is_shared
-            books.alone_since_s = self._due_s = None
+            policy = self._policies[instance.policy]
+            if policy.published is None:
+                instance.state_reason = ""
+            policy.instances[instance.number] = instance
+            policy.loading_count += 1
+            policy.shared += instance.load.is_shared
+            policy.no_instance_since_s = self._due_s = None
             self._bring_up(instance, now)
         return tuple(instance.number for instance in parts)
 
@@ -180,7 +180,7 @@ class Router:
         policy = self._policies[instance.policy]
         was_suspected = instance.state is InstanceState.SUSPECTED
         if was_suspected:
-            instance.news = instance.news or "it has acknowledged its version"
+            instance.state_reason = instance.state_reason or "it has acknowledged its version"
             self._change(instance, InstanceEvent.TRUST, now)
             if version != policy.published:
                 self._bring_up(instance, now)
@@ -192,7 +192,7 @@ class Router:
         policy.served_since_s = min(policy.served_since_s, now)
         if not was_suspected:
             measure_load(self._balancer, instance, now)
-        reason, instance.news = instance.news, ""
+        reason, instance.state_reason = instance.state_reason, ""
         self._change(instance, InstanceEvent.LOADED, now, reason)
 
     def failed(self, number: int, reason: str, now: float) -> None:
@@ -203,7 +203,7 @@ class Router:
         policy = self._policies[instance.policy]
         self._lose(instance, reason, now)
         if not policy.instances:
-            self._decided.append(Deserted(instance.policy, 0.0, f"{instance.name}: {reason}"))
+            self._decided.append(NoInstances(instance.policy, 0.0, f"{instance.name}: {reason}"))
 
     def suspected(self, number: int, reason: str, now: float) -> None:
         """The instance may be lost, for all its policies."""
@@ -218,7 +218,7 @@ class Router:
         instance = self._live.get(number)
         if instance is None or instance.state is not InstanceState.SUSPECTED:
             return
-        instance.news = "it has answered"
+        instance.state_reason = "it has answered"
         if version is not None and version == self._policies[instance.policy].published:
             self.loaded(number, version, now)
         else:
@@ -270,7 +270,7 @@ class Router:
         former_policy = self._policies[instance.policy]
         del former_policy.instances[instance.number]
         former_policy.room.drop(instance)
-        instance.news = f"it has moved from {instance.policy}"
+        instance.state_reason = f"it has moved from {instance.policy}"
         instance.moved_from, instance.policy, instance.moves_to = instance.policy, instance.moves_to, None
         load, joins = instance.load, self._policies[instance.policy]
         load.capacity = self._balancing.capacities.get(instance.policy, load.capacity)
@@ -280,12 +280,12 @@ class Router:
 
     def _leave(self, instance: RoutedInstance, now: float, reason: str) -> None:
         self._change(instance, InstanceEvent.LEAVE, now, reason)
-        books = self._policies[instance.policy]
+        policy = self._policies[instance.policy]
         for session, number in instance.turns:
             self._sessions[session].pop(number)
         self._live.remove(instance)
-        del books.instances[instance.number]
-        books.shared -= instance.load.is_shared
+        del policy.instances[instance.number]
+        policy.shared -= instance.load.is_shared
         for part in instance.load.parts:
             self._touched[part.policy] = None
 
@@ -302,19 +302,19 @@ class Router:
         """``reason``: makes it an event of the run."""
         policy = self._policies[instance.policy]
         before, after = instance.state, TRANSITIONS[instance.state][event]
-        policy.coming += (after in _COMING) - (before in _COMING)
+        policy.loading_count += (after in _LOADING) - (before in _LOADING)
         policy.serving += (after is _SERVING) - (before is _SERVING)
         policy.turns_at_serving += len(instance.turns) * ((after is _SERVING) - (before is _SERVING))
         instance.state = after
         if after is _SERVING:
             instance.room.changed(instance)
-        if after not in _COMING:
+        if after not in _LOADING:
             instance.load_by_s = None
             policy.installing.discard(instance.number)
-        if policy.coming + policy.serving:
-            policy.alone_since_s = None
-        elif policy.alone_since_s is None:
-            policy.alone_since_s = now
+        if policy.loading_count + policy.serving:
+            policy.no_instance_since_s = None
+        elif policy.no_instance_since_s is None:
+            policy.no_instance_since_s = now
         if reason:
             self._decided.append(Changed(instance.number, instance.name, instance.policy, after, reason))
         self._touched[instance.policy] = None
@@ -341,13 +341,13 @@ class Router:
             limit = f"router.load_timeout_s={self._config.load_timeout_s:g} ends it"
             yield Wait(text, now - instance.loads_since_s, limit, instance.name)
         turns = policy.waiting.count
-        if policy.alone_since_s is not None and policy.published is not None:
-            if math.isinf(policy.alone_since_s):  # the run is about to end for that
+        if policy.no_instance_since_s is not None and policy.published is not None:
+            if math.isinf(policy.no_instance_since_s):  # the run is about to end for that
                 return
             states = [f"{instance.name} is {instance.state.value}" for instance in policy.instances.values()]
             text = f"an instance of {name} for {_turns(turns)}: {', '.join(states) or policy.last_loss}"
             limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
-            yield Wait(text, now - policy.alone_since_s, limit)
+            yield Wait(text, now - policy.no_instance_since_s, limit)
         elif turns and policy.published is not None and policy.serving:
             newer = turns - policy.waiting.for_version(policy.published)
             if newer:
@@ -357,22 +357,22 @@ class Router:
 
     # ------------------------------------------------------------------ versions and decisions
 
-    def published(self, policy: PolicyName, version: Version, now: float) -> None:
+    def published(self, name: PolicyName, version: Version, now: float) -> None:
         """Has all instances load ``version``; ``Installed`` follows."""
-        books = self._policies[policy]
-        books.published, books.publishing, books.served_since_s = version, True, math.inf
-        for turn in books.waiting.take_older_than(version):
+        policy = self._policies[name]
+        policy.published, policy.publishing, policy.served_since_s = version, True, math.inf
+        for turn in policy.waiting.take_older_than(version):
             del self._sessions[turn.key[0]][turn.key[1]]
             self._decided.append(Refuse(turn.key, version))
-        for instance in list(books.instances.values()):
+        for instance in list(policy.instances.values()):
             if instance.state in (InstanceState.JOINING, _SERVING):
-                books.installing.add(instance.number)  # a restarted one that loads already is not waited for
+                policy.installing.add(instance.number)  # a restarted one that loads already is not waited for
             if instance.state in (InstanceState.JOINING, InstanceState.LOADING, _SERVING):
                 self._bring_up(instance, now)
-        books.room.clear()
-        if not books.coming and books.alone_since_s is None:
-            books.alone_since_s = now
-        self._touched[policy] = self._due_s = None
+        policy.room.clear()
+        if not policy.loading_count and policy.no_instance_since_s is None:
+            policy.no_instance_since_s = now
+        self._touched[name] = self._due_s = None
 
     @property
     def due_s(self) -> float:
@@ -387,7 +387,7 @@ class Router:
             heappop(deadlines)
         return min(
             deadlines[0][0] if deadlines else math.inf,
-            *(self._deserted_s(books) for books in self._policies.values()),
+            *(self._return_deadline_s(policy) for policy in self._policies.values()),
             math.inf,
         )
 
@@ -395,10 +395,10 @@ class Router:
         instance = self._live.get(number)
         return None if instance is None else instance.load_by_s
 
-    def _deserted_s(self, books: RoutedPolicy) -> float:
-        if books.published is None or books.alone_since_s is None:
+    def _return_deadline_s(self, policy: RoutedPolicy) -> float:
+        if policy.published is None or policy.no_instance_since_s is None:
             return math.inf
-        return books.alone_since_s + self._config.return_timeout_s
+        return policy.no_instance_since_s + self._config.return_timeout_s
 
     def decisions(self, now: float) -> list[Decision]:
         """Everything that follows from the events so far, and from the time."""
@@ -426,18 +426,18 @@ class Router:
             if instance.load_by_s is not None and instance.load_by_s <= now:
                 reason = f"it has not acknowledged its version for {self._config.load_timeout_s:g} s"
                 self._change(instance, InstanceEvent.SUSPECT, now, reason)
-        for policy, books in self._policies.items():
-            if self._deserted_s(books) <= now:
-                self._decided.append(Deserted(policy, self._config.return_timeout_s, books.last_loss))
-                books.alone_since_s = math.inf
+        for name, policy in self._policies.items():
+            if self._return_deadline_s(policy) <= now:
+                self._decided.append(NoInstances(name, self._config.return_timeout_s, policy.last_loss))
+                policy.no_instance_since_s = math.inf
         self._due_s = None
 
-    def _check_install(self, policy: PolicyName) -> None:
-        books = self._policies[policy]
-        if books.publishing and books.serving and not books.installing:
-            assert books.published is not None
-            books.publishing = False
-            self._decided.append(Installed(policy, books.published))
+    def _check_install(self, name: PolicyName) -> None:
+        policy = self._policies[name]
+        if policy.publishing and policy.serving and not policy.installing:
+            assert policy.published is not None
+            policy.publishing = False
+            self._decided.append(Installed(name, policy.published))
 
     def _match(self, policy: RoutedPolicy, now: float, *, once: bool = False) -> bool:
         """Routes waiting turns as long as there are instances for them, or one. True: there may be more."""

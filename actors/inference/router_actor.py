@@ -8,7 +8,7 @@
     Installed    ends ``publish``                                   -
     Changed      console.event                                      -
     Moved        console.event                                      -
-    Deserted     raises NoInstance: the run ends                    -
+    NoInstances  raises NoInstance: the run ends                    -
 
 Decisions are taken at once for the turns of one message, which are ordered among each other: the routes that there are
 travel in its answer. All others are taken once per round of the event loop, after its messages: instances that
@@ -42,7 +42,7 @@ from ..names import PolicyName
 from ..run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen
 from .instance_states import InstanceState
 from .router import Router
-from .router_decisions import Changed, Decision, Deserted, Installed, Load, Moved, Probe, Refuse, Route
+from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
 from .router_setup import RouterSetup
 
 _PROBE_S = 5.0
@@ -261,7 +261,7 @@ class RouterActor(Actor, RouterApi):
                 self._report(decision)
             case Moved(_, instance, giver, taker, reason):
                 self._report_event(InstanceMoved(instance, giver, taker, reason))
-            case Deserted(policy, seconds, reason):
+            case NoInstances(policy, seconds, reason):
                 self.background(_fail(NoInstance(policy, seconds, reason)), "end")
 
     def _report(self, changed: Changed) -> None:

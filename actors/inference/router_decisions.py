@@ -71,7 +71,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Deserted:
+class NoInstances:
     """The policy has had no instance for ``seconds``, or its last one can't serve it: the run can't continue."""
 
     policy: PolicyName
@@ -79,4 +79,4 @@ class Deserted:
     reason: str
 
 
-Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Moved | Deserted
+Decision: TypeAlias = Route | Refuse | Load | Installed | Probe | Changed | Moved | NoInstances

@@ -56,8 +56,8 @@ class RoutedInstance:
     newest turn, among all of its policy. ``room``: of its policy. ``version``: None unless it serves."""
 
     __slots__ = (
-        "dealt", "load", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name", "news", "number",
-        "policy", "room", "state", "stays_until_s", "turns", "version",
+        "dealt", "load", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name", "number",
+        "policy", "room", "state", "state_reason", "stays_until_s", "turns", "version",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,7 @@ class RoutedInstance:
         """The policy that it served before, while it loads the weights of another."""
         self.stays_until_s = 0.0
         """It does not move before."""
-        self.news = ""
+        self.state_reason = ""
         """The reason to report it when it serves."""
         self.dealt = 0
         self.turns: dict[TurnKey, RoutedTurn] = {}

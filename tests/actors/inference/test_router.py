@@ -12,10 +12,10 @@ from flexmarl.actors.inference.router import Router
 from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
     Changed,
-    Deserted,
     Installed,
     Load,
     Moved,
+    NoInstances,
     Probe,
     Refuse,
     Route,
@@ -214,7 +214,7 @@ def test_a_policy_without_instances_is_deserted_after_a_while() -> None:
     router.lost(number, "out of memory", 10.0)
     router.decisions(10.0)
     assert router.due_s == 90.0 and router.decisions(89.0) == []
-    assert router.decisions(90.0) == [Deserted(A, 80.0, "x: out of memory")]
+    assert router.decisions(90.0) == [NoInstances(A, 80.0, "x: out of memory")]
     assert router.due_s == math.inf
 
 
@@ -223,9 +223,9 @@ def test_a_policy_whose_last_instance_can_not_load_is_deserted_at_once() -> None
     router.published(A, Version(1), 0.0)
     first, second = sorted(d.instance for d in router.decisions(0.0) if isinstance(d, Load))
     router.failed(first, "LoadFailed", 1.0)
-    assert not any(isinstance(d, Deserted) for d in router.decisions(1.0))
+    assert not any(isinstance(d, NoInstances) for d in router.decisions(1.0))
     router.failed(second, "LoadFailed: digest", 1.0)
-    assert Deserted(A, 0.0, "y: LoadFailed: digest") in router.decisions(1.0)
+    assert NoInstances(A, 0.0, "y: LoadFailed: digest") in router.decisions(1.0)
 
 
 def test_one_that_leaves_ends_its_turns_first() -> None:
@@ -448,5 +448,5 @@ class TestWaits:
         assert wait == Wait(
             "an instance of a for 1 turn: x: killed", 10.0, "router.return_timeout_s=80 ends the run"
         )
-        assert any(isinstance(decision, Deserted) for decision in router.decisions(101.0))
+        assert any(isinstance(decision, NoInstances) for decision in router.decisions(101.0))
         assert router.waits(102.0) == []

@@ -16,10 +16,10 @@ from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
     Changed,
     Decision,
-    Deserted,
     Installed,
     Load,
     Moved,
+    NoInstances,
     Probe,
     Route,
 )
@@ -124,7 +124,7 @@ def test_the_loss_of_an_instance_is_the_loss_of_all_its_policies() -> None:
     assert [(d.policy, d.state) for d in gone] == [(A, InstanceState.GONE), (B, InstanceState.GONE)]
     assert router.numbers_of("x") == [] and router.first_number(second) is None
     router.session_ended(1, 4.0)
-    assert {d.policy for d in router.decisions(90.0) if isinstance(d, Deserted)} == {A, B}
+    assert {d.policy for d in router.decisions(90.0) if isinstance(d, NoInstances)} == {A, B}
 
 
 def test_a_policy_that_an_instance_can_not_load_leaves_the_others_there() -> None:
@@ -133,7 +133,7 @@ def test_a_policy_that_an_instance_can_not_load_leaves_the_others_there() -> Non
     router.requested(1, asked(1, B), 0.0)
     router.decisions(0.0)
     router.failed(second, "LoadFailed: digest", 1.0)
-    assert Deserted(B, 0.0, "x: LoadFailed: digest") in router.decisions(1.0)
+    assert NoInstances(B, 0.0, "x: LoadFailed: digest") in router.decisions(1.0)
     assert router.numbers_of("x") == [first] and router.first_number(second) == first
     router.requested(1, asked(2, A), 1.0)
     assert routes(router.decisions(1.0), router) == {2: "x"}, "the turn of b has left its place"

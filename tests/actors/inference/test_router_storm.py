@@ -14,10 +14,10 @@ from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
     Changed,
     Decision,
-    Deserted,
     Installed,
     Load,
     Moved,
+    NoInstances,
     Probe,
     Refuse,
     Route,
@@ -73,7 +73,7 @@ class RouterMachine(RuleBasedStateMachine):
         kinds = Counter(type(decision) for decision in decided)
         assert kinds[Route] + kinds[Refuse] <= waiting and kinds[Probe] <= instances + 1
         assert max(kinds[Load], kinds[Moved]) <= instances + 1 and kinds[Changed] <= 3 * (instances + 1)
-        assert max(kinds[Installed], kinds[Deserted]) <= len(self.published)
+        assert max(kinds[Installed], kinds[NoInstances]) <= len(self.published)
         self.follow(decided)
         assert self.router.decisions(self.now) == [], "decisions make no others"
         assert self.router.due_s > self.now, "the router would be due again and again"
@@ -123,7 +123,7 @@ class RouterMachine(RuleBasedStateMachine):
                         del self.draining[number]
                         self.policies[name] = taker
                     self.moved_if_drained(number)
-                case Deserted(policy):
+                case NoInstances(policy):
                     assert not any(of == policy for of, _ in self.serves.values())
 
     def forget(self, number: int, name: str) -> None:
