@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from typing import Final
 
-from ..messages import TurnRouted
+from ..messages import RouteAssigned
 from ..names import Version
 from .rolling_mean import RollingMean
 from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnTotals, WaitingTurns
@@ -59,7 +59,7 @@ class RoutedPolicy:
         """``latest_s`` of the turn that is routed next; infinity without one."""
         return math.inf if self.published is None else self.waiting.first_latest_s(self.published)
 
-    def route(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> TurnRouted:
+    def route(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> RouteAssigned:
         """Adds the turn to those at the instance."""
         turn.instance, turn.routed_s = instance, now
         turn.tokens = tokens = turn.prompt_tokens + max(1.0, self.generated.value)
@@ -72,7 +72,7 @@ class RoutedPolicy:
         for totals in (instance.load.totals, self.totals):
             totals.queue_s += now - ready_s
         assert instance.version is not None
-        return TurnRouted(
+        return RouteAssigned(
             turn.key[1], instance.number, instance.version, ready_s - turn.asked_s, now - ready_s
         )
 

@@ -39,7 +39,7 @@ from operator import attrgetter
 from typing import Final
 
 from ...core.waits import Wait
-from ..messages import TurnAsked
+from ..messages import RouteRequest
 from ..names import PolicyName, Version
 from .balance import Balancer
 from .balancing import Balancing, first_to_move, loads_of, measure_load
@@ -83,13 +83,13 @@ class Router:
 
     # ------------------------------------------------------------------ turns
 
-    def requested(self, session: int, request: TurnAsked, now: float) -> None:
+    def requested(self, session: int, request: RouteRequest, now: float) -> None:
         policy = self._policies[request.policy]
         key = (session, request.turn)
         if policy.published is not None and request.newest is not None and request.newest < policy.published:
             self._decided.append(Refuse(key, policy.published))
             return
-        latest_s = now - request.tokens_behind * policy.pace_s.value
+        latest_s = now - request.downstream_tokens * policy.pace_s.value
         versions = (request.oldest, request.newest)
         turn = RoutedTurn(key, request.policy, versions, request.prompt_tokens, request.prefix, now, latest_s)
         self._sessions.setdefault(session, {})[request.turn] = turn

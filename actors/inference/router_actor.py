@@ -1,8 +1,8 @@
 """The router actor: carries out the decisions of ``router.py``.
 
     decision     carried out                                        then reports to the router
-    Route        TurnRouted to the rollout actor that asked         (ended, by the rollout actor)
-    Refuse       TurnRefused to it                                  -
+    Route        RouteAssigned to the rollout actor that asked      (ended, by the rollout actor)
+    Refuse       RouteRefused to it                                 -
     Load         instance.load                                      loaded, suspected or failed
     Probe        instance.served_version, until it answers          trusted
     Installed    ends ``publish``                                   -
@@ -31,12 +31,12 @@ from ..messages import (
     InstanceApi,
     Loaded,
     Published,
+    RouteAssigned,
     RouterApi,
+    RouteRefused,
+    RouteRequest,
     Routes,
-    TurnAsked,
     TurnEnded,
-    TurnRefused,
-    TurnRouted,
 )
 from ..names import PolicyName
 from ..run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen
@@ -68,13 +68,13 @@ class _Session:
         self._named_by_stream: set[int] = set()
         self._named_in_answers: set[int] = set()
 
-    def add(self, routed: TurnRouted, instances: Mapping[int, ActorRef[InstanceApi]]) -> None:
+    def add(self, routed: RouteAssigned, instances: Mapping[int, ActorRef[InstanceApi]]) -> None:
         if routed.instance not in self._instances:  # it may be gone when the route leaves
             self._instances[routed.instance] = instances[routed.instance]
         self._routes.routed.append(routed)
         self.filled.set()
 
-    def refuse(self, refused: TurnRefused) -> None:
+    def refuse(self, refused: RouteRefused) -> None:
         self._routes.refused.append(refused)
         self.filled.set()
 
@@ -140,7 +140,7 @@ class RouterActor(Actor, RouterApi):
             self._decide_soon()
 
     @endpoint
-    async def turns(self, session: int, requests: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+    async def turns(self, session: int, requests: list[RouteRequest], ended: list[TurnEnded]) -> Routes:
         asker = self._sessions.get(session)
         if asker is None:
             return Routes()  # it has ended: its last messages need no answer
@@ -246,7 +246,7 @@ class RouterActor(Actor, RouterApi):
                 self._sessions[number].add(routed, self._instances)
             case Refuse((number, turn), served):
                 if (session := self._sessions.get(number)) is not None:
-                    session.refuse(TurnRefused(turn, served))
+                    session.refuse(RouteRefused(turn, served))
             case Load(instance):
                 if instance not in self._loads:
                     ref = self._instances[instance]

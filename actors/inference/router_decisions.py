@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ..messages import TurnRouted
+from ..messages import RouteAssigned
 from ..names import PolicyName, Version
 from .instance_states import InstanceState
 from .waiting_turns import TurnKey
@@ -13,7 +13,7 @@ class Route(NamedTuple):
     """Send a turn of the session to an instance."""
 
     session: int
-    routed: TurnRouted
+    routed: RouteAssigned
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from .rollouts import (
     WorkerLife,
     refuse_equal_ids,
 )
-from .routing import RouterApi, Routes, TurnAsked, TurnEnded, TurnRefused, TurnRouted
+from .routing import RouteAssigned, RouterApi, RouteRefused, RouteRequest, Routes, TurnEnded
 from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult, SupervisorApi
 from .slots import (
     BaseState,
@@ -86,6 +86,9 @@ __all__ = [
     "QueryAnswer",
     "RewardUse",
     "RolloutApi",
+    "RouteAssigned",
+    "RouteRefused",
+    "RouteRequest",
     "RouterApi",
     "Routes",
     "RunResult",
@@ -106,10 +109,7 @@ __all__ = [
     "TrainerApi",
     "TrajectoryFailure",
     "Truncation",
-    "TurnAsked",
     "TurnEnded",
-    "TurnRefused",
-    "TurnRouted",
     "UnjudgedSample",
     "VersionRange",
     "WeightsConfig",

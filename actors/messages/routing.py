@@ -16,12 +16,12 @@ from .generating import InstanceApi, Loaded
 from .training import Published
 
 
-class TurnAsked(NamedTuple):
+class RouteRequest(NamedTuple):
     """A turn that needs an instance with a version in ``oldest ... newest`` (None: no upper bound).
 
     ``turn``: unique in its session. ``prompt_tokens``: with the tokens generated so far; an estimate is enough.
-    ``tokens_behind``: of the turns that are expected to wait for this one, on the longest chain. ``prefix``: names the
-    beginning of the prompt; the instance that had a prompt of the same name last may still know it.
+    ``downstream_tokens``: of the turns that are expected to wait for this one, on the longest chain. ``prefix``: names
+    the beginning of the prompt; the instance that had a prompt of the same name last may still know it.
     """
 
     turn: int
@@ -29,7 +29,7 @@ class TurnAsked(NamedTuple):
     oldest: Version
     newest: Version | None
     prompt_tokens: int
-    tokens_behind: float
+    downstream_tokens: float
     prefix: str
 
 
@@ -42,7 +42,7 @@ class TurnEnded(NamedTuple):
     lost: bool
 
 
-class TurnRouted(NamedTuple):
+class RouteAssigned(NamedTuple):
     """``instance``: its number in ``Routes.instances``. ``version``: the one it serves. ``version_s`` and ``queue_s``:
     seconds that the turn waited for a version, and then for room at an instance."""
 
@@ -53,7 +53,7 @@ class TurnRouted(NamedTuple):
     queue_s: float
 
 
-class TurnRefused(NamedTuple):
+class RouteRefused(NamedTuple):
     """No instance will ever serve a version that may generate the turn. ``served``: the policy's newest version."""
 
     turn: int
@@ -65,8 +65,8 @@ class Routes:
     """``instances``: by number; only those that the session has not been sent yet, by the stream or in answers. An
     instance that is restarted gets another number. ``session``: of this stream, in its first item; None later."""
 
-    routed: list[TurnRouted] = field(default_factory=list)
-    refused: list[TurnRefused] = field(default_factory=list)
+    routed: list[RouteAssigned] = field(default_factory=list)
+    refused: list[RouteRefused] = field(default_factory=list)
     instances: dict[int, ActorRef[InstanceApi]] = field(default_factory=dict)
     session: int | None = None
 
@@ -77,7 +77,7 @@ class RouterApi(Protocol):
         """Opens the session of a rollout actor: routes of the turns that it asks for. The end of the stream is the end
         of the session and of all its turns."""
 
-    async def turns(self, session: int, requests: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+    async def turns(self, session: int, requests: list[RouteRequest], ended: list[TurnEnded]) -> Routes:
         """Adds turns, and ends others, routed or not. Returns the routes of those that need not wait; the others come
         by ``routes``. Without ``requests`` it may be sent one-way."""
 

@@ -35,7 +35,7 @@ class CallGraph:
     def __init__(self) -> None:
         self._behind: dict[tuple[AgentName, int], tuple[int, float]] = {}
 
-    def tokens_behind(self, agent: AgentName, number: int) -> float:
+    def downstream_tokens(self, agent: AgentName, number: int) -> float:
         """Expected tokens of the longest chain of turns behind the agent's turn ``number`` (from 0); 0 if unknown."""
         return self._behind.get((agent, min(number, _LAST)), (0, 0.0))[1]
 

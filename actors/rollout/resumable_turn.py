@@ -25,7 +25,7 @@ class ResumableTurn:
         self.request = request
         """For the rest of the turn."""
         self.ended = self.truncated = False
-        self.tokens_behind = 0.0
+        self.downstream_tokens = 0.0
         """Expected, of the turns that wait for this one."""
         self.retries = 0
         """Instances that were lost, or did nothing for the turn."""

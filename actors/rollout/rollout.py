@@ -341,9 +341,9 @@ class Rollout(Actor, RolloutApi):
         self._records.asked(trajectory, request.sample_id, prompt)
         turn = ResumableTurn(request)
         left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
-        began_s, turn.tokens_behind = (
+        began_s, turn.downstream_tokens = (
             self._clock(),
-            self._calls.tokens_behind(agent, trajectory.begin_turn(agent)),
+            self._calls.downstream_tokens(agent, trajectory.begin_turn(agent)),
         )
         while not turn.ended:
             left_s -= await self._generate_part(agent, turn, trajectory, left_s, text)
@@ -372,7 +372,7 @@ class Rollout(Actor, RolloutApi):
                 self._agents[agent].policy,
                 request.versions,
                 prompt_tokens=turn.prompt_size,
-                tokens_behind=turn.tokens_behind,
+                downstream_tokens=turn.downstream_tokens,
                 prefix=trajectory.prefix(request.prompt),
             )
         started = self._clock()

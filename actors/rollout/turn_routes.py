@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from ...core.errors import CANCELLED, ActorDead, RemoteError, is_loss
 from ...core.ref import ActorRef
 from ..errors import WrongVersion
-from ..messages import WORK_TIMEOUT_S, InstanceApi, RouterApi, Routes, TurnAsked, TurnEnded, VersionRange
+from ..messages import WORK_TIMEOUT_S, InstanceApi, RouterApi, RouteRequest, Routes, TurnEnded, VersionRange
 from ..names import PolicyName, Version
 
 _LINGER_S: Final = 0.002
@@ -20,7 +20,7 @@ that it was processed, takes as much time as asking for a route."""
 
 class TurnRoute(NamedTuple):
     """The way of a turn that has been asked for. Its end must be reported. ``version_s`` and ``queue_s``: see
-    ``TurnRouted``."""
+    ``RouteAssigned``."""
 
     turn: int
     instance: ActorRef[InstanceApi]
@@ -42,7 +42,7 @@ class TurnRoutes:
         self._turns = 0
         self._waiting: dict[int, tuple[asyncio.Future[TurnRoute], PolicyName, VersionRange]] = {}
         self._instances: dict[int, ActorRef[InstanceApi]] = {}
-        self._asked: list[TurnAsked] = []
+        self._asked: list[RouteRequest] = []
         self._ended: list[TurnEnded] = []
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
@@ -92,17 +92,19 @@ class TurnRoutes:
         versions: VersionRange,
         *,
         prompt_tokens: int,
-        tokens_behind: float = 0.0,
+        downstream_tokens: float = 0.0,
         prefix: str = "",
     ) -> TurnRoute:
         """Waits for an instance of ``policy`` that serves one of ``versions``. The arguments are those of
-        ``TurnAsked``. Raises WrongVersion if no instance ever will."""
+        ``RouteRequest``. Raises WrongVersion if no instance ever will."""
         self._turns += 1
         turn = self._turns
         future: asyncio.Future[TurnRoute] = self._loop.create_future()
         self._waiting[turn] = (future, policy, versions)
         self._asked.append(
-            TurnAsked(turn, policy, versions.oldest, versions.newest, prompt_tokens, tokens_behind, prefix)
+            RouteRequest(
+                turn, policy, versions.oldest, versions.newest, prompt_tokens, downstream_tokens, prefix
+            )
         )
         self._send_soon()
         try:
@@ -155,7 +157,7 @@ class TurnRoutes:
             sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
             sent.add_done_callback(_error_of)
 
-    def _answered(self, asked: list[TurnAsked], answer: "asyncio.Future[Routes]") -> None:
+    def _answered(self, asked: list[RouteRequest], answer: "asyncio.Future[Routes]") -> None:
         if (error := _error_of(answer)) is None:
             self._take(answer.result())
         elif not is_loss(error):  # else the stream ends with it, and this actor

@@ -37,8 +37,8 @@ from ...actors.messages import (
     Loaded,
     Published,
     RouterApi,
+    RouteRequest,
     TextTo,
-    TurnAsked,
     VersionRange,
 )
 from ...actors.names import PolicyName, Version
@@ -145,7 +145,9 @@ def pure_turns_per_s(options: Options) -> float:
         for _ in range(_ROUND):
             worker, prefix = asked % options.workers, f"q{asked // 8}"
             tokens = 50 + asked * 37 % 400
-            request = TurnAsked(asked, POLICY, Version(0), Version(0), tokens, float(asked % 5 * 100), prefix)
+            request = RouteRequest(
+                asked, POLICY, Version(0), Version(0), tokens, float(asked % 5 * 100), prefix
+            )
             router.requested(worker, request, now)
             asked += 1
         for decision in router.decisions(now):

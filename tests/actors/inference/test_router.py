@@ -20,7 +20,7 @@ from flexmarl.actors.inference.router_decisions import (
     Refuse,
     Route,
 )
-from flexmarl.actors.messages import TurnAsked, TurnRouted
+from flexmarl.actors.messages import RouteAssigned, RouteRequest
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.waits import Wait
 
@@ -30,9 +30,9 @@ CONFIG = RouterConfig(load_timeout_s=50.0, return_timeout_s=80.0)
 
 def asked(
     turn: int, policy: PolicyName = A, oldest: int = 0, newest: int | None = 0, **more: Any
-) -> TurnAsked:
-    values: dict[str, Any] = {"prompt_tokens": 10, "tokens_behind": 0.0, "prefix": f"own {turn}"} | more
-    return TurnAsked(turn, policy, Version(oldest), None if newest is None else Version(newest), **values)
+) -> RouteRequest:
+    values: dict[str, Any] = {"prompt_tokens": 10, "downstream_tokens": 0.0, "prefix": f"own {turn}"} | more
+    return RouteRequest(turn, policy, Version(oldest), None if newest is None else Version(newest), **values)
 
 
 def serving(capacities: dict[str, int], policy: PolicyName = A) -> Router:
@@ -86,7 +86,7 @@ def test_a_turn_waits_for_room_and_for_its_version() -> None:
     assert routes(router, 1.0) == {0: "x", 1: "x"}
     router.ended(1, 0, 5, 3.0)
     (route,) = router.decisions(3.0)
-    assert isinstance(route, Route) and route == (1, TurnRouted(2, 1, Version(0), 0.0, 2.0))
+    assert isinstance(route, Route) and route == (1, RouteAssigned(2, 1, Version(0), 0.0, 2.0))
     router.ended(1, 1, 5, 4.0)
     router.ended(1, 2, 5, 4.0)
     assert routes(router, 4.0) == {3: "x"}
@@ -95,7 +95,7 @@ def test_a_turn_waits_for_room_and_for_its_version() -> None:
     assert isinstance(load, Load)
     router.loaded(load.instance, Version(1), 9.0)
     route, installed = router.decisions(9.0)
-    assert isinstance(route, Route) and route == (1, TurnRouted(4, 1, Version(1), 8.0, 0.0))
+    assert isinstance(route, Route) and route == (1, RouteAssigned(4, 1, Version(1), 8.0, 0.0))
     assert installed == Installed(A, Version(1))
 
 
@@ -118,8 +118,8 @@ def test_the_turn_with_more_work_behind_it_goes_first_but_not_for_ever() -> None
     router.requested(1, asked(1), 10.0)
     assert routes(router, 10.0) == {1: "x"}
     router.requested(1, asked(2), 10.0)
-    router.requested(1, asked(3, tokens_behind=50.0), 12.0)
-    router.requested(1, asked(4, tokens_behind=50.0), 20.0)
+    router.requested(1, asked(3, downstream_tokens=50.0), 12.0)
+    router.requested(1, asked(4, downstream_tokens=50.0), 20.0)
     order = []
     for previous in (1, 3, 2):
         router.ended(1, previous, 0, 30.0)

@@ -23,16 +23,16 @@ from flexmarl.actors.inference.router_decisions import (
     Probe,
     Route,
 )
-from flexmarl.actors.messages import TurnAsked
+from flexmarl.actors.messages import RouteRequest
 from flexmarl.actors.names import PolicyName, Version
 
 A, B, C = PolicyName("a"), PolicyName("b"), PolicyName("c")
 CONFIG = RouterConfig(load_timeout_s=50.0, return_timeout_s=80.0)
 
 
-def asked(turn: int, policy: PolicyName, version: int = 0, **more: Any) -> TurnAsked:
-    values: dict[str, Any] = {"prompt_tokens": 10, "tokens_behind": 0.0, "prefix": f"own {turn}"} | more
-    return TurnAsked(turn, policy, Version(version), Version(version), **values)
+def asked(turn: int, policy: PolicyName, version: int = 0, **more: Any) -> RouteRequest:
+    values: dict[str, Any] = {"prompt_tokens": 10, "downstream_tokens": 0.0, "prefix": f"own {turn}"} | more
+    return RouteRequest(turn, policy, Version(version), Version(version), **values)
 
 
 def serving(capacities: dict[str, int], policies: tuple[PolicyName, ...] = (A, B)) -> Router:

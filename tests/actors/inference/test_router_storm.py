@@ -22,7 +22,7 @@ from flexmarl.actors.inference.router_decisions import (
     Refuse,
     Route,
 )
-from flexmarl.actors.messages import TurnAsked, TurnRouted
+from flexmarl.actors.messages import RouteAssigned, RouteRequest
 from flexmarl.actors.names import PolicyName, Version
 
 A, B = PolicyName("a"), PolicyName("b")
@@ -47,7 +47,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.serves: dict[int, tuple[PolicyName, int]] = {}
         self.draining: dict[int, PolicyName | None] = {}
         self.suspects: dict[int, tuple[PolicyName, int] | None] = {}
-        self.turns: dict[tuple[int, int], TurnAsked] = {}
+        self.turns: dict[tuple[int, int], RouteRequest] = {}
         self.waiting: set[tuple[int, int]] = set()
         self.at: dict[tuple[int, int], int] = {}
         self.publishing: dict[PolicyName, int] = {}
@@ -81,7 +81,7 @@ class RouterMachine(RuleBasedStateMachine):
     def follow(self, decided: list[Decision]) -> None:
         for decision in decided:
             match decision:
-                case Route(session, TurnRouted(own_number, number, version)):
+                case Route(session, RouteAssigned(own_number, number, version)):
                     turn = (session, own_number)
                     assert turn in self.waiting, "routed twice, or after its end"
                     policy, served = self.serves[number]
@@ -159,7 +159,7 @@ class RouterMachine(RuleBasedStateMachine):
             oldest = Version(max(0, self.published.get(policy, 0) + later))
             self.next_turn += 1
             newest = None if open_ended else oldest
-            request = TurnAsked(self.next_turn, policy, oldest, newest, tokens, behind, prefix)
+            request = RouteRequest(self.next_turn, policy, oldest, newest, tokens, behind, prefix)
             self.turns[session, self.next_turn] = request
             self.waiting.add((session, self.next_turn))
             self.router.requested(session, request, self.now)

@@ -11,7 +11,7 @@ PLANNER, SOLVER, CHECKER = AgentName("planner"), AgentName("solver"), AgentName(
 
 def test_the_longest_chain_counts() -> None:
     graph = CallGraph()
-    assert graph.tokens_behind(PLANNER, 0) == 0.0
+    assert graph.downstream_tokens(PLANNER, 0) == 0.0
     turns = [
         TimedTurn(PLANNER, 0.0, 1.0, 10),
         TimedTurn(SOLVER, 1.0, 3.0, 20),
@@ -20,21 +20,21 @@ def test_the_longest_chain_counts() -> None:
         TimedTurn(CHECKER, 4.0, 5.0, 7),
     ]
     graph.ended(turns)
-    assert graph.tokens_behind(PLANNER, 0) == 20 + 500 + 7, (
+    assert graph.downstream_tokens(PLANNER, 0) == 20 + 500 + 7, (
         "the second checker began after the first had ended"
     )
-    assert graph.tokens_behind(SOLVER, 0) == 507 and graph.tokens_behind(SOLVER, 1) == 7
-    assert graph.tokens_behind(CHECKER, 1) == 0.0
+    assert graph.downstream_tokens(SOLVER, 0) == 507 and graph.downstream_tokens(SOLVER, 1) == 7
+    assert graph.downstream_tokens(CHECKER, 1) == 0.0
     graph.ended(turns[:1])
-    assert graph.tokens_behind(PLANNER, 0) == 527 / 2
+    assert graph.downstream_tokens(PLANNER, 0) == 527 / 2
 
 
 def test_later_turns_of_a_conversation_have_less_behind_them() -> None:
     graph = CallGraph()
     for _ in range(100):
         graph.ended([TimedTurn(SOLVER, float(n), n + 1.0, 10) for n in range(40)])
-    assert [graph.tokens_behind(SOLVER, n) for n in (0, 1, 30)] == [390, 380, 90]
-    assert 0 <= graph.tokens_behind(SOLVER, 99) < 90, "all late ones together"
+    assert [graph.downstream_tokens(SOLVER, n) for n in (0, 1, 30)] == [390, 380, 90]
+    assert 0 <= graph.downstream_tokens(SOLVER, 99) < 90, "all late ones together"
 
 
 times = st.integers(0, 12).map(float)

@@ -12,9 +12,9 @@ from flexmarl.actors.messages import (
     Loaded,
     Published,
     RouterApi,
+    RouteRequest,
     Routes,
     TextTo,
-    TurnAsked,
     TurnEnded,
     VersionRange,
 )
@@ -59,7 +59,7 @@ class CountingRouter(RouterActor):
         self.messages: list[tuple[float, int, int]] = []
 
     @endpoint
-    async def turns(self, session: int, requests: list[TurnAsked], ended: list[TurnEnded]) -> Routes:
+    async def turns(self, session: int, requests: list[RouteRequest], ended: list[TurnEnded]) -> Routes:
         self.messages.append((asyncio.get_running_loop().time(), len(requests), len(ended)))
         return await super().turns(session, requests, ended)
 
