@@ -9,11 +9,11 @@ from pydantic import Field, JsonValue, model_validator
 from ..actors.config_base import Config, Count, Natural
 from ..actors.credit.algorithms import ALGORITHMS
 from ..actors.declared_columns import Column, common_types
-from ..actors.inference.balance import BalanceConfig
-from ..actors.inference.balancing import Balancing
 from ..actors.inference.inference_config import EngineConfig
 from ..actors.inference.instance_setup import ServedBase, ServedPolicy
+from ..actors.inference.rebalancer import BalanceConfig
 from ..actors.inference.router_config import RouterConfig
+from ..actors.inference.router_loads import RebalanceSettings
 from ..actors.messages import MOST_VERSION_CHANGES, WeightsConfig
 from ..actors.names import AgentName, PolicyName, Step
 from ..actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
@@ -374,11 +374,11 @@ class RunConfig(Config):
         ranks = [lora.rank for each in names if (lora := self.policies[each].lora) is not None]
         return ServedBase(policy.real_model.weights_seed(self.seed), max(ranks), len(names))
 
-    def balancing(self) -> Balancing:
+    def balancing(self) -> RebalanceSettings:
         """The router's part. Turns that are resumed are computed in other parts, which round otherwise: not if the run
         is ``deterministic``."""
         engines = {name: self._engine(policy.engine) for name, policy in self.policies.items()}
-        return Balancing(
+        return RebalanceSettings(
             self.balance,
             capacities={name: engine.turns_at_once for name, engine in engines.items()},
             interruptible=tuple(

@@ -25,8 +25,8 @@ Rules:
 - An instance may serve several policies at the same time: adapters over one base. Its capacity and its tokens are those
   of all their turns; its state and its version are each policy's own. A version of one policy interrupts no other. Of
   the waiting turns of policies that share instances, the first in line goes first.
-- Instances that serve one policy move between policies by ``balance.py``. One that moves gets no turns until it serves
-  the other policy. While a policy installs a version, moves from it and to it wait.
+- Instances that serve one policy move between policies by ``rebalancer.py``. One that moves gets no turns until it
+  serves the other policy. While a policy installs a version, moves from it and to it wait.
 - The turns of an instance that is gone are forgotten: the rollout actors learn of the loss from their calls, and ask
   again.
 """
@@ -41,13 +41,13 @@ from typing import Final
 from ...core.waits import Wait
 from ..messages import RouteRequest
 from ..names import PolicyName, Version
-from .balance import Balancer
-from .balancing import Balancing, first_to_move, loads_of, measure_load
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .live_instances import LiveInstances
+from .rebalancer import Rebalancer
 from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
+from .router_loads import RebalanceSettings, first_to_move, loads_of, measure_load
 from .waiting_turns import RoutedInstance, RoutedTurn, statistics_of
 
 _REMEMBERED_TURNS: Final = 16384
@@ -62,11 +62,11 @@ class Router:
     """
 
     def __init__(
-        self, policies: Iterable[PolicyName], config: RouterConfig, balancing: Balancing | None = None
+        self, policies: Iterable[PolicyName], config: RouterConfig, balancing: RebalanceSettings | None = None
     ) -> None:
         self._config = config
-        self._balancing = balancing or Balancing()
-        self._balancer = Balancer(self._balancing.config)
+        self._balancing = balancing or RebalanceSettings()
+        self._balancer = Rebalancer(self._balancing.config)
         self._policies = {
             policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off") for policy in policies
         }

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from ...core.ref import ActorRef
 from ..messages import ConsoleApi
 from ..names import PolicyName
-from .balancing import Balancing
 from .router_config import RouterConfig
+from .router_loads import RebalanceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,4 +14,4 @@ class RouterSetup:
     policies: tuple[PolicyName, ...]
     console: ActorRef[ConsoleApi]
     config: RouterConfig = field(default_factory=RouterConfig)
-    balancing: Balancing = field(default_factory=Balancing)
+    balancing: RebalanceSettings = field(default_factory=RebalanceSettings)

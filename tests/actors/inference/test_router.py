@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.inference.balance import BalanceConfig
-from flexmarl.actors.inference.balancing import Balancing
 from flexmarl.actors.inference.instance_states import TRANSITIONS, InstanceEvent, InstanceState
+from flexmarl.actors.inference.rebalancer import BalanceConfig
 from flexmarl.actors.inference.router import Router
 from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
@@ -20,6 +19,7 @@ from flexmarl.actors.inference.router_decisions import (
     Refuse,
     Route,
 )
+from flexmarl.actors.inference.router_loads import RebalanceSettings
 from flexmarl.actors.messages import RouteAssigned, RouteRequest
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.waits import Wait
@@ -270,7 +270,7 @@ FIRST = {A: 100, B: 101}
 
 def two_policies(**settings: Any) -> Router:
     """Two instances of each policy, whose turns take 4 s and loads 1 s; policy A has 40 turns, and B one."""
-    balancing = Balancing(
+    balancing = RebalanceSettings(
         BalanceConfig(scope="intra+inter"),
         **({"capacities": {A: 2}, "interruptible": (A, B)} | settings),
     )
@@ -367,7 +367,7 @@ def test_an_instance_that_has_moved_stays_for_a_while() -> None:
 
 
 def test_turns_are_dealt_in_turn_if_balancing_is_off() -> None:
-    router = Router([A], CONFIG, Balancing(BalanceConfig(scope="off")))
+    router = Router([A], CONFIG, RebalanceSettings(BalanceConfig(scope="off")))
     numbers = [router.joined(name, (A,), 8, 0.0)[0] for name in "xyz"]
     router.published(A, Version(0), 0.0)
     for number in numbers:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.inference.balance import BalanceConfig
-from flexmarl.actors.inference.balancing import Balancing
 from flexmarl.actors.inference.instance_states import InstanceState
+from flexmarl.actors.inference.rebalancer import BalanceConfig
 from flexmarl.actors.inference.router import Router
 from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
@@ -23,6 +22,7 @@ from flexmarl.actors.inference.router_decisions import (
     Probe,
     Route,
 )
+from flexmarl.actors.inference.router_loads import RebalanceSettings
 from flexmarl.actors.messages import RouteRequest
 from flexmarl.actors.names import PolicyName, Version
 
@@ -150,7 +150,7 @@ def test_one_that_is_started_again_joins_with_all_its_policies() -> None:
 
 def test_shared_instances_do_not_move() -> None:
     balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.0)
-    router = Router([A, B, C], CONFIG, Balancing(balance))
+    router = Router([A, B, C], CONFIG, RebalanceSettings(balance))
     numbers = {name: router.joined(name, (A, B), 1, 0.0) for name in "xy"}
     numbers |= {name: router.joined(name, (C,), 1, 0.0) for name in "vw"}
     for policy in (A, B, C):

@@ -6,9 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flexmarl.actors.inference.balance import BalanceConfig
-from flexmarl.actors.inference.balancing import Balancing
 from flexmarl.actors.inference.instance_states import InstanceState
+from flexmarl.actors.inference.rebalancer import BalanceConfig
 from flexmarl.actors.inference.router import Router
 from flexmarl.actors.inference.router_config import RouterConfig
 from flexmarl.actors.inference.router_decisions import (
@@ -22,6 +21,7 @@ from flexmarl.actors.inference.router_decisions import (
     Refuse,
     Route,
 )
+from flexmarl.actors.inference.router_loads import RebalanceSettings
 from flexmarl.actors.messages import RouteAssigned, RouteRequest
 from flexmarl.actors.names import PolicyName, Version
 
@@ -36,7 +36,7 @@ class RouterMachine(RuleBasedStateMachine):
     @initialize(measured=st.sampled_from([True, True, False]))
     def start(self, measured: bool) -> None:
         balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.5)
-        self.router = Router([A, B], CONFIG, Balancing(balance, {}, (A,)))
+        self.router = Router([A, B], CONFIG, RebalanceSettings(balance, {}, (A,)))
         self.now = 0.0
         self.policies: dict[str, PolicyName] = {}
         self.capacities: dict[str, int] = {}

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.inference.balance import BalanceConfig, Balancer, Move, PolicyLoad
+from flexmarl.actors.inference.rebalancer import BalanceConfig, Move, PolicyLoad, Rebalancer
 from flexmarl.actors.names import PolicyName
 
 BUSY, IDLE, OTHER = PolicyName("busy"), PolicyName("idle"), PolicyName("other")
 
 
-def balancer(turn_s: float = 1.0, load_s: float = 0.0, **settings: object) -> Balancer:
-    made = Balancer(BalanceConfig.model_validate({"scope": "intra+inter", **settings}))
+def balancer(turn_s: float = 1.0, load_s: float = 0.0, **settings: object) -> Rebalancer:
+    made = Rebalancer(BalanceConfig.model_validate({"scope": "intra+inter", **settings}))
     for policy in (BUSY, IDLE, OTHER):
         made.turn_ended(policy, turn_s)
         made.loaded(policy, load_s)
@@ -72,10 +72,10 @@ class TestCalm:
 
     def test_the_time_to_stay_is_a_multiple_of_the_measured_cost(self) -> None:
         assert balancer(load_s=1.5, settle=4.0).settle_s(IDLE, BUSY) == 6.0
-        assert Balancer(BalanceConfig()).settle_s(IDLE, BUSY) == 0.0
+        assert Rebalancer(BalanceConfig()).settle_s(IDLE, BUSY) == 0.0
 
     def test_nothing_moves_before_the_first_turn_has_been_measured(self) -> None:
-        fresh = Balancer(BalanceConfig(scope="intra+inter"))
+        fresh = Rebalancer(BalanceConfig(scope="intra+inter"))
         assert fresh.moves({BUSY: load(2, 40), IDLE: load(2, 0)}) == []
         fresh.turn_ended(BUSY, 1.0)
         assert fresh.moves({BUSY: load(2, 40), IDLE: load(2, 1)}) == []
@@ -113,7 +113,7 @@ def test_moves_keep_the_rules(
     loads: dict[PolicyName, PolicyLoad], turn_s: float, load_s: float, minimum: int, threshold: float
 ) -> None:
     config = BalanceConfig(scope="intra+inter", min_instances=minimum, threshold=threshold)
-    made = Balancer(config)
+    made = Rebalancer(config)
     for policy in loads:
         made.turn_ended(policy, turn_s)
         made.loaded(policy, load_s)

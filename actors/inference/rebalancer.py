@@ -96,7 +96,7 @@ class Move:
         )
 
 
-class Balancer:
+class Rebalancer:
     """Decides moves; ``turn_ended`` and ``loaded`` bring the measurements that it needs."""
 
     def __init__(self, config: BalanceConfig) -> None:

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..names import PolicyName
-from .balance import BalanceConfig, Balancer, Move, PolicyLoad
 from .instance_states import InstanceState
+from .rebalancer import BalanceConfig, Move, PolicyLoad, Rebalancer
 from .waiting_turns import RoutedInstance
 
 _HERE = frozenset({InstanceState.JOINING, InstanceState.LOADING, InstanceState.SERVING})
 
 
 @dataclass(frozen=True, slots=True)
-class Balancing:
+class RebalanceSettings:
     """``capacities``: the turns that an instance may have, by the policy that it moves to. ``interruptible``: policies
     whose turns other instances may resume."""
 
@@ -78,7 +78,7 @@ def _may_move(instance: RoutedInstance, now: float) -> bool:
     return instance.state is InstanceState.SERVING and instance.stays_until_s <= now
 
 
-def measure_load(balancer: Balancer, instance: RoutedInstance, now: float) -> None:
+def measure_load(balancer: Rebalancer, instance: RoutedInstance, now: float) -> None:
     """To be called when the instance has acknowledged its version."""
     giver, instance.moved_from = instance.moved_from, None
     balancer.loaded(instance.policy, now - instance.loads_since_s, giver)
