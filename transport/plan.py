@@ -20,7 +20,7 @@ BUCKET_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowRange:
     """Rows ``start`` to ``stop`` (not included) of a tensor."""
 
     tensor: str
@@ -30,12 +30,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``sender`` sends the ``pieces``, one behind the other, to each of ``receivers``. ``bucket``: its number."""
+    """``sender`` sends the ``row_ranges``, one behind the other, to each of ``receivers``. ``number``: in the plan."""
 
-    bucket: int
+    number: int
     sender: str
     receivers: tuple[str, ...]
-    pieces: tuple[Piece, ...]
+    row_ranges: tuple[RowRange, ...]
     size_bytes: int
 
     def joins(self, member: str) -> bool:
@@ -44,10 +44,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``steps``: in the order for all. ``local_pieces``: by member, the pieces that it has and wants itself."""
+    """``steps``: in the order for all. ``local_rows``: by member, the rows that it has and wants itself."""
 
     steps: tuple[Step, ...]
-    local_pieces: Mapping[str, tuple[Piece, ...]]
+    local_rows: Mapping[str, tuple[RowRange, ...]]
 
 
 def rows_of(spec: TensorSpec) -> tuple[int, int]:
@@ -65,43 +65,44 @@ def make_plan(
     """The plan by which every member gets what it wants, of any member that has it, in buckets of ``bucket_bytes`` (a
     row may be larger).
 
-    Each piece is sent once for all that want it; senders share the work evenly. Raises StateMismatch for names and rows
-    that no tensor has, and for rows that are wanted and held by no member.
+    Each range of rows is sent once for all that want it; senders share the work evenly. Raises StateMismatch for names
+    and rows that no tensor has, and for rows that are wanted and held by no member.
     """
     _check(key, specs, held, needed)
     sent_bytes = dict.fromkeys(sorted(held), 0)
-    local_pieces: dict[str, list[Piece]] = {member: [] for member in needed}
-    sending: dict[tuple[str, tuple[str, ...]], list[tuple[Piece, int]]] = {}
+    local_rows: dict[str, list[RowRange]] = {member: [] for member in needed}
+    sending: dict[tuple[str, tuple[str, ...]], list[tuple[RowRange, int]]] = {}
     problems = []
     for spec in specs:
         row_bytes = _row_bytes(spec)
-        for piece in _elementary(spec, held, needed):
-            wanting = [member for member in sorted(needed) if _covers(needed[member], piece)]
-            holding = [member for member in sorted(held) if _covers(held[member], piece)]
+        for row_range in _elementary(spec, held, needed):
+            wanting = [member for member in sorted(needed) if _covers(needed[member], row_range)]
+            holding = [member for member in sorted(held) if _covers(held[member], row_range)]
             for member in wanting:
                 if member in holding:
-                    local_pieces[member].append(piece)
+                    local_rows[member].append(row_range)
             receivers = tuple(member for member in wanting if member not in holding)
             if not receivers:
                 continue
             if not holding:
-                problems.append(f"{spec.name}: no member has rows {piece.start} to {piece.stop}")
+                problems.append(f"{spec.name}: no member has rows {row_range.start} to {row_range.stop}")
                 continue
             sender = min(holding, key=lambda member: (sent_bytes[member], member))
-            sent_bytes[sender] += (piece.stop - piece.start) * row_bytes
-            pieces = sending.setdefault((sender, receivers), [])
-            pieces += (
-                (part, (part.stop - part.start) * row_bytes) for part in _cut(piece, row_bytes, bucket_bytes)
+            sent_bytes[sender] += (row_range.stop - row_range.start) * row_bytes
+            row_ranges = sending.setdefault((sender, receivers), [])
+            row_ranges += (
+                (part, (part.stop - part.start) * row_bytes)
+                for part in _cut(row_range, row_bytes, bucket_bytes)
             )
     if problems:
         raise StateMismatch(key, problems)
     steps = [
         step
-        for (sender, receivers), pieces in sending.items()
-        for step in _in_buckets(sender, receivers, pieces, bucket_bytes)
+        for (sender, receivers), row_ranges in sending.items()
+        for step in _in_buckets(sender, receivers, row_ranges, bucket_bytes)
     ]
-    numbered = tuple(replace(step, bucket=number) for number, step in enumerate(steps))
-    return Plan(numbered, {member: tuple(pieces) for member, pieces in local_pieces.items()})
+    numbered = tuple(replace(step, number=number) for number, step in enumerate(steps))
+    return Plan(numbered, {member: tuple(row_ranges) for member, row_ranges in local_rows.items()})
 
 
 def _check(key: str, specs: Sequence[TensorSpec], held: Shards, needed: Shards) -> None:
@@ -122,35 +123,35 @@ def _row_bytes(spec: TensorSpec) -> int:
     return spec.size_bytes // rows if rows else 0
 
 
-def _elementary(spec: TensorSpec, held: Shards, needed: Shards) -> Iterator[Piece]:
-    """The rows of a tensor in pieces that each member has or wants as a whole or not at all."""
+def _elementary(spec: TensorSpec, held: Shards, needed: Shards) -> Iterator[RowRange]:
+    """The rows of a tensor in ranges that each member has or wants as a whole or not at all."""
     ranges = [rows[spec.name] for shards in (held, needed) for rows in shards.values() if spec.name in rows]
     ends = sorted({end for bounds in ranges for end in bounds})
     for start, stop in pairwise(ends):
-        yield Piece(spec.name, start, stop)
+        yield RowRange(spec.name, start, stop)
 
 
-def _covers(rows: Rows, piece: Piece) -> bool:
-    start, stop = rows.get(piece.tensor, (0, 0))
-    return start <= piece.start and piece.stop <= stop
+def _covers(rows: Rows, row_range: RowRange) -> bool:
+    start, stop = rows.get(row_range.tensor, (0, 0))
+    return start <= row_range.start and row_range.stop <= stop
 
 
-def _cut(piece: Piece, row_bytes: int, bucket_bytes: int) -> Iterator[Piece]:
-    rows = max(1, bucket_bytes // row_bytes) if row_bytes else piece.stop - piece.start
-    for start in range(piece.start, piece.stop, rows):
-        yield Piece(piece.tensor, start, min(start + rows, piece.stop))
+def _cut(row_range: RowRange, row_bytes: int, bucket_bytes: int) -> Iterator[RowRange]:
+    rows = max(1, bucket_bytes // row_bytes) if row_bytes else row_range.stop - row_range.start
+    for start in range(row_range.start, row_range.stop, rows):
+        yield RowRange(row_range.tensor, start, min(start + rows, row_range.stop))
 
 
 def _in_buckets(
-    sender: str, receivers: tuple[str, ...], pieces: Sequence[tuple[Piece, int]], bucket_bytes: int
+    sender: str, receivers: tuple[str, ...], row_ranges: Sequence[tuple[RowRange, int]], bucket_bytes: int
 ) -> Iterator[Step]:
-    bucket: list[Piece] = []
+    bucket: list[RowRange] = []
     filled = 0
-    for piece, size_bytes in pieces:
+    for row_range, size_bytes in row_ranges:
         if bucket and filled + size_bytes > bucket_bytes:
             yield Step(0, sender, receivers, tuple(bucket), filled)
             bucket, filled = [], 0
-        bucket.append(piece)
+        bucket.append(row_range)
         filled += size_bytes
     if bucket:
         yield Step(0, sender, receivers, tuple(bucket), filled)

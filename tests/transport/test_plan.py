@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flexmarl.transport.errors import StateMismatch
 from flexmarl.transport.handle import TensorSpec
-from flexmarl.transport.plan import Piece, Shards, Step, make_plan, whole
+from flexmarl.transport.plan import RowRange, Shards, Step, make_plan, whole
 
 SPECS = (
     TensorSpec("a", (8, 4), "float32", 0),
@@ -34,22 +34,22 @@ def test_a_broadcast_sends_every_tensor_once_to_all() -> None:
     plan = make_plan("key", SPECS, {"trainer": everything}, {"e1": everything, "e0": everything})
     (step,) = plan.steps
     assert (step.sender, step.receivers, step.size_bytes) == ("trainer", ("e0", "e1"), 128 + 5 + 8)
-    assert step.pieces == (Piece("a", 0, 8), Piece("b", 0, 5), Piece("scalar", 0, 1))
+    assert step.row_ranges == (RowRange("a", 0, 8), RowRange("b", 0, 5), RowRange("scalar", 0, 1))
 
 
 def test_shards_are_sent_by_those_that_have_them() -> None:
     plan = make_plan("key", SPECS[:1], split(2, SPECS[:1]), {"engine": {"a": (0, 8)}})
-    assert [(step.sender, step.pieces) for step in plan.steps] == [
-        ("rank0", (Piece("a", 0, 4),)),
-        ("rank1", (Piece("a", 4, 8),)),
+    assert [(step.sender, step.row_ranges) for step in plan.steps] == [
+        ("rank0", (RowRange("a", 0, 4),)),
+        ("rank1", (RowRange("a", 4, 8),)),
     ]
 
 
 def test_what_a_member_has_is_not_sent_to_it() -> None:
     plan = make_plan("key", SPECS[:1], split(2, SPECS[:1]), {"rank0": {"a": (2, 6)}})
     (step,) = plan.steps
-    assert (step.sender, step.receivers, step.pieces) == ("rank1", ("rank0",), (Piece("a", 4, 6),))
-    assert plan.local_pieces == {"rank0": (Piece("a", 2, 4),)}
+    assert (step.sender, step.receivers, step.row_ranges) == ("rank1", ("rank0",), (RowRange("a", 4, 6),))
+    assert plan.local_rows == {"rank0": (RowRange("a", 2, 4),)}
 
 
 def test_equal_members_share_the_sending() -> None:
@@ -81,24 +81,24 @@ def test_every_member_gets_exactly_the_rows_that_it_wants(
     assert plan == make_plan("key", SPECS, dict(reversed(list(held.items()))), wanted, bucket_bytes)
     sizes = {spec.name: spec.size_bytes // max(1, (spec.shape or (1,))[0]) for spec in SPECS}
     for number, step in enumerate(plan.steps):
-        assert step.bucket == number and step.sender not in step.receivers
-        rows = [(piece.stop - piece.start) * sizes[piece.tensor] for piece in step.pieces]
+        assert step.number == number and step.sender not in step.receivers
+        rows = [(row_range.stop - row_range.start) * sizes[row_range.tensor] for row_range in step.row_ranges]
         assert sum(rows) == step.size_bytes
-        assert step.size_bytes <= bucket_bytes or len(step.pieces) == 1
-        for piece in step.pieces:
-            start, stop = held[step.sender][piece.tensor]
-            assert start <= piece.start < piece.stop <= stop
+        assert step.size_bytes <= bucket_bytes or len(step.row_ranges) == 1
+        for row_range in step.row_ranges:
+            start, stop = held[step.sender][row_range.tensor]
+            assert start <= row_range.start < row_range.stop <= stop
     for member, rows_wanted in wanted.items():
-        got = [*plan.local_pieces[member], *_received(plan.steps, member)]
+        got = [*plan.local_rows[member], *_received(plan.steps, member)]
         for name, (start, stop) in rows_wanted.items():
-            mine = sorted((piece.start, piece.stop) for piece in got if piece.tensor == name)
+            mine = sorted((row_range.start, row_range.stop) for row_range in got if row_range.tensor == name)
             assert all(one[1] == other[0] for one, other in pairwise(mine))
             assert (mine[0][0], mine[-1][1]) == (start, stop) if mine else start == stop
-        assert {piece.tensor for piece in got} <= rows_wanted.keys()
+        assert {row_range.tensor for row_range in got} <= rows_wanted.keys()
 
 
-def _received(steps: tuple[Step, ...], member: str) -> list[Piece]:
-    return [piece for step in steps if member in step.receivers for piece in step.pieces]
+def _received(steps: tuple[Step, ...], member: str) -> list[RowRange]:
+    return [row_range for step in steps if member in step.receivers for row_range in step.row_ranges]
 
 
 def test_rows_that_nobody_has_and_wrong_names_are_refused() -> None:

@@ -33,7 +33,7 @@ from ..segments import (
 from ..statistics import NetworkStatistics
 from .bulk import Bulk, Refused, refusal, secure
 from .fetch import connect, exactly, receive_into
-from .frames import MOST_BUCKET_BYTES, REPLY_BYTES, Answer, BadFrame, Piece, Reply
+from .frames import MOST_BUCKET_BYTES, REPLY_BYTES, Answer, BadFrame, Reply, SegmentRange
 from .server import BulkServer
 
 _WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -101,7 +101,7 @@ class WriterNode:
             self._server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _piece(self, piece: Piece) -> memoryview:
+    def _piece(self, piece: SegmentRange) -> memoryview:
         """Raises ForeignHandle."""
         # A reader of its own: connections have threads, and a mapping lasts as long as its view.
         reference = ByteRef(piece.segment, piece.start, piece.end - piece.start)
@@ -167,7 +167,7 @@ class FarReader:
         return contents
 
 
-def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[Piece, list[ByteRef]]]:
+def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[SegmentRange, list[ByteRef]]]:
     """Pieces with the references that lie in them, near ones together."""
     together: list[ByteRef] = []
     for ref in sorted({ref for ref in refs if ref.size_bytes}):
@@ -183,15 +183,17 @@ def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[Piece, list[ByteRef]]]:
         yield _piece_of(together), together
 
 
-def _piece_of(refs: Sequence[ByteRef]) -> Piece:
-    return Piece(refs[0].segment, refs[0].offset, max(map(_end, refs)))
+def _piece_of(refs: Sequence[ByteRef]) -> SegmentRange:
+    return SegmentRange(refs[0].segment, refs[0].offset, max(map(_end, refs)))
 
 
 def _end(ref: ByteRef) -> int:
     return ref.offset + ref.size_bytes
 
 
-def _receive(connection: socket.socket, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, memoryview | None]]:
+def _receive(
+    connection: socket.socket, pieces: Sequence[SegmentRange]
+) -> Iterator[tuple[SegmentRange, memoryview | None]]:
     """Each piece with its bytes; None if they have another digest. Raises OSError, BadFrame, ForeignHandle."""
     request_count = 0
     for number, piece in enumerate(pieces):

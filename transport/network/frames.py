@@ -5,7 +5,8 @@
     reader  Read    bytes ``start`` to ``end`` of the version, a bucket; several may be under way
     owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``delta.py``)
 
-    reader  Piece   a part of a segment of samples (``far_segments.py``); several may be under way
+    reader  SegmentRange
+                    a part of a segment of samples (``far_segments.py``); several may be under way
     owner   Reply   piece, followed by these bytes; or foreign
 
 Replies come in the order of the requests. The version can't change while it is open. A peer that breaks the rules, or
@@ -62,7 +63,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SegmentRange:
     """Bytes ``start`` to ``end`` of a segment."""
 
     segment: str
@@ -73,7 +74,7 @@ class Piece:
         return _frame(_PIECE_KIND, _PIECE.pack(self.start, self.end) + self.segment.encode())
 
 
-Request = Open | Read | Piece
+Request = Open | Read | SegmentRange
 
 
 def _frame(kind: int, body: bytes) -> bytes:
@@ -120,7 +121,7 @@ def _request(kind: int, body: bytes) -> Request:
             start, end = _PIECE.unpack_from(body)
             if not start < end:  # its segment bounds it
                 raise BadFrame(f"invalid piece: bytes {start} to {end}")
-            return Piece(body[_PIECE.size :].decode(), start, end)
+            return SegmentRange(body[_PIECE.size :].decode(), start, end)
     except (struct.error, UnicodeDecodeError) as error:
         raise BadFrame(f"invalid request: {error}") from error
     raise BadFrame(f"unknown request {kind}")

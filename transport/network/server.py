@@ -24,7 +24,7 @@ from ..paths.buckets import table_digest
 from ..statistics import NetworkStatistics
 from .bulk import Bulk, Refused, secure
 from .deltas import Deltas
-from .frames import Answer, BadFrame, Open, Piece, Read, Reply, Requests
+from .frames import Answer, BadFrame, Open, Read, Reply, Requests, SegmentRange
 
 # Why not the actors' connections: a message is in memory as a whole, passes the event loop and is paid for by credit,
 # and a Get of gigabytes would delay the calls beside it. Over one connection of the loopback, ZeroMQ with CURVE moves
@@ -41,7 +41,7 @@ Blocks = Callable[[str], tuple[Block, list[Block]]]
 """The block of a name, and the others with versions of its key. Raises StaleHandle, ForeignHandle."""
 
 
-Segments = Callable[[Piece], memoryview]
+Segments = Callable[[SegmentRange], memoryview]
 """A piece of a segment. Raises ForeignHandle."""
 
 
@@ -50,7 +50,7 @@ def no_blocks(name: str) -> tuple[Block, list[Block]]:
     raise ForeignHandle(name, "this process", "it has no states")
 
 
-def no_segments(piece: Piece) -> memoryview:
+def no_segments(piece: SegmentRange) -> memoryview:
     """``Segments`` of a process without samples."""
     raise ForeignHandle(piece.segment, "this process", "it has no segments")
 
@@ -241,7 +241,7 @@ class _Session:
                         self._open(request)
                     case Read():
                         self._send(request)
-                    case Piece():
+                    case SegmentRange():
                         self._send_piece(request)
 
     def _open(self, request: Open) -> None:
@@ -261,7 +261,7 @@ class _Session:
         reply = Reply(Answer.OPENED, len(table), has_base=self._deltas is not None)
         self._connection.sendall(reply.encode() + table)
 
-    def _send_piece(self, request: Piece) -> None:
+    def _send_piece(self, request: SegmentRange) -> None:
         try:
             memory = self._server.segment(request)
         except ForeignHandle:

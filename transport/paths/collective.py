@@ -30,7 +30,7 @@ from .transfer_path import Offered, Wanted
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .group import Group, GroupAddress, Transfer
+    from .group import Group, GroupAddress, PlanRun
 
 R = TypeVar("R")
 _POLL_S: Final = 0.01
@@ -110,7 +110,7 @@ class CollectivePath:
         layout = buckets.Layout.of(tensors)
         copies = await self._in_thread(functools.partial(_copies, layout, list(tensors.values())))
         entry = _Entry(group, key, version, next(self._generations), layout, copies)
-        group.say(entry.word("round"), "0")
+        group.set(entry.word("round"), "0")
         entries = self._entries.setdefault(key, [])
         entries.append(entry)
         entry.task = asyncio.create_task(self._serve(entry))
@@ -123,16 +123,16 @@ class CollectivePath:
         group, specs = entry.group, entry.layout.specs
         held = {name: (0, tensor) for name, tensor in entry.tensors.items()}
         for number in itertools.count():
-            group.say(entry.word("round"), str(number))
+            group.set(entry.word("round"), str(number))
             requests = await self._gather_requests(entry, number)
             if requests is None:
                 continue
             transfer_number = group.number_of_transfer()
-            group.say(entry.word(number, "start"), json.dumps(transfer_number))
+            group.set(entry.word(number, "start"), json.dumps(transfer_number))
             plan = _plan(entry.key, specs, group.member, requests)
-            transfer = _transfer(transfer_number, entry.key, entry.version, plan, specs)
+            plan_run = _plan_run(transfer_number, entry.key, entry.version, plan, specs)
             try:
-                await self._run(group, transfer, held, {})
+                await self._run(group, plan_run, held, {})
             except (MemberMissing, TransportClosed) as error:
                 # The other members get an error too, and the group is at its end.
                 log.warning("state not transferred", key=entry.key, version=entry.version, reason=str(error))
@@ -146,20 +146,20 @@ class CollectivePath:
         first: float | None = None
         while len(requests) < len(receivers):
             for member in receivers:
-                if member not in requests and (value := group.heard(entry.word(number, member))) is not None:
+                if member not in requests and (value := group.get(entry.word(number, member))) is not None:
                     requests[member] = _rows_from(value)
             now = asyncio.get_running_loop().time()
             first = now if requests and first is None else first
             if first is not None and now - first > self._join_s and len(requests) < len(receivers):
                 missing = [member for member in receivers if member not in requests]
-                group.say(entry.word(number, "start"), json.dumps(missing))
+                group.set(entry.word(number, "start"), json.dumps(missing))
                 return None
             await asyncio.sleep(_POLL_S)
         return requests
 
     async def _end(self, entries: Sequence[_Entry], newest: int | None) -> None:
         for entry in entries:
-            entry.group.say(entry.word("stale"), json.dumps(newest))
+            entry.group.set(entry.word("stale"), json.dumps(newest))
             if entry.task is not None:
                 entry.task.cancel()
                 await asyncio.wait([entry.task])
@@ -185,8 +185,8 @@ class CollectivePath:
         number, requests = await self._join_transfer(group, handle, source, rows)
         plan = _plan(handle.key, handle.tensors, source.sender, requests)
         received = {name: (rows[name][0], tensor) for name, tensor in tensors.items()}
-        transfer = _transfer(number, handle.key, handle.version, plan, handle.tensors)
-        await self._run(group, transfer, {}, received)
+        plan_run = _plan_run(number, handle.key, handle.version, plan, handle.tensors)
+        await self._run(group, plan_run, {}, received)
         return {spec.name: target for spec, target in zip(request.tensors, targets, strict=True)}
 
     async def _join_transfer(
@@ -200,10 +200,10 @@ class CollectivePath:
         try:
             async with asyncio.timeout(limit):
                 # The round after the last one that this member has joined, and that has ended.
-                current = int(await _wait_heard(lambda: _read_word(group, handle, word, "round"), number))
+                current = int(await _wait_word(lambda: _read_word(group, handle, word, "round"), number))
                 self._rounds[round_key] = number = current
-                group.say(word(number, group.member), json.dumps(rows))
-                start = await _wait_heard(lambda: _read_word(group, handle, word, number, "start"))
+                group.set(word(number, group.member), json.dumps(rows))
+                start = await _wait_word(lambda: _read_word(group, handle, word, number, "start"))
         except TimeoutError as expired:
             raise MemberMissing(
                 group.address.name, [source.sender], f"state {handle.key}", limit
@@ -212,16 +212,16 @@ class CollectivePath:
         if isinstance(begun, list):
             raise MemberMissing(group.address.name, begun, f"state {handle.key}", self._join_s)
         receivers = [member for member in group.address.members if member != source.sender]
-        return begun, {member: _rows_from(group.heard(word(number, member)) or "{}") for member in receivers}
+        return begun, {member: _rows_from(group.get(word(number, member)) or "{}") for member in receivers}
 
     async def _run(
         self,
         group: "Group",
-        transfer: "Transfer",
+        plan_run: "PlanRun",
         held: "Mapping[str, tuple[int, Tensor]]",
         into: "Mapping[str, tuple[int, Tensor]]",
     ) -> None:
-        await self._in_thread(lambda stop: group.run(transfer, held, into, stop, self._join_s))
+        await self._in_thread(lambda stop: group.run(plan_run, held, into, stop, self._join_s))
 
     # ----------------------------------------------------------------------- shards
 
@@ -243,17 +243,17 @@ class CollectivePath:
         number = self._exchanges[name] = self._exchanges.get(name, 0) + 1
         word = f"exchange/{number}"
         if group.member == group.address.members[0]:
-            group.say(f"{word}/number", str(group.number_of_transfer()))
-        group.say(f"{word}/{group.member}", xxhash.xxh3_64_hexdigest(repr((key, plan.steps)).encode()))
+            group.set(f"{word}/number", str(group.number_of_transfer()))
+        group.set(f"{word}/{group.member}", xxhash.xxh3_64_hexdigest(repr((key, plan.steps)).encode()))
         digests = await self._in_thread(lambda stop: group.wait_for_all(word, stop, self._join_s))
         conflicts = sorted(member for member, digest in digests.items() if digest != digests[group.member])
         if conflicts:
             raise StateMismatch(key, [f"{member} has computed another plan" for member in conflicts])
-        transfer = _transfer(int(group.heard(f"{word}/number") or 0), key, 0, plan, specs)
+        plan_run = _plan_run(int(group.get(f"{word}/number") or 0), key, 0, plan, specs)
         rows_held, rows_wanted = held.get(group.member, {}), needed.get(group.member, {})
         having = {name: (rows_held[name][0], tensor) for name, tensor in mine.items()}
         getting = {name: (rows_wanted[name][0], tensor) for name, tensor in into.items()}
-        await self._run(group, transfer, having, getting)
+        await self._run(group, plan_run, having, getting)
 
     async def close(self) -> None:
         self._closed = True
@@ -270,14 +270,14 @@ def _word(sender: str, generation: int, *parts: object) -> str:
 
 def _read_word(group: "Group", handle: StateHandle, word: Callable[..., str], *parts: object) -> str | None:
     """A word about a transfer. Raises StaleHandle if the sender offers it no more, or has never done."""
-    if (newest := group.heard(word("stale"))) is not None:
+    if (newest := group.get(word("stale"))) is not None:
         raise StaleHandle(handle.key, handle.version, json.loads(newest))
-    if group.heard(word("round")) is None:
+    if group.get(word("round")) is None:
         raise StaleHandle(handle.key, handle.version, None)
-    return group.heard(word(*parts))
+    return group.get(word(*parts))
 
 
-async def _wait_heard(listen: Callable[[], str | None], after: int | None = None) -> str:
+async def _wait_word(listen: Callable[[], str | None], after: int | None = None) -> str:
     """Waits for a word; with ``after``, for a number above it."""
     # The store is a file, and sets no event.
     while (word := listen()) is None or (after is not None and int(word) <= after):  # noqa: ASYNC110
@@ -306,10 +306,10 @@ def _rows_from(text: str) -> Rows:
     return {name: (start, stop) for name, (start, stop) in json.loads(text).items()}
 
 
-def _transfer(number: int, key: str, version: int, plan: Plan, specs: Sequence[TensorSpec]) -> "Transfer":
-    from .group import Transfer
+def _plan_run(number: int, key: str, version: int, plan: Plan, specs: Sequence[TensorSpec]) -> "PlanRun":
+    from .group import PlanRun
 
-    return Transfer(number, key, version, plan, {spec.name: spec for spec in specs})
+    return PlanRun(number, key, version, plan, {spec.name: spec for spec in specs})
 
 
 def _plan(key: str, specs: Sequence[TensorSpec], sender: str, requests: Mapping[str, Rows]) -> Plan:

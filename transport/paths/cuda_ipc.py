@@ -38,7 +38,7 @@ from . import buckets
 from .kinds import torch_kind
 from .tensor_kind import Tensors
 from .transfer_path import Offered, Wanted
-from .written import Written
+from .versioned_memory import VersionedMemory
 
 BUCKET_BYTES: Final = 256 << 20
 _POLL_S: Final = 0.005
@@ -68,7 +68,7 @@ class _Set:
         self.handles: list[str] = []
 
 
-class _Peer:
+class _OpenedBuffers:
     """A set of buckets of another process, as far as it is open here."""
 
     def __init__(self, control: Block) -> None:
@@ -111,16 +111,16 @@ class CudaIpcPath:
         self._workers = workers
         self._devices = devices
         self._acknowledge_s = acknowledge_s
-        self._written: dict[str, Written[_Set]] = {}
+        self._written: dict[str, VersionedMemory[_Set]] = {}
         self._retired: list[_Set] = []
-        self._peers: dict[str, _Peer] = {}
+        self._opened_buffers: dict[str, _OpenedBuffers] = {}
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
 
     # ----------------------------------------------------------------------- writing
 
     async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
-        written = self._written.setdefault(key, Written())
+        written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
             if self._closed:
                 raise TransportClosed
@@ -152,7 +152,7 @@ class CudaIpcPath:
     async def _begin_set(
         self,
         key: str,
-        written: Written[_Set],
+        written: VersionedMemory[_Set],
         ranges: list[tuple[int, int]],
         device: str,
         version: int,
@@ -259,11 +259,11 @@ class CudaIpcPath:
     @asynccontextmanager
     async def view(self, request: Wanted[CudaIpcSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
         self._begin_watching()
-        with self._reading(request) as peer:
+        with self._reading(request) as buffers:
             views: dict[str, Any] = {}
 
             def open_all(stop: threading.Event) -> None:
-                for memory, bucket, specs in self._buckets(request, peer, stop, checked=checked):
+                for memory, bucket, specs in self._buckets(request, buffers, stop, checked=checked):
                     tensors = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
                     views.update(zip((spec.name for spec in specs), tensors, strict=True))
 
@@ -280,27 +280,27 @@ class CudaIpcPath:
     def _read(self, request: Wanted[CudaIpcSource], targets: Sequence[Any], stop: threading.Event) -> None:
         names = [spec.name for spec in request.tensors]
         into = dict(zip(names, map(torch_kind().adopt, targets), strict=True))
-        with self._reading(request) as peer:
-            for memory, bucket, specs in self._buckets(request, peer, stop, checked=True):
+        with self._reading(request) as buffers:
+            for memory, bucket, specs in self._buckets(request, buffers, stop, checked=True):
                 views = buckets.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
                 copied = self._devices.copy(request.source.device, [into[spec.name] for spec in specs], views)
                 copied.synchronize()
-        _check_generation(request, peer)
+        _check_generation(request, buffers)
 
     @contextmanager
-    def _reading(self, request: Wanted[CudaIpcSource]) -> Iterator[_Peer]:
+    def _reading(self, request: Wanted[CudaIpcSource]) -> Iterator[_OpenedBuffers]:
         """The peer that has the version, which its owner does not write until this ends."""
-        peer = self._peer(request.handle, request.source)
-        if not peer.begin():
-            raise StaleHandle(request.handle.key, request.handle.version, peer.control.version)
+        buffers = self._buffers_of(request.handle, request.source)
+        if not buffers.begin():
+            raise StaleHandle(request.handle.key, request.handle.version, buffers.control.version)
         try:
-            _check_generation(request, peer)
-            yield peer
+            _check_generation(request, buffers)
+            yield buffers
         finally:
-            peer.end()
+            buffers.end()
 
     def _buckets(
-        self, request: Wanted[CudaIpcSource], peer: _Peer, stop: threading.Event, *, checked: bool
+        self, request: Wanted[CudaIpcSource], buffers: _OpenedBuffers, stop: threading.Event, *, checked: bool
     ) -> Iterator[tuple[DeviceBuffer, DeviceBucket, list[TensorSpec]]]:
         """The memory of each bucket that has tensors of ``request``, and these."""
         handle, source = request.handle, request.source
@@ -314,48 +314,48 @@ class CudaIpcPath:
             if not inside:
                 continue
             covered += len(inside)
-            memory = self._open_buffer(peer, source.device, bucket)
+            memory = self._open_buffer(buffers, source.device, bucket)
             if checked and (checksum := self._devices.checksum(memory.tensor)) != bucket.checksum:
-                _check_generation(request, peer)
+                _check_generation(request, buffers)
                 raise CorruptState(handle.key, handle.version, bucket.checksum, checksum)
             yield memory, bucket, inside
         if covered != len(specs):
             raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
 
-    def _open_buffer(self, peer: _Peer, device: str, bucket: DeviceBucket) -> DeviceBuffer:
-        with peer.lock:
-            memory = peer.open.get(bucket.handle)
+    def _open_buffer(self, buffers: _OpenedBuffers, device: str, bucket: DeviceBucket) -> DeviceBuffer:
+        with buffers.lock:
+            memory = buffers.open.get(bucket.handle)
             if memory is None:
                 memory = self._devices.open(device, bytes.fromhex(bucket.handle), bucket.size_bytes)
-                peer.open[bucket.handle] = memory
-                peer.control.hold_open()
+                buffers.open[bucket.handle] = memory
+                buffers.control.hold_open()
             return memory
 
-    def _peer(self, handle: StateHandle, source: CudaIpcSource) -> _Peer:
-        peer = self._peers.get(source.block)
-        if peer is None:
+    def _buffers_of(self, handle: StateHandle, source: CudaIpcSource) -> _OpenedBuffers:
+        buffers = self._opened_buffers.get(source.block)
+        if buffers is None:
             try:
                 control = Block.open(self._directory, source.block, writable=True)
             except FileNotFoundError as error:
                 raise StaleHandle(handle.key, handle.version, None) from error
-            peer = self._peers.setdefault(source.block, _Peer(control))
-        return peer
+            buffers = self._opened_buffers.setdefault(source.block, _OpenedBuffers(control))
+        return buffers
 
     async def _watch(self) -> None:
         """Closes the memory of owners that have retired it or ended; frees this process's when its readers have."""
         while True:
             await asyncio.sleep(_WATCH_S)
             self._free_retired()
-            for name, peer in list(self._peers.items()):
-                if not peer.users and not (peer.control.is_linked and peer.control.has_owner):
-                    del self._peers[name]
-                    self._close_peer(peer)
+            for name, buffers in list(self._opened_buffers.items()):
+                if not buffers.users and not (buffers.control.is_linked and buffers.control.has_owner):
+                    del self._opened_buffers[name]
+                    self._close_buffers(buffers)
 
-    def _close_peer(self, peer: _Peer) -> None:
-        for memory in peer.open.values():
+    def _close_buffers(self, buffers: _OpenedBuffers) -> None:
+        for memory in buffers.open.values():
             self._devices.close(memory)
-        peer.open.clear()
-        peer.control.close()
+        buffers.open.clear()
+        buffers.control.close()
 
     async def close(self) -> None:
         """Closes what it has opened, and waits until the readers of its own memory have closed that."""
@@ -364,9 +364,9 @@ class CudaIpcPath:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
-        for peer in self._peers.values():
-            self._close_peer(peer)
-        self._peers.clear()
+        for buffers in self._opened_buffers.values():
+            self._close_buffers(buffers)
+        self._opened_buffers.clear()
         for written in self._written.values():
             self._retire(written.all())
         self._written.clear()
@@ -391,6 +391,6 @@ def _is_on(buffer_set: _Set, device: str) -> bool:
     return all(buffer.device == device for buffer in buffer_set.buffers)
 
 
-def _check_generation(request: Wanted[CudaIpcSource], peer: _Peer) -> None:
-    if peer.control.generation != request.source.generation:
-        raise StaleHandle(request.handle.key, request.handle.version, peer.control.version)
+def _check_generation(request: Wanted[CudaIpcSource], buffers: _OpenedBuffers) -> None:
+    if buffers.control.generation != request.source.generation:
+        raise StaleHandle(request.handle.key, request.handle.version, buffers.control.version)

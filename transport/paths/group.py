@@ -23,14 +23,14 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from ..devices.checksums import checksum
 from ..errors import CorruptState, MemberMissing, TransportClosed
 from ..handle import TensorSpec
-from ..plan import Piece, Plan, Step
+from ..plan import Plan, RowRange, Step
 from .torch_dtypes import TORCH_DTYPES
 
 _DIGEST_BYTES: Final = 8
 # Of a tag, which has 31 bits: 16 for the step.
 _STEPS: Final = 1 << 16
 _TRANSFERS: Final = 1 << 15
-_ALIGNMENT: Final = 16  # of each piece in a buffer
+_ALIGNMENT: Final = 16  # of each range of rows in a buffer
 _POLL_S: Final = 0.005
 _CLOSED: Final = "closed"
 
@@ -54,8 +54,8 @@ class GroupAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """One run of a plan. ``number``: the same for all members, of no other transfer of the group that runs now."""
+class PlanRun:
+    """One run of a plan. ``number``: the same for all members, of no other run of the group at this time."""
 
     number: int
     key: str
@@ -81,30 +81,30 @@ class Group:
         self._lock = threading.Lock()
         self._broken = ""
 
-    # ----------------------------------------------------------------------- words to each other
+    # ----------------------------------------------------------------------- the group's store
 
-    def say(self, word: str, value: str = "") -> None:
-        """Leaves a word for the other members."""
+    def set(self, word: str, value: str = "") -> None:
+        """Sets a key of the group's store, for the other members."""
         self._store.set(word, value)
 
-    def heard(self, word: str) -> str | None:
-        """The value of a word, or None if it was not said."""
+    def get(self, word: str) -> str | None:
+        """The value of a key of the group's store, or None if no member has set it."""
         return self._store.get(word).decode() if self._store.check([word]) else None
 
     def wait_for_all(self, word: str, stop: threading.Event, timeout_s: float) -> dict[str, str]:
-        """Waits until every member has said ``word/<member>``; returns the values by member.
+        """Waits until every member has set ``word/<member>``; returns the values by member.
 
         Raises MemberMissing, with the names of those that have not; TransportClosed soon after ``stop`` is set.
         """
-        said: dict[str, str] = {}
+        values: dict[str, str] = {}
         deadline = time.monotonic() + timeout_s
         while True:
             for member in self.address.members:
-                if member not in said and (value := self.heard(f"{word}/{member}")) is not None:
-                    said[member] = value
-            missing = [member for member in self.address.members if member not in said]
+                if member not in values and (value := self.get(f"{word}/{member}")) is not None:
+                    values[member] = value
+            missing = [member for member in self.address.members if member not in values]
             if not missing:
-                return said
+                return values
             if stop.wait(_POLL_S):
                 raise TransportClosed
             if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ class Group:
                 raise MemberMissing(self.address.name, [], self._broken, timeout_s)
             if self._group is not None:
                 return
-            self.say(f"connect/{self.member}")
+            self.set(f"connect/{self.member}")
             self.wait_for_all("connect", stop, timeout_s)
             try:
                 self._group = self._create_group(timeout_s)
@@ -146,7 +146,7 @@ class Group:
 
     def run(
         self,
-        transfer: Transfer,
+        plan_run: PlanRun,
         held: Mapping[str, tuple[int, Tensor]],
         into: Mapping[str, tuple[int, Tensor]],
         stop: threading.Event,
@@ -159,9 +159,9 @@ class Group:
         order. Raises MemberMissing, with the bucket and its peer, after which the group can't be used any more and
         ``into`` is undefined; CorruptState, TransportClosed.
         """
-        plan = transfer.plan
-        for piece in plan.local_pieces.get(self.member, ()):
-            _write(_rows(into, piece), _rows(held, piece))
+        plan = plan_run.plan
+        for row_range in plan.local_rows.get(self.member, ()):
+            _write(_rows(into, row_range), _rows(held, row_range))
         deadline = time.monotonic() + timeout_s
         for step in plan.steps:
             if stop.is_set():
@@ -173,15 +173,15 @@ class Group:
             if self._broken or self._group is None:
                 raise MemberMissing(self.address.name, peers, self._broken or "not connected", timeout_s)
             try:
-                self._do(transfer, step, held, into, deadline - time.monotonic())
+                self._do(plan_run, step, held, into, deadline - time.monotonic())
             except RuntimeError as error:  # torch's: a deadline, or a connection that was closed
-                reason = f"bucket {step.bucket} of {len(plan.steps)}: {_first_line(error)}"
+                reason = f"bucket {step.number} of {len(plan.steps)}: {_first_line(error)}"
                 self._broken = self._broken or reason
                 raise MemberMissing(self.address.name, peers, reason, timeout_s) from error
 
     def _do(
         self,
-        transfer: Transfer,
+        plan_run: PlanRun,
         step: Step,
         held: Mapping[str, tuple[int, Tensor]],
         into: Mapping[str, tuple[int, Tensor]],
@@ -189,23 +189,23 @@ class Group:
     ) -> None:
         limit = timedelta(seconds=max(left_s, 1e-3))
         sends = step.sender == self.member
-        specs = transfer.specs
-        size_bytes = sum(_align(_cut(piece, specs).size_bytes) for piece in step.pieces)
+        specs = plan_run.specs
+        size_bytes = sum(_align(_cut(row_range, specs).size_bytes) for row_range in step.row_ranges)
         with self._lent_buffer(size_bytes + _DIGEST_BYTES, _device(held if sends else into, step)) as flat:
             content, digest = flat[:size_bytes], flat[size_bytes:]
-            tag = transfer.number % _TRANSFERS * _STEPS + step.bucket % _STEPS
+            tag = plan_run.number % _TRANSFERS * _STEPS + step.number % _STEPS
             if sends:
-                for piece, part in _parts(content, step, specs):
-                    _write(part, _rows(held, piece))
+                for row_range, part in _parts(content, step, specs):
+                    _write(part, _rows(held, row_range))
                 digest.copy_(_digest(content))
                 _wait([self._begin("send", flat, peer, tag) for peer in step.receivers], limit)
                 return
             _wait([self._begin("recv", flat, step.sender, tag)], limit)
             actual = _digest(content)
             if not torch.equal(digest, actual):
-                raise CorruptState(transfer.key, transfer.version, _number(digest), _number(actual))
-            for piece, part in _parts(content, step, specs):
-                _write(_rows(into, piece), part)
+                raise CorruptState(plan_run.key, plan_run.version, _number(digest), _number(actual))
+            for row_range, part in _parts(content, step, specs):
+                _write(_rows(into, row_range), part)
 
     def _begin(self, call: str, flat: Tensor, peer: str, tag: int) -> Any:
         # No local variable: an error that is kept would keep the connections open.
@@ -245,25 +245,25 @@ def _wait(works: list[Any], limit: timedelta) -> None:
         works.clear()
 
 
-def _rows(tensors: Mapping[str, tuple[int, Tensor]], piece: Piece) -> Tensor:
-    first, tensor = tensors[piece.tensor]
-    return tensor if not tensor.ndim else tensor[piece.start - first : piece.stop - first]
+def _rows(tensors: Mapping[str, tuple[int, Tensor]], row_range: RowRange) -> Tensor:
+    first, tensor = tensors[row_range.tensor]
+    return tensor if not tensor.ndim else tensor[row_range.start - first : row_range.stop - first]
 
 
-def _parts(flat: Tensor, step: Step, specs: Mapping[str, TensorSpec]) -> list[tuple[Piece, Tensor]]:
-    """The pieces of a step as views of its buffer."""
+def _parts(flat: Tensor, step: Step, specs: Mapping[str, TensorSpec]) -> list[tuple[RowRange, Tensor]]:
+    """The rows of a step as views of its buffer."""
     parts, start = [], 0
-    for piece in step.pieces:
-        spec = _cut(piece, specs)
+    for row_range in step.row_ranges:
+        spec = _cut(row_range, specs)
         part = flat[start : start + spec.size_bytes]
-        parts.append((piece, part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape)))
+        parts.append((row_range, part.view(TORCH_DTYPES[spec.dtype]).view(spec.shape)))
         start += _align(spec.size_bytes)
     return parts
 
 
-def _cut(piece: Piece, specs: Mapping[str, TensorSpec]) -> TensorSpec:
-    spec = specs[piece.tensor]
-    return spec.rows(piece.start, piece.stop) if spec.shape else spec
+def _cut(row_range: RowRange, specs: Mapping[str, TensorSpec]) -> TensorSpec:
+    spec = specs[row_range.tensor]
+    return spec.rows(row_range.start, row_range.stop) if spec.shape else spec
 
 
 def _align(size_bytes: int) -> int:
@@ -276,7 +276,7 @@ def _write(target: Tensor, source: Tensor) -> None:
 
 
 def _device(tensors: Mapping[str, tuple[int, Tensor]], step: Step) -> torch.device:
-    return tensors[step.pieces[0].tensor][1].device
+    return tensors[step.row_ranges[0].tensor][1].device
 
 
 def _digest(flat: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from . import buckets
 from .kinds import torch_kind
 from .tensor_kind import T, TensorKind, Tensors
 from .transfer_path import Offered, Wanted
-from .written import Written
+from .versioned_memory import VersionedMemory
 
 
 class _Mapped:
@@ -74,7 +74,7 @@ class ShmPath:
         self._directory = directory
         self._arena = arena
         self._workers = workers
-        self._written: dict[str, Written[_Mapped]] = {}
+        self._written: dict[str, VersionedMemory[_Mapped]] = {}
         self._mapped: dict[str, _Mapped] = {}
         self._lent: dict[str, Block] = {}
         self.serving: Callable[[], Serving] = lambda: Serving(None)
@@ -85,7 +85,7 @@ class ShmPath:
     # ----------------------------------------------------------------------- writing
 
     async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
-        written = self._written.setdefault(key, Written())
+        written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
             if self._closed:
                 raise TransportClosed
@@ -96,7 +96,7 @@ class ShmPath:
     def _write_next(
         self,
         key: str,
-        written: Written[_Mapped],
+        written: VersionedMemory[_Mapped],
         layout: buckets.Layout,
         sources: list[Any],
         version: int,
@@ -113,7 +113,9 @@ class ShmPath:
             self._give_back(outdated.block)
         return offered
 
-    def _begin_block(self, key: str, written: Written[_Mapped], size_bytes: int, version: int) -> _Mapped:
+    def _begin_block(
+        self, key: str, written: VersionedMemory[_Mapped], size_bytes: int, version: int
+    ) -> _Mapped:
         """A block of the key, in none of its lists, that is marked as being written."""
         for mapped in written.candidates():
             if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):

@@ -34,7 +34,7 @@ from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.transport.network.bulk import secure
 from flexmarl.transport.network.far_segments import WriterNode
 from flexmarl.transport.network.fetch import connect
-from flexmarl.transport.network.frames import Piece
+from flexmarl.transport.network.frames import SegmentRange
 from flexmarl.transport.segments import SegmentGrant
 
 from ...patience import PATIENCE_S
@@ -202,7 +202,7 @@ async def test_a_reader_that_dies_in_a_fetch_disturbs_nobody(hosts: Hosts) -> No
 
     def ask_and_leave() -> None:
         connection: socket.socket = secure(connect(segment.split("/")[0]), bulk, server=False)
-        connection.sendall(Piece(segment, 0, SEGMENT).encode())
+        connection.sendall(SegmentRange(segment, 0, SEGMENT).encode())
         connection.recv(10)
         connection.close()
 

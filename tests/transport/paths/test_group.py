@@ -16,7 +16,7 @@ from torch import Tensor
 from flexmarl.transport.errors import CorruptState, MemberMissing
 from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.paths import group as group_module
-from flexmarl.transport.paths.group import Group, GroupAddress, Transfer
+from flexmarl.transport.paths.group import Group, GroupAddress, PlanRun
 from flexmarl.transport.plan import Plan, Step, make_plan, whole
 
 from ...patience import PATIENCE_S
@@ -67,7 +67,7 @@ def rows(
 def run(
     group: Group, plan: Plan, held: Any, into: Any, reached: Callable[[Step], None] = lambda step: None
 ) -> None:
-    group.run(Transfer(1, "key", 1, plan, NAMED), held, into, NEVER, PATIENCE_S, reached)
+    group.run(PlanRun(1, "key", 1, plan, NAMED), held, into, NEVER, PATIENCE_S, reached)
 
 
 @pytest.mark.parametrize("bucket_bytes", [10, 50, 1 << 20])
@@ -115,7 +115,7 @@ def test_a_member_that_leaves_is_named_with_the_bucket(tmp_path: Path) -> None:
     assert len(plan.steps) > 4
 
     def leave(step: Step) -> None:
-        if step.bucket == 3:
+        if step.number == 3:
             raise MemberMissing("g", [], "leaving", 0)
 
     into = rows({name: torch.zeros_like(tensor) for name, tensor in STATE.items()}, whole(SPECS))
@@ -157,7 +157,7 @@ MEMBER = """
 import os, pathlib, signal, sys, threading
 import torch
 from flexmarl.transport.handle import TensorSpec
-from flexmarl.transport.paths.group import Group, GroupAddress, Transfer
+from flexmarl.transport.paths.group import Group, GroupAddress, PlanRun
 from flexmarl.transport.plan import make_plan, whole
 
 torch.set_num_threads(1)
@@ -167,13 +167,13 @@ tensors = {"a": (0, torch.ones(8, 1000))}
 plan = make_plan("key", specs, {"t": whole(specs)}, {"e": whole(specs)}, 4000)
 
 def reached(step):
-    if step.bucket == bucket:
+    if step.number == bucket:
         os.kill(os.getpid(), signal.SIGKILL)
 
 group = Group(GroupAddress("g", ("t", "e")), member, pathlib.Path(sys.argv[1]))
 group.connect(threading.Event(), 60)
 held, into = (tensors, {}) if member == "t" else ({}, tensors)
-group.run(Transfer(1, "key", 1, plan, {"a": specs[0]}), held, into, threading.Event(), 60, reached)
+group.run(PlanRun(1, "key", 1, plan, {"a": specs[0]}), held, into, threading.Event(), 60, reached)
 """
 
 
@@ -183,7 +183,7 @@ def test_a_killed_member_is_named(tmp_path: Path, killed: str, bucket: int) -> N
     specs = (TensorSpec("a", (8, 1000), "float32", 0),)
     plan = make_plan("key", specs, {"t": whole(specs)}, {"e": whole(specs)}, 4000)
     assert len(plan.steps) == 8
-    transfer = Transfer(1, "key", 1, plan, {"a": specs[0]})
+    transfer = PlanRun(1, "key", 1, plan, {"a": specs[0]})
     process = subprocess.Popen(
         [sys.executable, "-c", MEMBER, tmp_path, killed, str(bucket)],
         env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},

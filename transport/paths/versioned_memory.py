@@ -9,7 +9,7 @@ from .buckets import Layout
 M = TypeVar("M")
 
 
-class Written(Generic[M]):
+class VersionedMemory(Generic[M]):
     """The pieces of memory that this process sets one key in, each for a whole version. ``lock``: held by a Set.
 
     ``published``: those of the two newest versions, the older one first. ``free``: neither written nor to be read.
