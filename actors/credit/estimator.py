@@ -60,10 +60,10 @@ class Estimator(ABC):
 
 
 def standard_deviation(rewards: Sequence[float]) -> float:
-    """The *sample* standard deviation (divisor ``n - 1``) of at least two rewards.
+    """The *sample* standard deviation (divisor ``n - 1``) of the rewards; 0.0 of a single one.
 
     GRPO's paper does not say which; ``torch.std``, and therefore TRL, verl and OpenRLHF, take this one, so that
     learning rates carry over. ``math.fsum`` rounds once, so that the order of the rewards does not show.
     """
     mean = math.fsum(rewards) / len(rewards)
-    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / max(1, len(rewards) - 1))

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
 from ..credit.algorithms import ALGORITHMS, Aggregation, Algorithm, AlgorithmName, KlEstimator
 from ..credit.credit_config import CreditConfig, Decay, row_of
-from .transforms import Critic, RoleBaseline, TokenKl, TrajectoryKl, Transform, Whiten, whole_batch_reason
+from .transforms import KL_TRANSFORMS, Critic, RoleBaseline, Transform, Whiten, whole_batch_reason
 
 Correction = Literal["none", "truncate", "mask", "decoupled"]
 
@@ -136,10 +136,13 @@ class LossConfig(Config):
     @property
     def transforms(self) -> tuple[Transform, ...]:
         """The changes that the policy makes to the advantages of its samples, in order."""
-        kl = {"token": TokenKl, "trajectory": TrajectoryKl, None: Transform}[self.row.kl_rewards]
         return (
             RoleBaseline(),
-            *([kl()] if self.penalises_rewards else []),
+            *(
+                [KL_TRANSFORMS[self.row.kl_rewards]()]
+                if self.penalises_rewards and self.row.kl_rewards
+                else []
+            ),
             *([Whiten()] if self.row.whiten else []),
             *([Critic(self.critic.gamma, self.critic.lam)] if self.critic else []),
         )

@@ -14,8 +14,9 @@ No torch is imported until there are tensors: the launcher reads the list, and h
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from ..credit.algorithms import KlRewards
 from ..messages import Grouping, Sample
 from ..names import AgentName
 from ..sample_id import SampleId
@@ -105,6 +106,10 @@ class TrajectoryKl(Transform):
             step.lengths.new_tensor([sample.group_size for sample in step.samples]),
         )
         return advantages - penalties.repeat_interleave(step.lengths)
+
+
+KL_TRANSFORMS: Final[Mapping[KlRewards, type[Transform]]] = {"token": TokenKl, "trajectory": TrajectoryKl}
+"""By the rewards that an algorithm's KL is subtracted from."""
 
 
 class Whiten(Transform):

@@ -32,7 +32,9 @@ def assign_credit(
     """
     names = [SampleId.parse(sample.sample_id) for sample in samples]
     turns = _turns_of_agents(samples, names)
-    # Every sample's place: the rewards that are compared, and its own among them.
+    # A sample has its advantage by the place of its reward, not by its value: an estimator may well give different
+    # advantages to equal rewards. And the rewards of trajectories are compared as trajectories have them, not samples:
+    # one in which the agent had no turn counts too, and one with several turns counts once.
     places: list[tuple[_Compared, int]] = []
     compared: dict[_Compared, dict[int, float]] = {}
     for number, (sample, name, turn) in enumerate(zip(samples, names, turns, strict=True)):

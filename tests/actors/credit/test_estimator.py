@@ -80,6 +80,7 @@ def test_the_group_mean_is_the_centred_or_standardised_reward_of_the_papers(grou
 
 
 def test_the_standard_deviation_is_the_sample_one() -> None:
+    assert standard_deviation((0.25,)) == 0.0
     assert standard_deviation((1.0, 0.0, 1.0, 0.0)) == pytest.approx(0.5 * math.sqrt(4 / 3), rel=1e-12)
 
 
