@@ -401,14 +401,20 @@ class Orchestrator(Actor, OrchestratorApi):
             await self._tell_console("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
         self._carry_out(self._running.evaluated(decision.step))
 
+    @property
+    def _running(self) -> Pipeline:
+        assert self._pipeline is not None, "the run has not begun"
+        return self._pipeline
+
     async def _step_complete(self, decision: StepComplete) -> None:
         now = self.system.clock()
         record = self._records.pop(decision.step)
         self._closing.end(decision.step)
-        figures = {f"queries/{name}": value for name, value in self._queries.end(decision.step).items()}
-        metrics = record.metrics(decision.versions, decision.carried, self._started, self._last_end, now)
-        metrics = replace(metrics, workflow=metrics.workflow | figures)
-        metrics = replace(metrics, by_opponent=self._opponents.metrics(decision.step))
+        metrics = replace(
+            record.metrics(decision.versions, decision.carried, self._started, self._last_end, now),
+            source=self._queries.end(decision.step),
+            by_opponent=self._opponents.metrics(decision.step),
+        )
         self._last_end = now
         if decision.evaluated:
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
@@ -417,12 +423,7 @@ class Orchestrator(Actor, OrchestratorApi):
         await self._workers.forget_step(decision.step)
         await self._opponents.write_results()
 
-    # ------------------------------------------------------------------ small things
-
-    @property
-    def _running(self) -> Pipeline:
-        assert self._pipeline is not None, "the run has not begun"
-        return self._pipeline
+    # ------------------------------------------------------------------ the console
 
     async def _tell_console(self, endpoint: str, *args: object) -> None:
         """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a

@@ -30,9 +30,10 @@ def _length_quantiles(lengths: Sequence[int]) -> Numbers:
     if not lengths:
         return {}
     quantiles: Numbers = {
-        f"turn_tokens_p{percent}": lengths[-(-percent * len(lengths) // 100) - 1] for percent in (10, 50, 90)
+        f"turn_tokens_p{percent}": float(lengths[-(-percent * len(lengths) // 100) - 1])
+        for percent in (10, 50, 90)
     }
-    return {**quantiles, "turn_tokens_max": lengths[-1]}
+    return {**quantiles, "turn_tokens_max": float(lengths[-1])}
 
 
 class _PolicyRecord:

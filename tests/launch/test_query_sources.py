@@ -100,6 +100,6 @@ def test_a_run_that_is_killed_draws_what_it_would_have_drawn(
     recorded = drawn(run.directory)
     assert [recorded[step] for step in later] == [expected[step] for step in later]
     assert last_state(run.directory) == last_state(whole.directory)
-    figures = [line["workflow/queries/given_again"] for line in whole.metrics]
-    assert [line["workflow/queries/given_again"] for line in run.metrics] == figures
+    figures = [line["source/given_again"] for line in whole.metrics]
+    assert [line["source/given_again"] for line in run.metrics] == figures
     assert figures[-1] == sum("#" in query for queries in expected.values() for query in queries) > 3
