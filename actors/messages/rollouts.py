@@ -61,23 +61,14 @@ class TrajectoryFailure:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurns:
-    """Turns of one agent."""
+    """Turns of one agent. ``figures``: of the agent, by their names in ``figures.py``; they are merged over the
+    trajectories of a group, and over groups. ``lengths``: generated tokens of each turn. Raises UnknownFigure."""
 
-    turns: int = 0
-    tokens: int = 0
-    """Generated tokens."""
-    truncated: int = 0
-    """Turns that ended at ``max_new_tokens``."""
+    figures: Numbers = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
-    """Generated tokens of each turn."""
 
-    def __add__(self, other: "AgentTurns") -> "AgentTurns":
-        return AgentTurns(
-            self.turns + other.turns,
-            self.tokens + other.tokens,
-            self.truncated + other.truncated,
-            self.lengths + other.lengths,
-        )
+    def __post_init__(self) -> None:
+        check_figures("agent", self.figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ class GroupClosed:
 
     @property
     def generated_tokens(self) -> int:
-        return sum(of_agent.tokens for of_agent in self.turns.values())
+        return int(sum(turns.figures.get("tokens", 0) for turns in self.turns.values()))
 
 
 @dataclass(frozen=True, slots=True)

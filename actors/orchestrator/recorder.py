@@ -16,9 +16,7 @@ class _AgentRecord:
         self._lengths: list[int] = []
 
     def turned(self, turns: AgentTurns) -> None:
-        self.figures.update(
-            {"turns": turns.turns, "tokens": turns.tokens, "truncated_turns": turns.truncated}
-        )
+        self.figures.update(turns.figures)
         self._lengths += turns.lengths
 
     def numbers(self) -> Numbers:

@@ -205,7 +205,10 @@ class Trajectory:
     def turns_of(self, agent: AgentName) -> AgentTurns:
         turns = [turn for of_agent, turn in self._turns if of_agent == agent]
         lengths = tuple(len(turn.tokens) for turn in turns)
-        return AgentTurns(len(turns), sum(lengths), sum(turn.truncated for turn in turns), lengths)
+        truncated = sum(turn.truncated for turn in turns)
+        return AgentTurns(
+            {"turns": len(turns), "tokens": sum(lengths), "truncated_turns": truncated}, lengths
+        )
 
     def turns_to_reward(self) -> list[EndedTurn]:
         return [EndedTurn(agent, turn.request.sample_id, len(turn.tokens)) for agent, turn in self._turns]

@@ -75,7 +75,10 @@ LINE = {
 
 
 def group(waited_s: float, rewards: list[float]) -> GroupClosed:
-    turns = {OF_SOLVER: AgentTurns(3, 30, 1, (5, 10, 15)), OF_JUDGE: AgentTurns()}
+    turns = {
+        OF_SOLVER: AgentTurns({"turns": 3, "tokens": 30, "truncated_turns": 1}, (5, 10, 15)),
+        OF_JUDGE: AgentTurns(),
+    }
     return GroupClosed(Step(3), "q", {OF_SOLVER: 2}, turns, waited_s, {OF_SOLVER: rewards, OF_JUDGE: []}, [])
 
 

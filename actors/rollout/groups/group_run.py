@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ...credit.credit_config import CreditConfig
+from ...figures import StepFigures
 from ...messages import AgentTurns, GroupClosed, Query, Sample, TrajectoryFailure, VersionRange
 from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
@@ -172,4 +173,8 @@ def _metrics(members: Sequence[Trajectory]) -> dict[str, list[float]]:
 
 
 def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:
-    return sum((member.turns_of(agent) for member in members), AgentTurns())
+    figures, lengths = StepFigures("agent"), list[int]()
+    for turns in (member.turns_of(agent) for member in members):
+        figures.update(turns.figures)
+        lengths += turns.lengths
+    return AgentTurns(figures.numbers(), tuple(lengths))

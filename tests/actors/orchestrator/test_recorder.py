@@ -31,7 +31,7 @@ LOADED = [
 
 
 def closed(waited_s: float, rewards: list[float]) -> GroupClosed:
-    turns = AgentTurns(turns=len(rewards), tokens=10, truncated=1)
+    turns = AgentTurns({"turns": len(rewards), "tokens": 10, "truncated_turns": 1})
     return GroupClosed(Step(3), "q", {AGENT: len(rewards)}, {AGENT: turns}, waited_s, {AGENT: rewards}, [])
 
 
@@ -113,7 +113,7 @@ def test_shares_of_a_policy_are_figures_of_its_agents() -> None:
 def test_quantiles_are_lengths_of_turns_of_all_groups() -> None:
     step = two_policies()
     for lengths in ((7, 1, 3), (9, 2), (5, 4, 10, 6, 8)):
-        turns = AgentTurns(len(lengths), sum(lengths), 0, lengths[:1]) + AgentTurns(lengths=lengths[1:])
+        turns = AgentTurns({"turns": len(lengths), "tokens": sum(lengths)}, lengths)
         step.group_closed(replace(closed(0.0, [1.0]), turns={AGENT: turns}), now=1.0)
     found = step.metrics({A: Version(0), B: Version(5)}, {}, 0.0, 0.0, 3.0).by_agent
     of_a = found[AGENT]

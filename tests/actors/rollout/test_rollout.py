@@ -35,8 +35,8 @@ async def test_a_group_closes_with_its_samples_in_the_store(house: House) -> Non
     )
     assert group.generated_tokens == sum(group.rewards[SOLVER]) + 6
     assert group.metrics == {"accuracy": [0.5] * 6}
-    assert [group.turns[agent].turns for agent in group.samples] == [6, 6]
-    assert sum(of_agent.tokens for of_agent in group.turns.values()) == group.generated_tokens
+    assert [group.turns[agent].figures["turns"] for agent in group.samples] == [6, 6]
+    assert sum(turns.figures["tokens"] for turns in group.turns.values()) == group.generated_tokens
     rows = await house.rows("solver", 4, 6)
     assert [row.sample_id for row in rows] == [f"5:q7_0_{trajectory}" for trajectory in range(6)]
     for row in rows:

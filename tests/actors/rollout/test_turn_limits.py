@@ -54,7 +54,7 @@ async def test_tokens_are_limited_and_the_last_turn_is_cut(house: House, of_agen
         house.sampling["solver"] = SamplingConfig(trajectory_tokens=25)
     await solved(house, ("solver", key, 25), False, **config)
     group = await house.closed()
-    assert group.rewards[SOLVER] == [3.0, 3.0] and group.turns[SOLVER].tokens == 50
+    assert group.rewards[SOLVER] == [3.0, 3.0] and group.turns[SOLVER].figures["tokens"] == 50
 
 
 async def test_a_limit_that_is_not_caught_fails_the_trajectory_by_name(house: House) -> None:

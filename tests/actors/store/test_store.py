@@ -247,7 +247,15 @@ async def test_rows_are_selected_by_an_expression(house: House) -> None:
 
 def report(query: str, step: int = 1) -> GroupClosed:
     solver = AgentName("solver")
-    return GroupClosed(Step(step), query, {solver: 1}, {solver: AgentTurns(1, 2)}, 0.5, {solver: [1.0]}, [])
+    return GroupClosed(
+        Step(step),
+        query,
+        {solver: 1},
+        {solver: AgentTurns({"turns": 1, "tokens": 2})},
+        0.5,
+        {solver: [1.0]},
+        [],
+    )
 
 
 async def test_a_retired_writer_is_refused_and_its_reports_are_returned_also_after_a_kill(

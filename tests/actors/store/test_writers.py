@@ -14,7 +14,13 @@ SOLVER = AgentName("solver")
 def report(step: int, query: str) -> GroupClosed:
     failure = TrajectoryFailure(f"{step}:{query}_0", "no luck", "...")
     return GroupClosed(
-        Step(step), query, {SOLVER: 2}, {SOLVER: AgentTurns(1, 2, 1)}, 0.5, {SOLVER: [1.0]}, [failure]
+        Step(step),
+        query,
+        {SOLVER: 2},
+        {SOLVER: AgentTurns({"turns": 1, "tokens": 2, "truncated_turns": 1})},
+        0.5,
+        {SOLVER: [1.0]},
+        [failure],
     )
 
 
