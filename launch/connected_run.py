@@ -101,6 +101,7 @@ class ConnectedRun:
     # ------------------------------------------------------------------ following
 
     async def status(self) -> RunStatus:
+        """The run as it is now: step, phase, processes, and the causes of a standstill."""
         return await self._control.within(_TIMEOUT_S).status()
 
     def steps(self, after: int | None = None) -> AsyncGenerator[StepMetrics, None]:

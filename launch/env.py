@@ -115,6 +115,8 @@ class Machine(TypedDict):
 
 
 def describe_machine() -> Machine:
+    """Python's version, the platform, the usable CPUs and the process id, for the first event of a run and for
+    benchmarks."""
     return {
         "python": sys.version.split()[0],
         "platform": sysconfig.get_platform(),

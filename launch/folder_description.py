@@ -42,6 +42,8 @@ class FolderDescription:
     refused: str
 
     def problems(self) -> list[str]:
+        """The reasons why a run would fail or mislead in this folder, a sentence with its remedy for each; empty if
+        there are none."""
         problems = []
         if self.clock_ahead_s is None:
             problems.append(

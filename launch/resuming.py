@@ -70,6 +70,7 @@ class Resumption:
 
     @property
     def is_complete(self) -> bool:
+        """True if the checkpoint is of the last step that the config asks for, so that there is nothing to resume."""
         return self.checkpoint is not None and self.step >= self.config.training.steps
 
 
@@ -190,6 +191,7 @@ def differences(old: RunConfig, new: RunConfig) -> dict[str, Change]:
 
 
 def may_change(key: str) -> bool:
+    """True if a resumed run may have another value for this dotted key than its checkpoint was made with."""
     return any(fnmatchcase(key, pattern) for pattern in MAY_CHANGE)
 
 

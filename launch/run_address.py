@@ -26,6 +26,7 @@ class RunAddress:
 
     @classmethod
     def of(cls, system: ActorSystem) -> Self:
+        """The address and keys of the launcher's own system, which has been entered."""
         return cls(system.address, system.keys)
 
     @classmethod
@@ -46,6 +47,7 @@ class RunAddress:
         return cls(address, Keys.from_json(keys, path) if keys else None)
 
     def text(self) -> str:
+        """The content of the file, as ``parse`` reads it. It has the run's secret keys: never to be logged."""
         return self.address + ("" if self.keys is None else f"\n{self.keys.to_json()}")
 
     @contextlib.contextmanager

@@ -130,6 +130,8 @@ class RunControl(Actor):
 
     @endpoint
     async def status(self) -> RunStatus:
+        """The run as it is now, from numbers that the launcher has: no other actor is asked, so a stalled run answers
+        too."""
         hosts = self._hosts()
         return RunStatus(
             step=max(self._first, self._broadcast.last_step),

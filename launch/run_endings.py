@@ -30,7 +30,7 @@ def closing_words(
     """The result, and the paths of its files. ``first``: steps that finished before a resume. ``held_out``:
     the evaluation's queries are not used in training."""
     if result.stopped:
-        head = stopped_words(result, folder)
+        head = _stopped_words(result, folder)
     else:
         steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
         head = f"Trained {steps} in {duration(wall_s)}. {learning_words(result.evaluations, first, held_out)}"
@@ -42,7 +42,8 @@ def closing_words(
     )
 
 
-def stopped_words(result: RunResult, folder: Path) -> str:
+def _stopped_words(result: RunResult, folder: Path) -> str:
+    """The end of a stopped run, with the command that continues it if there is a checkpoint."""
     if not result.checkpoint:
         return f"Stopped after step {result.last_step}, before the first checkpoint."
     return f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {folder}"

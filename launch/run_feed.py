@@ -29,10 +29,12 @@ class Reader(AsyncIterator[Item]):
         self._changed = asyncio.Event()
 
     def put(self, item: Item) -> None:
+        """Appends an item, called by the feed; a reader that waits for one wakes. Nothing bounds the number of them."""
         self._items.append(item)
         self._changed.set()
 
     def end(self) -> None:
+        """Ends the iteration after the items that are left. May be called again."""
         self._ended = True
         self._changed.set()
 
@@ -55,15 +57,18 @@ class Feed(Generic[Item]):
         self._readers: WeakSet[Reader[Item]] = WeakSet()
 
     def reader(self) -> Reader[Item]:
+        """A new reader, of the items from now on. It ends at once if the feed has ended."""
         reader = Reader[Item](self._ended, self._at_end)
         self._readers.add(reader)
         return reader
 
     def put(self, item: Item) -> None:
+        """Gives an item to each reader. Never waits."""
         for reader in self._readers:
             reader.put(item)
 
     def end(self) -> None:
+        """Ends all readers, also those that are made later. May be called again."""
         self._ended = True
         for reader in self._readers:
             reader.end()
@@ -76,12 +81,13 @@ class Pulse:
         self.next = asyncio.Event()
 
     def beat(self) -> None:
+        """Wakes all waiters, and puts a new event in the place of ``next``."""
         self.next.set()
         self.next = asyncio.Event()
 
 
-class Broadcast:
-    """Shows a run on ``display``, and gives its steps and events to readers too. Implements ``Display``."""
+class Broadcast(Display):
+    """Shows a run on ``display``, and gives its steps and events to readers too."""
 
     def __init__(self, display: Display, at_end: Callable[[], None]) -> None:
         self._display = display

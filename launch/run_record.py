@@ -48,11 +48,14 @@ class RunRecord:
         self.events.write(event)
 
     def complete(self, result: RunResult) -> None:
+        """Writes the last event of a life with a result and closes the log; ``fail`` does nothing from then on."""
         self.events.write(end_of_run(result, self._display.wall_s))
         self.events.close()
         self._ended = True
 
     def fail(self, error: BaseException) -> None:
+        """Writes ``error`` as the last event and closes the log. May be called again, or after ``complete``: the first
+        end stays."""
         if self._ended:
             return
         self._ended = True

@@ -84,6 +84,8 @@ class RunSupervision:
         raise min(reasons, key=is_loss)  # a loss may be the consequence of another failure
 
     async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
+        """Starts an actor on its node, under the supervisor that its ``spec`` asks for, and returns after its
+        ``on_start``. Raises the errors of ``Supervisor.spawn``."""
         supervisor = self._restarting if spec.restarted else self._ending
         device = {} if spec.cuda_devices is None else env.cuda_devices(spec.cuda_devices)
         environment = spec.env | device
@@ -118,6 +120,7 @@ class RunSupervision:
 
     @property
     def running(self) -> list[str]:
+        """The names of all actors that have started and not ended."""
         return [name for supervisor in self._both for name in supervisor.running]
 
     async def process_statistics(

@@ -30,6 +30,7 @@ _START_S: Final = 0.2
 
 
 def describe(name: str) -> HostDescription:
+    """A host with 8 cores, 1 TiB of memory and no GPU, whose versions are those of any other simulated host."""
     return HostDescription(name, 8, 1 << 40, (), "", "", 0, 0, "", {})
 
 
@@ -105,6 +106,7 @@ class SimulatedHost:
         self._crash(silently=True)
 
     def power_on(self) -> None:
+        """Lets the node's process start again after ``power_off``. Without effect on a host that has power."""
         self._powered.set()
 
     def _crash(self, *, silently: bool) -> None:

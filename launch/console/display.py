@@ -29,7 +29,8 @@ class Display(Protocol):
         """Shows the run's present work until the next ``phase`` or ``step``."""
         ...
 
-    def event(self, event: RunEvent) -> None: ...
+    def event(self, event: RunEvent) -> None:
+        """Shows an event if it concerns people, as a warning or a note; displays for programs show each one."""
 
     def warn(self, text: str, *, at_once: bool = False) -> None:
         """Shows a warning. ``at_once``: without rate limit, as in answer to a signal."""

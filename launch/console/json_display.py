@@ -9,11 +9,12 @@ from ...actors.run_events import RunEvent
 from ...actors.step_metrics import StepMetrics
 from ..json_lines import event_to_json, metrics_to_json
 from ..line_writer import finite
+from .display import Display
 from .echo import json_line
 
 
-class JsonDisplay:
-    """Writes to ``output`` at once all that happens, an object per line. Implements ``Display``.
+class JsonDisplay(Display):
+    """Writes to ``output`` at once all that happens, an object per line.
 
     ``{"time": 1712.5, "event": "step", ...}`` has the keys of a line of ``metrics.jsonl``; other events those of
     ``events.jsonl``. Two kinds are here alone: ``phase`` (``text``, ``done``, ``total``) and ``warning`` (``text``).
@@ -61,5 +62,6 @@ class JsonDisplay:
 
 
 def write_json(output: TextIO, record: dict[str, Any]) -> None:
+    """Writes one line at once. Numbers that are not finite become null, values that JSON lacks their text."""
     output.write(json_line(finite(record), allow_nan=False, default=str) + "\n")
     output.flush()

@@ -12,13 +12,13 @@ from rich.text import Text
 from ...actors.names import AgentName, PolicyName
 from ..formatting import compact, duration, words_wrapped
 from .progress_state import SMOOTHING_STEPS, Mean, ProgressState, one_line
-from .progress_views import WARNING, last_line
+from .progress_views import WARNING, View, last_line
 from .rate_limit import RateLimit
 
 _REFRESHES_PER_S = 8.0
 
 
-class LiveView:
+class LiveView(View):
     """Redraws a table in place; messages scroll away above it."""
 
     def __init__(self, console: Console, state: ProgressState) -> None:

@@ -15,6 +15,7 @@ class LossyOutput:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Writes ``text``, or discards it. Returns the number of its characters; raises no OSError."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -22,6 +23,7 @@ class LossyOutput:
             return len(text)
 
     def flush(self) -> None:
+        """Passes buffered text to the descriptor, or discards it. Raises no OSError."""
         try:
             self._stream.flush()
         except OSError:

@@ -8,12 +8,13 @@ from typing import Self
 from ...actors.run_events import RunEvent
 from ...actors.step_metrics import StepMetrics
 from ...core.telemetry import get_logger
+from .display import Display
 
 log = get_logger(__name__)
 
 
-class NoDisplay:
-    """Measures the time, and logs warnings. Implements ``Display``."""
+class NoDisplay(Display):
+    """Measures the time, and logs warnings."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -32,6 +32,7 @@ class Output:
 
     @classmethod
     def standard(cls, form: Form) -> "Output":
+        """The output of a command, on this process's standard output, also if that is closed."""
         return cls(form, sys.stdout)
 
     def display(self, config: RunConfig, run_name: str, first_step: int) -> Display:

@@ -27,6 +27,7 @@ from ...actors.run_events import Evaluated, RunEvent, RunStalled, SftDone, Traje
 from ...actors.step_metrics import StepMetrics
 from ...core.errors import ActorDead, ActorFailed
 from ..formatting import count
+from .display import Display
 from .event_words import note_of, warning_of
 from .live_view import LiveView
 from .progress_state import Phase, ProgressState, one_line
@@ -41,9 +42,8 @@ _SHOWN_FAILURES = 3
 Detail = Literal["quiet", "normal", "verbose"]
 
 
-class Progress:
-    """Shows one run's progress on ``console``: a live table if it is a terminal, else plain lines. Implements
-    ``Display``.
+class Progress(Display):
+    """Shows one run's progress on ``console``: a live table if it is a terminal, else plain lines.
 
     ``total_steps`` and the step numbers count from the run's beginning, also after a resume; the first ``first_step``
     steps finished before the resume. ``agents``: the policy of each. ``line_interval_s``: seconds between plain step

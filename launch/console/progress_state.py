@@ -56,6 +56,7 @@ class Trail:
         self._stride, self._sum, self._count = 1, 0.0, 0
 
     def add(self, value: float) -> None:
+        """Appends a finite number. A full trail loses half of its resolution, never a part of the curve."""
         self._sum, self._count = self._sum + value, self._count + 1
         if self._count == self._stride:
             self._values.append(self._sum / self._count)
@@ -90,6 +91,7 @@ class AgentState:
     trail: Trail = field(default_factory=Trail)
 
     def record(self, figures: Numbers) -> None:
+        """Takes the agent's figures of one step. A reward that is missing or not finite changes nothing."""
         self.reward.add(figures.get("reward"))
         if (reward := number(figures.get("reward"))) is not None:
             self.trail.add(reward)
@@ -104,6 +106,7 @@ class PolicyState:
     grad_norm: Mean = field(default_factory=Mean)
 
     def record(self, figures: Numbers) -> None:
+        """Takes the policy's figures of one step. Those that are missing leave the last ones on show."""
         self.max_staleness = int(figures.get("max_staleness", 0))
         if (samples := figures.get("samples")) is not None:
             self.samples = int(samples)
@@ -120,6 +123,7 @@ class PoolState:
     waiting: Mean = field(default_factory=Mean)
 
     def record(self, policies: Iterable[Numbers]) -> None:
+        """Takes the seconds of all policies in one step. Policies outside a shared pool are left out."""
         pool_policies = [figures for figures in policies if "pool_computing_s" in figures]
         computing, idle, swapping, waiting, suspended = (
             sum(figures.get(f"pool_{kind}_s", 0.0) for figures in pool_policies)
@@ -162,6 +166,7 @@ class ProgressState:
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT_STEPS)
 
     def record(self, metrics: StepMetrics) -> None:
+        """Takes the figures of a complete step, once per step and in their order. It ends the phase."""
         self.end_phase()
         self.step = metrics.step
         self._recent.append((self._clock(), self.step))
@@ -178,10 +183,12 @@ class ProgressState:
             self.policies[policy].version = metrics.versions[policy]
 
     def end_phase(self) -> None:
+        """Forgets the present phase, if there is one, and notes the time of the change."""
         self.phase = None
         self.changed_s = self.elapsed_s()
 
     def elapsed_s(self) -> float:
+        """Seconds since the display was made; a resumed run begins at 0 again."""
         return self._clock() - self._started_s
 
     def pace_s(self) -> float | None:

@@ -14,13 +14,20 @@ _SIGN_OF_LIFE_S = 60.0
 
 
 class View(Protocol):
-    def start(self) -> None: ...
-    def update(self, phase_changed: bool) -> None: ...
-    def message(self, text: str) -> None: ...
-    def stop(self, how: str, wall_s: float) -> None: ...
+    def start(self) -> None:
+        """Begins to show the run; to be called first, and once."""
+
+    def update(self, phase_changed: bool) -> None:
+        """Shows the present state if it is due: called after each change of it and about once a second."""
+
+    def message(self, text: str) -> None:
+        """Prints a line that stays; the caller has applied the limit of the rate."""
+
+    def stop(self, how: str, wall_s: float) -> None:
+        """Shows the end: ``how`` in words, after ``wall_s`` seconds. The terminal is as it was. The last call."""
 
 
-class QuietView:
+class QuietView(View):
     """Prints warnings alone."""
 
     def __init__(self, console: Console) -> None:
@@ -36,7 +43,7 @@ class QuietView:
     def stop(self, how: str, wall_s: float) -> None: ...
 
 
-class LineView:
+class LineView(View):
     """Prints plain lines.
 
     - A step line for the first step, the last one, and one every ``interval_s`` between. Neither phases nor messages
@@ -121,6 +128,7 @@ def pace(step_s: float) -> str:
 
 
 def last_line(state: ProgressState, how: str, wall_s: float) -> str:
+    """The line at a run's end. ``how``: its end in words. ``wall_s``: seconds of this life alone."""
     return f"run {state.name} {how} step={state.step}/{state.total_steps} wall={duration(wall_s)}"
 
 

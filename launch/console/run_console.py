@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...actors.figures import Numbers, StepFigures
-from ...actors.messages import RunResult
+from ...actors.messages import ConsoleApi, RunResult
 from ...actors.run_events import (
     CheckpointSaved,
     CheckpointSaving,
@@ -46,10 +46,10 @@ _ENDS = (
 """Events that are the end of some work."""
 
 
-class RunConsole(Actor):
+class RunConsole(Actor, ConsoleApi):
     """Shows a run on ``display`` and writes its ``metrics.jsonl`` and ``events.jsonl``.
 
-    Implements ``ConsoleApi``. ``ended_with`` is set to the run's result.
+    ``ended_with`` is set to the run's result.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class RunConsole(Actor):
 
     @endpoint
     async def event(self, event: RunEvent) -> None:
+        """An event of an actor. Its time in the file is that of its arrival here, by this host's clock."""
         self._ended_items += isinstance(event, _ENDS)
         self._events.write(event, self._clock())
 

@@ -58,7 +58,9 @@ def connection_problem(address: str, port: int) -> str:
         return error.strerror or str(error) or "it does not answer"
 
 
-def folder_problem(request: ProbeRequest) -> str:
+def _folder_problem(request: ProbeRequest) -> str:
+    """The reason why the folder of runs here is not the one of the asking host: its proof can't be read, or has another
+    text. Empty if it is the same one, or if there is no proof."""
     if not request.proof:
         return ""
     try:
@@ -78,12 +80,14 @@ def answer(request: ProbeRequest) -> tuple[ProbeAnswer, socket.socket]:
     listening = socket.create_server((address, 0), family=family)
     port = listening.getsockname()[1]
     probe_answer = ProbeAnswer(
-        diagnose(Path(request.runs)), not_reached, folder_problem(request), address, port
+        diagnose(Path(request.runs)), not_reached, _folder_problem(request), address, port
     )
     return probe_answer, listening
 
 
 def main() -> None:
+    """Answers one request, then each further line with the time, until standard input ends. Raises pydantic's
+    ValidationError if the first line is not a ProbeRequest."""
     request = TypeAdapter(ProbeRequest).validate_json(sys.stdin.readline())
     probe_answer, listening = answer(request)
     with listening:

@@ -70,7 +70,8 @@ GIVEN_UP: Final = Dismissal("the run has given it up", failed=True)
 
 class NodesApi(Protocol):
     @endpoint
-    async def offer(self) -> Offer: ...
+    async def offer(self) -> Offer:
+        """The run that a node may join. A node compares it with its host before it calls ``join``."""
 
     @endpoint(raises=[NameTaken, NodeRefused])
     async def join(self, joining: Joining, node: ActorRef[NodeApi]) -> None:
@@ -92,6 +93,8 @@ class Head:
 
 
 def refusals(head: Head, joining: Joining) -> Iterator[str]:
+    """The reasons why a host may not join the run of ``head``, each a sentence with its remedy: name, versions, folder
+    and recipe. Empty if it may join."""
     try:
         checked_name(joining.host.name)
     except ValueError as error:

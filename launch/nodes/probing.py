@@ -118,6 +118,8 @@ async def _finding(host: SshHost, request: ProbeRequest, local: Diagnosis, no_ad
 
 
 def problems_of(host: SshHost, probed: Probed, request: ProbeRequest, local: Diagnosis) -> Iterator[str]:
+    """The problems of a host that has answered, each a sentence with its remedy: those that it has by itself, and those
+    between it and this host (versions, user, connections both ways, folder, clock)."""
     answer, name = probed.answer, host.name
     yield from (f"{name}: {problem}" for problem in answer.diagnosis.problems)
     for problem in version_problems([local.host, answer.diagnosis.host]):

@@ -45,6 +45,7 @@ class Placed:
 
     @property
     def sees_all(self) -> bool:
+        """True if the config names the GPUs by number: hidden ones would get other numbers in the process."""
         return bool(self.need.named)
 
 

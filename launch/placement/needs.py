@@ -30,7 +30,9 @@ def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None)
     return [*head, _trainer(config, sizes), *_slots(config, sizes), *_instances(config, sizes), *rollout]
 
 
-def device_of(policy: PolicyConfig) -> str:
+def _device_of(policy: PolicyConfig) -> str:
+    """The device that the config names for the policy's model; ``cpu`` for a policy without a model, as in a
+    simulation."""
     model = policy.used_model
     return "cpu" if model is None else model.device
 
@@ -39,7 +41,7 @@ def _trainer(config: RunConfig, weights: Mapping[PolicyName, int]) -> Need:
     """The trainer's process computes itself if the pool is static."""
     if isinstance(config.pool, SharedPoolConfig):
         return Need("trainer", "pool.name=shared", on_head=True)
-    devices = {name: device_of(policy) for name, policy in config.policies.items()}
+    devices = {name: _device_of(policy) for name, policy in config.policies.items()}
     on_gpus = [name for name, device in devices.items() if device != "cpu"]
     on_cpu = sum(weights.get(name, 0) for name in devices if name not in on_gpus)
     named = tuple(sorted({number(device) for name in on_gpus if (device := devices[name]) != _OF_ITS_OWN}))
@@ -61,7 +63,7 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     slots = config.pool.slots
     trained = config.trained
     ranks = max(policy.trainer.ranks for policy in trained.values())
-    on_gpus = any(device_of(policy) != "cpu" for policy in trained.values())
+    on_gpus = any(_device_of(policy) != "cpu" for policy in trained.values())
     held = max(weights.get(name, 0) // _parts(policy) for name, policy in trained.items())
     on_head = ranks > 1 or not config.hosts.spread
     for slot in range(slots):
@@ -82,7 +84,7 @@ def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator
     gpus_of = {name: _gpus(policy) for name, policy in config.policies.items()}
     for (name, *_), instances in config.served_together().items():
         policy = config.policies[name]
-        gpus, device = gpus_of[name], device_of(policy)
+        gpus, device = gpus_of[name], _device_of(policy)
         if moving:  # it has the GPUs for each policy that it may move to
             gpus = gpus and max(gpus_of.values())
         named = (number(device),) if device not in ("cpu", _OF_ITS_OWN) else ()
@@ -103,7 +105,7 @@ def _device_key(name: PolicyName, device: str) -> str:
 
 def _gpus(policy: PolicyConfig) -> int:
     """The number of GPUs that an instance of the policy has for itself."""
-    return policy.engine.devices if device_of(policy) == _OF_ITS_OWN else 0
+    return policy.engine.devices if _device_of(policy) == _OF_ITS_OWN else 0
 
 
 def number(device: str) -> int:

@@ -31,6 +31,7 @@ def refusals(
 
 
 def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, share_gpus: bool) -> str:
+    """The refusal for needs that fit by their sums and one by one, but for which the search found no places."""
     rooms = "; ".join(_free(host, share_gpus) for host in _sort_by_name(hosts))
     return f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}"
 

@@ -68,6 +68,7 @@ class HostRoom:
         return tuple(sorted(gpu.number for gpu in fit[: need.gpus]))
 
     def take(self, placed: Placed) -> None:
+        """Takes the room of one actor that ``choose`` has placed. It is not checked again."""
         self._change(placed, 1)
         for number in placed.gpus:
             gpu = self.gpus[number]
@@ -76,6 +77,7 @@ class HostRoom:
             self._count(gpu, 1)
 
     def give_back(self, placed: Placed) -> None:
+        """Undoes ``take`` of the same placement, for a search that tries another one."""
         self._change(placed, -1)
         for number in placed.gpus:
             gpu = self.gpus[number]
@@ -131,6 +133,7 @@ def room_of(host: HostDescription, *, share_gpus: bool, sharing: bool) -> HostRo
 
 
 def is_usable(gpu: Gpu, share_gpus: bool) -> bool:
+    """True if no other program uses the GPU, or the config allows that (``hosts.share_gpus``)."""
     return share_gpus or not gpu.users
 
 

@@ -25,6 +25,8 @@ _REPORT_S: Final = 10.0
 
 
 def main() -> None:
+    """Checks the config of standard input and ends the process, also if threads of the recipe still run. Raises
+    pydantic's ValidationError if that has invalid values."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     config = RunConfig.model_validate_json(sys.stdin.read())

@@ -109,9 +109,11 @@ class Samples:
         self.close()
 
     def close(self) -> None:
+        """Closes the file; no method may be called afterwards. The end of a ``with`` block does it."""
         self._database.close()
 
     def recorded(self) -> Recorded:
+        """The numbers of all that the file has now, without filters. A run under way adds to them."""
         with self._snapshot():
             execute = self._database.execute
             (trajectories,) = execute(f"SELECT count(*) FROM {_JOINED}").fetchone()

@@ -83,6 +83,8 @@ class SampleFile:
         return refused
 
     def close(self) -> None:
+        """Makes the file readable in a folder that can't be written, and closes it. Raises nothing: its content is safe
+        anyway."""
         try:
             # From now on one file, which is read without others beside it: in folders that can't be written too.
             # It fails if a reader is there, the disk is full, or the file is damaged.

@@ -41,7 +41,7 @@ def show_trajectories(
     for name, problem in texts.problems.items() if texts else ():
         console.print(f"tokens are numbers, as the tokenizer {name} can't be loaded: {problem}")
     total = samples.count(**filters)
-    console.print(f"{len(trajectories)} of {count_of(total)}" if total else explain_empty(samples, filters))
+    console.print(f"{len(trajectories)} of {_count_of(total)}" if total else explain_empty(samples, filters))
 
 
 def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_json: bool) -> None:
@@ -60,11 +60,12 @@ def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_js
             table.add_row(*map(_cell, row))
         console.print(table)
     total = samples.count(**filters)
-    words = f"{count(len(rows), 'turn')}, of {count_of(total)}" if total else explain_empty(samples, filters)
+    words = f"{count(len(rows), 'turn')}, of {_count_of(total)}" if total else explain_empty(samples, filters)
     console.print(words)
 
 
-def count_of(trajectories: int) -> str:
+def _count_of(trajectories: int) -> str:
+    """``1 trajectory``, ``2 trajectories``."""
     return f"{trajectories} trajector{'y' if trajectories == 1 else 'ies'}"
 
 
@@ -81,7 +82,7 @@ def explain_empty(samples: Samples, filters: Mapping[str, Any]) -> str:
         if value is not None
     )
     recorded = f"recorded are {steps}{after}{_dropped_note(content.dropped)}"
-    return f"none of {count_of(content.trajectories)} fits {conditions}; {recorded}"
+    return f"none of {_count_of(content.trajectories)} fits {conditions}; {recorded}"
 
 
 def as_object(trajectory: RecordedTrajectory, *, tokens: bool) -> dict[str, Any]:

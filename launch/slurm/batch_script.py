@@ -79,10 +79,12 @@ class Job:
 
     @property
     def file(self) -> Path:
+        """The path of the batch script: beside the run's folder, which does not exist yet."""
         return self.run.with_name(f"{self.run.name}.sbatch")
 
     @property
     def output(self) -> Path:
+        """The path that Slurm writes the output to; of an array, with Slurm's ``%a`` for the number of the task."""
         return self.run.with_name(f"{self.run.name}-%a.out" if self.is_array else f"{self.run.name}.out")
 
     @property

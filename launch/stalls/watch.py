@@ -50,6 +50,8 @@ class StallWatch:
         self._closing.set()
 
     async def run(self, supervision: RunSupervision) -> None:
+        """Looks at the run's progress once an interval, and reports each standstill and its end as events. Returns
+        after ``close``. To be called once."""
         clock = asyncio.get_running_loop().time
         while not self._closing.is_set():
             await asyncio.sleep(_INTERVAL_S)

@@ -19,6 +19,8 @@ class Comparison:
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
+    """The keys whose values differ between ``runs``, and all figures, differing or not. A key that one run lacks
+    differs: its value there is ``MISSING``."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     values = {key: tuple(run.config.get(key, MISSING) for run in runs) for key in keys}
     differing = {key: row for key, row in values.items() if any(value != row[0] for value in row)}

@@ -44,6 +44,7 @@ class StoredRun:
 
     @property
     def name(self) -> str:
+        """The name of the run's folder, by which commands find it."""
         return self.path.name
 
 

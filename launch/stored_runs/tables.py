@@ -14,6 +14,7 @@ _PIPED_WIDTH = 240
 
 
 def show_list(runs: Sequence[StoredRun]) -> None:
+    """Prints a row for each run, in the order of ``runs``, to standard output."""
     table = Table()
     for column in ("run", "recipe", "state", "steps", "last evaluation", "age", "size"):
         table.add_column(column, no_wrap=column == "run", overflow="fold")
@@ -25,6 +26,8 @@ def show_list(runs: Sequence[StoredRun]) -> None:
 
 
 def show_comparison(runs: Sequence[StoredRun], comparison: Comparison) -> None:
+    """Prints the differing settings and the figures to standard output, a column for each run. ``comparison``: of the
+    same ``runs``."""
     console = _console()
     for title, rows in (("config", comparison.config), ("figures", comparison.figures)):
         if not rows:

@@ -43,6 +43,8 @@ class Place:
 
     @property
     def role(self) -> Role:
+        """The work of this process: on each host the first one runs the head or a node, and all others wait for its
+        end."""
         if self.local:
             return "waits"
         return "node" if self.host else "head"
