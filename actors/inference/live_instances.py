@@ -52,6 +52,7 @@ class LiveInstances:
         return self._by_number[number]
 
     def get(self, number: int) -> RoutedInstance | None:
+        """The instance of this number, as one of its policies has it; None if it is gone."""
         return self._by_number.get(number)
 
     def parts(self, number: int) -> list[RoutedInstance]:

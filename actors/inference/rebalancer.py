@@ -89,6 +89,7 @@ class Move:
 
     @property
     def reason(self) -> str:
+        """The backlogs, the gain and the cost as a sentence, for the event that reports the move."""
         of_giver, of_taker = self.backlogs
         return (
             f"{self.taker} has {of_taker:.1f} turns per instance, {self.giver} {of_giver:.1f}: "

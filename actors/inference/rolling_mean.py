@@ -16,5 +16,6 @@ class RollingMean:
         self._count = 0
 
     def add(self, value: float) -> None:
+        """Moves the mean towards a finite value: by 1/n of the way for the n-th one, at last by 1/256."""
         self._count = min(self._count + 1, _WINDOW)
         self.value += (value - self.value) / self._count

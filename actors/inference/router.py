@@ -84,6 +84,9 @@ class Router:
     # ------------------------------------------------------------------ turns
 
     def requested(self, session: int, request: RouteRequest, now: float) -> None:
+        """A turn of a rollout worker's session begins to wait at ``now``, in seconds of a monotonic clock. It is
+        refused if it may not have the published version, but only earlier ones. Raises KeyError for an unknown
+        policy."""
         policy = self._policies[request.policy]
         key = (session, request.turn)
         if policy.published is not None and request.newest is not None and request.newest < policy.published:
@@ -163,6 +166,7 @@ class Router:
         return self._live.first_number(number)
 
     def name_of(self, number: int) -> str:
+        """The name of a live instance by one of its numbers. Raises KeyError if it is gone."""
         return self._live[number].name
 
     def suspected_policy(self, number: int) -> PolicyName | None:

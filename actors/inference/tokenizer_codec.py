@@ -6,9 +6,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from .engines.engine_factory import TextCodec
 
-class TokenizerCodec:
-    """See ``TextCodec``."""
+
+class TokenizerCodec(TextCodec):
+    """Encodes and decodes with the backend of ``tokenizer``; it remembers the tokens of the last 256 texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = tokenizer.backend_tokenizer

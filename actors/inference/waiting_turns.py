@@ -82,6 +82,8 @@ class RoutedInstance:
 
     @property
     def has_room(self) -> bool:
+        """True if it serves and may get another turn now: its capacity counts the turns of all its policies
+        together."""
         return self.state is _SERVING and self.load.turns < self.load.capacity
 
 
@@ -135,6 +137,7 @@ class WaitingTurns:
         self.count = 0
 
     def add(self, turn: RoutedTurn) -> None:
+        """Takes a turn that waits from now on, whose ``latest_s`` is final."""
         queue = self._queues.get(turn.versions)
         if queue is None:
             queue = self._queues[turn.versions] = _Queue()

@@ -4,11 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .engine_factory import TextCodec
+
 END_OF_SEQUENCE: Final = 0
 
 
-class ByteCodec:
-    """See ``TextCodec``."""
+class ByteCodec(TextCodec):
+    """Takes no notice of ``first``: there are no special tokens. ``decode`` raises ValueError for tokens that are not
+    UTF-8."""
 
     def __init__(self, name: str) -> None:
         self.name = name

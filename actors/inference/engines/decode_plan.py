@@ -42,13 +42,16 @@ class ActiveSequence:
 
     @property
     def steps_left(self) -> int:
+        """Tokens that it may still generate; at 0 it ends by its length."""
         return self.request.max_new_tokens - len(self.tokens)
 
     def add(self, token: int, logprob: float) -> None:
+        """Appends a sampled token. ``logprob``: in nats, under the distribution that it was drawn from."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
     def result(self, reason: FinishReason) -> EngineResult:
+        """The tokens and log-probabilities generated so far, as the answer to its request."""
         return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason)
 
 
@@ -68,6 +71,7 @@ class DecodeStep:
 
 
 def sampling_of(requests: Sequence[EngineRequest], device: torch.device) -> Sampling:
+    """The temperatures and truncations of ``requests``, in their order, as tensors on ``device``."""
     temperatures = [request.temperature for request in requests]
     return Sampling.of(temperatures, device, [request.truncation for request in requests])
 
@@ -126,10 +130,12 @@ class DecodePlan:
 
     @property
     def next_step(self) -> DecodeStep:
+        """The inputs of the step that is to be computed next. Raises IndexError if the plan ``is_over``."""
         return self._decode_steps[len(self._tokens)]
 
     @property
     def is_over(self) -> bool:
+        """True once the tokens of all steps are recorded: then ``finish`` is due."""
         return len(self._tokens) == self._steps
 
     def record(self, inputs: Tensor, tokens: list[int], logprobs: list[float]) -> None:

@@ -28,6 +28,7 @@ class KeyValueMemory:
 
     @property
     def kept_tokens(self) -> int:
+        """Tokens of earlier prompts and answers in memory, beside the running rows; 0 if nothing is to be kept."""
         return 0 if self._tree is None else self._tree.tokens
 
     def reserve(self, rows: int, columns: int) -> None:

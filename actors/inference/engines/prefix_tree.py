@@ -79,6 +79,7 @@ class PrefixTree:
         self._evict(0)
 
     def clear(self) -> None:
+        """Forgets everything: under new weights the keys and values of earlier ones are wrong."""
         self._root.children.clear()
         self._recent.clear()
         self.tokens = 0

@@ -19,6 +19,7 @@ class PromptPart:
 
     @property
     def end(self) -> int:
+        """The number of the prompt's tokens that are in the cache once this part is computed."""
         return self.start + len(self.tokens)
 
 

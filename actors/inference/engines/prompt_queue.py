@@ -70,9 +70,11 @@ class PromptQueue:
         return len(self._waiting)
 
     def add(self, request: EngineRequest) -> None:
+        """Appends a request; its id must not be that of another one that waits."""
         self._waiting.append(request)
 
     def put_back(self, group: list[Admitted]) -> None:
+        """Puts a group that ``take`` has returned to the front again, in its order: its forward has failed."""
         self._waiting.extendleft(admitted.request for admitted in reversed(group))
 
     def remove(self, request_id: str) -> bool:

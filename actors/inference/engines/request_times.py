@@ -20,12 +20,14 @@ class RequestTimes:
         return request_id in self._added or request_id in self._begun
 
     def has_begun(self, request_id: str) -> bool:
+        """True from ``begin`` to ``end``; False for an unknown request too."""
         return request_id in self._begun
 
     def __len__(self) -> int:
         return len(self._added) + len(self._begun)
 
     def add(self, request_id: str) -> None:
+        """A request begins to wait. Its id must not be that of a pending one."""
         self._added[request_id] = self._clock()
 
     def begin(self, request_id: str) -> None:
@@ -35,6 +37,7 @@ class RequestTimes:
             self.queue_s += now - added
 
     def end(self, request_id: str) -> None:
+        """Adds the request's seconds to the totals and forgets it. Raises KeyError if it is not pending."""
         if (begun := self._begun.pop(request_id, None)) is not None:
             self.service_s += self._clock() - begun
         else:

@@ -22,6 +22,8 @@ def context_of(model: PreTrainedModel, max_context: int | None) -> int:
 
 
 def refuse_unsupported(model: PreTrainedModel, max_context: int) -> None:
+    """Raises UnsupportedModel, with the reason and a remedy, for a model whose answers would be wrong here.
+    ``max_context``: tokens of the longest sequence; up to it, attention and rotations must not change."""
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     other_types = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})

@@ -61,6 +61,8 @@ class Sampling:
         device: torch.device,
         truncations: Sequence[Truncation | None] = (),
     ) -> "Sampling":
+        """The sampling of n sequences. ``temperatures``: n, at least 0; 0 for greedy. ``truncations``: n, or none at
+        all; that of a greedy sequence is left out, since the most probable token is in every support."""
         distinct = set(temperatures)
         divisor = greedy = None
         if distinct - {0.0, 1.0}:

@@ -64,6 +64,7 @@ class AdapterVersions:
         self._newest[adapter] = lora
 
     def close(self) -> None:
+        """Frees the memory that weights are copied into; the adapters end with ``llm``."""
         self.tensors = {}
 
 

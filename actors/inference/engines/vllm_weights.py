@@ -91,10 +91,13 @@ class WholeVersions:
 
     @property
     def reads_in_place(self) -> bool:
+        """True if the worker copies new weights out of the memory that they lie in; False if they are staged for it."""
         return self._staged is None
 
     @property
     def tensors(self) -> dict[str, Any]:
+        """The tensors by their names in Hugging Face's state dict: staged memory, to be overwritten in place; the
+        outline if the worker reads weights where they lie."""
         return dict(self._outline) if self._staged is None else self._staged.tensors
 
     def room_for(self, handle: StateHandle) -> dict[str, Any]:
@@ -116,6 +119,7 @@ class WholeVersions:
         self._llm.set_weight_version(self.model_version)
 
     def close(self) -> None:
+        """Gives the staged memory back (see ``StagedWeights.close``). The last call."""
         if self._staged is not None:
             self._staged.close()
 
@@ -142,18 +146,25 @@ class WeightReader(WeightTransferEngine[StagedLocation, WholeVersion]):  # type:
     _staged: dict[str, Tensor]
 
     def init_transfer_engine(self, init_info: StagedLocation) -> None:
+        """Maps the staged memory into this worker; vLLM calls it once, before the first update. Raises OSError if the
+        process that has staged it is gone."""
         with Path(init_info.path).open("r+b") as file:
             self._staged = _map_tensors(file.fileno(), init_info.layout)
 
     def start_weight_update(self) -> None:
+        """Begins an update: from now on the model's layers take weights in the form of a checkpoint."""
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WholeVersion) -> None:
+        """Has the model load all weights: those of ``update_info``, or the staged ones. Their memory stays as it is
+        until ``finish_weight_update`` returns."""
         weights = self._staged if update_info.tensors is None else update_info.tensors
         loaded: set[str] = self.model.load_weights(iter(weights.items()))
         self._loaded = loaded
 
     def finish_weight_update(self) -> None:
+        """Completes the layers, and waits until the device has read all weights. Raises ValueError, with the names, if
+        a parameter of the model has got no new value."""
         finalize_layerwise_reload(self.model, self.model_config)
         _process_tied(self.model)
         if torch.cuda.is_available():
@@ -163,6 +174,7 @@ class WeightReader(WeightTransferEngine[StagedLocation, WholeVersion]):  # type:
             raise ValueError(f"no weight of the policy is for vLLM's {', '.join(sorted(missing))}")
 
     def shutdown(self) -> None:
+        """Drops the mapped memory; vLLM calls it at the worker's end."""
         self._staged = {}
 
 
