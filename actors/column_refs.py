@@ -43,10 +43,13 @@ def refs_of(cells: Iterable[Any]) -> list[ValueRef]:
 
 
 def is_packed(column: Any) -> TypeGuard[ColumnRefs]:
+    """True for a packed column, False for a list of cells."""
     return isinstance(column, dict)
 
 
 def pack(values: Sequence[ValueRef]) -> ColumnRefs:
+    """Packs references, at least one. Rows keep their order, so references to the same segment may be in several
+    runs."""
     segments, offsets, _, dtypes, shapes = zip(*values, strict=True)
     if len({*segments}) == len({*dtypes}) == len({*map(len, shapes)}) == 1:  # one run, as in most columns
         sizes = list(zip(*shapes, strict=True)) if shapes[0] else []

@@ -81,6 +81,8 @@ class Column(Config):
 
     @property
     def is_by_reference(self) -> bool:
+        """True if its values lie in segments of the store and a row has references to them; False if they lie in the
+        row."""
         return self.type in ("tokens", "tensor")
 
     @property

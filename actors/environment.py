@@ -87,6 +87,8 @@ class Environments:
         self._opened: Environment | None = None
 
     async def setup(self, data: Mapping[str, Any]) -> None:
+        """Makes the worker's object and gives its ``setup`` the ``data`` as keyword arguments. Called once, before the
+        first trajectory. Raises what that raises, after the object's ``close``."""
         opened = self._opened = self._class()
         before = dict(vars(opened))
         try:
@@ -100,6 +102,7 @@ class Environments:
         }
 
     async def close(self) -> None:
+        """Closes the worker's object. Does nothing if there is none: before ``setup``, or if called again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close()

@@ -18,6 +18,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def as_text(content: Mapping[str, Any]) -> str:
+    """The text of a file: equal contents have equal texts, so that a file can be compared."""
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 

@@ -30,6 +30,7 @@ def frame(message: Any) -> bytes:
 
 
 def message_of(body: bytes) -> Any:
+    """The message in a frame's ``body``, without the length before it. Raises RemoteProtocolError if it is damaged."""
     return unpack(body)
 
 

@@ -20,6 +20,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
+    """Answers calls until standard input ends. Its argument is the id of the process that has started this one; it
+    returns at once if that is not the parent any more."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # it ended before that
         return

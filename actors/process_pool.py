@@ -25,7 +25,9 @@ _END_S: Final = 5.0
 
 
 class Pool(Protocol):
-    async def run(self, function: Callable[..., Any], args: Sequence[Any], timeout_s: float) -> Any: ...
+    async def run(self, function: Callable[..., Any], args: Sequence[Any], timeout_s: float) -> Any:
+        """The result of ``function(*args)``, computed in another process. See ``in_process`` for ``timeout_s`` and
+        errors."""
 
 
 current_pool: ContextVar[Pool | None] = ContextVar("current_pool", default=None)

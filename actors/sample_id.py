@@ -57,10 +57,12 @@ class SampleId(NamedTuple):
 
     @property
     def group(self) -> str:
+        """The name of the group that the sample was generated in."""
         return f"{_scope(self.step)}:{self.query}"
 
     @property
     def trajectory_name(self) -> TrajectoryName:
+        """The name of its trajectory: equal for all turns of it, of any agent."""
         return TrajectoryName(self.step, self.query, self.trajectory)
 
     @classmethod

@@ -50,6 +50,7 @@ class DeclaredTool:
 
     @property
     def name(self) -> str:
+        """The name by which an answer calls it: the ``function.name`` of its schema."""
         return str(self.schema["function"]["name"])
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
