@@ -21,6 +21,8 @@ SCHEMES: Final = ("ipc://", "tcp://")
 
 @dataclass(frozen=True, slots=True)
 class RunAddress:
+    """``address``: of the launcher's system. ``keys``: None for a run of one host."""
+
     address: str
     keys: Keys | None
 

@@ -25,6 +25,8 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
+    """The run's present work in words. ``done``, ``total``: parts of it, None if they are not counted."""
+
     text: str
     done: int | None
     total: int | None
@@ -86,6 +88,8 @@ def _average_pairs(values: Sequence[float]) -> list[float]:
 
 @dataclass(slots=True)
 class AgentState:
+    """One agent's smoothed reward, and its curve."""
+
     policy: PolicyName
     reward: Mean = field(default_factory=Mean)
     trail: Trail = field(default_factory=Trail)
@@ -99,6 +103,8 @@ class AgentState:
 
 @dataclass(slots=True)
 class PolicyState:
+    """One policy's figures. ``version``, ``samples``: None before its first step. ``max_staleness``: in versions."""
+
     version: int | None = None
     samples: int | None = None
     max_staleness: int = 0

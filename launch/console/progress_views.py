@@ -14,6 +14,8 @@ _SIGN_OF_LIFE_S = 60.0
 
 
 class View(Protocol):
+    """A form of the display: lines, a table, or warnings alone. ``Progress`` calls it."""
+
     def start(self) -> None:
         """Begins to show the run; to be called first, and once."""
 

@@ -69,6 +69,8 @@ GIVEN_UP: Final = Dismissal("the run has given it up", failed=True)
 
 
 class NodesApi(Protocol):
+    """The head's actor that the nodes of a run call, in the order of its methods."""
+
     @endpoint
     async def offer(self) -> Offer:
         """The run that a node may join. A node compares it with its host before it calls ``join``."""
