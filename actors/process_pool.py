@@ -25,6 +25,8 @@ _END_S: Final = 5.0
 
 
 class Pool(Protocol):
+    """The interface by which ``in_process`` reaches the pool of its worker."""
+
     async def run(self, function: Callable[..., Any], args: Sequence[Any], timeout_s: float) -> Any:
         """The result of ``function(*args)``, computed in another process. See ``in_process`` for ``timeout_s`` and
         errors."""

@@ -83,6 +83,8 @@ class CheckpointSaving:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
+    """The joint checkpoint of ``step`` is whole, in ``folder``: a run can be resumed from it."""
+
     step: Step
     folder: str
     event: Literal["checkpoint_saved"] = "checkpoint_saved"

@@ -18,6 +18,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Source(Protocol):
+    """Gives the bytes that references stand for, from one kind of place."""
+
     def arrays(self, refs: Sequence[ByteRef], dtype: "np.dtype[Any] | type[np.generic]") -> list[Array]:
         """As ``SegmentReader.arrays``, of references into one segment."""
         ...

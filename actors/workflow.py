@@ -80,6 +80,8 @@ OnText = Callable[[str], None]
 
 
 class Agent(Protocol):
+    """An agent as a workflow uses it; one object for each trajectory."""
+
     async def generate(
         self,
         prompt: Prompt,

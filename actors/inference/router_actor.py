@@ -90,6 +90,8 @@ class _Session:
 
 
 class RouterActor(Actor, RouterApi):
+    """Takes the messages of workers, trainer and instances, and carries out the decisions of ``Router``."""
+
     def __init__(self, setup: RouterSetup) -> None:
         self._setup = setup
         self._loop = asyncio.get_running_loop()

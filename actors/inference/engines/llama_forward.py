@@ -82,6 +82,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """The weights of one layer. ``qkv``, ``gate_up``: several matrices in one. ``head_norm``: of queries and keys."""
+
     attention_norm: Norm
     qkv: Linear
     head_norm: Norm | None

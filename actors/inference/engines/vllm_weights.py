@@ -126,6 +126,8 @@ class WholeVersions:
 
 @dataclass
 class StagedLocation(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not checked
+    """``path``: of the staged memory's file. ``layout``: name, shape, dtype and first byte of each tensor in it."""
+
     path: str
     layout: list[tuple[str, list[int], str, int]]
 
