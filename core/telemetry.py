@@ -10,8 +10,10 @@ structlog and psutil are imported when they are needed: they would double the im
 
 import asyncio
 import logging
+import math
 import sys
 import time
+from collections import Counter
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -150,31 +152,44 @@ def get_logger(name: str) -> EventLogger:
     return cast(EventLogger, _Logger(name))
 
 
+# The events and keys that a log counts apart: more than a run has peers.
+_MOST_PERIODS = 256
+
+
 class BoundedLog:
-    """Logs events that a peer can cause as often as it likes: at most ``lines`` of each within ``period_s``. Those that
-    are left out are counted: as ``not_logged`` of the next line, or of the last one, by ``close``."""
+    """Logs events that a peer can cause as often as it likes: at most ``lines`` of each within ``period_s``. Events
+    with another ``key`` (an address, say) are counted apart. Those that are left out are counted: as ``not_logged`` of
+    the next line, or of the last one, by ``close``.
+
+    Memory is bounded too: when ``_MOST_PERIODS`` are counted, the events of all new keys share ``lines``.
+    """
 
     def __init__(self, logger: EventLogger, lines: int = 10, period_s: float = 60.0) -> None:
         self._logger = logger
         self._lines = lines
         self._period_s = period_s
-        self._events: dict[str, _Period] = {}
+        self._periods: dict[tuple[str, str], _Period] = {}
+        """By event and key."""
 
-    def warning(self, event: str, **fields: Any) -> None:
-        if self._has_room(event, fields):
+    def warning(self, event: str, key: str = "", **fields: Any) -> None:
+        if self._has_room(event, key, fields):
             self._logger.warning(event, **fields)
 
-    def error(self, event: str, **fields: Any) -> None:
-        if self._has_room(event, fields):
+    def error(self, event: str, key: str = "", **fields: Any) -> None:
+        if self._has_room(event, key, fields):
             self._logger.error(event, **fields)
 
-    def _has_room(self, event: str, fields: dict[str, Any]) -> bool:
+    def _has_room(self, event: str, key: str, fields: dict[str, Any]) -> bool:
         now = time.monotonic()
-        period = self._events.get(event)
+        if (event, key) not in self._periods and len(self._periods) >= _MOST_PERIODS:
+            self._end_periods(now)
+            if len(self._periods) >= _MOST_PERIODS:
+                key = ""
+        period = self._periods.get((event, key))
         if period is None or now >= period.end:
             if period is not None and period.not_logged:
                 fields["not_logged"] = period.not_logged
-            period = self._events[event] = _Period(now + self._period_s)
+            period = self._periods[event, key] = _Period(now + self._period_s)
         if period.lines >= self._lines:
             period.not_logged += 1
             return False
@@ -183,16 +198,24 @@ class BoundedLog:
             fields["further"] = f"counted and not logged for {period.end - now:.0f} s"
         return True
 
+    def _end_periods(self, now: float) -> None:
+        """Forgets the periods that are over by ``now``, and logs the counts that no line has reported yet."""
+        not_logged: Counter[str] = Counter()
+        for (event, key), period in list(self._periods.items()):
+            if now >= period.end:
+                not_logged[event] += period.not_logged
+                del self._periods[event, key]
+        for event, count in not_logged.items():
+            if count:
+                self._logger.warning(event, not_logged=count)
+
     def close(self) -> None:
         """Logs the counts that no line has reported yet. Can be repeated."""
-        for event, period in self._events.items():
-            if period.not_logged:
-                self._logger.warning(event, not_logged=period.not_logged)
-        self._events.clear()
+        self._end_periods(math.inf)
 
 
 class _Period:
-    """One event's lines since its first line, until ``end``."""
+    """The lines of one event and key since the first one, until ``end``."""
 
     __slots__ = ("end", "lines", "not_logged")
 

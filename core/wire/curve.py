@@ -17,7 +17,6 @@ import re
 import secrets
 import stat
 import struct
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import InvalidKeys, PlainTcpRefused, UnsafeKeys
-from ..telemetry import get_logger
+from ..telemetry import BoundedLog, get_logger
 from .permissions import DEFAULT_CALLS, checked_calls
 
 log = get_logger(__name__)
@@ -243,10 +242,6 @@ _ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 # After this many questions other callbacks of the loop get their turn.
 _DRAIN_BUDGET: Final = 64
-# Each refused client is logged once within this time; a client that makes a new key for each attempt must not fill the
-# memory or the log.
-_LOG_PERIOD_S: Final = 60.0
-_MAX_LOGGED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +265,7 @@ class Gate:
         """``allowed``: public keys, such as ``Keys.allowed``. Raises InvalidKeys."""
         self._context = context
         self._allowed: set[bytes] = set()
-        self._logged: set[tuple[bytes, bytes]] = set()
-        self._log_period_ends = 0.0
+        self._refusals = BoundedLog(log, lines=1)
         self._admitted = 0
         self._denied = 0
         self._socket: zmq.Socket[bytes] | None = None
@@ -297,6 +291,7 @@ class Gate:
             self._loop.remove_reader(socket.FD)
             socket.unbind(_ZAP_ADDRESS)  # at once, where close() leaves it to libzmq's thread
             socket.close(linger=0)
+        self._refusals.close()
 
     def allow(self, public_key: str) -> None:
         """Admits one more client, from its next attempt on. Raises InvalidKeys."""
@@ -336,26 +331,17 @@ class Gate:
 
     def _deny(self, question: list[bytes]) -> None:
         self._denied += 1
-        address, key = question[3:4], question[6:7]
-        seen = (b"".join(address), b"".join(key))
-        now = time.monotonic()
-        if now >= self._log_period_ends:
-            self._logged.clear()
-            self._log_period_ends = now + _LOG_PERIOD_S
-        if seen in self._logged or len(self._logged) >= _MAX_LOGGED:
-            return
-        self._logged.add(seen)
-        log.warning(
+        address = b"".join(question[3:4]).decode("ascii", "backslashreplace")
+        key = b"".join(question[6:7])
+        # By key too: a client that makes a new one for each attempt must not fill the log.
+        self._refusals.warning(
             "a client was refused: its public key is not allowed",
-            address=seen[0].decode("ascii", "backslashreplace"),
+            key=f"{address} {key.hex()}",
+            address=address,
             denied=self._denied,
-            key_prefix=z85.encode(seen[1])[:8].decode("ascii") if len(seen[1]) == 32 else "",
+            key_prefix=z85.encode(key)[:8].decode("ascii") if len(key) == 32 else "",
             next="if it is yours, allow its client_public: ActorSystem.allow() or Keys.allowing()",
         )
-        if len(self._logged) == _MAX_LOGGED:
-            log.warning(
-                "further refused clients are counted and no longer logged for now", logged=_MAX_LOGGED
-            )
 
 
 # --------------------------------------------------------------------------- plain TCP

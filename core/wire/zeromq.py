@@ -99,7 +99,7 @@ def listening_socket(tcp: Tcp) -> socket.socket:
 
 def tcp_address(tcp: Tcp, port: int) -> str:
     """The address that peers use for a system that listens as ``tcp`` says."""
-    return f"tcp://{_host(tcp.advertise or tcp.host)}:{port}"
+    return f"tcp://{bracket_ipv6(tcp.advertise or tcp.host)}:{port}"
 
 
 class _Outgoing(OutgoingLink):
@@ -189,7 +189,9 @@ class ZmqWire:
         self._listen = listen
         self._keys = keys
         self._listening = listening
-        self.address = listen if isinstance(listen, str) else f"tcp://{_host(listen.host)}:{listen.port}"
+        self.address = (
+            listen if isinstance(listen, str) else f"tcp://{bracket_ipv6(listen.host)}:{listen.port}"
+        )
         self.epoch = new_epoch() if epoch is None else epoch
         # Not the loop's: uvloop's clock is that of its last look for events. Asked for each request.
         self.now = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -367,5 +369,6 @@ def _refuse_to_steal(address: str) -> None:
     raise OSError(errno.EADDRINUSE, f"can't listen on {address}: another system does")
 
 
-def _host(name: str) -> str:
+def bracket_ipv6(name: str) -> str:
+    """The host ``name`` as it stands before a port: an IPv6 address has colons of its own."""
     return f"[{name}]" if ":" in name else name

@@ -228,6 +228,25 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class TestBoundedLog:
+    def test_each_key_has_lines_of_its_own_until_there_are_too_many(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        monkeypatch.setattr(telemetry, "_MOST_PERIODS", 3)
+        bounded = BoundedLog(get_logger("flood"), lines=1, period_s=60.0)
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(2):
+                for address in ("a", "b", "c", "d", "e"):
+                    bounded.warning("refused", key=address, address=address)
+            assert [line["address"] for line in lines] == ["a", "b", "c", "d"], "the new ones share a line"
+            now += 60.0
+            bounded.warning("refused", key="f", address="f")
+            assert lines[-2] == {"event": "refused", "log_level": "warning", "not_logged": 6}
+            assert lines[-1]["address"] == "f", "old keys are forgotten"
+            bounded.close()
+        assert len(lines) == 6
+
     def test_a_flood_is_counted_and_not_logged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 100.0
         monkeypatch.setattr(time, "monotonic", lambda: now)

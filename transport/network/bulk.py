@@ -143,14 +143,14 @@ def _prove(connection: socket.socket, keys: Keys, *, server: bool) -> None:
     secret = secret_of(keys, "plain")
     mine = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(mine)
-    theirs = _exactly(connection, _NONCE_BYTES)
+    theirs = exactly(connection, _NONCE_BYTES)
     if hmac.compare_digest(mine, theirs):
         raise Refused("it repeats what it gets")
     names = (b"server", b"client") if server else (b"client", b"server")
     if not server:
         connection.sendall(hmac.digest(secret, names[0] + mine + theirs, "sha256"))
     expected = hmac.digest(secret, names[1] + theirs + mine, "sha256")
-    if not hmac.compare_digest(_exactly(connection, len(expected)), expected):
+    if not hmac.compare_digest(exactly(connection, len(expected)), expected):
         if server:
             connection.sendall(_REFUSAL)
         raise Refused("it does not have the keys of this run")
@@ -158,11 +158,18 @@ def _prove(connection: socket.socket, keys: Keys, *, server: bool) -> None:
         connection.sendall(hmac.digest(secret, names[0] + mine + theirs, "sha256"))
 
 
-def _exactly(connection: socket.socket, size_bytes: int) -> bytes:
-    received = b""
-    while len(received) < size_bytes:
-        part = connection.recv(size_bytes - len(received))
-        if not part:
-            raise ConnectionResetError("the connection ended in the handshake")
-        received += part
+def receive_into(connection: socket.socket, target: memoryview) -> None:
+    """Fills ``target``. Raises OSError."""
+    got, size = 0, len(target)
+    while got < size:
+        count = connection.recv_into(target[got:])
+        if not count:
+            raise ConnectionResetError(f"the peer has ended the connection after {got} of {size} bytes")
+        got += count
+
+
+def exactly(connection: socket.socket, size_bytes: int) -> bytearray:
+    """``size_bytes`` must have been checked."""
+    received = bytearray(size_bytes)
+    receive_into(connection, memoryview(received))
     return received

@@ -31,8 +31,8 @@ from ..segments import (
     remove,
 )
 from ..statistics import NetworkStatistics
-from .bulk import Bulk, Refused, refusal, secure
-from .fetch import connect, exactly, receive_into
+from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
+from .fetch import connect
 from .frames import MOST_BUCKET_BYTES, REPLY_BYTES, Answer, BadFrame, Reply, SegmentRange
 from .server import BulkServer
 

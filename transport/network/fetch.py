@@ -30,7 +30,7 @@ from ..paths.buckets import table_digest
 from ..paths.transfer_path import Progress
 from ..statistics import NetworkStatistics
 from . import delta
-from .bulk import Bulk, Refused, refusal, secure
+from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
 
 BUCKET_BYTES: Final = 8 << 20
@@ -286,20 +286,3 @@ def connect(address: str) -> socket.socket:
     connection.settimeout(_SILENCE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
-
-
-def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fills ``target``. Raises OSError."""
-    got, size = 0, len(target)
-    while got < size:
-        count = connection.recv_into(target[got:])
-        if not count:
-            raise ConnectionResetError(f"the owner has ended the connection after {got} of {size} bytes")
-        got += count
-
-
-def exactly(connection: socket.socket, size_bytes: int) -> bytearray:
-    """``size_bytes`` must have been checked."""
-    received = bytearray(size_bytes)
-    receive_into(connection, memoryview(received))
-    return received

@@ -17,7 +17,8 @@ from typing import Final
 
 import xxhash
 
-from ...core.telemetry import get_logger
+from ...core.telemetry import BoundedLog, get_logger
+from ...core.wire.zeromq import bracket_ipv6
 from ..block import CHUNK_BYTES, Block
 from ..errors import ForeignHandle, StaleHandle
 from ..paths.buckets import table_digest
@@ -35,7 +36,6 @@ log = get_logger(__name__)
 IDLE_S: Final = 60.0
 _HANDSHAKE_S: Final = 5.0
 _MOST_CONNECTIONS: Final = 256
-_LOG_PERIOD_S: Final = 60.0
 
 Blocks = Callable[[str], tuple[Block, list[Block]]]
 """The block of a name, and the others with versions of its key. Raises StaleHandle, ForeignHandle."""
@@ -72,12 +72,12 @@ class BulkServer:
         family = socket.AF_INET6 if ":" in bulk.host else socket.AF_INET
         self._listener = socket.create_server((bulk.host, bulk.port), family=family, backlog=128)
         host, port = bulk.advertise or bulk.host, self._listener.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = f"{bracket_ipv6(host)}:{port}"
         self._lock = threading.Lock()
         self._sessions: dict[threading.Thread, socket.socket] = {}
         self._deltas: dict[str, Deltas] = {}
         self._read: dict[str, int] = {}
-        self._logged: dict[str, float] = {}
+        self._refusals = BoundedLog(log, lines=1)
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="flexmarl-bulk", daemon=True)
         self._accepting.start()
@@ -95,6 +95,7 @@ class BulkServer:
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in sessions:
             thread.join()
+        self._refusals.close()
 
     # ----------------------------------------------------------------------- connections
 
@@ -141,17 +142,12 @@ class BulkServer:
 
     def _report_refused(self, peer: str, reason: str) -> None:
         """Each address is logged once within a while."""
-        now = time.monotonic()
         with self._lock:
             self.statistics.refused += 1
-            if now - self._logged.get(peer, -_LOG_PERIOD_S) < _LOG_PERIOD_S:
-                return
-            if len(self._logged) >= _MOST_CONNECTIONS:
-                self._logged.clear()
-            self._logged[peer] = now
-        log.warning(
-            "a reader of states was refused", peer=peer, reason=reason, refused=self.statistics.refused
-        )
+            self._refusals.warning(
+                "a reader of states was refused",
+                key=peer, peer=peer, reason=reason, refused=self.statistics.refused,
+            )  # fmt: skip
 
     # ----------------------------------------------------------------------- versions
 

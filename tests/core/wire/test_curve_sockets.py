@@ -310,7 +310,7 @@ def test_an_endless_row_of_new_keys_fills_neither_memory_nor_log() -> None:
     context.term()
     assert gate.statistics().denied == 1000
     assert len(lines) == 257
-    assert "no longer logged" in lines[-1]["event"]
+    assert len(gate._refusals._periods) == 257
 
 
 def test_a_client_s_keys_make_no_server() -> None:
