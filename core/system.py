@@ -14,13 +14,10 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from .actor import Actor
-from .delivery.connection import PeerStatistics
-from .delivery.mailbox import MailboxStatistics
 from .delivery.peers import Network
 from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .names import checked_name
@@ -36,7 +33,7 @@ from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .supervision.system_api import SystemApi
 from .threads import in_thread
-from .wire.curve import GateStatistics, Keys
+from .wire.curve import Keys
 from .wire.permissions import DEFAULT_CALLS, checked_calls
 from .wire.wire import Wire
 from .wire.zeromq import Tcp, ZmqWire, ipc_address
@@ -48,17 +45,6 @@ Result = TypeVar("Result")
 
 # Enough for failures that pass; one that comes back each time is escalated within seconds.
 THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
-
-
-@dataclass(frozen=True, slots=True)
-class SystemStatistics:
-    """``mailboxes``: by actor. ``refused_messages``: messages that could not be decoded. ``clients``: accepted and
-    refused clients over TCP; None if the system does not check them."""
-
-    mailboxes: dict[str, MailboxStatistics]
-    peers: list[PeerStatistics]
-    refused_messages: int
-    clients: GateStatistics | None
 
 
 class ActorSystem:
@@ -310,16 +296,6 @@ class ActorSystem:
         for supervisor in self._local.supervisors:
             figures = await supervisor.process_statistics() | figures
         return figures
-
-    def statistics(self) -> SystemStatistics:
-        """The figures of this process in detail."""
-        network = self._local.network
-        return SystemStatistics(
-            {name: mailbox.statistics() for name, mailbox in network.mailboxes.items()},
-            [peer.statistics() for peer in network.peers],
-            network.refused_messages,
-            self._wire.clients() if isinstance(self._wire, ZmqWire) else None,
-        )
 
     # ------------------------------------------------------------------ actors anywhere
 

@@ -6,7 +6,6 @@ The requests of this side are in ``calls.py``, those of the peer in ``requests.p
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import (
@@ -19,7 +18,7 @@ from ..errors import (
 )
 from ..protocol import codec, messages
 from ..protocol.envelopes import REQUESTS, Envelope, Kind
-from ..protocol.session import Effects, LinkState, SessionStatistics
+from ..protocol.session import Effects, LinkState
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link
 from .calls import Caller, Waiter, reject
@@ -32,17 +31,6 @@ log = get_logger(__name__)
 
 # If the exit reason of a peer's process will be known here, the calls to it wait this long for it.
 EXIT_REASON_WAIT_S = 0.04
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStatistics:
-    """``node``: the peer's name. ``state``: of its link. ``serving``: requests of the peer that are in service here."""
-
-    node: str
-    address: str
-    state: str
-    serving: int
-    session: SessionStatistics
 
 
 class Peer(Caller):
@@ -279,9 +267,3 @@ class Peer(Caller):
         """True if a message came since the last call of this, or a request of the peer is in service."""
         was_heard, self._was_heard = self._was_heard, False
         return was_heard or self.serving.is_active
-
-    def statistics(self) -> PeerStatistics:
-        session = self.session
-        return PeerStatistics(
-            self.node, self.address, session.state.value, len(self.serving), session.statistics()
-        )

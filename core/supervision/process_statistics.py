@@ -1,10 +1,10 @@
 """The figures of one process, as plain data: read once a step, and summed over its mailboxes and peers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..delivery.connection import PeerStatistics
 from ..delivery.mailbox import MailboxStatistics
+from ..protocol.session import SessionStatistics
 from ..telemetry import ProcessUsage
 
 
@@ -45,8 +45,7 @@ def sum_of_mailboxes(mailboxes: Iterable[MailboxStatistics]) -> MailboxStatistic
     return MailboxStatistics(*totals)
 
 
-def sum_of_peers(peers: Iterable[PeerStatistics], refused_messages: int) -> PeerTotals:
-    sessions = [peer.session for peer in peers]
+def sum_of_peers(sessions: Sequence[SessionStatistics], refused_messages: int) -> PeerTotals:
     return PeerTotals(
         peers=len(sessions),
         open_calls=sum(session.in_flight for session in sessions),

@@ -244,13 +244,6 @@ _ZAP_VERSION: Final = b"1.0"
 _DRAIN_BUDGET: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class GateStatistics:
-    admitted: int  # connections, each time they are made
-    denied: int
-    allowed_keys: int
-
-
 class Gate:
     """Admits clients to the protected sockets of one ``zmq.Context``, on the running loop.
 
@@ -266,8 +259,9 @@ class Gate:
         self._context = context
         self._allowed: set[bytes] = set()
         self._refusals = BoundedLog(log, lines=1)
-        self._admitted = 0
-        self._denied = 0
+        self.admitted = 0
+        """Connections, each time they are made; so is ``denied``."""
+        self.denied = 0
         self._socket: zmq.Socket[bytes] | None = None
         for key in allowed:
             self.allow(key)
@@ -298,9 +292,6 @@ class Gate:
         _check_key("public_key", public_key)
         self._allowed.add(z85.decode(public_key))
 
-    def statistics(self) -> GateStatistics:
-        return GateStatistics(self._admitted, self._denied, len(self._allowed))
-
     def _drain(self) -> None:
         # The descriptor is edge-triggered: it signals new questions only after a receive has failed with EAGAIN.
         for _ in range(_DRAIN_BUDGET):
@@ -319,7 +310,7 @@ class Gate:
             case [version, request_id, domain, _, _, b"CURVE", key] if (
                 version == _ZAP_VERSION and domain == _DOMAIN.encode("ascii") and key in self._allowed
             ):
-                self._admitted += 1
+                self.admitted += 1
                 # The last but one becomes the User-Id of every message of the connection.
                 return [_ZAP_VERSION, request_id, b"200", b"OK", z85.encode(key), b""]
             case [_, request_id, *_]:
@@ -330,7 +321,7 @@ class Gate:
                 return [_ZAP_VERSION, b"", b"400", b"not allowed", b"", b""]
 
     def _deny(self, question: list[bytes]) -> None:
-        self._denied += 1
+        self.denied += 1
         address = b"".join(question[3:4]).decode("ascii", "backslashreplace")
         key = b"".join(question[6:7])
         # By key too: a client that makes a new one for each attempt must not fill the log.
@@ -338,7 +329,7 @@ class Gate:
             "a client was refused: its public key is not allowed",
             key=f"{address} {key.hex()}",
             address=address,
-            denied=self._denied,
+            denied=self.denied,
             key_prefix=z85.encode(key)[:8].decode("ascii") if len(key) == 32 else "",
             next="if it is yours, allow its client_public: ActorSystem.allow() or Keys.allowing()",
         )

@@ -23,7 +23,7 @@ import zmq
 from ..protocol.incarnations import new_epoch
 from ..telemetry import get_logger
 from . import descriptors
-from .curve import Gate, GateStatistics, Keys, check_plain_tcp, protect_client, protect_server
+from .curve import Gate, Keys, check_plain_tcp, protect_client, protect_server
 from .links import LinkTable, OutgoingEvent, OutgoingLink, OutgoingState
 from .loop_socket import LINGER_MS, ConnectionMonitor, Frames, LoopSocket
 from .permissions import DEFAULT_CALLS, may_call
@@ -295,10 +295,6 @@ class ZmqWire:
             self._keys = keys
             for public_key in keys.allowed:
                 self._gate.allow(public_key)
-
-    def clients(self) -> GateStatistics | None:
-        """Admitted and denied clients; None on a wire without keys."""
-        return None if self._gate is None else self._gate.statistics()
 
     def disconnect(self, link: Link) -> None:
         self._links.disconnect(link)

@@ -24,7 +24,8 @@ async def two(
 
 def session_of(system: ActorSystem) -> SessionStatistics:
     """Statistics of the only peer that ``system`` has called."""
-    asked = [peer.session for peer in system.statistics().peers if peer.session.requests]
+    sessions = [peer.session.statistics() for peer in system._local.network.peers]
+    asked = [session for session in sessions if session.requests]
     assert len(asked) <= 1
     return asked[0] if asked else SessionStatistics()
 

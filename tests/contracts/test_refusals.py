@@ -28,14 +28,14 @@ class TestBoundedLog:
                     link.flush()
                     if number % 100 == 0:
                         await asyncio.sleep(0)
-                await until(lambda: serving.statistics().refused_messages >= 1000)
+                await until(lambda: serving._local.network.refused_messages >= 1000)
             refused = [line for line in lines if line["event"] == "message refused"]
             assert 1 <= len(refused) <= 20
             await serving.__aexit__(None, None, None)
         refused = [line for line in lines if line["event"] == "message refused"]
         logged = sum("peer" in line for line in refused)
         counted = sum(line.get("not_logged", 0) for line in refused)
-        assert logged + counted == serving.statistics().refused_messages
+        assert logged + counted == serving._local.network.refused_messages
 
     @over_every_transport
     async def test_a_flood_to_unknown_actors_and_endpoints_is_counted(self, cluster: Cluster) -> None:

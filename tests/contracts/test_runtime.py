@@ -308,9 +308,9 @@ class TestEnding:
                 await serving.add(Subject(), "subject")
                 subject = asking.ref("subject", address, Subject)
                 assert await add_when_back(subject, turn) == 1
-            (peer,) = (peer for peer in asking.statistics().peers if peer.address == address)
+            peer = asking._local.network.peer(address)
             await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023
-            assert (peer.node, peer.session.in_flight) == ("serving", 0)
+            assert (peer.node, peer.session.statistics().in_flight) == ("serving", 0)
 
     @over_every_transport
     async def test_where_nobody_listens_is_unreachable_and_nothing_is_left_over(

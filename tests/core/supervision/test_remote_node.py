@@ -183,7 +183,7 @@ async def test_a_frozen_node_is_given_up_and_its_actors_are_refused_afterwards(
         async with ActorSystem("other", keys=made.system.keys) as other:
             late = other.ref("worker", first.address, Worker)
             assert await late.api.incarnation() < life, "it still runs"
-            before = made.system.statistics().refused_messages
+            before = made.system._local.network.refused_messages
             await late.api.crash()  # it reports that to its supervisor
             await eventually(_refused(made.system), lambda refused: refused > before)
         assert await second.api.incarnation() == life and made.supervisor.running == ["worker"]
@@ -192,7 +192,7 @@ async def test_a_frozen_node_is_given_up_and_its_actors_are_refused_afterwards(
 
 def _refused(system: ActorSystem) -> Callable[[], Awaitable[int]]:
     async def refused() -> int:
-        return system.statistics().refused_messages
+        return system._local.network.refused_messages
 
     return refused
 
