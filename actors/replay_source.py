@@ -52,7 +52,7 @@ class ReplaySource(QuerySource):
         self._open: dict[str, tuple[Query, int]] = {}
         """Those that were given again and have not ended, by their new ids."""
         self._credit = 0.0
-        self._given_again = 0
+        self._repetitions = 0
 
     def next(self, step: int) -> Query:
         # At most one query is saved up, so that a step after many solved ones is not filled with old queries.
@@ -60,11 +60,11 @@ class ReplaySource(QuerySource):
         if not self._waiting or self._credit < 1:
             return self._source.next(step)
         self._credit -= 1
-        self._given_again += 1
+        self._repetitions += 1
         query, times = self._waiting.popleft()
-        again = replace(query, id=f"{query.id}#{self._given_again}")
-        self._open[again.id] = query, times + 1
-        return again
+        repetition = replace(query, id=f"{query.id}#{self._repetitions}")
+        self._open[repetition.id] = query, times + 1
+        return repetition
 
     def closed(self, group: GroupEnd) -> None:
         if group.query.id in self._open:
@@ -81,18 +81,18 @@ class ReplaySource(QuerySource):
             "waiting": [[_pack(query), times] for query, times in self._waiting],
             "open": {name: [_pack(query), times] for name, (query, times) in self._open.items()},
             "credit": self._credit,
-            "given_again": self._given_again,
+            "given_again": self._repetitions,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._source.restore(state["source"])
         self._waiting.extend((_unpack(query), times) for query, times in state["waiting"])
         self._open = {name: (_unpack(query), times) for name, (query, times) in state["open"].items()}
-        self._credit, self._given_again = state["credit"], state["given_again"]
+        self._credit, self._repetitions = state["credit"], state["given_again"]
 
     def figures(self) -> dict[str, float]:
         """Those of ``source``, with the queries of the run that were given again, and those that wait for it now."""
-        return {**self._source.figures(), "given_again": self._given_again, "waiting": len(self._waiting)}
+        return {**self._source.figures(), "given_again": self._repetitions, "waiting": len(self._waiting)}
 
 
 def _pack(query: Query) -> str:

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import xxhash
 from pydantic import TypeAdapter, ValidationError
@@ -34,7 +34,7 @@ from .queries.queries_state import QueriesState
 
 PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
-_FORMAT = 4
+_FORMAT: Final = 4
 _MANIFEST = "manifest.json"
 _DIGEST = "digest"
 """The manifest's key for its own digest, which is of its text without that key."""
@@ -49,7 +49,7 @@ class RunState:
     evaluations: dict[int, dict[str, float]]
     queries: QueriesState = field(default_factory=QueriesState)
     opponents: dict[PolicyName, PastPool] = field(default_factory=dict)
-    format: int = _FORMAT
+    format: Literal[4] = _FORMAT
 
 
 def committed_folder(root: Path, step: Step) -> Path:
@@ -95,7 +95,9 @@ def load(folder: Path) -> RunState:
     try:
         return TypeAdapter(RunState).validate_python(read_json(folder / "run.json"))
     except ValidationError as error:
-        raise CheckpointIncomplete(folder / "run.json", error.errors()[0]["msg"]) from error
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise CheckpointIncomplete(folder / "run.json", problem) from error
 
 
 def policies(folder: Path) -> set[str]:

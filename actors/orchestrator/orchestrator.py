@@ -317,15 +317,15 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def _start_groups(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:
         """Begins the groups of ``submitted`` queries, and of ``count`` others."""
-        async with self._queries.drawn(step, count) as drawn:
-            placed = [*((SUBMITTED, query) for query in submitted), *drawn]
-            self._closing.begun(step, [query.id for _, query in placed])
+        async with self._queries.draw(step, count) as draws:
+            numbered = [*((SUBMITTED, query) for query in submitted), *draws]
+            self._closing.begun(step, [query.id for _, query in numbered])
             versions = self._opponents.with_frozen(self._records[step].versions)
             newer = self._plan.mode == "async"  # versions that may also generate turns of the step
             ranges = {policy: VersionRange(one, None if newer else one) for policy, one in versions.items()}
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
-                GroupWork(step, number, query, trajectories, ranges) for number, query in placed
+                GroupWork(step, number, query, trajectories, ranges) for number, query in numbered
             )
 
     async def _train(self, decision: Train) -> None:

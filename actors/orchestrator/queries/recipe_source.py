@@ -117,8 +117,8 @@ def _plain_copy(state: object, where: str) -> dict[str, Any]:
         raise RecipeError(f"{words}; {error}") from None
     if not isinstance(copy, dict):
         raise RecipeError(f"{words}; it gives {type(state).__name__}")
-    if (changed := _difference(state, copy, "")) is not None:
-        raise RecipeError(f"{words}; it gives {changed}")
+    if (difference := _difference(state, copy, "")) is not None:
+        raise RecipeError(f"{words}; it gives {difference}")
     return copy
 
 
@@ -128,10 +128,10 @@ def _difference(state: object, copy: object, place: str) -> str | None:
         for key, value in state.items():
             if not isinstance(key, str):
                 return f"the key {key!r}{place}"
-            if (changed := _difference(value, copy[key], f" in {key!r}{place}")) is not None:
-                return changed
+            if (difference := _difference(value, copy[key], f" in {key!r}{place}")) is not None:
+                return difference
         return None
     if isinstance(state, list) and isinstance(copy, list):
-        parts = (_difference(*pair, place) for pair in zip(state, copy, strict=True))
-        return next((changed for changed in parts if changed is not None), None)
+        differences = (_difference(*pair, place) for pair in zip(state, copy, strict=True))
+        return next((difference for difference in differences if difference is not None), None)
     return None if state == copy else f"{type(state).__name__}{place}"

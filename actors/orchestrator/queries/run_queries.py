@@ -1,7 +1,7 @@
 """The queries of a run: those that its steps draw, and the groups that their source has still to hear of.
 
     begin(step)        takes queries that were submitted from outside
-    drawn(step, n)     the source hears of the groups that have ended, and gives the other queries of the step; later
+    draw(step, n)      the source hears of the groups that have ended, and gives the other queries of the step; later
                        one for each group that is replaced
     closed(group)      keeps how the group ended for the source, or answers who has submitted its query
     state_after(step)  what a run that resumes after the step continues from
@@ -36,7 +36,7 @@ from .submissions import SUBMITTED, Submissions
 
 
 @dataclass(slots=True)
-class _Drawn:
+class _Draw:
     """A query of a step. ``number``: of the draw, counted over the run. ``heard``: its source knows how it ended."""
 
     number: int
@@ -50,7 +50,7 @@ class _StepQueries:
     """``by_id``: also those whose groups have closed. ``figures``: of the source, None before its first draw."""
 
     versions: dict[PolicyName, Version]
-    by_id: dict[str, _Drawn] = field(default_factory=dict)
+    by_id: dict[str, _Draw] = field(default_factory=dict)
     figures: dict[str, float] | None = None
 
 
@@ -73,7 +73,7 @@ class RunQueries:
         self._count = resumed.drawn if resumed else 0
         self._evaluation = resumed.evaluation if resumed else ""
         self._steps: dict[Step, _StepQueries] = {}
-        self._ended: dict[int, tuple[_Drawn, GroupEnd]] = {}
+        self._ends: dict[int, tuple[_Draw, GroupEnd]] = {}
         """The groups that the source has still to hear of, by number of the draw."""
         self._after: dict[Step, QueriesState] = {}
         self._drawing = asyncio.Lock()
@@ -108,15 +108,14 @@ class RunQueries:
 
     def begin(self, step: Step, versions: Mapping[PolicyName, Version]) -> list[Query]:
         """The submitted queries that a step takes; the others it draws. Steps begin in order."""
-        submitted: list[Query] = []
-        while self.submissions.waiting and len(submitted) < self._plan.queries:
-            submitted.append(self.submissions.next(step))
-        by_id = {query.id: _Drawn(SUBMITTED, query, submitted=True) for query in submitted}
+        count = min(self.submissions.waiting, self._plan.queries)
+        submitted = [self.submissions.next(step) for _ in range(count)]
+        by_id = {query.id: _Draw(SUBMITTED, query, submitted=True) for query in submitted}
         self._steps[step] = _StepQueries(dict(versions), by_id)
         return submitted
 
     @asynccontextmanager
-    async def drawn(self, step: Step, count: int) -> AsyncIterator[list[tuple[int, Query]]]:
+    async def draw(self, step: Step, count: int) -> AsyncIterator[list[tuple[int, Query]]]:
         """The next ``count`` queries for a step, each with its number. The next draw waits for the end of the block:
         groups begin in the order in which their queries are drawn.
 
@@ -128,7 +127,7 @@ class RunQueries:
             if begins and self._plan.saves(before):
                 # In a call of its own: the checkpoint does not wait for the queries of the step after it.
                 self._after[before] = await self._state()
-            ends = self._take_ended() if begins else []
+            ends = self._take_ends() if begins else []
             queries, figures = await self._data.call(
                 lambda: source.function, partial(source.draw, ends, step, count)
             )
@@ -136,7 +135,7 @@ class RunQueries:
             for number, query in enumerate(queries, first):
                 if query.id in of_step.by_id:
                     raise RecipeError(f"step {step} has two queries with the id {query.id!r}")
-                of_step.by_id[query.id] = _Drawn(number, query)
+                of_step.by_id[query.id] = _Draw(number, query)
             of_step.figures = figures
             yield [*enumerate(queries, first)]
 
@@ -144,9 +143,9 @@ class RunQueries:
         """True if the query of a group was submitted: it is answered. A group may begin again, and close again: the
         source hears of the last end before the next step begins, and of no later one."""
         of_step = self._steps[group.step]
-        drawn = of_step.by_id[group.query]
+        draw = of_step.by_id[group.query]
         end = GroupEnd(
-            drawn.query,
+            draw.query,
             group.step,
             of_step.versions,
             group.rewards,
@@ -156,22 +155,23 @@ class RunQueries:
             group.dropped,
             tuple(group.zero_advantage),
         )
-        if drawn.submitted:
+        if draw.submitted:
             self.submissions.closed(end)
-        elif not drawn.heard:
-            self._ended[drawn.number] = drawn, end
-        return drawn.submitted
+        elif not draw.heard:
+            self._ends[draw.number] = draw, end
+        return draw.submitted
 
     def end(self, step: Step) -> dict[str, float]:
         """Forgets the step, whose groups have all closed. Returns the source's figures."""
         return self._steps.pop(step).figures or {}
 
-    def _take_ended(self) -> list[GroupEnd]:
-        ended = [self._ended[number] for number in sorted(self._ended)]
-        self._ended.clear()
-        for drawn, _ in ended:
-            drawn.heard = True
-        return [end for _, end in ended]
+    def _take_ends(self) -> list[GroupEnd]:
+        # By number, not by arrival: a sum of floats, or a queue, in the source depends on the order.
+        ends = [self._ends[number] for number in sorted(self._ends)]
+        self._ends.clear()
+        for draw, _ in ends:
+            draw.heard = True
+        return [end for _, end in ends]
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -184,7 +184,7 @@ class RunQueries:
         return replace(self._after.pop(step), evaluation=self._evaluation)
 
     async def _state(self) -> QueriesState:
-        source, ends = self._running, self._take_ended()
+        source, ends = self._running, self._take_ends()
         state = await self._data.call(lambda: source.function, partial(source.state_after, ends))
         return replace(state, drawn=self._count)
 

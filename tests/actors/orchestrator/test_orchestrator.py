@@ -157,7 +157,7 @@ async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem
     orchestrator._recipe.train_query = slowly  # type: ignore[method-assign]
     await orchestrator._queries.start()
     orchestrator._queries.begin(one, {})
-    async with orchestrator._queries.drawn(one, 3):
+    async with orchestrator._queries.draw(one, 3):
         pass
     await asyncio.gather(orchestrator._replacement(one), orchestrator._replacement(one))
     assert begun == ["q3", "q4"]

@@ -113,7 +113,7 @@ class Driver:
                 still_open += await self._draw(step, 1)
 
     async def _draw(self, step: Step, count: int) -> list[str]:
-        async with self.queries.drawn(step, count) as drawn:
+        async with self.queries.draw(step, count) as drawn:
             ids = [query.id for _, query in drawn]
             self.drawn[step] += [(number, query.id) for number, query in drawn]
         return ids

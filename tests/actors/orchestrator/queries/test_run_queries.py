@@ -4,7 +4,7 @@ and when; what may go wrong in a recipe's own source."""
 import asyncio
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +14,13 @@ from flexmarl.actors.errors import DataChanged, RecipeError
 from flexmarl.actors.messages import GroupClosed, Query
 from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
+from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
 from flexmarl.actors.orchestrator.queries.submissions import SUBMITTED
 from flexmarl.actors.recipe import Recipe
+from flexmarl.core.system import ActorSystem
 
-from .house import Driver, from_disk, group, queries_of, recipe_of
+from ....patience import PATIENCE_S
+from .house import Driver, from_disk, group, plan, queries_of, recipe_of
 
 LAST = 7
 REPLAY = """
@@ -109,18 +112,18 @@ async def test_a_source_hears_of_each_group_once_in_the_order_of_the_queries(tmp
     queries = queries_of(recipe_of(tmp_path, LEVELS), save_every=0)
     await queries.start()
     queries.begin(Step(1), {})
-    async with queries.drawn(Step(1), 3) as drawn:
+    async with queries.draw(Step(1), 3) as drawn:
         ids = [query.id for _, query in drawn]
     queries.closed(group(1, ids[2], True))
     queries.closed(group(1, ids[0], failures=2, dropped="all failed"))
     queries.closed(group(1, ids[0], False, True))  # it has begun again
-    async with queries.drawn(Step(1), 1) as drawn:  # a replaced group: the source has heard of nothing
+    async with queries.draw(Step(1), 1) as drawn:  # a replaced group: the source has heard of nothing
         (_, replacement) = drawn[0]
     assert replacement.text == "step 1, mean 0.5"
     queries.closed(group(1, ids[1], False))
     queries.closed(group(1, replacement.id, True))
     queries.begin(Step(2), {})
-    async with queries.drawn(Step(2), 1) as drawn:
+    async with queries.draw(Step(2), 1) as drawn:
         assert drawn[0][0] == 4
         queries.closed(group(1, ids[1], True))  # its samples are lost, and it has closed again: too late
         queries.closed(group(2, drawn[0][1].id, True))
@@ -137,7 +140,7 @@ async def test_submitted_queries_take_the_place_of_drawn_ones_which_no_source_he
     answers = asyncio.ensure_future(queries.submissions.submit([Query("mine", "2+2")]))
     await asyncio.sleep(0)
     (submitted,) = queries.begin(Step(1), {})
-    async with queries.drawn(Step(1), 1) as drawn:
+    async with queries.draw(Step(1), 1) as drawn:
         assert drawn[0][0] == SUBMITTED == 0  # of the first that is drawn, too
     assert queries.closed(group(1, submitted.id, True))
     assert queries.closed(group(1, submitted.id, False)), "it has begun again"
@@ -165,12 +168,34 @@ async def test_the_success_of_a_group(
     queries._success = metric
     await queries.start()
     queries.begin(Step(1), {})
-    async with queries.drawn(Step(1), 1) as drawn:
+    async with queries.draw(Step(1), 1) as drawn:
         name = drawn[0][1].id
     queries.closed(
         GroupClosed(Step(1), name, {}, {}, 0.0, closed.rewards, closed.failures, metrics=closed.metrics)
     )
     assert await heard_by(queries, 1) == [[name, 1, share]]
+
+
+async def test_a_source_that_hangs_is_named_and_the_checkpoint_before_does_not_wait(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    code = LEVELS.replace("    def next(self, step):\n", "    def next(self, step):\n        wait(step)\n")
+    waits = "gate = __import__('threading').Event()\ndef wait(step): step == 2 and gate.wait()\nopen_gate = gate.set\n"
+    recipe = recipe_of(tmp_path, waits + code)
+    queries = RunQueries(recipe, lambda: cast(Any, system), PATIENCE_S, plan(save_every=1), "accuracy", None)
+    await queries.start()
+    queries.begin(Step(1), {})
+    async with queries.draw(Step(1), 1) as draws:
+        name = draws[0][1].id
+    queries.closed(group(1, name, True))
+    queries.begin(Step(2), {})
+    draw = asyncio.ensure_future(queries.draw(Step(2), 1).__aenter__())
+    while not any("Levels.next of workflow.py, at workflow.py" in wait.text for wait in queries.waits()):
+        await asyncio.sleep(0.001)
+    assert await heard_by(queries, 1) == [[name, 1, 1.0]]
+    recipe.function("open_gate")()
+    ((number, _),) = await draw
+    assert number == 1
 
 
 # --------------------------------------------------------------------------- mistakes of a recipe
@@ -207,7 +232,7 @@ PLAIN = r"Bad.state must give a dictionary of plain data: .*; "
 async def one_step(queries: Any) -> None:
     await queries.start()
     queries.begin(Step(1), {})
-    async with queries.drawn(Step(1), 1):
+    async with queries.draw(Step(1), 1):
         queries.closed(group(1, "q", True))
     await queries.state_after(Step(1))
 
@@ -241,10 +266,10 @@ async def test_two_queries_of_a_step_with_one_id_are_refused(tmp_path: Path) -> 
     queries = queries_of(recipe_of(tmp_path, BAD.format(**RIGHT)))
     await one_step(queries)
     with pytest.raises(RecipeError, match="step 1 has two queries with the id 'q'"):
-        async with queries.drawn(Step(1), 1):
+        async with queries.draw(Step(1), 1):
             pass
     queries.begin(Step(2), {})
-    async with queries.drawn(Step(2), 1):
+    async with queries.draw(Step(2), 1):
         pass  # in another step it may come again
 
 
@@ -256,7 +281,7 @@ async def test_changed_data_is_refused_unless_it_is_accepted(tmp_path: Path) -> 
     await queries.start()
     await queries.evaluation()
     queries.begin(Step(1), {})
-    async with queries.drawn(Step(1), 3):
+    async with queries.draw(Step(1), 3):
         pass
     state = from_disk(await queries.state_after(Step(1)))
     for changed, words in (
@@ -284,6 +309,6 @@ async def one_step_of_levels(recipe: Recipe) -> None:
     queries = queries_of(recipe)
     await queries.start()
     queries.begin(Step(1), {})
-    async with queries.drawn(Step(1), 2) as drawn:
+    async with queries.draw(Step(1), 2) as drawn:
         assert [query.id for _, query in drawn] == ["l1-1", "l1-2"]
     assert queries.end(Step(1)) == {"level": 1}
