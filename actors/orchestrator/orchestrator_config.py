@@ -18,8 +18,8 @@ class TrainingConfig(Config):
     samples of one forward and backward.
 
     ``compute_timeout_s``: the deadline of one computation of the trainer: a micro-batch, an optimizer step, ten
-    supervised batches, the saving of a policy. ``data_timeout_s``: the deadline of one call of the recipe's
-    ``train_query`` or ``eval_queries``."""
+    supervised batches, the saving of a policy. ``data_timeout_s``: the deadline of one draw from the
+    recipe's query source, and of its ``eval_queries``."""
 
     steps: Count
     queries_per_step: Count = 16

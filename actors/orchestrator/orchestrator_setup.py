@@ -27,8 +27,8 @@ class OrchestratorSetup:
     """``plan``: of the whole run; one that is resumed begins after the step of ``resume_from``.
 
     ``supervisor``: restarts the workers. ``checkpoints_kept``: the newest that stay in ``checkpoints``.
-    ``max_failed_share``: of a step's trajectories. ``data_timeout_s``: of a call of the recipe's ``train_query`` or
-    ``eval_queries``.
+    ``max_failed_share``: of a step's trajectories. ``data_timeout_s``: of a draw from the recipe's query
+    source, or a call of its ``eval_queries``.
     """
 
     plan: Plan

@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_what_is_committed_comes_back(tmp_path: Path) -> None:
     folder = checkpoint.commit(tmp_path, state, keep=2)
     assert checkpoint.complete(tmp_path) == [folder]
     assert checkpoint.load(folder) == state
+
+
+def test_one_of_another_format_is_refused(tmp_path: Path) -> None:
+    """Its queries would be read as none, and the run would begin with the first again."""
+    folder = checkpoint.commit(tmp_path, replace(gathered(tmp_path, 7), format=3), keep=2)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointIncomplete, match=r"run\.json.*format: Input should be 4"):
+        checkpoint.load(folder)
 
 
 def test_only_the_newest_stay(tmp_path: Path) -> None:
