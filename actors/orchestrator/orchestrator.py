@@ -166,7 +166,7 @@ class Orchestrator(Actor, OrchestratorApi):
 
     async def worker_lost(self, event: WorkerLost, groups: Mapping[Step, int]) -> None:
         for step, count in groups.items():
-            self._records[step].restarted_groups += count
+            self._records[step].figures.add("restarted_groups", count)
         await self._tell_console("event", event)
 
     async def closed(self, group: GroupClosed) -> None:
@@ -302,7 +302,7 @@ class Orchestrator(Actor, OrchestratorApi):
         for work in self._opponents.begin(decision.step, decision.versions):
             self._tasks.create_task(work, name="opponent")
         submitted = self._queries.begin(decision.step, decision.versions)
-        self._records[decision.step].submitted_queries = len(submitted)
+        self._records[decision.step].figures.add("submitted_queries", len(submitted))
         self._refuse_late(f"step {decision.step}, the run's last, has begun")
         await self._start_groups(decision.step, self._plan.queries - len(submitted), submitted)
 
@@ -312,7 +312,7 @@ class Orchestrator(Actor, OrchestratorApi):
             self._queries.submissions.refuse(f"no further step begins: {reason}")
 
     async def _replacement(self, step: Step) -> None:
-        self._records[step].replaced_queries += 1
+        self._records[step].figures.add("replaced_queries", 1)
         await self._start_groups(step, 1)
 
     async def _start_groups(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:

@@ -69,7 +69,8 @@ class StepRecord:
     """Records one step of ``agents``, whose policies begin it with ``versions``.
 
     Times are seconds on the orchestrator's clock. ``overlaps_itself``: training overlaps the rollout of its own step;
-    under ``async`` it overlaps the rollout of later steps.
+    under ``async`` it overlaps the rollout of later steps. ``figures``: of the step; anyone may add measurements.
+    ``failed``: trajectories of drawn queries.
     """
 
     def __init__(
@@ -84,15 +85,11 @@ class StepRecord:
         self.step = step
         self.versions = dict(versions)
         self.failed = 0
-        self.failed_submitted = 0
-        self.replaced_queries = 0
-        self.submitted_queries = 0
-        self.restarted_groups = 0
         self._started = started
         self._overlaps_itself = overlaps_itself
         self._agents = {agent: _AgentRecord() for agent in agents}
         self._policies = {policy: _PolicyRecord() for policy in versions}
-        self._figures = StepFigures("step")
+        self.figures = StepFigures("step")
         self._workflow: dict[str, list[float]] = {}
         self._waited_s = math.inf
         self._rolled_out: float | None = None
@@ -113,13 +110,13 @@ class StepRecord:
             self._agents[agent].figures.add("zero_advantage_groups", 1)
         for name, values in group.metrics.items():
             self._workflow.setdefault(name, []).extend(values)
-        if submitted:
-            self.failed_submitted += len(group.failures)
-        else:
-            self.failed += len(group.failures)
+        self.failed += 0 if submitted else len(group.failures)
+        failed = "failed_submitted_trajectories" if submitted else "failed_trajectories"
         self._generated_tokens += group.generated_tokens
         self._waited_s = min(self._waited_s, group.waited_s)
-        self._figures.update({**group.figures, "dropped_groups": int(bool(group.dropped))})
+        self.figures.update(
+            {**group.figures, failed: len(group.failures), "dropped_groups": int(bool(group.dropped))}
+        )
         self._rolled_out = now  # the last group to close sets the end of the rollout
 
     def trained(self, policy: PolicyName, result: MicroBatchTrained, version: int, now: float) -> None:
@@ -129,7 +126,7 @@ class StepRecord:
         age = max((version - generated_by for generated_by in result.versions), default=0)
         figures = self._policies[policy].figures
         figures.update({"backward_s": result.busy_s, "nonzero_advantage_share": result.nonzero_advantage})
-        for merged in (figures, self._figures):
+        for merged in (figures, self.figures):
             merged.update({"stale_samples": stale, "max_staleness": age})
 
     def optimizer_stepped(self, policy: PolicyName, result: PolicyStepped, now: float) -> None:
@@ -177,13 +174,6 @@ class StepRecord:
     ) -> StepMetrics:
         """The metrics of the complete step. ``next_versions``, ``carried``: as in ``StepComplete``."""
         step_s = max(now - previous_end, 1e-9)
-        figures = self._figures.numbers() | {
-            "failed_trajectories": self.failed,
-            "failed_submitted_trajectories": self.failed_submitted,
-            "replaced_queries": self.replaced_queries,
-            "submitted_queries": self.submitted_queries,
-            "restarted_groups": self.restarted_groups,
-        }
         return StepMetrics(
             step=self.step,
             time_s=now - run_started,
@@ -194,7 +184,7 @@ class StepRecord:
             tokens_per_s=self._generated_tokens / step_s,
             versions={policy: next_versions[policy] for policy in self._policies},
             generated_by=dict(self.versions),
-            figures=figures,
+            figures=self.figures.numbers(),
             workflow={name: fmean(values) for name, values in self._workflow.items()},
             by_agent={agent: record.numbers() for agent, record in self._agents.items()},
             by_policy={
