@@ -280,6 +280,12 @@ def divide_sums(subject: Subject, sums: Mapping[str, float], counts: Mapping[str
     return numbers
 
 
+def drop_hidden_zeros(subject: Subject, numbers: Numbers) -> Numbers:
+    """The figures without those that are left out if they are 0. Raises KeyError for a name without a row."""
+    rows = FIGURES[subject]
+    return {name: value for name, value in numbers.items() if value or not rows[name].hides_zero}
+
+
 class StepFigures:
     """The figures of one subject in one step, merged by the rules of their rows. Pure."""
 

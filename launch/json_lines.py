@@ -42,9 +42,6 @@ VERSIONS: Final = ("versions", "generated_by")
 _FAMILIES: Final = {**{family: family for family in FAMILIES}, "eval": "evaluation"}
 _FIELDS: Final = tuple(field.name for field in fields(StepMetrics) if field.name in FIGURES["step"])
 _PART_OF: Final = {name: part for part, subject in SUBJECT_OF.items() for name in FIGURES[subject]}
-_HIDDEN_ZEROS: Final = frozenset(
-    row.name for subject in SUBJECT_OF.values() for row in FIGURES[subject].values() if row.hides_zero
-)
 _SHOWN_BYTES: Final = 60
 _READ_BYTES: Final = 64 * 1024
 _STEP_LIMIT: Final = 10**12  # a float holds every step below it exactly
@@ -59,11 +56,7 @@ def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
     line |= {key: dict(getattr(metrics, key)) for key in VERSIONS}
     for part in SUBJECT_OF:
         for name, numbers in getattr(metrics, part).items():
-            line |= {
-                f"{figure}/{name}": value
-                for figure, value in numbers.items()
-                if value or figure not in _HIDDEN_ZEROS
-            }
+            line |= {f"{figure}/{name}": value for figure, value in numbers.items()}
     for actor, figures in metrics.by_actor.items():
         line |= {f"{_OF_ACTOR}{figure}/{actor}": value for figure, value in figures.items()}
     for family, field in _FAMILIES.items():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from ..figures import FIGURES, Numbers, StepFigures
+from ..figures import FIGURES, Numbers, StepFigures, drop_hidden_zeros
 from ..messages import AgentTurns, GroupClosed, Loaded, MicroBatchTrained, PolicyStepped
 from ..names import AgentName, PolicyName, Step, Version
 from ..step_metrics import StepMetrics
@@ -62,7 +62,7 @@ class _PolicyRecord:
         # Means of the trainer's sums are figures already: they are not merged again.
         stats = self._stepped.stats
         means = {"samples": stats.samples, "mean_tokens": stats.tokens / stats.samples, **stats.figures}
-        return self.figures.numbers({"samples": stats.samples}) | means
+        return drop_hidden_zeros("policy", self.figures.numbers({"samples": stats.samples}) | means)
 
 
 class StepRecord:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ...actors.figures import Numbers, StepFigures
+from ...actors.figures import Numbers, StepFigures, drop_hidden_zeros
 from ...actors.messages import ConsoleApi, RunResult
 from ...actors.run_events import (
     CheckpointSaved,
@@ -146,7 +146,7 @@ class RunConsole(Actor, ConsoleApi):
 
 def _process_numbers(process: ProcessStatistics) -> Numbers:
     mailboxes, peers = process.mailboxes, process.peers
-    return {
+    numbers: Numbers = {
         "loop_lag_ms": round(process.loop_lag_ms, 3),
         "rss_mib": round(process.rss_mib, 1),
         "cpu_s": round(process.cpu_s, 2),
@@ -162,6 +162,7 @@ def _process_numbers(process: ProcessStatistics) -> Numbers:
         "lost_requests": peers.lost_requests,
         "refused_messages": peers.refused_messages,
     }
+    return drop_hidden_zeros("process", numbers)
 
 
 def _device_numbers(readings: Sequence[DeviceUse]) -> Numbers:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from flexmarl.actors.figures import FIGURES, StepFigures, UnknownFigure, divide_sums
+from flexmarl.actors.figures import FIGURES, StepFigures, UnknownFigure, divide_sums, drop_hidden_zeros
 from flexmarl.actors.messages import GroupClosed, StepStats
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.step_metrics import SUBJECT_OF, StepMetrics
@@ -47,6 +47,11 @@ def test_a_sum_is_divided_by_its_count_and_left_out_without_it() -> None:
     }  # fmt: skip
     of_none = divide_sums("policy", sums, {"trained_tokens": 0})
     assert of_none == {"clip_fraction": 0.0, "ratio_deviation": 0.0}, "no entropy without a token"
+
+
+def test_some_figures_are_left_out_if_they_are_zero() -> None:
+    idle = {"rss_mib": 0.0, "mailbox_served": 0, "lost_requests": 1}
+    assert drop_hidden_zeros("process", idle) == {"rss_mib": 0.0, "lost_requests": 1}
 
 
 def step_metrics(**more: object) -> StepMetrics:

@@ -79,10 +79,6 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     assert line["eval/accuracy"] == 0.5 and line["eval/reward/solver"] == 0.75 and line["eval_s"] == 0.25
     assert line["rss_mib/store"] == 100.0 and line["device_used_mib/GPU-1"] == 70000.0
     assert line["mailbox_served/store"] == 7 and line["credit_waits/store"] == 2
-    idle = replace(METRICS, by_process={"store": {"lost_requests": 0, "rss_mib": 0.0}})
-    line_of_idle = metrics_to_json(idle)
-    assert "lost_requests/store" not in line_of_idle, "counts of 0 are left out"
-    assert line_of_idle["rss_mib/store"] == 0.0, "other figures are not"
     assert line["source/difficulty"] == 0.5
     assert line["actor.rows_ready/store"] == 5 and line["actor.puts/store"] == 0
     assert line["actor.engine_batch_occupancy/solver-0"] == 0.75

@@ -39,7 +39,7 @@ OF_GAMES: Numbers = {
     "elo": 1210.0,
 }  # fmt: skip
 OF_PROCESS: Numbers = {
-    "loop_lag_ms": 0.5, "rss_mib": 100.0, "cpu_s": 3.0, "mailbox_served": 7, "credit_waits": 2, "lost_requests": 0,
+    "loop_lag_ms": 0.5, "rss_mib": 100.0, "cpu_s": 3.0, "mailbox_served": 7, "credit_waits": 2,
 }  # fmt: skip
 LINE = {
     "step": 3, "time_s": 64.5, "step_s": 10.0, "rollout_s": 11.0, "tokens": 120, "tokens_per_s": 12.0,
