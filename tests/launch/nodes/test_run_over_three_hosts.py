@@ -49,7 +49,7 @@ from flexmarl.core.supervision.system_api import SystemApi
 from flexmarl.transport.segments import is_far
 
 async def is_there(run, name):
-    found = await (await run._stored()).column("solver", "tokens", [name])
+    found = await (await run._store_api()).column("solver", "tokens", [name])
     return any(map(is_far, segments(found["tokens"])))
 
 async def main():
