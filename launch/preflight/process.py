@@ -27,6 +27,7 @@ _REPORT_S: Final = 10.0
 def main() -> None:
     """Checks the config of standard input and ends the process, also if threads of the recipe still run. Raises
     pydantic's ValidationError if that has invalid values."""
+    # The recipe may print, and a library in C writes to the descriptor itself: it is replaced, not only sys.stdout.
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     config = RunConfig.model_validate_json(sys.stdin.read())
