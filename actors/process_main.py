@@ -25,6 +25,8 @@ def main() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # it ended before that
         return
+    # A function that prints or reads standard input must not disturb the frames, and a library in C may use the
+    # descriptors themselves: they are replaced, not only sys.stdin and sys.stdout.
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

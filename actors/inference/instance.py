@@ -205,7 +205,8 @@ class Instance(Actor, InstanceApi):
                 self._built_for = policy
                 return self._engine
             await self._close_engine()
-            # Models have reference cycles, and the next engine needs the memory.
+            # Models have reference cycles, which the collector skips as long as their objects are frozen, and the next
+            # engine needs the memory.
             gc.unfreeze()
             spare_collector()
         return await self._build(policy)

@@ -179,6 +179,7 @@ class RouterActor(Actor, RouterApi):
         self._decide_soon()
         async with asyncio.timeout(WORK_TIMEOUT_S):
             for departure in departures:
+                # Not awaited itself: all callers share it, and the cancellation of one would cancel it for the others.
                 await asyncio.shield(departure)
 
     @endpoint
@@ -189,7 +190,7 @@ class RouterActor(Actor, RouterApi):
         self._router.published(policy, published.version, self._loop.time())
         self._decide_soon()
         async with asyncio.timeout(WORK_TIMEOUT_S):
-            return await asyncio.shield(installed)
+            return await asyncio.shield(installed)  # shared by all callers, as a departure is
 
     async def on_dead(self, dead: DeadActor) -> None:
         number = self._watches[dead.actor].popleft()  # by now it may have been started again

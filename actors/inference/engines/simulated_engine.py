@@ -86,7 +86,7 @@ class SimulatedEngine(Engine):
         return self._steps.statistics()
 
     async def wait_closed(self) -> None:
-        await asyncio.shield(self._closed)
+        await asyncio.shield(self._closed)  # a waiter that is cancelled must not end it for the others
 
     async def close(self) -> None:
         if self._timer is not None:

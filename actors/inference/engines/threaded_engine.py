@@ -134,7 +134,7 @@ class ThreadedEngine(Engine):
         return self._last or self._engine.statistics()
 
     async def wait_closed(self) -> None:
-        await asyncio.shield(self._ended)
+        await asyncio.shield(self._ended)  # a waiter that is cancelled must not end it for the others
 
     async def close(self) -> None:
         """Handles the messages sent so far, then ends the thread."""
