@@ -92,6 +92,10 @@ class ShmSource:
     block: str
     generation: int
 
+    def served_at(self, address: str, *, encrypted: bool) -> "TcpSource":
+        """The same memory for other nodes: its owner serves it there."""
+        return TcpSource("tcp", self.node, self.process, address, encrypted, self.block, self.generation)
+
 
 @dataclass(frozen=True, slots=True)
 class LentMemory:
@@ -108,6 +112,13 @@ class LentMemory:
     node: str
     address: str | None = None
     encrypted: bool = True
+
+    def sources(self, generation: int) -> "tuple[Source, ...]":
+        """All sources of the state that was set there, and published with that generation."""
+        shm = ShmSource("shm", self.node, self.process, self.block, generation)
+        return (
+            (shm,) if self.address is None else (shm, shm.served_at(self.address, encrypted=self.encrypted))
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,16 @@ from .arena import Arena
 from .block import check_directory, file_bytes
 from .devices.devices import DeviceMemory, Devices
 from .errors import TransportClosed
-from .handle import LentMemory, PathName, Rows, Source, StateHandle, TcpSource, TensorSpec
+from .handle import LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
 from .network.bulk import Bulk
 from .paths.buckets import Layout, destinations
+from .paths.collective import CollectivePath
+from .paths.cuda_ipc import CudaIpcPath
 from .paths.kinds import kind_of, torch_kind
-from .paths.table import PathTable
-from .paths.tcp import of_this_node, sources_in
+from .paths.shm import HostMemory
+from .paths.tcp import Remote
 from .paths.tensor_kind import Tensors
-from .paths.transfer_path import Wanted, handle_of
+from .paths.transfer_path import PathInPlace, TransferPath, Wanted, handle_of
 from .plan import Shards
 from .select import CPU, Place, Reader, choose, this_node
 from .statistics import Chosen, TransportStatistics
@@ -79,10 +81,18 @@ class StateTransport:
             visible = frozenset(devices.visible())
             self._reader = replace(self._reader, visible=visible, reachable=devices.reachable())
         self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
-        arena, workers = self._arena, self._workers
-        table = PathTable.of(self.place, runtime_dir, arena, workers, devices, bulk)
-        self._shm, self._collective, self._tcp = table.shm, table.collective, table.tcp
-        self._in_place, self._paths = table.in_place, table.by_name()
+        self._remote = None if bulk is None else Remote(self.place, runtime_dir, bulk)
+        self._host = HostMemory(self.place, runtime_dir, self._arena, self._workers, self._remote)
+        self._memories: dict[PathName, PathInPlace[Any]] = {"shm": self._host}
+        if devices is not None:
+            controls = Arena(runtime_dir, f"{self.place.process}-ipc")
+            self._memories["cuda_ipc"] = CudaIpcPath(
+                self.place, runtime_dir, controls, self._workers, devices
+            )
+        if self._remote is not None:
+            self._memories["tcp"] = self._host
+        self._collective = CollectivePath(runtime_dir)
+        self._paths: dict[PathName, TransferPath[Any]] = {**self._memories, "collective": self._collective}
         self._path = path
         self._transfers = Transfers()
         self._open = False
@@ -103,8 +113,8 @@ class StateTransport:
         try:
             await self._workers.close()
         finally:
-            for path in self._paths.values():
-                await path.close()
+            for memory in dict.fromkeys(self._paths.values()):
+                await memory.close()
             self._arena.close()
 
     # ----------------------------------------------------------------------- Set
@@ -143,28 +153,30 @@ class StateTransport:
         if not 0 <= version < 2**63:
             raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
         if lent is not None and lent.node != self.place.node:
-            lent, offer = None, ("tcp",)
-        if offer is None:
-            offer = ("shm",) if lent is not None else self.offered
+            lent, offer = None, ("tcp",)  # the lender fetches it
+        size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
+        if lent is not None:
+            if offer is not None and tuple(offer) != ("shm",):
+                raise ValueError(f"{key}: lent memory is offered by 'shm', not by {list(offer)}")
+            transfer = Transfer("set", key, version, "shm", size_bytes, timeout_s)
+            offering = self._host.offer_in(lent, key, tensors, version=version)
+            return handle_of(key, version, [await self._transfers.set(transfer, offering)])
+        offers = []
+        for memory, paths in self._by_memory(key, self.offered if offer is None else offer).items():
+            counted = "tcp" if "tcp" in paths else paths[0]
+            transfer = Transfer("set", key, version, counted, size_bytes, timeout_s)
+            offering = memory.offer(key, tensors, version=version, paths=paths)
+            offers.append(await self._transfers.set(transfer, offering))
+        return handle_of(key, version, offers)
+
+    def _by_memory(self, key: str, offer: Sequence[PathName]) -> dict[TransferPath[Any], list[PathName]]:
+        """The paths of ``offer``, by the memory that they lead to. Raises ValueError for one that there is not."""
         if not offer or len(set(offer)) != len(offer) or not set(offer) <= self._paths.keys():
             raise ValueError(f"{key}: can't be offered by {list(offer)} (there is {', '.join(self._paths)})")
-        if lent is not None and tuple(offer) != ("shm",):
-            raise ValueError(f"{key}: lent memory is offered by 'shm', not by {list(offer)}")
-        size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
-        offered = []
+        paths: dict[TransferPath[Any], list[PathName]] = {}
         for path in offer:
-            if path == "shm" and "tcp" in offer:  # the path tcp offers both
-                continue
-            if lent is None:
-                offering = self._paths[path].offer(key, tensors, version=version)
-            else:
-                offering = self._shm.offer_in(lent, key, tensors, version=version)
-            transfer = Transfer("set", key, version, path, size_bytes, timeout_s)
-            offered.append(await self._transfers.set(transfer, offering))
-            if path == "tcp" and "shm" in offer:
-                offered.append(of_this_node(offered[-1]))
-        handle = handle_of(key, version, offered)
-        return handle if lent is None else replace(handle, sources=sources_in(lent, handle.sources[0]))
+            paths.setdefault(self._paths[path], []).append(path)
+        return paths
 
     @property
     def offered(self) -> tuple[PathName, ...]:
@@ -172,13 +184,13 @@ class StateTransport:
         if self._path is not None:
             return (self._path,)
         by_memory: tuple[PathName, ...] = ("shm",) if self._devices is None else ("cuda_ipc", "shm")
-        return by_memory if self._tcp is None else (*by_memory, "tcp")
+        return by_memory if self._remote is None else (*by_memory, "tcp")
 
     async def drop(self, key: str) -> None:
         """Frees the memory of ``key``, whose handles become stale. Reserved memory stays with this process."""
         self._check_open()
-        for path in self._paths.values():
-            await path.drop(key)
+        for memory in dict.fromkeys(self._paths.values()):
+            await memory.drop(key)
 
     # ----------------------------------------------------------------------- Get
 
@@ -243,7 +255,7 @@ class StateTransport:
         """
         self._check_open()
         devices = set(map(self._device_of, into.values())) if into else {CPU}
-        sources, size_bytes = self._sources(handle), handle.size_bytes
+        sources, size_bytes = self._host.sources(handle), handle.size_bytes
         path = path or self._path
         choice = choose(self._reader, sources, devices=devices, size_bytes=size_bytes, path=path)
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
@@ -275,18 +287,15 @@ class StateTransport:
         """
         self._check_open()
         devices = {CPU} if self._devices is None else set(self._devices.visible()[:1])
-        sources = [source for source in self._sources(handle) if source.path != "collective"]
+        sources = [source for source in self._host.sources(handle) if source.path != "collective"]
         choice = choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=self._path)
         wanted = Wanted(handle, choice.source, handle.select(names, rows))
         if like is not None:
             destinations(handle.key, wanted.tensors, like)
         transfer = Transfer.of(wanted, timeout_s)
         async with AsyncExitStack() as stack:
-            view = self._in_place[choice.path].view(wanted, checked=checked)
+            view = self._memories[choice.path].view(wanted, checked=checked)
             yield await self._transfers.get(transfer, choice, stack.enter_async_context(view))
-
-    def _sources(self, handle: StateHandle) -> Sequence[Source]:
-        return handle.sources if self._tcp is None else self._tcp.sources(handle)
 
     # ----------------------------------------------------------------------- groups
 
@@ -351,7 +360,7 @@ class StateTransport:
         ``set`` in other processes of the host. A state that one of those has set stays readable after its end; a state
         that it was setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
         self._check_open()
-        return await self._shm.lend(key, size_bytes)
+        return await self._host.lend(key, size_bytes)
 
     async def take(self, handle: StateHandle, lent: LentMemory, timeout_s: float = 60.0) -> StateHandle:
         """The handle of a state that was set with ``lent``, memory of this process, now that it lies there: it is
@@ -361,19 +370,21 @@ class StateTransport:
             return handle
         size_bytes = handle.size_bytes
         choice = choose(self._reader, handle.sources, devices={CPU}, size_bytes=size_bytes, path="tcp")
-        assert self._tcp is not None and isinstance(choice.source, TcpSource), "else there is no path"
+        assert isinstance(choice.source, TcpSource), "no other path was asked for"
         wanted = Wanted(handle, choice.source, handle.tensors)
-        return await self._transfers.get(Transfer.of(wanted, timeout_s), choice, self._tcp.take(wanted, lent))
+        return await self._transfers.get(
+            Transfer.of(wanted, timeout_s), choice, self._host.take(wanted, lent)
+        )
 
     def take_back(self, pair: Sequence[LentMemory]) -> None:
         """Frees the pieces of a ``lend``. The states in them are gone. Does nothing for pieces that were freed."""
-        self._shm.take_back(pair)
+        self._host.take_back(pair)
 
     async def store_away(self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path) -> None:
         """Writes the states in ``used``, one piece of the pair or both, to a new file, and frees the pair. Raises
         OSError, and the memory is as before then; TransportClosed."""
         self._check_open()
-        await self._shm.store_away(pair, used, file)
+        await self._host.store_away(pair, used, file)
 
     async def bring_back(
         self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path
@@ -382,7 +393,7 @@ class StateTransport:
         and removes the file. Handles of these states are valid again once they have ``moved``. Raises OSError and
         ArenaSpace, and the file is as before then; TransportClosed."""
         self._check_open()
-        return await self._shm.bring_back(pair, used, file)
+        return await self._host.bring_back(pair, used, file)
 
     def chosen(self, key: str) -> Chosen | None:
         """The path that the last Get of ``key`` took, and the reason; None before the first."""
@@ -396,7 +407,7 @@ class StateTransport:
             spare_bytes=self._arena.spare_bytes,
             devices=self._device_memory(),
             chosen=dict(self._transfers.chosen),
-            network=None if self._tcp is None else self._tcp.statistics,
+            network=None if self._remote is None else self._remote.statistics,
         )
 
     def _device_memory(self) -> dict[str, DeviceMemory]:

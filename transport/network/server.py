@@ -181,7 +181,7 @@ class BulkServer:
                 current = self._deltas[new.name] = deltas
             return current
 
-    def comparing(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
+    def compare(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
         """To be called with the first byte of each chunk of ``new`` as soon as it is written, by a Set that keeps
         ``old`` meanwhile. None if no reader has fetched ``old``: else it will want the changes."""
         if old.size_bytes != size_bytes or self._read.get(old.name) != old.generation:

@@ -203,17 +203,18 @@ def put(
 
 
 def fetch(
-    copying: Copying, bucket: memoryview, table: memoryview, share: Share, stop: threading.Event
+    copying: Copying, bucket: memoryview, table: memoryview | None, share: Share, stop: threading.Event
 ) -> None:
-    """Copies out of ``bucket``. Raises WrongDigest if a chunk has another digest than in ``table``, and
-    TransportClosed soon after ``stop`` is set."""
+    """Copies out of ``bucket``. Raises WrongDigest if a chunk has another digest than in ``table`` (None: the caller
+    has compared them), and TransportClosed soon after ``stop`` is set."""
     parts = copying.parts
 
     def read_part(index: int) -> None:
         if stop.is_set():
             raise TransportClosed
         part = parts[index]
-        _check_part(part, bucket, table)
+        if table is not None:
+            _check_part(part, bucket, table)
         copying.copy(part)
 
     share(len(parts), read_part)

@@ -19,13 +19,13 @@ import xxhash
 
 from ...core.telemetry import get_logger
 from ..errors import MemberMissing, StaleHandle, StateMismatch, TransportClosed
-from ..handle import CollectiveSource, Rows, StateHandle, TensorSpec
+from ..handle import CollectiveSource, PathName, Rows, StateHandle, TensorSpec
 from ..plan import Plan, Shards, make_plan, whole
 from ..workers import INLINE_BYTES, CopyWorkers
 from . import buckets
 from .kinds import torch_kind
 from .tensor_kind import Tensors
-from .transfer_path import Offered, Wanted
+from .transfer_path import Offer, Wanted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +99,9 @@ class CollectivePath:
 
     # ----------------------------------------------------------------------- sending
 
-    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
+    async def offer(
+        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("collective",)
+    ) -> Offer:
         if self._closed:
             raise TransportClosed
         if len(self._groups) != 1:
@@ -117,7 +119,7 @@ class CollectivePath:
         await self._end(entries[:-2], version)
         del entries[:-2]
         source = CollectiveSource("collective", group.address.name, group.member, entry.generation)
-        return Offered(source, layout.specs, layout.size_bytes, None)
+        return Offer((source,), layout.specs, layout.size_bytes, None)
 
     async def _serve(self, entry: _Entry) -> None:
         group, specs = entry.group, entry.layout.specs

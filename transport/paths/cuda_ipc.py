@@ -31,13 +31,13 @@ from ..errors import (
     TransportClosed,
     UnknownDevice,
 )
-from ..handle import CudaIpcSource, DeviceBucket, StateHandle, TensorSpec
+from ..handle import CudaIpcSource, DeviceBucket, PathName, StateHandle, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
 from .kinds import torch_kind
 from .tensor_kind import Tensors
-from .transfer_path import Offered, Wanted
+from .transfer_path import Offer, Wanted
 from .versioned_memory import VersionedMemory
 
 BUCKET_BYTES: Final = 256 << 20
@@ -119,7 +119,9 @@ class CudaIpcPath:
 
     # ----------------------------------------------------------------------- writing
 
-    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
+    async def offer(
+        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("cuda_ipc",)
+    ) -> Offer:
         written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
             if self._closed:
@@ -206,7 +208,7 @@ class CudaIpcPath:
         sources: list[Any],
         device: str,
         stop: threading.Event,
-    ) -> Offered:
+    ) -> Offer:
         described = []
         for (start, end), buffer, handle in zip(
             buffers.ranges, buffers.buffers, buffers.handles, strict=True
@@ -223,7 +225,7 @@ class CudaIpcPath:
             "cuda_ipc", self._place.node, self._place.process, device, buffers.control.name,
             buffers.control.commit(), tuple(described),
         )  # fmt: skip
-        return Offered(source, layout.specs, layout.size_bytes, None)
+        return Offer((source,), layout.specs, layout.size_bytes, None)
 
     def _retire(self, sets: Sequence[_Set]) -> None:
         """Makes the handles stale; the memory is freed when the last reader has closed it."""

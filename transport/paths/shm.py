@@ -1,15 +1,18 @@
-"""Between processes of one host: memory-mapped blocks (``block.py`` has the rules of reading).
+"""Host memory: states in blocks that the processes of a host map (``block.py`` has the rules of reading).
 
 The writer copies its tensors into a block, the reader copies them into its own tensors; neither waits for the other.
 A reader may also use the memory in place: then the writer takes another block for the next version.
 Tensors may be on any device: the block stages them.
+
+Processes of other hosts reach the same blocks through the door of this memory (``tcp.py``), if it has one.
 """
 
 import functools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,14 @@ from ..errors import (
     StaleHandle,
     TransportClosed,
 )
-from ..handle import LentMemory, ShmSource, StateHandle, TensorSpec
+from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource, TensorSpec
 from ..select import Place
 from ..workers import CopyWorkers
 from . import buckets
 from .kinds import torch_kind
+from .tcp import Remote
 from .tensor_kind import T, TensorKind, Tensors
-from .transfer_path import Offered, Wanted
+from .transfer_path import Offer, Wanted
 from .versioned_memory import VersionedMemory
 
 
@@ -49,49 +53,52 @@ class _Mapped:
         return entry[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """``address``: at which this process serves its memory to other nodes; None: it does not."""
+class HostMemory:
+    """Blocks in ``directory``, the run's directory on tmpfs. ``remote``: the door for processes of other hosts; None:
+    states are not exchanged with them.
 
-    address: str | None
-    encrypted: bool = True
-
-
-Compared = Callable[[Block, Block, int], Callable[[int], None] | None]
-"""Called with the newest version of a key, the block that a Set is about to write, and its bytes. Returns a function to
-call with the first byte of each chunk once it is written; None: there is none to call."""
-
-
-class ShmPath:
-    """Blocks in ``directory``, the run's directory on tmpfs.
+    One class of more than 300 lines: what it sets, lends and reads are the same mapped blocks, and each of the three
+    has to know what the others have mapped.
 
     ``close`` removes the files of this process; those of a killed process are removed by the next one that opens its
     transport in the directory.
     """
 
-    def __init__(self, place: Place, directory: Path, arena: Arena, workers: CopyWorkers) -> None:
+    def __init__(
+        self, place: Place, directory: Path, arena: Arena, workers: CopyWorkers, remote: Remote | None
+    ) -> None:
         self._place = place
         self._directory = directory
         self._arena = arena
         self._workers = workers
+        self._remote = remote
         self._written: dict[str, VersionedMemory[_Mapped]] = {}
         self._mapped: dict[str, _Mapped] = {}
         self._lent: dict[str, Block] = {}
-        self.serving: Callable[[], Serving] = lambda: Serving(None)
-        """Serves lent memory from the call on."""
-        self.compared: Compared = lambda old, new, size_bytes: None
         self._closed = False
 
     # ----------------------------------------------------------------------- writing
 
-    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
+    async def offer(
+        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("shm",)
+    ) -> Offer:
+        """``paths``: "shm" for processes of this host, "tcp" for those of other ones: both read the same copy. Raises
+        OSError too, if the door can't listen."""
+        remote = self._open_door() if "tcp" in paths else None
         written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
             if self._closed:
                 raise TransportClosed
             layout = written.layout_of(tensors)
             work = functools.partial(self._write_next, key, written, layout, list(tensors.values()), version)
-            return await self._workers.run(layout.size_bytes, work)
+            source, digest = await self._workers.run(layout.size_bytes, work)
+        sources = (source if remote is None or path == "shm" else remote.source(source) for path in paths)
+        return Offer(tuple(sources), layout.specs, layout.size_bytes, digest)
+
+    def _open_door(self) -> Remote:
+        assert self._remote is not None, "without a door, a transport has no path tcp"
+        self._remote.serve(self.find_block)
+        return self._remote
 
     def _write_next(
         self,
@@ -101,17 +108,17 @@ class ShmPath:
         sources: list[Any],
         version: int,
         stop: threading.Event,
-    ) -> Offered:
+    ) -> tuple[ShmSource, int]:
         mapped = self._begin_block(key, written, layout.size_bytes, version)
         try:
             newest = written.published[-1].block if written.published else None
-            offered = self._write(mapped, layout, sources, self._place.process, stop, newest)
+            published = self._write(mapped, layout, sources, self._place.process, stop, newest)
         except BaseException:
             written.failed(mapped)
             raise
         for outdated in written.publish(mapped):
             self._give_back(outdated.block)
-        return offered
+        return published
 
     def _begin_block(
         self, key: str, written: VersionedMemory[_Mapped], size_bytes: int, version: int
@@ -139,26 +146,31 @@ class ShmPath:
         owner: str,
         stop: threading.Event,
         newest: Block | None = None,
-    ) -> Offered:
-        """Writes the bucket of a block that was begun, and publishes it. ``newest``: of the versions of its key."""
+    ) -> tuple[ShmSource, int]:
+        """Writes the bucket of a block that was begun, and publishes it: its source and digest. ``newest``: of the
+        versions of its key."""
         block = mapped.block
         try:
             bucket = block.bucket[: layout.size_bytes]
             views = mapped.views(layout.kind, layout.specs)
             copying = buckets.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
-            compare = None if newest is None else self.compared(newest, block, layout.size_bytes)
+            # While a chunk is in the cache, the changes for readers of other hosts that have the older version.
+            compare = None
+            if newest is not None and self._remote is not None:
+                compare = self._remote.compare(newest, block, layout.size_bytes)
             digest = buckets.put(copying, bucket, block.table, self._workers.share, stop, compare)
         except BaseException:
             block.end()
             raise
-        source = ShmSource("shm", self._place.node, owner, block.name, block.commit())
-        return Offered(source, layout.specs, layout.size_bytes, digest)
+        return ShmSource("shm", self._place.node, owner, block.name, block.commit()), digest
 
     def _give_back(self, block: Block) -> None:
         self._mapped.pop(block.name, None)
         self._arena.give_back(block)
 
     async def drop(self, key: str) -> None:
+        if self._remote is not None:
+            self._remote.drop(key)
         written = self._written.get(key)
         if written is None:
             return
@@ -167,7 +179,7 @@ class ShmPath:
                 self._give_back(mapped.block)
             self._written.pop(key, None)
 
-    def served(self, name: str) -> tuple[Block, list[Block]]:
+    def find_block(self, name: str) -> tuple[Block, list[Block]]:
         """The block of that name, of any process of this host, for readers on other hosts; and the other ones that this
         process has published of its key. Raises StaleHandle, ForeignHandle. May be called by any thread."""
         for written in list(self._written.values()):
@@ -205,18 +217,29 @@ class ShmPath:
         for block in blocks:
             self._lent[block.name] = block
             self._mapped[block.name] = _Mapped(block)
-        place, served = self._place, self.serving()
-        first, second = (
-            LentMemory(
-                place.process, block.name, block.capacity, place.node, served.address, served.encrypted
-            )
-            for block in blocks
-        )
+        place = self._place
+        memory = [LentMemory(place.process, block.name, block.capacity, place.node) for block in blocks]
+        if self._remote is not None:
+            address, encrypted = self._open_door().address, self._remote.encrypted
+            memory = [replace(lent, address=address, encrypted=encrypted) for lent in memory]
+        first, second = memory
         return first, second
 
-    def lent(self, memory: LentMemory) -> Block:
-        """The block of memory that this process lends."""
-        return self._lent[memory.block]
+    async def take(self, request: Wanted[TcpSource], lent: LentMemory) -> StateHandle:
+        """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
+        assert self._remote is not None, "else there is no path to another node"
+        handle, block = request.handle, self._lent[lent.block]
+
+        def begin() -> tuple[Block, None]:
+            if handle.size_bytes > block.capacity:
+                place = str(block.directory / block.name)
+                raise ArenaSpace(handle.size_bytes, block.capacity, place, handle.key)
+            if not block.begin(handle.version, handle.size_bytes):
+                raise MemoryInUse(handle.key, handle.version, block.name)
+            return block, None
+
+        _, generation = await self._remote.fetch(request, begin)
+        return replace(handle, sources=lent.sources(generation))
 
     def take_back(self, pair: Sequence[LentMemory]) -> None:
         """Processes that have mapped it keep its memory until they forget it."""
@@ -251,7 +274,7 @@ class ShmPath:
         size_bytes = sum(lent.size_bytes for lent in pair)
         return self._register_lent(await self._workers.run(size_bytes, work))
 
-    async def offer_in(self, lent: LentMemory, key: str, tensors: Tensors, *, version: int) -> Offered:
+    async def offer_in(self, lent: LentMemory, key: str, tensors: Tensors, *, version: int) -> Offer:
         """As ``offer``, in memory of this process or of another one of this host."""
         if self._closed:
             raise TransportClosed
@@ -259,7 +282,8 @@ class ShmPath:
         if layout.size_bytes > lent.size_bytes:
             raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
         work = functools.partial(self._write_lent, lent, key, layout, list(tensors.values()), version)
-        return await self._workers.run(layout.size_bytes, work)
+        source, digest = await self._workers.run(layout.size_bytes, work)
+        return Offer(lent.sources(source.generation), layout.specs, layout.size_bytes, digest)
 
     def _write_lent(
         self,
@@ -269,7 +293,7 @@ class ShmPath:
         sources: list[Any],
         version: int,
         stop: threading.Event,
-    ) -> Offered:
+    ) -> tuple[ShmSource, int]:
         mapped = self._map(lent.block, key, version)
         if not mapped.block.is_writable:
             block = Block.open(self._directory, lent.block, writable=True)
@@ -283,36 +307,75 @@ class ShmPath:
 
     # ----------------------------------------------------------------------- reading
 
-    async def fetch(self, request: Wanted[ShmSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
-        work = functools.partial(self._read, request, into)
+    def sources(self, handle: StateHandle) -> tuple[Source, ...]:
+        """The sources of a state, with the copy on this host instead of the memory of its owner's host."""
+        copy = None if self._remote is None else self._remote.find(handle)
+        if copy is None:
+            return handle.sources
+        return (*(source for source in handle.sources if source.path != "shm"), copy)
+
+    async def fetch(
+        self, request: Wanted[ShmSource] | Wanted[TcpSource], into: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """A state of another host is copied to this one first, unless a copy is there."""
+        destination = None
+        if into is not None:  # compared before the first byte crosses the network
+            destination = buckets.destinations(request.handle.key, request.tensors, into)
+        local, checked = await self._bring(request)
+        work = functools.partial(self._read, local, destination, checked)
         return await self._workers.run(request.size_bytes, work)
 
+    async def _bring(self, request: Wanted[ShmSource] | Wanted[TcpSource]) -> tuple[Wanted[ShmSource], bool]:
+        """The request, for a block of this host; false if its digests need no check, as they were just computed."""
+        handle, source = request.handle, request.source
+        if isinstance(source, ShmSource):
+            return Wanted(handle, source, request.tensors, request.progress), True
+        assert self._remote is not None, "select.choose refuses tcp without a door"
+        copy = await self._remote.copy_here(Wanted(handle, source, request.tensors, request.progress))
+        return Wanted(handle, copy.source, request.tensors, request.progress), not copy.is_verified
+
     def _read(
-        self, request: Wanted[ShmSource], into: Mapping[str, Any] | None, stop: threading.Event
+        self,
+        request: Wanted[ShmSource],
+        destination: tuple[TensorKind[Any], list[Any]] | None,
+        checked: bool,
+        stop: threading.Event,
     ) -> dict[str, Any]:
         handle, source, specs = request.handle, request.source, request.tensors
         mapped = self._map(source.block, handle.key, handle.version)
         block = mapped.block
         _check_size(block, handle)
-        kind, targets = buckets.destinations(handle.key, specs, into)
-        _check_generation(block, handle, source)
-        bucket, table = block.bucket[: handle.size_bytes], block.table
-        views = mapped.views(kind, specs) if request.is_whole else _Mapped(block).views(kind, specs)
-        copying = buckets.Copying(kind, targets, views, specs, handle.size_bytes)
-        try:
-            _check_table(block, handle)
-            buckets.fetch(copying, bucket, table, self._workers.share, stop)
-        except buckets.WrongDigest as wrong:
+        kind, targets = destination or buckets.destinations(handle.key, specs, None)
+        with ExitStack() as stack:
+            if not checked:
+                # Without digests only the generation shows a mix of versions, and only if the machine orders its stores
+                # as x86-64 does. So no process may write the block meanwhile; if one does already, digests decide.
+                held = block.hold()
+                checked = held is None
+                if held is not None:
+                    stack.callback(os.close, held)
             _check_generation(block, handle, source)
-            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
-        _check_generation(block, handle, source)
+            bucket, table = block.bucket[: handle.size_bytes], block.table
+            views = mapped.views(kind, specs) if request.is_whole else _Mapped(block).views(kind, specs)
+            copying = buckets.Copying(kind, targets, views, specs, handle.size_bytes)
+            try:
+                if checked:
+                    _check_table(block, handle)
+                buckets.fetch(copying, bucket, table if checked else None, self._workers.share, stop)
+            except buckets.WrongDigest as wrong:
+                _check_generation(block, handle, source)
+                raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
+            _check_generation(block, handle, source)
         return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
 
     @asynccontextmanager
-    async def view(self, request: Wanted[ShmSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+    async def view(
+        self, request: Wanted[ShmSource] | Wanted[TcpSource], *, checked: bool
+    ) -> AsyncIterator[dict[str, Any]]:
         """Views of the shared memory, which stays as it is as long as one of them exists. The digests of the chunks
         are compared with the handle's in any case."""
-        handle, source = request.handle, request.source
+        local, needs_check = await self._bring(request)
+        handle, source = local.handle, local.source
         try:
             block = Block.open_in_use(self._directory, source.block)
         except FileNotFoundError as error:
@@ -325,7 +388,7 @@ class ShmPath:
         _check_generation(block, handle, source)
         try:
             _check_table(block, handle)
-            if checked:
+            if checked and needs_check:
                 bucket, table, share = block.bucket[: handle.size_bytes], block.table, self._workers.share
                 work = functools.partial(buckets.check, request.tensors, bucket, table, share)
                 await self._workers.run(request.size_bytes, work)
@@ -352,6 +415,8 @@ class ShmPath:
     async def close(self) -> None:
         """To be called after the workers have ended."""
         self._closed = True
+        if self._remote is not None:
+            await self._remote.close()
         self._written.clear()
         self._lent.clear()
         self._mapped.clear()

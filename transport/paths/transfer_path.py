@@ -5,27 +5,27 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..handle import Source, StateHandle, TensorSpec
+from ..handle import PathName, Source, StateHandle, TensorSpec
 from .tensor_kind import Tensors
 
 S = TypeVar("S", bound=Source)
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """A state as one path offers it. ``digest``: see ``StateHandle``; None if the path has another check."""
+class Offer:
+    """A state as one memory offers it. ``digest``: see ``StateHandle``; None if the memory has another check."""
 
-    source: Source
+    sources: tuple[Source, ...]
     tensors: tuple[TensorSpec, ...]
     size_bytes: int
     digest: int | None
 
 
-def handle_of(key: str, version: int, offered: Sequence[Offered]) -> StateHandle:
-    """The handle of one state that is offered by several paths."""
-    first = offered[0]
-    digest = next((offer.digest for offer in offered if offer.digest is not None), None)
-    sources = tuple(offer.source for offer in offered)
+def handle_of(key: str, version: int, offers: Sequence[Offer]) -> StateHandle:
+    """The handle of one state that lies in several memories."""
+    first = offers[0]
+    digest = next((offer.digest for offer in offers if offer.digest is not None), None)
+    sources = tuple(source for offer in offers for source in offer.sources)
     return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources)
 
 
@@ -61,8 +61,9 @@ class TransferPath(Protocol[S]):
     the last thread has stopped to read or write its tensors, and a cancelled ``offer`` publishes nothing half written.
     """
 
-    async def offer(self, key: str, tensors: Tensors, *, version: int) -> Offered:
-        """Publishes ``tensors`` (any shape, device or stride; dtypes of DTYPE_BYTES) as ``version``.
+    async def offer(self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName]) -> Offer:
+        """Publishes ``tensors`` (any shape, device or stride; dtypes of DTYPE_BYTES) as ``version``, with a source for
+        each of ``paths``: host memory has two of them, and makes one copy for both.
 
         Raises TypeError for a tensor that can't travel, ArenaSpace if there is too little memory, TransportClosed.
         """

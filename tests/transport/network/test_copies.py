@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
-from flexmarl.transport.block import CHUNK_BYTES
+from flexmarl.transport.block import CHUNK_BYTES, Block
 from flexmarl.transport.network import delta
 from flexmarl.transport.network.bulk import Bulk
 from flexmarl.transport.network.copies import NodeCopies
+from flexmarl.transport.paths.buckets import Copying, Part
 from flexmarl.transport.select import Place
 from flexmarl.transport.state import StateTransport
 
 from .hosts import (
+    SIZE,
     Hosts,
     network,
     same,
@@ -49,6 +52,52 @@ async def test_the_owner_copies_a_state_once_for_both_paths(owner: StateTranspor
     assert (await owner.get(handle))["b"] == weights()["b"]
     assert owner.statistics().chosen["weights"].path == "shm"
     assert network(owner).sent_bytes == 0
+
+
+async def test_only_the_process_that_has_received_a_copy_does_not_check_it_again(
+    hosts: Hosts, owner: StateTransport, reader: StateTransport, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks: list[int] = []
+    digest = xxhash.xxh3_64_intdigest
+
+    def counted(data: memoryview | bytes) -> int:
+        if (size := memoryview(data).nbytes) == CHUNK_BYTES:
+            chunks.append(size)
+        return digest(data)
+
+    expected = weights()
+    handle = await owner.set("weights", expected, version=1)
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", counted)
+    assert await same(reader, handle, expected)
+    assert sum(chunks) == SIZE, "while it arrived"
+    async with hosts.open("far", bulk) as second:
+        assert await same(second, handle, expected)
+        async with second.mapped(handle, checked=True):
+            assert sum(chunks) == 3 * SIZE, "another process checks what it reads"
+
+
+async def test_nobody_writes_a_copy_that_is_read_without_a_check(
+    owner: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On machines that reorder stores, only digests would show a mix of two versions."""
+    intruders: list[bool] = []
+    copy = Copying.copy
+
+    def meanwhile(copying: Copying, part: Part) -> None:
+        (file,) = (tmp_path / "far").glob("copy-*")
+        block = Block.open(tmp_path / "far", file.name, writable=True)
+        intruders.append(block.begin(9, 4))
+        block.close()
+        copy(copying, part)
+
+    expected = weights()
+    handle = await owner.set("weights", expected, version=1)
+    monkeypatch.setattr(Copying, "copy", meanwhile)
+    assert await same(reader, handle, expected)
+    assert intruders and not any(intruders)
+    monkeypatch.undo()
+    (file,) = (tmp_path / "far").glob("copy-*")
+    assert not Block.open(tmp_path / "far", file.name, writable=True).in_use, "it is let go after the read"
 
 
 async def test_copies_go_with_their_process_and_their_key(
