@@ -4,7 +4,7 @@ rollout   ExperienceWriter.put(samples)     copies token lists into a segment, s
 trainer   ExperienceReader.samples(batch)   maps the segments, and returns samples
 
 The segments of a writer on another host than the store are on its own host. Readers elsewhere get the bytes over the
-network: from that writer (``transport/network/far_segments.py``), or from the store if they are on its host.
+network: from that writer (``transport/remote/far_segments.py``), or from the store if they are on its host.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from ..core.ref import ActorRef
 from ..core.system import ActorSystem
 from ..core.telemetry import get_logger
 from ..transport.errors import PieceLost, SegmentFull, UnsafeDirectory
-from ..transport.network.bulk import Bulk
-from ..transport.network.far_segments import FarReader, WriterNode
+from ..transport.remote.bulk import Bulk
+from ..transport.remote.far_segments import FarReader, WriterNode
 from ..transport.segments import (
     ByteRef,
     Content,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..transport.devices.nvidia import NvidiaDevices, read_devices
 from .folder_description import FolderDescription, describe_folder
 from .host_description import HostDescription, describe_host, version
+from .nvidia import NvidiaDevices, read_devices
 
 _LEAST_SHARED_MEMORY: Final = 1 << 30
 _LEAST_OPEN_FILES: Final = 1024

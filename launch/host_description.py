@@ -11,10 +11,10 @@ from typing import Final
 import psutil
 
 from ..core.halves import escaped
-from ..transport.block import free_bytes
-from ..transport.devices.nvidia import NvidiaDevice, NvidiaDevices, read_devices
+from ..transport.host_memory.block import free_bytes
 from . import env
 from .cgroup import cgroup_limits
+from .nvidia import NvidiaDevice, NvidiaDevices, read_devices
 
 EQUAL_PACKAGES: Final = ("flexmarl", "msgpack", "numpy", "pyzmq", "torch", "transformers", "vllm")
 """Packages that must have the same version on all hosts of a run: some write what others read."""

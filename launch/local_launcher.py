@@ -34,9 +34,9 @@ from ..core.ref import ActorRef
 from ..core.supervision.asked_processes import STATISTICS_TIMEOUT_S
 from ..core.task_groups import first_error
 from ..core.threads import in_thread
-from ..transport.devices.nvidia import DeviceMonitor
 from .actor_specs import References, actor_specs
 from .console.run_console import RunConsole
+from .nvidia import DeviceMonitor
 from .run_config import RunConfig
 from .run_directory import RunDirectory
 from .run_supervision import RunSupervision

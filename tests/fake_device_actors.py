@@ -10,7 +10,7 @@ from flexmarl.actors.inference import instance
 from flexmarl.actors.inference.engines import embedded
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer import static_pool, trainer
-from flexmarl.transport.devices.fake import FakeDevices
+from flexmarl.transport.device_memory.fake import FakeDevices
 
 DEVICE = "GPU-simulated"
 TOTAL = 1 << 26

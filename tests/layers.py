@@ -84,9 +84,9 @@ RULES = (
         banned=("numpy", "safetensors", "torch", "transformers", "vllm"),
     ),
     Rule(
-        "in transport only paths/ and devices/ import torch",
+        "in transport only tensors/, device_memory/ and groups/ import torch",
         where="transport/",
-        except_in=r"transport/(paths/|devices/)",
+        except_in=r"transport/(tensors|device_memory|groups)/",
         banned=("torch",),
         for_types_too=False,
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.front_door import lazy_exports
 from .handle import LentMemory, StateHandle, TensorSpec
-from .network.bulk import Bulk
+from .remote.bulk import Bulk
 from .select import Place
 from .statistics import PathStatistics, TransportStatistics
 

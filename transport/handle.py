@@ -102,7 +102,7 @@ class LentMemory:
     """Memory that ``process`` lends to one writer at a time, for states of at most ``size_bytes``: the file ``block``,
     a plain name in the directory of ``node``. A state that is set there outlives the writer.
 
-    ``address``: at which ``process`` serves the memory to other nodes, and ``encrypted`` (``network/bulk.py``); None:
+    ``address``: at which ``process`` serves the memory to other nodes, and ``encrypted`` (``remote/bulk.py``); None:
     it does not.
     """
 
@@ -168,7 +168,7 @@ class CollectiveSource:
 @dataclass(frozen=True, slots=True)
 class TcpSource:
     """Shared memory of ``process`` on ``node``, as ``ShmSource``, which it serves at ``address`` (host and port) to
-    processes that have the keys of the run. ``encrypted``: see ``network/bulk.py``."""
+    processes that have the keys of the run. ``encrypted``: see ``remote/bulk.py``."""
 
     path: Literal["tcp"]
     node: str

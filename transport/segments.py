@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .block import check_directory
 from .errors import ForeignHandle, SegmentFull
+from .host_memory.block import check_directory
 
 Array = np.ndarray[Any, Any]
 Content = Array | bytes | bytearray | memoryview
@@ -74,7 +74,7 @@ class WriterMemory:
 @dataclass(frozen=True, slots=True)
 class SegmentDirectories:
     """The two directories of one owner's segments, both of mode 0700: ``memory`` on tmpfs, ``disk`` on a disk.
-    ``place``: before the names of segments on another node than their owner (``network/far_segments.py``)."""
+    ``place``: before the names of segments on another node than their owner (``remote/far_segments.py``)."""
 
     memory: Path
     disk: Path

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..core.telemetry import get_logger
-from .arena import Arena
-from .block import check_directory, file_bytes
-from .devices.devices import DeviceMemory, Devices
+from .device_memory.cuda_ipc import CudaIpcPath
+from .device_memory.devices import DeviceMemory, Devices
 from .errors import TransportClosed
+from .groups.collective import CollectivePath
+from .groups.plan import Shards
 from .handle import LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
-from .network.bulk import Bulk
-from .paths.buckets import Layout, destinations
-from .paths.collective import CollectivePath
-from .paths.cuda_ipc import CudaIpcPath
-from .paths.kinds import kind_of, torch_kind
-from .paths.shm import HostMemory
-from .paths.tcp import Remote
-from .paths.tensor_kind import Tensors
-from .paths.transfer_path import PathInPlace, TransferPath, Wanted, handle_of
-from .plan import Shards
+from .host_memory.arena import Arena
+from .host_memory.block import check_directory, file_bytes
+from .host_memory.host_memory import HostMemory
+from .memory import PathInPlace, TransferPath, Wanted, handle_of
+from .payload import Layout, destinations
+from .remote.bulk import Bulk
+from .remote.remote import Remote
 from .select import CPU, Place, Reader, choose, this_node
 from .statistics import Chosen, TransportStatistics
+from .tensors.kinds import kind_of, torch_kind
+from .tensors.tensor_kind import Tensors
 from .transfers import Transfer, Transfers
 from .workers import CopyWorkers
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from .paths.group import GroupAddress
+    from .groups.group import GroupAddress
 
 T = TypeVar("T", "Tensor", "np.ndarray[Any, Any]")
 log = get_logger(__name__)
@@ -58,9 +58,9 @@ class StateTransport:
 
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
-    ``devices``: those that states are offered on and read into (``devices/find.py``); None: there are none. ``path``:
-    the only one that states are offered by and read from; None: the readers choose. ``bulk``: how states are exchanged
-    with other hosts; None: they are not.
+    ``devices``: those that states are offered on and read into (``device_memory/find.py``); None: there are none.
+    ``path``: the only one that states are offered by and read from; None: the readers choose. ``bulk``: how states are
+    exchanged with other hosts; None: they are not.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to
     the directory. Leaving the context removes this process's states, and transfers under way raise TransportClosed.
     """

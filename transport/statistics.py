@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
-from .devices.devices import DeviceMemory
+from .device_memory.devices import DeviceMemory
 from .handle import PathName
 
 

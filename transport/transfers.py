@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from ..core.telemetry import get_logger
 from .errors import TransferTimeout
 from .handle import PathName
-from .paths.transfer_path import Progress, Wanted
+from .memory import Progress, Wanted
 from .select import Choice
 from .statistics import Chosen, PathStatistics
 

@@ -13,8 +13,8 @@ from ...core.actor import Actor, endpoint
 from ...core.collector import spare_collector
 from ...core.errors import FlexmarlError, text_of
 from ...core.waits import OpenWaits, Wait
-from ...transport.devices.find import find_devices
-from ...transport.network.bulk import Bulk
+from ...transport.device_memory.find import find_devices
+from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo

@@ -27,7 +27,7 @@ from ...core.system import ActorSystem
 from ...core.task_groups import first_error
 from ...core.telemetry import get_logger
 from ...core.waits import Wait
-from ...transport.network.bulk import Bulk
+from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport
 from ..figures import Numbers
 from ..messages import (

@@ -21,9 +21,9 @@ from typing import Any
 from ...core.actor import Actor, endpoint
 from ...core.task_groups import first_error
 from ...core.waits import Wait
-from ...transport.devices.find import find_devices
+from ...transport.device_memory.find import find_devices
 from ...transport.handle import LentMemory, StateHandle
-from ...transport.network.bulk import Bulk
+from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
 from ..errors import WorkerReplaced
 from ..messages import (

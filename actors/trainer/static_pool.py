@@ -10,8 +10,8 @@ from typing import Any
 from ...core.system import ActorSystem
 from ...core.task_groups import first_error
 from ...core.waits import Wait
-from ...transport.devices.find import find_devices
-from ...transport.network.bulk import Bulk
+from ...transport.device_memory.find import find_devices
+from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport, bucket_bytes
 from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version

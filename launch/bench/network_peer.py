@@ -25,9 +25,9 @@ from pydantic import TypeAdapter
 from ...core.system import ActorSystem
 from ...core.wire.curve import Keys
 from ...core.wire.zeromq import Tcp
-from ...transport.block import CHUNK_BYTES
 from ...transport.handle import StateHandle
-from ...transport.network.bulk import Bulk, secure
+from ...transport.host_memory.block import CHUNK_BYTES
+from ...transport.remote.bulk import Bulk, secure
 from ...transport.state import StateTransport
 from ..errors import BenchmarkFailed
 from . import flexmarl_calls

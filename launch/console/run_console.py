@@ -24,10 +24,10 @@ from ...actors.run_events import (
 from ...actors.step_metrics import StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.supervision.process_statistics import ProcessStatistics
-from ...transport.devices.nvidia import DeviceUse
 from ..event_log import EventLog
 from ..json_lines import metrics_to_json
 from ..line_writer import LineWriter
+from ..nvidia import DeviceUse
 from ..run_directory import RunDirectory
 from .display import Display
 

@@ -11,7 +11,7 @@ from flexmarl.launch import diagnosis as module
 from flexmarl.launch import host_description
 from flexmarl.launch.diagnosis import diagnose
 from flexmarl.launch.doctor import doctor
-from flexmarl.transport.devices.nvidia import NvidiaDevice, NvidiaDevices
+from flexmarl.launch.nvidia import NvidiaDevice, NvidiaDevices
 
 from .fake_nvml import FakeGpu, devices_of
 

@@ -22,7 +22,7 @@ from flexmarl.launch.host_description import (
     version_problems,
     visible_devices,
 )
-from flexmarl.transport.devices.nvidia import NvidiaDevice
+from flexmarl.launch.nvidia import NvidiaDevice
 
 from .fake_nvml import FakeGpu, devices_of
 

@@ -13,7 +13,6 @@ import torch
 from pydantic import TypeAdapter
 
 from flexmarl.transport import StateHandle
-from flexmarl.transport.block import Block
 from flexmarl.transport.errors import (
     ForeignHandle,
     NoPath,
@@ -23,6 +22,7 @@ from flexmarl.transport.errors import (
     UnsafeDirectory,
 )
 from flexmarl.transport.handle import ShmSource
+from flexmarl.transport.host_memory.block import Block
 from flexmarl.transport.state import StateTransport
 
 from ..patience import PATIENCE_S

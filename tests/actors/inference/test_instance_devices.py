@@ -23,8 +23,8 @@ from flexmarl.actors.pretrained import empty_model
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport import StateHandle
-from flexmarl.transport.devices.fake import FakeDevices
-from flexmarl.transport.paths import cuda_ipc
+from flexmarl.transport.device_memory import cuda_ipc
+from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.state import StateTransport
 
 from ...fake_device_actors import DEVICE, TOTAL, on_device

@@ -23,7 +23,7 @@ from flexmarl.core.protocol import codec
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.transport.network.bulk import Bulk
+from flexmarl.transport.remote.bulk import Bulk
 from flexmarl.transport.state import StateTransport
 
 SOLVER = PolicyName("solver")

@@ -16,8 +16,8 @@ import torch
 from pydantic import TypeAdapter
 
 from flexmarl.transport import StateHandle
-from flexmarl.transport.devices.fake import FakeDevices
-from flexmarl.transport.paths import cuda_ipc
+from flexmarl.transport.device_memory import cuda_ipc
+from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.state import StateTransport
 
 

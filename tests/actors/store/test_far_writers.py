@@ -31,10 +31,10 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.transport.network.bulk import secure
-from flexmarl.transport.network.far_segments import WriterNode
-from flexmarl.transport.network.fetch import connect
-from flexmarl.transport.network.frames import SegmentRange
+from flexmarl.transport.remote.bulk import secure
+from flexmarl.transport.remote.far_segments import WriterNode
+from flexmarl.transport.remote.fetch import connect
+from flexmarl.transport.remote.frames import SegmentRange
 from flexmarl.transport.segments import SegmentGrant
 
 from ...patience import PATIENCE_S

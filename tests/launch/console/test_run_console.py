@@ -28,8 +28,8 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch.console.progress import Progress
 from flexmarl.launch.console.run_console import RunConsole
 from flexmarl.launch.line_writer import LineWriter
+from flexmarl.launch.nvidia import DeviceUse
 from flexmarl.launch.run_directory import RunDirectory
-from flexmarl.transport.devices.nvidia import DeviceUse
 
 AGENTS = {AgentName("a"): PolicyName("a")}
 

@@ -16,10 +16,10 @@ from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.pretrained import empty_model
-from flexmarl.transport.block import Block
-from flexmarl.transport.devices.fake import FakeDevices
+from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.errors import CorruptState, StateMismatch
 from flexmarl.transport.handle import ShmSource
+from flexmarl.transport.host_memory.block import Block
 from flexmarl.transport.state import StateTransport
 
 from .vllm_engines import VOCABULARY, Learner, far_apart, made, model_of, request_of

@@ -1,0 +1,398 @@
+"""Between processes that see the same device: its memory, opened by handle, without a way through the host.
+
+The writer copies its tensors into flat buckets of device memory, two sets of them per key, and exports each bucket's
+handle once. A reader opens each handle once, on the device of the same UUID, copies to its own tensors, and keeps the
+memory open for later versions.
+
+A control block (``host_memory/block.py``) per set of buckets orders both. The reader holds its ``USE`` lock until its
+copies are done: that is the acknowledgement, for which the writer waits before it overwrites the set. The reader holds
+its ``OPEN`` lock until it has closed the memory: the writer waits for that before it frees it. A killed process's locks
+go with it.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from ...core.telemetry import get_logger
+from .. import payload
+from ..errors import (
+    CorruptState,
+    DeviceError,
+    ForeignHandle,
+    NotAcknowledged,
+    StaleHandle,
+    TransportClosed,
+    UnknownDevice,
+)
+from ..handle import CudaIpcSource, DeviceBucket, PathName, StateHandle, TensorSpec
+from ..host_memory.arena import Arena
+from ..host_memory.block import Block
+from ..memory import Offer, Wanted
+from ..select import Place
+from ..tensors.kinds import torch_kind
+from ..tensors.tensor_kind import Tensors
+from ..versioned_memory import VersionedMemory
+from ..workers import CopyWorkers
+from .devices import DeviceBuffer, Devices
+
+BUCKET_BYTES: Final = 256 << 20
+_POLL_S: Final = 0.005
+_WATCH_S: Final = 0.25
+log = get_logger(__name__)
+
+
+def bucket_ranges(specs: Sequence[TensorSpec], size_bytes: int) -> list[tuple[int, int]]:
+    """First byte and end of each flat bucket. All but the last have BUCKET_BYTES or more; no tensor is in two."""
+    ranges, start = [], 0
+    for spec in specs:
+        if spec.offset - start >= BUCKET_BYTES:
+            ranges.append((start, spec.offset))
+            start = spec.offset
+    if size_bytes > start:
+        ranges.append((start, size_bytes))
+    return ranges
+
+
+class _Set:
+    """The buckets of one version, in this process's device memory."""
+
+    def __init__(self, control: Block, ranges: list[tuple[int, int]]) -> None:
+        self.control = control
+        self.ranges = ranges
+        self.buffers: list[DeviceBuffer] = []
+        self.handles: list[str] = []
+
+
+class _OpenedBuffers:
+    """A set of buckets of another process, as far as it is open here."""
+
+    def __init__(self, control: Block) -> None:
+        self.control = control
+        self.open: dict[str, DeviceBuffer] = {}
+        self.lock = threading.Lock()
+        self.users = 0
+
+    def begin(self) -> bool:
+        """Locks the set for a copy; False if its owner writes it."""
+        with self.lock:
+            if not self.users and not self.control.use():
+                return False
+            self.users += 1
+            return True
+
+    def end(self) -> None:
+        """Acknowledges: the copies are done."""
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                self.control.end()
+
+
+class CudaIpcPath:
+    """``acknowledge_s``: the longest wait for readers before memory is written again or freed."""
+
+    def __init__(
+        self,
+        place: Place,
+        directory: Path,
+        arena: Arena,
+        workers: CopyWorkers,
+        devices: Devices[Any],
+        acknowledge_s: float = 30.0,
+    ) -> None:
+        self._place = place
+        self._directory = directory
+        self._arena = arena
+        self._workers = workers
+        self._devices = devices
+        self._acknowledge_s = acknowledge_s
+        self._written: dict[str, VersionedMemory[_Set]] = {}
+        self._retired: list[_Set] = []
+        self._opened_buffers: dict[str, _OpenedBuffers] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ----------------------------------------------------------------------- writing
+
+    async def offer(
+        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("cuda_ipc",)
+    ) -> Offer:
+        written = self._written.setdefault(key, VersionedMemory())
+        async with written.lock:
+            if self._closed:
+                raise TransportClosed
+            layout = written.layout_of(tensors)
+            sources = [torch_kind().adopt(tensor) for tensor in tensors.values()]
+            device = self._device_of(sources)
+            ranges = bucket_ranges(layout.specs, layout.size_bytes)
+            buffers = await self._begin_set(key, written, ranges, device, version, layout.size_bytes)
+            try:
+                work = functools.partial(self._write, buffers, layout, sources, device)
+                offered = await self._workers.run(layout.size_bytes, work)
+            except BaseException:
+                buffers.control.end()
+                written.failed(buffers)
+                raise
+            self._retire(written.publish(buffers))
+            return offered
+
+    def _device_of(self, tensors: Sequence[Any]) -> str:
+        """The device of the buckets: that of the tensors, or the first one for tensors on the CPU."""
+        devices = {self._devices.device_of(tensor) for tensor in tensors} - {None}
+        visible = self._devices.visible()
+        if len(devices) > 1:
+            raise DeviceError(str(min(map(str, devices))), f"a state is on one device, not on {len(devices)}")
+        if not visible:
+            raise UnknownDevice("cuda", visible)
+        return next((device for device in devices if device is not None), visible[0])
+
+    async def _begin_set(
+        self,
+        key: str,
+        written: VersionedMemory[_Set],
+        ranges: list[tuple[int, int]],
+        device: str,
+        version: int,
+        size_bytes: int,
+    ) -> _Set:
+        """A set for the next version, in no list of ``written``, which no reader uses."""
+        self._free_retired()
+        fitting = [
+            candidate
+            for candidate in written.candidates()
+            if candidate.ranges == ranges and _is_on(candidate, device)
+        ]
+        if fitting:
+            chosen = fitting[0]
+            await self._wait_acknowledged(key, chosen, version, size_bytes)
+            written.take(chosen)
+            return chosen
+        self._retire(written.free)
+        written.free.clear()
+        new_set = self._create_set(key, ranges, device)
+        new_set.control.begin(version, size_bytes)
+        return new_set
+
+    async def _wait_acknowledged(self, key: str, chosen: _Set, version: int, size_bytes: int) -> None:
+        try:
+            async with asyncio.timeout(self._acknowledge_s):
+                while not chosen.control.begin(version, size_bytes):  # noqa: ASYNC110  # locks set no event
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as expired:
+            readers = chosen.control.users()
+            raise NotAcknowledged(key, chosen.control.name, readers, self._acknowledge_s) from expired
+
+    def _create_set(self, key: str, ranges: list[tuple[int, int]], device: str) -> _Set:
+        new_set = _Set(self._arena.take(Block.USERS_BYTES, f"{key}-cuda"), ranges)
+        try:
+            for start, end in ranges:
+                buffer = self._devices.allocate(device, end - start)
+                new_set.buffers.append(buffer)
+                new_set.handles.append(self._devices.export(buffer).hex())
+        except BaseException:
+            for buffer in new_set.buffers:
+                self._devices.free(buffer)
+            self._arena.give_back(new_set.control)
+            raise
+        return new_set
+
+    def _write(
+        self,
+        buffers: _Set,
+        layout: payload.Layout,
+        sources: list[Any],
+        device: str,
+        stop: threading.Event,
+    ) -> Offer:
+        described = []
+        for (start, end), buffer, handle in zip(
+            buffers.ranges, buffers.buffers, buffers.handles, strict=True
+        ):
+            if stop.is_set():
+                raise TransportClosed
+            inside = [n for n, spec in enumerate(layout.specs) if start <= spec.offset and _end(spec) <= end]
+            specs = [layout.specs[n] for n in inside]
+            views = payload.bucket_views(torch_kind(), buffer.tensor, -start, specs)
+            self._devices.copy(device, views, [sources[n] for n in inside]).synchronize()
+            checksum = self._devices.checksum(buffer.tensor)
+            described.append(DeviceBucket(handle, start, end - start, checksum))
+        source = CudaIpcSource(
+            "cuda_ipc", self._place.node, self._place.process, device, buffers.control.name,
+            buffers.control.commit(), tuple(described),
+        )  # fmt: skip
+        return Offer((source,), layout.specs, layout.size_bytes, None)
+
+    def _retire(self, sets: Sequence[_Set]) -> None:
+        """Makes the handles stale; the memory is freed when the last reader has closed it."""
+        for buffer_set in sets:
+            buffer_set.control.revoke()
+            buffer_set.control.unlink()  # the sign for readers to close it
+            self._retired.append(buffer_set)
+        self._free_retired()
+
+    def _free_retired(self) -> None:
+        for buffer_set in [buffer_set for buffer_set in self._retired if not buffer_set.control.is_open]:
+            self._retired.remove(buffer_set)
+            self._arena.give_back(buffer_set.control)
+            for buffer in buffer_set.buffers:
+                self._devices.free(buffer)
+
+    async def drop(self, key: str) -> None:
+        written = self._written.get(key)
+        if written is None:
+            return
+        async with written.lock:
+            self._retire(written.all())
+            self._written.pop(key, None)
+
+    # ----------------------------------------------------------------------- reading
+
+    async def fetch(self, request: Wanted[CudaIpcSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        self._begin_watching()
+        _, targets = payload.destinations(request.handle.key, request.tensors, into)
+        await self._workers.run(request.size_bytes, functools.partial(self._read, request, targets))
+        return {spec.name: target for spec, target in zip(request.tensors, targets, strict=True)}
+
+    @asynccontextmanager
+    async def view(self, request: Wanted[CudaIpcSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+        self._begin_watching()
+        with self._reading(request) as buffers:
+            views: dict[str, Any] = {}
+
+            def open_all(stop: threading.Event) -> None:
+                for memory, bucket, specs in self._buckets(request, buffers, stop, checked=checked):
+                    tensors = payload.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
+                    views.update(zip((spec.name for spec in specs), tensors, strict=True))
+
+            await self._workers.run(request.size_bytes, open_all)
+            empty = {spec.name: torch_kind().empty(spec) for spec in request.tensors if not spec.size_bytes}
+            yield {spec.name: (empty | views)[spec.name] for spec in request.tensors}
+
+    def _begin_watching(self) -> None:
+        if self._closed:
+            raise TransportClosed
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    def _read(self, request: Wanted[CudaIpcSource], targets: Sequence[Any], stop: threading.Event) -> None:
+        names = [spec.name for spec in request.tensors]
+        into = dict(zip(names, map(torch_kind().adopt, targets), strict=True))
+        with self._reading(request) as buffers:
+            for memory, bucket, specs in self._buckets(request, buffers, stop, checked=True):
+                views = payload.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
+                copied = self._devices.copy(request.source.device, [into[spec.name] for spec in specs], views)
+                copied.synchronize()
+        _check_generation(request, buffers)
+
+    @contextmanager
+    def _reading(self, request: Wanted[CudaIpcSource]) -> Iterator[_OpenedBuffers]:
+        """The peer that has the version, which its owner does not write until this ends."""
+        buffers = self._buffers_of(request.handle, request.source)
+        if not buffers.begin():
+            raise StaleHandle(request.handle.key, request.handle.version, buffers.control.version)
+        try:
+            _check_generation(request, buffers)
+            yield buffers
+        finally:
+            buffers.end()
+
+    def _buckets(
+        self, request: Wanted[CudaIpcSource], buffers: _OpenedBuffers, stop: threading.Event, *, checked: bool
+    ) -> Iterator[tuple[DeviceBuffer, DeviceBucket, list[TensorSpec]]]:
+        """The memory of each bucket that has tensors of ``request``, and these."""
+        handle, source = request.handle, request.source
+        specs = [spec for spec in request.tensors if spec.size_bytes]
+        covered = 0
+        for bucket in source.buckets:
+            if stop.is_set():
+                raise TransportClosed
+            end = bucket.start + bucket.size_bytes
+            inside = [spec for spec in specs if bucket.start <= spec.offset and _end(spec) <= end]
+            if not inside:
+                continue
+            covered += len(inside)
+            memory = self._open_buffer(buffers, source.device, bucket)
+            if checked and (checksum := self._devices.checksum(memory.tensor)) != bucket.checksum:
+                _check_generation(request, buffers)
+                raise CorruptState(handle.key, handle.version, bucket.checksum, checksum)
+            yield memory, bucket, inside
+        if covered != len(specs):
+            raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
+
+    def _open_buffer(self, buffers: _OpenedBuffers, device: str, bucket: DeviceBucket) -> DeviceBuffer:
+        with buffers.lock:
+            memory = buffers.open.get(bucket.handle)
+            if memory is None:
+                memory = self._devices.open(device, bytes.fromhex(bucket.handle), bucket.size_bytes)
+                buffers.open[bucket.handle] = memory
+                buffers.control.hold_open()
+            return memory
+
+    def _buffers_of(self, handle: StateHandle, source: CudaIpcSource) -> _OpenedBuffers:
+        buffers = self._opened_buffers.get(source.block)
+        if buffers is None:
+            try:
+                control = Block.open(self._directory, source.block, writable=True)
+            except FileNotFoundError as error:
+                raise StaleHandle(handle.key, handle.version, None) from error
+            buffers = self._opened_buffers.setdefault(source.block, _OpenedBuffers(control))
+        return buffers
+
+    async def _watch(self) -> None:
+        """Closes the memory of owners that have retired it or ended; frees this process's when its readers have."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            self._free_retired()
+            for name, buffers in list(self._opened_buffers.items()):
+                if not buffers.users and not (buffers.control.is_linked and buffers.control.has_owner):
+                    del self._opened_buffers[name]
+                    self._close_buffers(buffers)
+
+    def _close_buffers(self, buffers: _OpenedBuffers) -> None:
+        for memory in buffers.open.values():
+            self._devices.close(memory)
+        buffers.open.clear()
+        buffers.control.close()
+
+    async def close(self) -> None:
+        """Closes what it has opened, and waits until the readers of its own memory have closed that."""
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        for buffers in self._opened_buffers.values():
+            self._close_buffers(buffers)
+        self._opened_buffers.clear()
+        for written in self._written.values():
+            self._retire(written.all())
+        self._written.clear()
+        try:
+            async with asyncio.timeout(self._acknowledge_s):
+                while self._retired:
+                    await asyncio.sleep(_POLL_S)
+                    self._free_retired()
+        except TimeoutError:
+            # Freeing it would be undefined for them. It goes with this process.
+            log.error("device memory is still open in other processes", processes=self._users())
+
+    def _users(self) -> list[int]:
+        return sorted({user for buffer_set in self._retired for user in buffer_set.control.users()})
+
+
+def _end(spec: TensorSpec) -> int:
+    return spec.offset + spec.size_bytes
+
+
+def _is_on(buffer_set: _Set, device: str) -> bool:
+    return all(buffer.device == device for buffer in buffer_set.buffers)
+
+
+def _check_generation(request: Wanted[CudaIpcSource], buffers: _OpenedBuffers) -> None:
+    if buffers.control.generation != request.source.generation:
+        raise StaleHandle(request.handle.key, request.handle.version, buffers.control.version)

@@ -1,0 +1,243 @@
+"""Devices without a GPU: their memory is files, their rules and failures are CUDA's.
+
+    devices = FakeDevices(directory, {"GPU-a": 1 << 30})   # one object per process, as one CUDA context
+
+Several processes that name the same directory share the devices: memory of a device that one has taken, the others
+lack. A killed process's memory is free for the others. Two objects in one process behave as two processes do.
+"""
+
+import contextlib
+import itertools
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..errors import DeviceError, OutOfDeviceMemory, UnknownDevice
+from ..host_memory.block import check_directory
+from ..host_memory.locks import is_locked, try_lock, unlock
+from .checksums import checksum
+from .devices import DeviceMemory
+
+_OWNER: Final = 0
+_OPEN: Final = 1
+_HANDLE_BYTES: Final = 64  # as CUDA's
+
+
+class FakeBuffer:
+    """See ``DeviceBuffer``. ``name``: of its file."""
+
+    def __init__(self, device: str, name: str, size_bytes: int, descriptor: int) -> None:
+        self.device = device
+        self.name = name
+        self.size_bytes = size_bytes
+        self.descriptor = descriptor
+        self.pending = 0
+        self.closed = False
+        self._tensor = torch.frombuffer(mmap.mmap(descriptor, max(1, size_bytes)), dtype=torch.uint8)
+
+    @property
+    def tensor(self) -> Tensor:
+        if self.closed:
+            raise DeviceError(self.device, "the memory was closed or freed")
+        return self._tensor[: self.size_bytes]
+
+    def has(self, address: int) -> bool:
+        begin = self._tensor.data_ptr()
+        return begin <= address < begin + max(1, self.size_bytes)
+
+
+class FakeEvent:
+    """Does the copies when it is synchronized: until then their memory has to stay."""
+
+    def __init__(self, copies: Sequence[tuple[Tensor, Tensor]], buffers: Sequence[FakeBuffer]) -> None:
+        self._copies = list(copies)
+        self._buffers = buffers
+        for buffer in buffers:
+            buffer.pending += 1
+
+    def synchronize(self) -> None:
+        copies, self._copies = self._copies, []
+        with torch.inference_mode():
+            for target, source in copies:
+                target.copy_(source)
+        for buffer in self._buffers:
+            buffer.pending -= 1
+        self._buffers = ()
+
+
+class FakeDevices:
+    """See ``Devices``. ``total_bytes``: of each device, by UUID, the same in all processes; ``visible``: those that
+    this process sees (None: all); ``unreachable``: pairs of devices without peer access."""
+
+    def __init__(
+        self,
+        directory: Path,
+        total_bytes: Mapping[str, int],
+        visible: Sequence[str] | None = None,
+        unreachable: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        check_directory(directory)
+        self._directory = directory
+        self._total_bytes = dict(total_bytes)
+        self._visible = list(total_bytes if visible is None else visible)
+        self._unreachable = set(unreachable)
+        self._names = (f"{os.getpid()}_{secrets.token_hex(4)}-{n}" for n in itertools.count())
+        self._lock = threading.Lock()
+        self._owned: dict[str, FakeBuffer] = {}
+        self._opened: dict[str, FakeBuffer] = {}
+        self.pinned: dict[int, int] = {}
+        """Pinned memory of the host: size by address."""
+
+    def visible(self) -> list[str]:
+        return list(self._visible)
+
+    def reachable(self) -> frozenset[tuple[str, str]]:
+        pairs = itertools.permutations(self._visible, 2)
+        return frozenset(pair for pair in pairs if pair not in self._unreachable)
+
+    def memory(self, device: str) -> DeviceMemory:
+        self._check_visible(device)
+        with self._lock_accounts(device):
+            total = self._total_bytes[device]
+            return DeviceMemory(total - self._used_bytes(device), total)
+
+    def device_of(self, tensor: Tensor) -> str | None:
+        buffer = self._buffer_of(tensor)
+        return None if buffer is None else buffer.device
+
+    def allocate(self, device: str, size_bytes: int) -> FakeBuffer:
+        self._check_visible(device)
+        with self._lock_accounts(device):
+            free = self._total_bytes[device] - self._used_bytes(device)
+            if size_bytes > free:
+                raise OutOfDeviceMemory(device, size_bytes, free)
+            name = next(self._names)
+            descriptor = os.open(
+                self._path(device, name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
+            try_lock(descriptor, _OWNER, exclusive=True)
+            os.posix_fallocate(descriptor, 0, max(1, size_bytes))
+        buffer = self._owned[name] = FakeBuffer(device, name, size_bytes, descriptor)
+        return buffer
+
+    def free(self, buffer: FakeBuffer) -> None:
+        self._end(self._owned, buffer, "freed")
+        path = self._path(buffer.device, buffer.name)
+        still_open = is_locked(buffer.descriptor, _OPEN)
+        path.unlink(missing_ok=True)
+        os.close(buffer.descriptor)
+        if still_open:
+            raise DeviceError(buffer.device, "memory was freed while another process has it open")
+
+    def copy(self, device: str, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> FakeEvent:
+        self._check_visible(device)
+        buffers = [self._buffer_of(tensor) for tensor in (*targets, *sources)]
+        used = {buffer.name: buffer for buffer in buffers if buffer is not None}
+        for buffer in used.values():
+            if buffer.device != device and (device, buffer.device) not in self.reachable():
+                raise DeviceError(device, f"no access to the memory of {buffer.device}")
+        return FakeEvent(list(zip(targets, sources, strict=True)), list(used.values()))
+
+    def checksum(self, tensor: Tensor) -> int:
+        return checksum(tensor)
+
+    def export(self, buffer: FakeBuffer) -> bytes:
+        if self._owned.get(buffer.name) is not buffer:
+            raise DeviceError(buffer.device, "only memory of this process can be exported")
+        return buffer.name.encode().ljust(_HANDLE_BYTES, b"\0")
+
+    def open(self, device: str, handle: bytes, size_bytes: int) -> FakeBuffer:
+        self._check_visible(device)
+        name = handle.rstrip(b"\0").decode(errors="replace")
+        if len(handle) != _HANDLE_BYTES or "/" in name or not name:
+            raise DeviceError(device, "invalid handle")
+        if name in self._owned:
+            raise DeviceError(device, "a handle can't be opened in the process that owns the memory")
+        if name in self._opened:
+            raise DeviceError(device, "the handle is open already")
+        try:
+            descriptor = os.open(self._path(device, name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DeviceError(device, "invalid handle: memory of another device, or freed") from None
+        if not is_locked(descriptor, _OWNER) or os.fstat(descriptor).st_size < size_bytes:
+            os.close(descriptor)
+            raise DeviceError(device, "invalid handle: its owner has ended, or the memory is smaller")
+        try_lock(descriptor, _OPEN, exclusive=False)
+        buffer = self._opened[name] = FakeBuffer(device, name, size_bytes, descriptor)
+        return buffer
+
+    def close(self, buffer: FakeBuffer) -> None:
+        self._end(self._opened, buffer, "closed")
+        # The mapping has the lock too; it goes with the last tensor. CUDA's mapping ends here.
+        unlock(buffer.descriptor, _OPEN)
+        os.close(buffer.descriptor)
+
+    def pin(self, address: int, size_bytes: int) -> Callable[[], None]:
+        if address in self.pinned:
+            raise DeviceError(self._visible[0] if self._visible else "none", "memory is pinned already")
+        self.pinned[address] = size_bytes
+
+        def unpin() -> None:
+            self.pinned.pop(address, None)
+
+        return unpin
+
+    def _end(self, buffers: dict[str, FakeBuffer], buffer: FakeBuffer, what: str) -> None:
+        with self._lock:
+            if buffers.get(buffer.name) is not buffer:
+                raise DeviceError(
+                    buffer.device, f"memory can't be {what}: it is not this process's, or was before"
+                )
+            if buffer.pending:
+                raise DeviceError(buffer.device, f"memory was {what} before a copy was done")
+            del buffers[buffer.name]
+            buffer.closed = True
+
+    def _buffer_of(self, tensor: Tensor) -> FakeBuffer | None:
+        address = tensor.untyped_storage().data_ptr()
+        with self._lock:
+            buffers = [*self._owned.values(), *self._opened.values()]
+        return next((buffer for buffer in buffers if buffer.has(address)), None)
+
+    def _check_visible(self, device: str) -> None:
+        if device not in self._visible:
+            raise UnknownDevice(device, self._visible)
+
+    def _path(self, device: str, name: str) -> Path:
+        folder = self._directory / f"device-{device}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / name
+
+    @contextlib.contextmanager
+    def _lock_accounts(self, device: str) -> Iterator[None]:
+        """Excludes other processes from the device's accounts."""
+        descriptor = os.open(self._path(device, ".accounts"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not try_lock(descriptor, _OWNER, exclusive=True):
+                os.sched_yield()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _used_bytes(self, device: str) -> int:
+        """Bytes of living owners; the files of others are removed, as the driver frees a killed process's memory."""
+        used = 0
+        for path in self._path(device, ".accounts").parent.iterdir():
+            if path.name == ".accounts":
+                continue
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if path.name in self._owned or is_locked(descriptor, _OWNER):
+                    used += os.fstat(descriptor).st_size
+                else:
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+        return used

@@ -1,0 +1,433 @@
+"""Host memory: states in blocks that the processes of a host map (``block.py`` has the rules of reading).
+
+The writer copies its tensors into a block, the reader copies them into its own tensors; neither waits for the other.
+A reader may also use the memory in place: then the writer takes another block for the next version.
+Tensors may be on any device: the block stages them.
+
+Processes of other hosts reach the same blocks through the door of this memory (``remote/remote.py``), if it has one.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import payload
+from ..errors import ArenaSpace, CorruptState, ForeignHandle, MemoryInUse, StaleHandle, TransportClosed
+from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource, TensorSpec
+from ..memory import Offer, Wanted
+from ..remote.remote import Remote
+from ..select import Place
+from ..tensors.kinds import torch_kind
+from ..tensors.tensor_kind import T, TensorKind, Tensors
+from ..versioned_memory import VersionedMemory
+from ..workers import CopyWorkers
+from . import lent_files
+from .arena import Arena, populate
+from .block import Block, file_bytes
+
+
+class _Mapped:
+    """A block with tensors as views of its bytes. The views are made once per layout."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._views: tuple[TensorKind[Any], Sequence[TensorSpec], list[Any]] | None = None
+
+    def views(self, kind: TensorKind[T], specs: Sequence[TensorSpec]) -> list[T]:
+        entry = self._views
+        if entry is None or entry[0] is not kind or (entry[1] is not specs and entry[1] != specs):
+            flat = kind.flat(self.block.memory)
+            entry = self._views = kind, specs, payload.bucket_views(kind, flat, Block.START, specs)
+        return entry[2]
+
+
+class HostMemory:
+    """Blocks in ``directory``, the run's directory on tmpfs. ``remote``: the door for processes of other hosts; None:
+    states are not exchanged with them.
+
+    One class of more than 300 lines: what it sets, lends and reads are the same mapped blocks, and each of the three
+    has to know what the others have mapped.
+
+    ``close`` removes the files of this process; those of a killed process are removed by the next one that opens its
+    transport in the directory.
+    """
+
+    def __init__(
+        self, place: Place, directory: Path, arena: Arena, workers: CopyWorkers, remote: Remote | None
+    ) -> None:
+        self._place = place
+        self._directory = directory
+        self._arena = arena
+        self._workers = workers
+        self._remote = remote
+        self._written: dict[str, VersionedMemory[_Mapped]] = {}
+        self._mapped: dict[str, _Mapped] = {}
+        self._lent: dict[str, Block] = {}
+        self._closed = False
+
+    # ----------------------------------------------------------------------- writing
+
+    async def offer(
+        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("shm",)
+    ) -> Offer:
+        """``paths``: "shm" for processes of this host, "tcp" for those of other ones: both read the same copy. Raises
+        OSError too, if the door can't listen."""
+        remote = self._open_door() if "tcp" in paths else None
+        written = self._written.setdefault(key, VersionedMemory())
+        async with written.lock:
+            if self._closed:
+                raise TransportClosed
+            layout = written.layout_of(tensors)
+            work = functools.partial(self._write_next, key, written, layout, list(tensors.values()), version)
+            source, digest = await self._workers.run(layout.size_bytes, work)
+        sources = (source if remote is None or path == "shm" else remote.source(source) for path in paths)
+        return Offer(tuple(sources), layout.specs, layout.size_bytes, digest)
+
+    def _open_door(self) -> Remote:
+        assert self._remote is not None, "without a door, a transport has no path tcp"
+        self._remote.serve(self.find_block)
+        return self._remote
+
+    def _write_next(
+        self,
+        key: str,
+        written: VersionedMemory[_Mapped],
+        layout: payload.Layout,
+        sources: list[Any],
+        version: int,
+        stop: threading.Event,
+    ) -> tuple[ShmSource, int]:
+        mapped = self._begin_block(key, written, layout.size_bytes, version)
+        try:
+            newest = written.published[-1].block if written.published else None
+            published = self._write(mapped, layout, sources, self._place.process, stop, newest)
+        except BaseException:
+            written.failed(mapped)
+            raise
+        for outdated in written.publish(mapped):
+            self._give_back(outdated.block)
+        return published
+
+    def _begin_block(
+        self, key: str, written: VersionedMemory[_Mapped], size_bytes: int, version: int
+    ) -> _Mapped:
+        """A block of the key, in none of its lists, that is marked as being written."""
+        for mapped in written.candidates():
+            if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):
+                written.take(mapped)
+                return mapped
+        while True:
+            try:
+                block = self._arena.take(size_bytes, key)
+            except ArenaSpace as full:
+                raise full.of(key) from full
+            if block.begin(version, size_bytes):
+                mapped = self._mapped[block.name] = _Mapped(block)
+                return mapped
+            self._arena.give_back(block)  # a reader has begun to use it meanwhile
+
+    def _write(
+        self,
+        mapped: _Mapped,
+        layout: payload.Layout,
+        sources: list[Any],
+        owner: str,
+        stop: threading.Event,
+        newest: Block | None = None,
+    ) -> tuple[ShmSource, int]:
+        """Writes the bucket of a block that was begun, and publishes it: its source and digest. ``newest``: of the
+        versions of its key."""
+        block = mapped.block
+        try:
+            bucket = block.bucket[: layout.size_bytes]
+            views = mapped.views(layout.kind, layout.specs)
+            copying = payload.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
+            # While a chunk is in the cache, the changes for readers of other hosts that have the older version.
+            compare = None
+            if newest is not None and self._remote is not None:
+                compare = self._remote.compare(newest, block, layout.size_bytes)
+            digest = payload.put(copying, bucket, block.table, self._workers.share, stop, compare)
+        except BaseException:
+            block.end()
+            raise
+        return ShmSource("shm", self._place.node, owner, block.name, block.commit()), digest
+
+    def _give_back(self, block: Block) -> None:
+        self._mapped.pop(block.name, None)
+        self._arena.give_back(block)
+
+    async def drop(self, key: str) -> None:
+        if self._remote is not None:
+            self._remote.drop(key)
+        written = self._written.get(key)
+        if written is None:
+            return
+        async with written.lock:
+            for mapped in (*written.published, *written.free):
+                self._give_back(mapped.block)
+            self._written.pop(key, None)
+
+    def find_block(self, name: str) -> tuple[Block, list[Block]]:
+        """The block of that name, of any process of this host, for readers on other hosts; and the other ones that this
+        process has published of its key. Raises StaleHandle, ForeignHandle. May be called by any thread."""
+        for written in list(self._written.values()):
+            blocks = {mapped.block.name: mapped.block for mapped in list(written.published)}
+            if block := blocks.pop(name, None):
+                return block, list(blocks.values())
+        return self._map(name, name, 0).block, []
+
+    # ----------------------------------------------------------------------- lent memory
+
+    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
+        """See ``StateTransport.lend``. The memory is reserved by a thread: that takes a while."""
+
+        def work(stop: threading.Event) -> list[Block]:
+            blocks = self._take_blocks(self._arena.take, key, [size_bytes] * 2)
+            for block in blocks:
+                populate(block, self._workers.share)
+            return blocks
+
+        return self._register_lent(await self._workers.run(file_bytes(size_bytes), work))
+
+    def _take_blocks(self, take: Callable[[int, str], Block], key: str, sizes: Sequence[int]) -> list[Block]:
+        blocks: list[Block] = []
+        try:
+            blocks.extend(take(size_bytes, f"lent-{key}") for size_bytes in sizes)
+        except BaseException as error:
+            for block in blocks:
+                self._arena.give_back(block)
+            if isinstance(error, ArenaSpace):
+                raise error.of(key) from error
+            raise
+        return blocks
+
+    def _register_lent(self, blocks: Sequence[Block]) -> tuple[LentMemory, LentMemory]:
+        for block in blocks:
+            self._lent[block.name] = block
+            self._mapped[block.name] = _Mapped(block)
+        place = self._place
+        memory = [LentMemory(place.process, block.name, block.capacity, place.node) for block in blocks]
+        if self._remote is not None:
+            address, encrypted = self._open_door().address, self._remote.encrypted
+            memory = [replace(lent, address=address, encrypted=encrypted) for lent in memory]
+        first, second = memory
+        return first, second
+
+    async def take(self, request: Wanted[TcpSource], lent: LentMemory) -> StateHandle:
+        """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
+        assert self._remote is not None, "else there is no path to another node"
+        handle, block = request.handle, self._lent[lent.block]
+
+        def begin() -> tuple[Block, None]:
+            if handle.size_bytes > block.capacity:
+                place = str(block.directory / block.name)
+                raise ArenaSpace(handle.size_bytes, block.capacity, place, handle.key)
+            if not block.begin(handle.version, handle.size_bytes):
+                raise MemoryInUse(handle.key, handle.version, block.name)
+            return block, None
+
+        _, generation = await self._remote.fetch(request, begin)
+        return replace(handle, sources=lent.sources(generation))
+
+    def take_back(self, pair: Sequence[LentMemory]) -> None:
+        """Processes that have mapped it keep its memory until they forget it."""
+        for lent in pair:
+            if block := self._lent.pop(lent.block, None):
+                self._give_back(block)
+
+    async def store_away(self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path) -> None:
+        """See ``StateTransport.store_away``."""
+        blocks = [self._lent[lent.block] for lent in used]
+        size_bytes = sum(len(block.memory) for block in blocks)
+        await self._workers.run(size_bytes, lambda stop: lent_files.write(blocks, file, stop))
+        self.take_back(pair)
+
+    async def bring_back(
+        self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path
+    ) -> tuple[LentMemory, LentMemory]:
+        """See ``StateTransport.bring_back``."""
+
+        def work(stop: threading.Event) -> list[Block]:
+            blocks = self._take_blocks(self._arena.make, file.stem, [lent.size_bytes for lent in pair])
+            again = [block for block, lent in zip(blocks, pair, strict=True) if lent in used]
+            try:
+                lent_files.read(file, again, stop)
+            except BaseException:
+                for block in blocks:
+                    self._arena.give_back(block)
+                raise
+            file.unlink()
+            return blocks
+
+        size_bytes = sum(lent.size_bytes for lent in pair)
+        return self._register_lent(await self._workers.run(size_bytes, work))
+
+    async def offer_in(self, lent: LentMemory, key: str, tensors: Tensors, *, version: int) -> Offer:
+        """As ``offer``, in memory of this process or of another one of this host."""
+        if self._closed:
+            raise TransportClosed
+        layout = payload.Layout.of(tensors)
+        if layout.size_bytes > lent.size_bytes:
+            raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
+        work = functools.partial(self._write_lent, lent, key, layout, list(tensors.values()), version)
+        source, digest = await self._workers.run(layout.size_bytes, work)
+        return Offer(lent.sources(source.generation), layout.specs, layout.size_bytes, digest)
+
+    def _write_lent(
+        self,
+        lent: LentMemory,
+        key: str,
+        layout: payload.Layout,
+        sources: list[Any],
+        version: int,
+        stop: threading.Event,
+    ) -> tuple[ShmSource, int]:
+        mapped = self._map(lent.block, key, version)
+        if not mapped.block.is_writable:
+            block = Block.open(self._directory, lent.block, writable=True)
+            populate(block, self._workers.share)
+            mapped = self._mapped[lent.block] = _Mapped(block)
+        if mapped.block.capacity != lent.size_bytes:
+            raise ForeignHandle(lent.block, str(self._directory), "it is not as large as it was lent")
+        if not mapped.block.begin(version, layout.size_bytes):
+            raise MemoryInUse(key, version, lent.block)
+        return self._write(mapped, layout, sources, lent.process, stop)
+
+    # ----------------------------------------------------------------------- reading
+
+    def sources(self, handle: StateHandle) -> tuple[Source, ...]:
+        """The sources of a state, with the copy on this host instead of the memory of its owner's host."""
+        copy = None if self._remote is None else self._remote.find(handle)
+        if copy is None:
+            return handle.sources
+        return (*(source for source in handle.sources if source.path != "shm"), copy)
+
+    async def fetch(
+        self, request: Wanted[ShmSource] | Wanted[TcpSource], into: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """A state of another host is copied to this one first, unless a copy is there."""
+        destination = None
+        if into is not None:  # compared before the first byte crosses the network
+            destination = payload.destinations(request.handle.key, request.tensors, into)
+        local, checked = await self._bring(request)
+        work = functools.partial(self._read, local, destination, checked)
+        return await self._workers.run(request.size_bytes, work)
+
+    async def _bring(self, request: Wanted[ShmSource] | Wanted[TcpSource]) -> tuple[Wanted[ShmSource], bool]:
+        """The request, for a block of this host; false if its digests need no check, as they were just computed."""
+        handle, source = request.handle, request.source
+        if isinstance(source, ShmSource):
+            return Wanted(handle, source, request.tensors, request.progress), True
+        assert self._remote is not None, "select.choose refuses tcp without a door"
+        copy = await self._remote.copy_here(Wanted(handle, source, request.tensors, request.progress))
+        return Wanted(handle, copy.source, request.tensors, request.progress), not copy.is_verified
+
+    def _read(
+        self,
+        request: Wanted[ShmSource],
+        destination: tuple[TensorKind[Any], list[Any]] | None,
+        checked: bool,
+        stop: threading.Event,
+    ) -> dict[str, Any]:
+        handle, source, specs = request.handle, request.source, request.tensors
+        mapped = self._map(source.block, handle.key, handle.version)
+        block = mapped.block
+        _check_size(block, handle)
+        kind, targets = destination or payload.destinations(handle.key, specs, None)
+        with ExitStack() as stack:
+            if not checked:
+                # Without digests only the generation shows a mix of versions, and only if the machine orders its stores
+                # as x86-64 does. So no process may write the block meanwhile; if one does already, digests decide.
+                held = block.hold()
+                checked = held is None
+                if held is not None:
+                    stack.callback(os.close, held)
+            _check_generation(block, handle, source)
+            bucket, table = block.bucket[: handle.size_bytes], block.table
+            views = mapped.views(kind, specs) if request.is_whole else _Mapped(block).views(kind, specs)
+            copying = payload.Copying(kind, targets, views, specs, handle.size_bytes)
+            try:
+                if checked:
+                    _check_table(block, handle)
+                payload.fetch(copying, bucket, table if checked else None, self._workers.share, stop)
+            except payload.WrongDigest as wrong:
+                _check_generation(block, handle, source)
+                raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
+            _check_generation(block, handle, source)
+        return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
+
+    @asynccontextmanager
+    async def view(
+        self, request: Wanted[ShmSource] | Wanted[TcpSource], *, checked: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Views of the shared memory, which stays as it is as long as one of them exists. The digests of the chunks
+        are compared with the handle's in any case."""
+        local, needs_check = await self._bring(request)
+        handle, source = local.handle, local.source
+        try:
+            block = Block.open_in_use(self._directory, source.block)
+        except FileNotFoundError as error:
+            raise StaleHandle(handle.key, handle.version, None) from error
+        if block is None:  # the next version but one is being written
+            raise StaleHandle(
+                handle.key, handle.version, self._map(source.block, handle.key, 0).block.version
+            )
+        _check_size(block, handle)
+        _check_generation(block, handle, source)
+        try:
+            _check_table(block, handle)
+            if checked and needs_check:
+                bucket, table, share = block.bucket[: handle.size_bytes], block.table, self._workers.share
+                work = functools.partial(payload.check, request.tensors, bucket, table, share)
+                await self._workers.run(request.size_bytes, work)
+        except payload.WrongDigest as wrong:
+            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
+        views = _Mapped(block).views(torch_kind(), request.tensors)
+        yield {spec.name: view for spec, view in zip(request.tensors, views, strict=True)}
+
+    def _map(self, name: str, key: str, version: int) -> _Mapped:
+        mapped = self._mapped.get(name)
+        if mapped is not None:
+            return mapped
+        try:
+            mapped = _Mapped(Block.open(self._directory, name))
+        except FileNotFoundError as error:
+            raise StaleHandle(key, version, None) from error
+        # A new block often replaces one that its owner has removed, and whose memory is freed with its last mapping.
+        for other in list(self._mapped):  # a list: other copy threads change the dict
+            if not (self._directory / other).exists():
+                self._mapped.pop(other, None)
+        self._mapped[name] = mapped
+        return mapped
+
+    async def close(self) -> None:
+        """To be called after the workers have ended."""
+        self._closed = True
+        if self._remote is not None:
+            await self._remote.close()
+        self._written.clear()
+        self._lent.clear()
+        self._mapped.clear()
+
+
+def _check_size(block: Block, handle: StateHandle) -> None:
+    if handle.size_bytes > block.capacity:
+        reason = f"a bucket of {handle.size_bytes} bytes can't be in a block of {block.capacity}"
+        raise ForeignHandle(block.name, str(block.directory), reason)
+
+
+def _check_table(block: Block, handle: StateHandle) -> None:
+    """Raises WrongDigest if the digests of the chunks are not those of the handle."""
+    digest = payload.table_digest(block.table, handle.size_bytes)
+    if digest != handle.digest:
+        raise payload.WrongDigest(handle.digest or 0, digest)
+
+
+def _check_generation(block: Block, handle: StateHandle, source: ShmSource) -> None:
+    if block.generation != source.generation:
+        raise StaleHandle(handle.key, handle.version, block.version)

@@ -1,0 +1,255 @@
+"""Buckets (the tensors of a state in one block of bytes): layout, views, check of a destination, copies with digests.
+
+A copy is divided into parts, for several threads. A part is one chunk of the bucket as a rule: small enough that its
+digest is computed while the bytes are in the cache, large enough that a switch of threads costs little beside it.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from .errors import StateMismatch, TransportClosed
+from .handle import ALIGNMENT, TensorSpec
+from .host_memory.arena import Share
+from .host_memory.block import CHUNK_BYTES
+from .tensors.kinds import kind_of, torch_kind
+from .tensors.tensor_kind import TensorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The position of every tensor in its bucket: in the mapping's order, each aligned to ``ALIGNMENT`` bytes."""
+
+    kind: TensorKind[Any]
+    specs: tuple[TensorSpec, ...]
+    dtypes: tuple[Any, ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Any]) -> "Layout":
+        """Raises TypeError for a sparse tensor, one without storage (meta) or one of an unknown dtype."""
+        kind = kind_of(tensors.values())
+        specs = []
+        end = 0
+        for name, tensor in tensors.items():
+            dtype = kind.dtype_name(tensor)
+            if dtype is None:
+                what = f"{tensor.dtype}, {getattr(tensor, 'layout', 'an array')}, on {tensor.device}"
+                raise TypeError(f"{name}: {what}: can't travel")
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            specs.append(TensorSpec(name, tuple(tensor.shape), dtype, offset))
+            end = offset + specs[-1].size_bytes
+        return cls(kind, tuple(specs), tuple(tensor.dtype for tensor in tensors.values()), end)
+
+    def fits(self, tensors: Mapping[str, Any]) -> bool:
+        """True if ``tensors`` have this layout, order of names included. Much cheaper than ``of``."""
+        if len(tensors) != len(self.specs) or kind_of(tensors.values()) is not self.kind:
+            return False
+        return all(
+            name == spec.name and tensor.shape == spec.shape and tensor.dtype == dtype
+            for (name, tensor), spec, dtype in zip(tensors.items(), self.specs, self.dtypes, strict=True)
+        )
+
+
+def bucket_views(kind: TensorKind[Any], flat: Any, offset: int, specs: Sequence[TensorSpec]) -> list[Any]:
+    """Views of the bucket that starts at byte ``offset`` of ``flat`` (uint8, one dimension)."""
+    starts = [offset + spec.offset for spec in specs]
+    return [
+        kind.view(flat[start : start + spec.size_bytes], spec)
+        for start, spec in zip(starts, specs, strict=True)
+    ]
+
+
+def destinations(
+    key: str, specs: Sequence[TensorSpec], into: Mapping[str, Any] | None
+) -> tuple[TensorKind[Any], list[Any]]:
+    """Returns the tensors to fill, in the order of ``specs``: those of ``into``, or new ones of PyTorch on the CPU.
+
+    Raises StateMismatch, with every difference of names, shapes and dtypes, if ``into`` does not fit.
+    """
+    if into is None:
+        kind = torch_kind()
+        return kind, [kind.empty(spec) for spec in specs]
+    kind = kind_of(into.values())
+    problems = []
+    for spec in specs:
+        tensor = into.get(spec.name)
+        if tensor is None:
+            problems.append(f"{spec.name}: missing in the destination")
+        elif tensor.shape != spec.shape or tensor.dtype != kind.dtype(spec.dtype):
+            problems.append(
+                f"{spec.name}: {spec.dtype}{list(spec.shape)} does not go into "
+                f"{kind.dtype_name(tensor) or tensor.dtype}{list(tensor.shape)}"
+            )
+    if problems or len(into) != len(specs):
+        surplus = into.keys() - {spec.name for spec in specs}
+        problems += [f"{name}: not in the state" for name in sorted(surplus)]
+        raise StateMismatch(key, problems)
+    return kind, [into[spec.name] for spec in specs]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes ``start`` to ``end`` of a bucket, whole chunks, and the tensors in them.
+
+    ``cuts``: the index of a tensor, and the bytes of it that are in this part.
+    """
+
+    start: int
+    end: int
+    cuts: tuple[tuple[int, int, int], ...]
+
+
+def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes: int) -> list[Part]:
+    """The parts of a bucket of ``size_bytes`` that have the tensors of ``specs``, in the order of their offsets.
+
+    Each part has one chunk, or more if a tensor that is not ``divisible`` (strided) covers them. Chunks without a
+    tensor are in no part.
+    """
+    parts: list[Part] = []
+    cuts: list[tuple[int, int, int]] = []
+    start = last = 0
+
+    def close(end: int) -> None:
+        nonlocal start
+        if cuts:
+            parts.append(Part(start, min(end, size_bytes), tuple(cuts)))
+            cuts.clear()
+        start = end
+
+    for index, spec in enumerate(specs):
+        begin, end = spec.offset, spec.offset + spec.size_bytes
+        if begin == end:
+            continue
+        if begin >= (reached := -(-last // CHUNK_BYTES) * CHUNK_BYTES):
+            close(reached)
+            start = begin // CHUNK_BYTES * CHUNK_BYTES
+        while divisible[index] and (limit := (begin // CHUNK_BYTES + 1) * CHUNK_BYTES) <= end:
+            cuts.append((index, begin - spec.offset, limit - spec.offset))
+            close(limit)
+            begin = limit
+        if begin < end:
+            cuts.append((index, begin - spec.offset, end - spec.offset))
+        last = end
+    close(-(-last // CHUNK_BYTES) * CHUNK_BYTES)
+    return parts
+
+
+class Copying:
+    """A copy of tensors, all of ``kind``, on any device and with any strides, in parts that may run in any order."""
+
+    def __init__(
+        self,
+        kind: TensorKind[Any],
+        targets: Sequence[Any],
+        sources: Sequence[Any],
+        specs: Sequence[TensorSpec],
+        size_bytes: int,
+    ) -> None:
+        self._kind = kind
+        self._pairs = list(zip(targets, sources, strict=True))
+        addresses = [(kind.address(target), kind.address(source)) for target, source in self._pairs]
+        self._addresses = [
+            None if target is None or source is None else (target, source) for target, source in addresses
+        ]
+        self.parts = parts_of(specs, [pair is not None for pair in self._addresses], size_bytes)
+
+    def copy(self, part: Part) -> None:
+        for index, begin, end in part.cuts:
+            addresses = self._addresses[index]
+            if addresses is None:
+                self._kind.write(*self._pairs[index])
+            else:  # faster than the libraries' own copies, and without the GIL
+                ctypes.memmove(addresses[0] + begin, addresses[1] + begin, end - begin)
+
+
+def chunks(part: Part) -> Iterator[tuple[int, int, int]]:
+    """Number, first byte and end of each chunk of ``part``."""
+    for start in range(part.start, part.end, CHUNK_BYTES):
+        yield start // CHUNK_BYTES, start, min(start + CHUNK_BYTES, part.end)
+
+
+def put(
+    copying: Copying,
+    bucket: memoryview,
+    table: memoryview,
+    share: Share,
+    stop: threading.Event,
+    compare: Callable[[int], None] | None = None,
+) -> int:
+    """Copies into ``bucket``, and the digests of its chunks into ``table``, while they are in the cache. Then
+    ``compare`` is called with the first byte of the chunk.
+
+    Returns the digest of the whole. Raises TransportClosed soon after ``stop`` is set.
+    """
+    parts = copying.parts
+
+    def write_part(index: int) -> None:
+        if stop.is_set():
+            raise TransportClosed
+        part = parts[index]
+        copying.copy(part)
+        for number, start, end in chunks(part):
+            table[number] = xxhash.xxh3_64_intdigest(bucket[start:end])
+            if compare is not None:
+                compare(start)
+
+    share(len(parts), write_part)
+    return table_digest(table, len(bucket))
+
+
+def fetch(
+    copying: Copying, bucket: memoryview, table: memoryview | None, share: Share, stop: threading.Event
+) -> None:
+    """Copies out of ``bucket``. Raises WrongDigest if a chunk has another digest than in ``table`` (None: the caller
+    has compared them), and TransportClosed soon after ``stop`` is set."""
+    parts = copying.parts
+
+    def read_part(index: int) -> None:
+        if stop.is_set():
+            raise TransportClosed
+        part = parts[index]
+        if table is not None:
+            _check_part(part, bucket, table)
+        copying.copy(part)
+
+    share(len(parts), read_part)
+
+
+def check(
+    specs: Sequence[TensorSpec], bucket: memoryview, table: memoryview, share: Share, stop: threading.Event
+) -> None:
+    """Compares the bytes of the tensors with their digests. Raises as ``fetch``."""
+    parts = parts_of(specs, [True] * len(specs), len(bucket))
+
+    def check_part(index: int) -> None:
+        if stop.is_set():
+            raise TransportClosed
+        _check_part(parts[index], bucket, table)
+
+    share(len(parts), check_part)
+
+
+def _check_part(part: Part, bucket: memoryview, table: memoryview) -> None:
+    for number, start, end in chunks(part):
+        digest = xxhash.xxh3_64_intdigest(bucket[start:end])
+        if digest != table[number]:
+            raise WrongDigest(table[number], digest)
+
+
+class WrongDigest(Exception):
+    """Bytes have the digest ``actual`` instead of ``expected``."""
+
+    def __init__(self, expected: int, actual: int) -> None:
+        super().__init__(f"digest {actual:#x} instead of {expected:#x}")
+        self.expected = expected
+        self.actual = actual
+
+
+def table_digest(table: memoryview, size_bytes: int) -> int:
+    """The digest of a bucket of ``size_bytes``, by those of its chunks."""
+    return xxhash.xxh3_64_intdigest(table[: -(-size_bytes // CHUNK_BYTES)])

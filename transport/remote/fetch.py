@@ -1,0 +1,288 @@
+"""Fetches one version from another host into a block of shared memory, over several connections.
+
+Buckets are taken from one list by all connections. A connection that ends is made again; its buckets go back to the
+list, and those that have arrived stay. Every chunk is compared with its digest while it is in the cache, and the table
+of the digests with the handle's. With a ``base``, an older version on this host, the owner may send changes instead.
+"""
+
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Final
+
+import xxhash
+
+from ..errors import (
+    CorruptState,
+    FetchFailed,
+    ForeignHandle,
+    PeerRefused,
+    StaleHandle,
+    TransportClosed,
+    TransportError,
+)
+from ..handle import StateHandle, TcpSource
+from ..host_memory.arena import Share
+from ..host_memory.block import CHUNK_BYTES, Block
+from ..memory import Progress
+from ..payload import table_digest
+from ..statistics import NetworkStatistics
+from . import delta
+from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
+from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
+
+BUCKET_BYTES: Final = 8 << 20
+_CONNECTIONS: Final = 4
+_REQUESTS_AHEAD: Final = 2
+_CONNECT_S: Final = 1.0
+# A connection without a byte for this long is given up, and made again.
+_SILENCE_S: Final = 3.0
+_PAUSE_S: Final = 0.05
+_MOST_PAUSE_S: Final = 0.5
+
+
+class Fetch:
+    """One version of a state, from ``source``. ``progress`` is kept up to date."""
+
+    def __init__(
+        self,
+        bulk: Bulk,
+        source: TcpSource,
+        handle: StateHandle,
+        progress: Progress,
+        statistics: NetworkStatistics,
+    ) -> None:
+        self._bulk = bulk
+        self._source = source
+        self._handle = handle
+        self._progress = progress
+        self._statistics = statistics
+        self._size_bytes = handle.size_bytes
+        buckets = -(-self._size_bytes // BUCKET_BYTES)
+        self._todo = deque(range(max(1, buckets)))
+        self._missing = set(self._todo)
+        self._wrong: Counter[int] = Counter()
+        self._got_bytes = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._error: TransportError | None = None
+        self._connections: set[socket.socket] = set()
+
+    def run(self, target: Block, base: Block | None, share: Share) -> None:
+        """Fills the bucket and the table of ``target``, a block that was begun. ``base``: an older version.
+
+        Raises FetchFailed, PeerRefused, StaleHandle, ForeignHandle, CorruptState; TransportClosed after ``abort``.
+        """
+        self._target = target
+        self._base = base
+        self._report("")
+
+        def run_connection(_: int) -> None:
+            with self._ends_all():
+                self._connection()
+
+        try:
+            share(min(_CONNECTIONS, len(self._todo)), run_connection)
+        except TransportError as error:
+            raise (self._error or error) from None  # the first one, not those that it has led to
+
+    @contextmanager
+    def _ends_all(self) -> Iterator[None]:
+        """An error of one connection ends all."""
+        with ExitStack() as stack:
+            stack.callback(self.abort)
+            try:
+                yield
+            except TransportError as error:
+                with self._lock:
+                    self._error = self._error or error
+                raise
+            stack.pop_all()
+
+    def abort(self) -> None:
+        """Makes ``run`` raise soon. May be called by any thread."""
+        self._ended.set()
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _connection(self) -> None:
+        """One connection, made again as often as it ends, until no bucket is left to ask for."""
+        pause = _PAUSE_S
+        while self._todo:
+            if self._ended.is_set():
+                raise TransportClosed
+            requests: deque[int] = deque()
+            before = self._got_bytes
+            try:
+                with self._connect() as connection:
+                    self._receive_all(connection, requests)
+            except Refused as refused:
+                raise self._error_of(f"refused: {refused}", PeerRefused) from None
+            except (BadFrame, delta.BadDelta) as broken:
+                raise self._error_of(str(broken)) from broken
+            except ConnectionRefusedError:
+                raise self._error_of("connection refused: its owner has left") from None
+            except socket.gaierror as error:
+                raise self._error_of(str(error)) from error
+            except OSError as error:
+                if (refused_late := refusal(error)) is not None:
+                    raise self._error_of(f"refused: {refused_late}", PeerRefused) from None
+                if self._ended.is_set():
+                    raise TransportClosed from None
+                self._report(str(error))
+                with self._lock:
+                    self._statistics.reconnects += 1
+                pause = _PAUSE_S if self._got_bytes > before else min(2 * pause, _MOST_PAUSE_S)
+                self._todo.extendleft(reversed(requests))
+                self._ended.wait(pause)
+
+    @contextmanager
+    def _connect(self) -> Iterator[socket.socket]:
+        with (
+            closing(connect(self._source.address)) as raw,
+            self._register(raw),
+            closing(secure(raw, self._bulk, server=False)) as connection,
+            self._register(connection),
+        ):
+            yield connection
+
+    @contextmanager
+    def _register(self, connection: socket.socket) -> Iterator[None]:
+        """``abort`` ends it."""
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            if self._ended.is_set():
+                raise TransportClosed
+            yield
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    # ----------------------------------------------------------------------- a connection
+
+    def _receive_all(self, connection: socket.socket, requests: "deque[int]") -> None:
+        """Asks for buckets and receives them until there are no more. ``requests``: those that have not arrived."""
+        has_base = self._open(connection)
+        while True:
+            while len(requests) < _REQUESTS_AHEAD and (bucket := self._next()) is not None:
+                requests.append(bucket)
+                start, end = self._range(bucket)
+                if start < end:
+                    wants_delta = has_base and not self._wrong[bucket]
+                    connection.sendall(Read(start, end, wants_delta).encode())
+            if not requests:
+                return
+            bucket = requests[0]
+            start, end = self._range(bucket)
+            is_right = start == end or self._receive(connection, start, end)
+            requests.popleft()
+            self._end_bucket(bucket, end - start, is_right)
+
+    def _open(self, connection: socket.socket) -> bool:
+        """True if deltas may be asked for."""
+        handle, source = self._handle, self._source
+        base = None if self._base is None else table_digest(self._base.table, self._size_bytes)
+        connection.sendall(Open(source.block, source.generation, self._size_bytes, base).encode())
+        chunks = -(-self._size_bytes // CHUNK_BYTES)
+        reply = Reply.decode(exactly(connection, REPLY_BYTES)).checked(chunks=chunks)
+        if reply.answer is Answer.STALE:
+            raise StaleHandle(handle.key, handle.version, reply.number - 1 if reply.number else None)
+        if reply.answer is Answer.FOREIGN:
+            raise ForeignHandle(source.block, source.address, "its owner does not serve it")
+        table = memoryview(exactly(connection, reply.size_bytes)).cast("Q")
+        digest = table_digest(table, self._size_bytes)
+        if digest != handle.digest:
+            raise CorruptState(handle.key, handle.version, handle.digest, digest)
+        self._target.table[:chunks] = table
+        return reply.has_base
+
+    def _receive(self, connection: socket.socket, start: int, end: int) -> bool:
+        """False if a chunk has another digest."""
+        reply = Reply.decode(exactly(connection, REPLY_BYTES)).checked(bucket_bytes=end - start)
+        if reply.answer is Answer.DELTA:
+            changes = exactly(connection, reply.size_bytes)
+            self._count(reply.size_bytes, delta_bytes=reply.size_bytes)
+            return self._apply(memoryview(changes), start, end)
+        is_right = True
+        for first in range(start, end, CHUNK_BYTES):
+            last = min(first + CHUNK_BYTES, end)
+            receive_into(connection, self._target.bucket[first:last])
+            self._count(last - first)
+            is_right &= self._is_right(first, last)
+        return is_right
+
+    def _apply(self, changes: memoryview, start: int, end: int) -> bool:
+        assert self._base is not None, "no delta was asked for"
+        is_right, read = True, 0
+        for first in range(start, end, CHUNK_BYTES):
+            last = min(first + CHUNK_BYTES, end)
+            padded = -(-last // 8) * 8  # memory ends with a page
+            chunk = self._target.bucket[first:padded]
+            chunk[:] = self._base.bucket[first:padded]
+            read += delta.apply(changes[read:], chunk)
+            is_right &= self._is_right(first, last)
+        if read != len(changes):
+            raise delta.BadDelta(f"{len(changes) - read} bytes too many")
+        return is_right
+
+    def _is_right(self, first: int, last: int) -> bool:
+        digest = xxhash.xxh3_64_intdigest(self._target.bucket[first:last])
+        return digest == self._target.table[first // CHUNK_BYTES]
+
+    # ----------------------------------------------------------------------- buckets
+
+    def _range(self, bucket: int) -> tuple[int, int]:
+        return bucket * BUCKET_BYTES, min((bucket + 1) * BUCKET_BYTES, self._size_bytes)
+
+    def _next(self) -> int | None:
+        with suppress(IndexError):
+            return self._todo.popleft()
+        return None
+
+    def _end_bucket(self, bucket: int, size_bytes: int, is_right: bool) -> None:
+        if not is_right:  # once more, and as a whole: the base may be another version than its table says
+            self._wrong[bucket] += 1
+            if self._wrong[bucket] > 1:
+                first = bucket * BUCKET_BYTES // CHUNK_BYTES
+                chunk = self._target.bucket[bucket * BUCKET_BYTES :][: min(CHUNK_BYTES, size_bytes)]
+                digest = xxhash.xxh3_64_intdigest(chunk)
+                raise CorruptState(self._handle.key, self._handle.version, self._target.table[first], digest)
+            self._todo.append(bucket)
+            return
+        with self._lock:
+            self._missing.discard(bucket)
+            self._got_bytes += size_bytes
+        self._report("")
+
+    def _count(self, size_bytes: int, *, delta_bytes: int = 0) -> None:
+        with self._lock:
+            self._statistics.got_bytes += size_bytes
+            self._statistics.got_delta_bytes += delta_bytes
+
+    def _report(self, trouble: str) -> None:
+        with self._lock:
+            first = min(self._missing, default=0)
+            done = f"{self._got_bytes} bytes came from {self._source.address}, bucket {first} did not yet"
+        self._progress.words = f"{done}: {trouble}" if trouble else done
+
+    def _error_of(self, reason: str, kind: Callable[..., FetchFailed] = FetchFailed) -> FetchFailed:
+        handle = self._handle
+        with self._lock:
+            first = min(self._missing, default=0)
+            return kind(
+                handle.key, handle.version, self._source.address, first, self._got_bytes, handle.size_bytes, reason
+            )  # fmt: skip
+
+
+def connect(address: str) -> socket.socket:
+    """A connection on which a byte may take ``_SILENCE_S``. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+    connection.settimeout(_SILENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -1,0 +1,172 @@
+"""The messages between the reader of a state and its owner: bytes in, messages out, without I/O.
+
+    reader  Open    names a version: its block, generation and size; the digest of a version that the reader has
+    owner   Reply   opened, followed by the digest of every chunk (8 bytes each, little-endian); or stale, foreign
+    reader  Read    bytes ``start`` to ``end`` of the version, a bucket; several may be under way
+    owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``delta.py``)
+
+    reader  SegmentRange
+                    a part of a segment of samples (``far_segments.py``); several may be under way
+    owner   Reply   piece, followed by these bytes; or foreign
+
+Replies come in the order of the requests. The version can't change while it is open. A peer that breaks the rules, or
+closes, ends the connection. All sizes are checked before memory is allocated.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from ..host_memory.block import CHUNK_BYTES
+
+MOST_BUCKET_BYTES: Final = 64 << 20
+_MOST_FRAME_BYTES: Final = 1024
+_MAGIC: Final = b"FXB1"
+_PREFIX: Final = struct.Struct("!4sBxH")  # magic, kind, bytes that follow
+_OPEN: Final = struct.Struct("!QQ?Q")
+_READ: Final = struct.Struct("!QQ?")
+_REPLY: Final = struct.Struct("!4sB?xxQQ")
+_PIECE: Final = struct.Struct("!QQ")
+_OPEN_KIND, _READ_KIND, _PIECE_KIND = 1, 2, 3
+REPLY_BYTES: Final = _REPLY.size
+
+
+class BadFrame(Exception):
+    """The peer has broken the rules of the messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """``base``: the digest of a version of the same key that the reader has; None: it has none."""
+
+    block: str
+    generation: int
+    size_bytes: int
+    base: int | None = None
+
+    def encode(self) -> bytes:
+        body = _OPEN.pack(self.generation, self.size_bytes, self.base is not None, self.base or 0)
+        return _frame(_OPEN_KIND, body + self.block.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """``delta``: the changes since the base may be sent instead of the bytes."""
+
+    start: int
+    end: int
+    delta: bool = False
+
+    def encode(self) -> bytes:
+        return _frame(_READ_KIND, _READ.pack(self.start, self.end, self.delta))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """Bytes ``start`` to ``end`` of a segment."""
+
+    segment: str
+    start: int
+    end: int
+
+    def encode(self) -> bytes:
+        return _frame(_PIECE_KIND, _PIECE.pack(self.start, self.end) + self.segment.encode())
+
+
+Request = Open | Read | SegmentRange
+
+
+def _frame(kind: int, body: bytes) -> bytes:
+    return _PREFIX.pack(_MAGIC, kind, len(body)) + body
+
+
+class Requests:
+    """Decodes what a reader sends."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, received: bytes) -> list[Request]:
+        """The requests that are complete with these bytes. Raises BadFrame."""
+        self._received += received
+        requests: list[Request] = []
+        while len(self._received) >= _PREFIX.size:
+            magic, kind, size = _PREFIX.unpack_from(self._received)
+            if magic != _MAGIC:
+                raise BadFrame(
+                    f"a message begins with {magic!r}: another program, or another version of this one"
+                )
+            if size > _MOST_FRAME_BYTES:
+                raise BadFrame(f"a request of {size} bytes")
+            end = _PREFIX.size + size
+            if len(self._received) < end:
+                break
+            requests.append(_request(kind, bytes(self._received[_PREFIX.size : end])))
+            del self._received[:end]
+        return requests
+
+
+def _request(kind: int, body: bytes) -> Request:
+    try:
+        if kind == _OPEN_KIND:
+            generation, size_bytes, has_base, base = _OPEN.unpack_from(body)
+            return Open(body[_OPEN.size :].decode(), generation, size_bytes, base if has_base else None)
+        if kind == _READ_KIND:
+            start, end, delta = _READ.unpack(body)
+            if not (start < end <= start + MOST_BUCKET_BYTES and start % CHUNK_BYTES == 0):
+                raise BadFrame(f"invalid bucket: bytes {start} to {end}")
+            return Read(start, end, delta)
+        if kind == _PIECE_KIND:
+            start, end = _PIECE.unpack_from(body)
+            if not start < end:  # its segment bounds it
+                raise BadFrame(f"invalid piece: bytes {start} to {end}")
+            return SegmentRange(body[_PIECE.size :].decode(), start, end)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BadFrame(f"invalid request: {error}") from error
+    raise BadFrame(f"unknown request {kind}")
+
+
+class Answer(IntEnum):
+    OPENED = 1
+    STALE = 2
+    FOREIGN = 3
+    RAW = 4
+    DELTA = 5
+    PIECE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """``size_bytes`` bytes follow. ``number``: of STALE, the version that was found + 1; 0: the owner has none; of
+    PIECE, the xxh3_64 of the bytes.
+    ``has_base``: of OPENED, deltas against the reader's base can be sent."""
+
+    answer: Answer
+    size_bytes: int
+    number: int = 0
+    has_base: bool = False
+
+    def encode(self) -> bytes:
+        return _REPLY.pack(_MAGIC, self.answer, self.has_base, self.number, self.size_bytes)
+
+    @classmethod
+    def decode(cls, received: bytes | bytearray) -> "Reply":
+        """From ``REPLY_BYTES`` bytes. Raises BadFrame."""
+        magic, answer, has_base, number, size_bytes = _REPLY.unpack(received)
+        if magic != _MAGIC or answer not in Answer.__members__.values():
+            raise BadFrame(f"invalid reply {received!r}")
+        return cls(Answer(answer), size_bytes, number, has_base)
+
+    def checked(self, *, chunks: int | None = None, bucket_bytes: int | None = None) -> "Reply":
+        """Itself, if the bytes that follow have a possible size: of an Open for ``chunks`` chunks, or of a Read of
+        ``bucket_bytes``. Raises BadFrame."""
+        if bucket_bytes is None:
+            possible = self.answer in (Answer.STALE, Answer.FOREIGN) and self.size_bytes == 0
+            possible |= self.answer is Answer.OPENED and self.size_bytes == 8 * (chunks or 0)
+        else:
+            possible = self.answer is Answer.RAW and self.size_bytes == bucket_bytes
+            possible |= self.answer is Answer.DELTA and self.size_bytes < bucket_bytes
+        if not possible:
+            raise BadFrame(f"{self.answer.name} with {self.size_bytes} bytes")
+        return self

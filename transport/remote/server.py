@@ -1,0 +1,284 @@
+"""Serves the blocks of shared memory in a process's directory to readers on other hosts, by threads.
+
+Each connection has a thread. Encryption and digests are computed without the GIL, and a blocking ``sendall`` reads the
+shared memory in place. Python's ``ssl`` under asyncio would copy every byte twice more, on the event loop.
+
+While a version is open for a reader, its block is locked: its owner sets the next versions in other blocks. A reader
+that asks for nothing within ``IDLE_S`` loses its lock.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import xxhash
+
+from ...core.telemetry import BoundedLog, get_logger
+from ...core.wire.zeromq import bracket_ipv6
+from ..errors import ForeignHandle, StaleHandle
+from ..host_memory.block import CHUNK_BYTES, Block
+from ..payload import table_digest
+from ..statistics import NetworkStatistics
+from .bulk import Bulk, Refused, secure
+from .deltas import Deltas
+from .frames import Answer, BadFrame, Open, Read, Reply, Requests, SegmentRange
+
+# Why not the actors' connections: a message is in memory as a whole, passes the event loop and is paid for by credit,
+# and a Get of gigabytes would delay the calls beside it. Over one connection of the loopback, ZeroMQ with CURVE moves
+# 0.3 to 0.7 GB/s, TLS on a socket 0.65, and a plain socket into prepared memory 1.6.
+
+log = get_logger(__name__)
+
+IDLE_S: Final = 60.0
+_HANDSHAKE_S: Final = 5.0
+_MOST_CONNECTIONS: Final = 256
+
+Blocks = Callable[[str], tuple[Block, list[Block]]]
+"""The block of a name, and the others with versions of its key. Raises StaleHandle, ForeignHandle."""
+
+
+Segments = Callable[[SegmentRange], memoryview]
+"""A piece of a segment. Raises ForeignHandle."""
+
+
+def no_blocks(name: str) -> tuple[Block, list[Block]]:
+    """``Blocks`` of a process without states."""
+    raise ForeignHandle(name, "this process", "it has no states")
+
+
+def no_segments(piece: SegmentRange) -> memoryview:
+    """``Segments`` of a process without samples."""
+    raise ForeignHandle(piece.segment, "this process", "it has no segments")
+
+
+class BulkServer:
+    """Listens until ``close``. ``address``: for readers. Raises OSError if it can't listen."""
+
+    def __init__(
+        self,
+        bulk: Bulk,
+        statistics: NetworkStatistics,
+        blocks: Blocks = no_blocks,
+        segments: Segments = no_segments,
+    ) -> None:
+        self._bulk = bulk
+        self._blocks = blocks
+        self.segment = segments
+        self.statistics = statistics
+        family = socket.AF_INET6 if ":" in bulk.host else socket.AF_INET
+        self._listener = socket.create_server((bulk.host, bulk.port), family=family, backlog=128)
+        host, port = bulk.advertise or bulk.host, self._listener.getsockname()[1]
+        self.address = f"{bracket_ipv6(host)}:{port}"
+        self._lock = threading.Lock()
+        self._sessions: dict[threading.Thread, socket.socket] = {}
+        self._deltas: dict[str, Deltas] = {}
+        self._read: dict[str, int] = {}
+        self._refusals = BoundedLog(log, lines=1)
+        self._closed = False
+        self._accepting = threading.Thread(target=self._accept, name="flexmarl-bulk", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        self._closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept
+        self._accepting.join()
+        self._listener.close()
+        with self._lock:
+            sessions = dict(self._sessions)
+        for connection in sessions.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in sessions:
+            thread.join()
+        self._refusals.close()
+
+    # ----------------------------------------------------------------------- connections
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                if not self._closed:
+                    time.sleep(0.1)  # no descriptor is free
+                continue
+            thread = threading.Thread(
+                target=self._serve, args=(connection, peer[0]), name="flexmarl-bulk-serve", daemon=True
+            )
+            with self._lock:
+                full = len(self._sessions) >= _MOST_CONNECTIONS
+                if not full:
+                    self._sessions[thread] = connection
+            if full:
+                connection.close()
+            else:
+                thread.start()
+
+    def _serve(self, raw: socket.socket, peer: str) -> None:
+        connection = raw
+        try:
+            raw.settimeout(_HANDSHAKE_S)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = secure(raw, self._bulk, server=True)
+            connection.settimeout(IDLE_S)
+            with self._lock:
+                self._sessions[threading.current_thread()] = connection
+            if not self._closed:
+                with _Session(self, connection) as session:
+                    session.run()
+        except (Refused, BadFrame) as error:
+            self._report_refused(peer, str(error))
+        except OSError:
+            pass  # the reader has ended, or connects again
+        finally:
+            connection.close()
+            with self._lock:
+                self._sessions.pop(threading.current_thread(), None)
+
+    def _report_refused(self, peer: str, reason: str) -> None:
+        """Each address is logged once within a while."""
+        with self._lock:
+            self.statistics.refused += 1
+            self._refusals.warning(
+                "a reader of states was refused",
+                key=peer, peer=peer, reason=reason, refused=self.statistics.refused,
+            )  # fmt: skip
+
+    # ----------------------------------------------------------------------- versions
+
+    def opened(self, request: Open) -> tuple[Block, list[int], Deltas | None]:
+        """The block of a version, which stays as it is until the descriptors are closed. Raises StaleHandle,
+        ForeignHandle."""
+        block, other_blocks = self._blocks(request.block)
+        if request.size_bytes > block.capacity:
+            raise ForeignHandle(block.name, str(block.directory), f"it has {block.capacity} bytes")
+        held = block.hold()
+        if held is None or block.generation != request.generation:
+            if held is not None:
+                os.close(held)
+            raise StaleHandle(request.block, 0, block.version)
+        self._read[block.name] = request.generation
+        for other in other_blocks:
+            if (base := _hold_base(other, request)) is not None:
+                return block, [held, base], self._pair(other, block, request.size_bytes)
+        return block, [held], None
+
+    def count(self, *, whole_bytes: int = 0, delta_bytes: int = 0) -> None:
+        with self._lock:
+            self.statistics.sent_bytes += whole_bytes + delta_bytes
+            self.statistics.sent_delta_bytes += delta_bytes
+
+    def _pair(self, old: Block, new: Block, size_bytes: int) -> Deltas:
+        deltas = Deltas(old, new, size_bytes)
+        with self._lock:
+            current = self._deltas.get(new.name)
+            if current is None or current.pair != deltas.pair:
+                current = self._deltas[new.name] = deltas
+            return current
+
+    def compare(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
+        """To be called with the first byte of each chunk of ``new`` as soon as it is written, by a Set that keeps
+        ``old`` meanwhile. None if no reader has fetched ``old``: else it will want the changes."""
+        if old.size_bytes != size_bytes or self._read.get(old.name) != old.generation:
+            return None
+        deltas = Deltas(old, new, size_bytes)  # not those of a Set that has failed
+        with self._lock:
+            self._deltas.pop(old.name, None)  # the changes that led to the old version
+            self._deltas[new.name] = deltas
+        return deltas.compute
+
+
+def _hold_base(other: Block, request: Open) -> int | None:
+    """A descriptor that keeps the block as it is, if it has the version that the reader has."""
+    if request.base is None or other.size_bytes != request.size_bytes:
+        return None
+    held = other.hold()
+    if held is not None and table_digest(other.table, request.size_bytes) == request.base:
+        return held
+    if held is not None:
+        os.close(held)
+    return None
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class _Session:
+    """One connection of a reader."""
+
+    def __init__(self, server: BulkServer, connection: socket.socket) -> None:
+        self._server = server
+        self._connection = connection
+        self._held: list[int] = []
+        self._block: Block | None = None
+        self._size_bytes = 0
+        self._deltas: Deltas | None = None
+
+    def __enter__(self) -> "_Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _close(self._held)
+
+    def run(self) -> None:
+        """Replies until the reader ends the connection. Raises OSError, BadFrame."""
+        requests = Requests()
+        while received := self._connection.recv(4096):
+            for request in requests.feed(received):
+                match request:
+                    case Open():
+                        self._open(request)
+                    case Read():
+                        self._send(request)
+                    case SegmentRange():
+                        self._send_piece(request)
+
+    def _open(self, request: Open) -> None:
+        if self._block is not None:
+            raise BadFrame("a version is open already")
+        try:
+            block, self._held, self._deltas = self._server.opened(request)
+        except StaleHandle as stale:
+            number = 0 if stale.newest is None else stale.newest + 1
+            self._connection.sendall(Reply(Answer.STALE, 0, number).encode())
+            return
+        except ForeignHandle:
+            self._connection.sendall(Reply(Answer.FOREIGN, 0).encode())
+            return
+        self._block, self._size_bytes = block, request.size_bytes
+        table = block.table[: -(-request.size_bytes // CHUNK_BYTES)].tobytes()
+        reply = Reply(Answer.OPENED, len(table), has_base=self._deltas is not None)
+        self._connection.sendall(reply.encode() + table)
+
+    def _send_piece(self, request: SegmentRange) -> None:
+        try:
+            memory = self._server.segment(request)
+        except ForeignHandle:
+            self._connection.sendall(Reply(Answer.FOREIGN, 0).encode())
+            return
+        digest = xxhash.xxh3_64_intdigest(memory)
+        self._connection.sendall(Reply(Answer.PIECE, len(memory), digest).encode())
+        self._connection.sendall(memory)
+        self._server.count(whole_bytes=len(memory))
+
+    def _send(self, request: Read) -> None:
+        if self._block is None or request.end > self._size_bytes:
+            raise BadFrame(f"bytes {request.start} to {request.end} of {self._size_bytes}")
+        changes = None
+        if request.delta and self._deltas is not None:
+            changes = self._deltas.of(request.start, request.end)
+        if changes is not None and len(changes) < request.end - request.start:
+            self._connection.sendall(Reply(Answer.DELTA, len(changes)).encode())
+            self._connection.sendall(changes)
+            self._server.count(delta_bytes=len(changes))
+            return
+        self._connection.sendall(Reply(Answer.RAW, request.end - request.start).encode())
+        self._connection.sendall(self._block.bucket[request.start : request.end])
+        self._server.count(whole_bytes=request.end - request.start)

@@ -1,0 +1,1 @@
+"""The libraries whose tensors can travel: PyTorch's, and NumPy's arrays."""
