@@ -1,4 +1,38 @@
-"""Set and Get: the public interface of the transport."""
+"""Set and Get: the public interface of the transport.
+
+    handle = await transport.set("solver", weights, version=3)      # in process A
+    await transport.get(handle, into=other_weights)                 # in process B, which has received the handle
+
+A state lies in memory: in that of the host (``HostMemory``: blocks that its processes map) or in that of a device
+(``DeviceMemory``: buffers that are opened by handle). Host memory has a door (``Remote``) if the process has keys: other
+hosts read through it. A group (``CollectivePath``) has no memory: all of its members move a state at the same time.
+
+Set on A, of shared memory and for other hosts:
+
+    StateTransport.set      orders the paths by memory: "shm" and "tcp" are one copy in host memory
+    HostMemory.offer        opens the door first (``Remote.serve``), as that can fail, and takes the lock of the key
+    Layout.of               gives each tensor its place in the payload, unless the last Set had the same tensors
+    HostMemory._begin_block takes a block that no reader uses: the one of the version before last, or ``Arena.take``.
+                            ``Block.begin`` makes its generation odd, so that no reader takes it for whole
+    payload.put             copies chunk by chunk, in several threads, and computes each digest while the chunk is in
+                            the cache. If another host has read the version before, the changes too (``Remote.compare``)
+    Block.commit            makes the generation even: from here on the version can be read
+    Offer, handle_of        the handle has a source for each path, and the digest of all digests
+
+Get on B, on another host:
+
+    HostMemory.sources      finds the copy that a process of this host has fetched before, if there is one
+    choose                  takes the fastest source that reaches the destination (pure; its reason is logged)
+    HostMemory.fetch        compares names, shapes and dtypes with the destination before a byte moves
+    Remote.copy_here        one process of a host fetches, by the lock of the key; the others wait for its copy
+    Fetch.run               asks A for ranges over a few connections <-> ``BulkServer``, which keeps its block from being
+                            written (``Block.hold``). Each chunk is compared with its digest as it arrives
+    HostMemory._read        copies into the destination. The generation must be the handle's before and after; digests
+                            are compared, unless this process has just done so
+
+On A's own host ``choose`` takes "shm", and ``_read`` follows at once. ``Transfers`` set the deadline of each call and
+count it. A call that is cancelled returns after the last thread has stopped, and publishes nothing half written.
+"""
 
 import os
 import secrets
