@@ -53,7 +53,7 @@ class DeclaredTool:
         """The name by which an answer calls it: the ``function.name`` of its schema."""
         return str(self.schema["function"]["name"])
 
-    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """``arguments`` as the annotations say, with defaults. Raises ValueError, which names each that is wrong."""
         try:
             values: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))

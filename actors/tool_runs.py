@@ -72,7 +72,7 @@ async def _result(call: ToolCall, tools_by_name: _ToolsByName) -> str:
         return f"error: {call.error}"
     tool, declaration = tools_by_name[call.name]
     try:
-        return _as_text(await tool(**declaration.checked(call.arguments)))
+        return _as_text(await tool(**declaration.check(call.arguments)))
     except (LimitReached, RecipeError):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the tool's, for the agent; the others continue

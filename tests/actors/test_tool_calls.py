@@ -145,7 +145,7 @@ def test_a_turn_knows_the_calls_of_its_tools() -> None:
 
 
 def test_arguments_become_what_the_annotations_say() -> None:
-    assert declaration_of(add).checked({"a": "3", "scale": 2}) == {"a": 3, "b": 1, "scale": 2.0}
+    assert declaration_of(add).check({"a": "3", "scale": 2}) == {"a": 3, "b": 1, "scale": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_arguments_become_what_the_annotations_say() -> None:
 )
 def test_invalid_arguments_are_named(arguments: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        declaration_of(add).checked(arguments)
+        declaration_of(add).check(arguments)
 
 
 class Board:
@@ -183,7 +183,7 @@ def test_the_functions_of_a_trajectory_end_with_it() -> None:
     boards = [Board() for _ in range(3)]
     for board in boards:
         tool = made(board)
-        assert tool_schema(tool)["function"]["name"] == "look" and declaration_of(tool).checked({"row": 1})
+        assert tool_schema(tool)["function"]["name"] == "look" and declaration_of(tool).check({"row": 1})
     kept = [weakref.ref(board) for board in boards]
     del board, boards, tool
     gc.collect()

@@ -189,7 +189,7 @@ class Fetch:
         base = None if self._base is None else table_digest(self._base.table, self._size_bytes)
         connection.sendall(Open(source.block, source.generation, self._size_bytes, base).encode())
         chunks = -(-self._size_bytes // CHUNK_BYTES)
-        reply = Reply.decode(exactly(connection, REPLY_BYTES)).checked(chunks=chunks)
+        reply = Reply.decode(exactly(connection, REPLY_BYTES)).check(chunks=chunks)
         if reply.answer is Answer.STALE:
             raise StaleHandle(handle.key, handle.version, reply.number - 1 if reply.number else None)
         if reply.answer is Answer.FOREIGN:
@@ -203,7 +203,7 @@ class Fetch:
 
     def _receive(self, connection: socket.socket, start: int, end: int) -> bool:
         """False if a chunk has another digest."""
-        reply = Reply.decode(exactly(connection, REPLY_BYTES)).checked(bucket_bytes=end - start)
+        reply = Reply.decode(exactly(connection, REPLY_BYTES)).check(range_bytes=end - start)
         if reply.answer is Answer.DELTA:
             changes = exactly(connection, reply.size_bytes)
             self._count(reply.size_bytes, delta_bytes=reply.size_bytes)

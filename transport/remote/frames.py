@@ -158,15 +158,15 @@ class Reply:
             raise BadFrame(f"invalid reply {received!r}")
         return cls(Answer(answer), size_bytes, number, has_base)
 
-    def checked(self, *, chunks: int | None = None, bucket_bytes: int | None = None) -> "Reply":
+    def check(self, *, chunks: int | None = None, range_bytes: int | None = None) -> "Reply":
         """Itself, if the bytes that follow have a possible size: of an Open for ``chunks`` chunks, or of a Read of
-        ``bucket_bytes``. Raises BadFrame."""
-        if bucket_bytes is None:
+        ``range_bytes``. Raises BadFrame."""
+        if range_bytes is None:
             possible = self.answer in (Answer.STALE, Answer.FOREIGN) and self.size_bytes == 0
             possible |= self.answer is Answer.OPENED and self.size_bytes == 8 * (chunks or 0)
         else:
-            possible = self.answer is Answer.RAW and self.size_bytes == bucket_bytes
-            possible |= self.answer is Answer.DELTA and self.size_bytes < bucket_bytes
+            possible = self.answer is Answer.RAW and self.size_bytes == range_bytes
+            possible |= self.answer is Answer.DELTA and self.size_bytes < range_bytes
         if not possible:
             raise BadFrame(f"{self.answer.name} with {self.size_bytes} bytes")
         return self

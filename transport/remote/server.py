@@ -151,7 +151,7 @@ class BulkServer:
 
     # ----------------------------------------------------------------------- versions
 
-    def opened(self, request: Open) -> tuple[Block, list[int], Deltas | None]:
+    def open_version(self, request: Open) -> tuple[Block, list[int], Deltas | None]:
         """The block of a version, which stays as it is until the descriptors are closed. Raises StaleHandle,
         ForeignHandle."""
         block, other_blocks = self._blocks(request.block)
@@ -244,7 +244,7 @@ class _Session:
         if self._block is not None:
             raise BadFrame("a version is open already")
         try:
-            block, self._held, self._deltas = self._server.opened(request)
+            block, self._held, self._deltas = self._server.open_version(request)
         except StaleHandle as stale:
             number = 0 if stale.newest is None else stale.newest + 1
             self._connection.sendall(Reply(Answer.STALE, 0, number).encode())

@@ -108,4 +108,4 @@ def test_any_bytes_are_a_reply_or_refused(received: bytes) -> None:
 )
 def test_sizes_are_checked_before_memory_is_allocated(reply: Reply, expected: dict[str, int]) -> None:
     with pytest.raises(BadFrame, match=reply.answer.name):
-        reply.checked(**expected)
+        reply.check(**expected)
