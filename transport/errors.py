@@ -154,32 +154,39 @@ class MemberMissing(TransportError):
 class NotAcknowledged(TransportError):
     """Memory that readers still use could not be written or freed within the deadline. ``readers``: process ids."""
 
-    def __init__(self, key: str, bucket: str, readers: Sequence[int], timeout_s: float) -> None:
+    def __init__(self, key: str, buffers: str, readers: Sequence[int], timeout_s: float) -> None:
         names = ", ".join(map(str, readers)) or "unknown"
         super().__init__(
-            f"state {key}: bucket {bucket} was not acknowledged within {timeout_s:g} s by process {names}"
+            f"state {key}: device memory {buffers} was not acknowledged within {timeout_s:g} s by process {names}"
         )
         self.key = key
-        self.bucket = bucket
+        self.buffers = buffers
         self.readers = list(readers)
         self.timeout_s = timeout_s
 
 
 class FetchFailed(TransportError):
-    """A state of another host could not be fetched from ``peer`` (host and port). ``bucket``: the first one that has
-    not arrived. ``got_bytes``: those that have. Nothing was written to the destination."""
+    """A state of another host could not be fetched from ``peer`` (host and port). ``missing_range``: the number of
+    the first range that has not arrived. ``got_bytes``: those that have. Nothing was written to the destination."""
 
     def __init__(
-        self, key: str, version: int, peer: str, bucket: int, got_bytes: int, size_bytes: int, reason: str
+        self,
+        key: str,
+        version: int,
+        peer: str,
+        missing_range: int,
+        got_bytes: int,
+        size_bytes: int,
+        reason: str,
     ) -> None:
         super().__init__(
             f"state {key}, version {version}: {got_bytes} of {size_bytes} bytes came from {peer}, "
-            f"bucket {bucket} did not: {reason}"
+            f"range {missing_range} did not: {reason}"
         )
         self.key = key
         self.version = version
         self.peer = peer
-        self.bucket = bucket
+        self.missing_range = missing_range
         self.got_bytes = got_bytes
         self.size_bytes = size_bytes
         self.reason = reason

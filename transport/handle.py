@@ -47,7 +47,7 @@ DTYPE_BYTES: Final[dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a bucket: row-major, ``offset`` bytes after the bucket's start.
+    """One tensor of a payload: row-major, ``offset`` bytes after the payload's start.
 
     Raises ValueError for an unknown dtype, a negative size or offset.
     """
@@ -122,8 +122,8 @@ class LentMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBucket:
-    """Bytes ``start`` to ``start + size_bytes`` of the state's bucket, in memory of a device.
+class BufferSource:
+    """Bytes ``start`` to ``start + size_bytes`` of the state's payload, in a buffer of a device.
 
     ``handle``: to open the memory, in hexadecimal digits. ``checksum``: see ``Devices.checksum``.
     """
@@ -137,7 +137,7 @@ class DeviceBucket:
         if not _HEXADECIMAL.fullmatch(self.handle):
             raise ValueError("a device's handle has 64 bytes in hexadecimal digits")
         if self.start < 0 or self.start % ALIGNMENT or self.size_bytes < 0:
-            raise ValueError(f"invalid bucket: {self.size_bytes} bytes from byte {self.start}")
+            raise ValueError(f"invalid buffer: {self.size_bytes} bytes from byte {self.start}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class CudaIpcSource:
     device: str
     block: str
     generation: int
-    buckets: tuple[DeviceBucket, ...]
+    buffers: tuple[BufferSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +186,12 @@ Source = Annotated[ShmSource | CudaIpcSource | CollectiveSource | TcpSource, Fie
 class StateHandle:
     """One version of a named collection of tensors: its layout, and the sources that it can be read from.
 
-    ``size_bytes``: the length of the bucket. ``digest``: xxh3_64 of the xxh3_64 of every ``block.CHUNK_BYTES`` of the
-    bucket; None without a source in host memory. ``sources``: each has the data of its path. The reader
+    ``size_bytes``: the length of the payload. ``digest``: xxh3_64 of the xxh3_64 of every ``block.CHUNK_BYTES`` of the
+    payload; None without a source in host memory. ``sources``: each has the data of its path. The reader
     chooses one of them (``select.py``).
 
     Raises ValueError if a number is out of range, two tensors have one name, or a tensor is unaligned or exceeds the
-    bucket.
+    payload.
     """
 
     key: str
@@ -214,7 +214,7 @@ class StateHandle:
             if spec.offset + spec.size_bytes > self.size_bytes:
                 raise ValueError(
                     f"{self.key}: {spec.name} ends at byte {spec.offset + spec.size_bytes} "
-                    f"of a bucket of {self.size_bytes}"
+                    f"of a payload of {self.size_bytes}"
                 )
 
     def source(self, path: PathName) -> Source | None:

@@ -37,7 +37,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Generic[S]):
+class ReadRequest(Generic[S]):
     """The request of a Get to a path: ``tensors`` of ``handle`` (whole, or rows of them), from its ``source``."""
 
     handle: StateHandle
@@ -69,7 +69,7 @@ class TransferPath(Protocol[S]):
         """
         ...
 
-    async def fetch(self, request: Wanted[S], into: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def fetch(self, request: ReadRequest[S], into: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns the tensors: ``into``, overwritten, or new ones.
 
         Raises StateMismatch before the first byte is written if ``into`` does not fit; StaleHandle, CorruptState,
@@ -86,10 +86,10 @@ class TransferPath(Protocol[S]):
         ...
 
 
-class PathInPlace(TransferPath[S], Protocol[S]):
+class Memory(TransferPath[S], Protocol[S]):
     """A path whose memory a reader may also use where it lies."""
 
-    def view(self, request: Wanted[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
+    def view(self, request: ReadRequest[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
         """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
         with their digests. Raises as ``fetch``, when the context is entered."""
         ...

@@ -1,6 +1,6 @@
-"""Buckets (the tensors of a state in one block of bytes): layout, views, check of a destination, copies with digests.
+"""Payloads (the tensors of a state as one range of bytes): layout, views, check of a destination, copies with digests.
 
-A copy is divided into parts, for several threads. A part is one chunk of the bucket as a rule: small enough that its
+A copy is divided into parts, for several threads. A part is one chunk of the payload as a rule: small enough that its
 digest is computed while the bytes are in the cache, large enough that a switch of threads costs little beside it.
 """
 
@@ -22,7 +22,7 @@ from .tensors.tensor_kind import TensorKind
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The position of every tensor in its bucket: in the mapping's order, each aligned to ``ALIGNMENT`` bytes."""
+    """The position of every tensor in its payload: in the mapping's order, each aligned to ``ALIGNMENT`` bytes."""
 
     kind: TensorKind[Any]
     specs: tuple[TensorSpec, ...]
@@ -55,8 +55,8 @@ class Layout:
         )
 
 
-def bucket_views(kind: TensorKind[Any], flat: Any, offset: int, specs: Sequence[TensorSpec]) -> list[Any]:
-    """Views of the bucket that starts at byte ``offset`` of ``flat`` (uint8, one dimension)."""
+def make_views(kind: TensorKind[Any], flat: Any, offset: int, specs: Sequence[TensorSpec]) -> list[Any]:
+    """Views of the payload that starts at byte ``offset`` of ``flat`` (uint8, one dimension)."""
     starts = [offset + spec.offset for spec in specs]
     return [
         kind.view(flat[start : start + spec.size_bytes], spec)
@@ -94,7 +94,7 @@ def destinations(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes ``start`` to ``end`` of a bucket, whole chunks, and the tensors in them.
+    """Bytes ``start`` to ``end`` of a payload, whole chunks, and the tensors in them.
 
     ``cuts``: the index of a tensor, and the bytes of it that are in this part.
     """
@@ -105,7 +105,7 @@ class Part:
 
 
 def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes: int) -> list[Part]:
-    """The parts of a bucket of ``size_bytes`` that have the tensors of ``specs``, in the order of their offsets.
+    """The parts of a payload of ``size_bytes`` that have the tensors of ``specs``, in the order of their offsets.
 
     Each part has one chunk, or more if a tensor that is not ``divisible`` (strided) covers them. Chunks without a
     tensor are in no part.
@@ -175,13 +175,13 @@ def chunks(part: Part) -> Iterator[tuple[int, int, int]]:
 
 def put(
     copying: Copying,
-    bucket: memoryview,
+    payload: memoryview,
     table: memoryview,
     share: Share,
     stop: threading.Event,
     compare: Callable[[int], None] | None = None,
 ) -> int:
-    """Copies into ``bucket``, and the digests of its chunks into ``table``, while they are in the cache. Then
+    """Copies into ``payload``, and the digests of its chunks into ``table``, while they are in the cache. Then
     ``compare`` is called with the first byte of the chunk.
 
     Returns the digest of the whole. Raises TransportClosed soon after ``stop`` is set.
@@ -194,18 +194,18 @@ def put(
         part = parts[index]
         copying.copy(part)
         for number, start, end in chunks(part):
-            table[number] = xxhash.xxh3_64_intdigest(bucket[start:end])
+            table[number] = xxhash.xxh3_64_intdigest(payload[start:end])
             if compare is not None:
                 compare(start)
 
     share(len(parts), write_part)
-    return table_digest(table, len(bucket))
+    return table_digest(table, len(payload))
 
 
 def fetch(
-    copying: Copying, bucket: memoryview, table: memoryview | None, share: Share, stop: threading.Event
+    copying: Copying, payload: memoryview, table: memoryview | None, share: Share, stop: threading.Event
 ) -> None:
-    """Copies out of ``bucket``. Raises WrongDigest if a chunk has another digest than in ``table`` (None: the caller
+    """Copies out of ``payload``. Raises WrongDigest if a chunk has another digest than in ``table`` (None: the caller
     has compared them), and TransportClosed soon after ``stop`` is set."""
     parts = copying.parts
 
@@ -214,29 +214,29 @@ def fetch(
             raise TransportClosed
         part = parts[index]
         if table is not None:
-            _check_part(part, bucket, table)
+            _check_part(part, payload, table)
         copying.copy(part)
 
     share(len(parts), read_part)
 
 
 def check(
-    specs: Sequence[TensorSpec], bucket: memoryview, table: memoryview, share: Share, stop: threading.Event
+    specs: Sequence[TensorSpec], payload: memoryview, table: memoryview, share: Share, stop: threading.Event
 ) -> None:
     """Compares the bytes of the tensors with their digests. Raises as ``fetch``."""
-    parts = parts_of(specs, [True] * len(specs), len(bucket))
+    parts = parts_of(specs, [True] * len(specs), len(payload))
 
     def check_part(index: int) -> None:
         if stop.is_set():
             raise TransportClosed
-        _check_part(parts[index], bucket, table)
+        _check_part(parts[index], payload, table)
 
     share(len(parts), check_part)
 
 
-def _check_part(part: Part, bucket: memoryview, table: memoryview) -> None:
+def _check_part(part: Part, payload: memoryview, table: memoryview) -> None:
     for number, start, end in chunks(part):
-        digest = xxhash.xxh3_64_intdigest(bucket[start:end])
+        digest = xxhash.xxh3_64_intdigest(payload[start:end])
         if digest != table[number]:
             raise WrongDigest(table[number], digest)
 
@@ -251,5 +251,5 @@ class WrongDigest(Exception):
 
 
 def table_digest(table: memoryview, size_bytes: int) -> int:
-    """The digest of a bucket of ``size_bytes``, by those of its chunks."""
+    """The digest of a payload of ``size_bytes``, by those of its chunks."""
     return xxhash.xxh3_64_intdigest(table[: -(-size_bytes // CHUNK_BYTES)])

@@ -4,8 +4,8 @@
     await transport.get(handle, into=other_weights)                 # in process B, which has received the handle
 
 A state lies in memory: in that of the host (``HostMemory``: blocks that its processes map) or in that of a device
-(``DeviceMemory``: buffers that are opened by handle). Host memory has a door (``Remote``) if the process has keys: other
-hosts read through it. A group (``CollectivePath``) has no memory: all of its members move a state at the same time.
+(``DeviceMemory``: buffers that are opened by handle). Host memory has a door (``Remote``) if the process has keys:
+other hosts read through it. A group (``CollectivePath``) has no memory: its members move a state at the same time.
 
 Set on A, of shared memory and for other hosts:
 
@@ -25,8 +25,8 @@ Get on B, on another host:
     choose                  takes the fastest source that reaches the destination (pure; its reason is logged)
     HostMemory.fetch        compares names, shapes and dtypes with the destination before a byte moves
     Remote.copy_here        one process of a host fetches, by the lock of the key; the others wait for its copy
-    Fetch.run               asks A for ranges over a few connections <-> ``BulkServer``, which keeps its block from being
-                            written (``Block.hold``). Each chunk is compared with its digest as it arrives
+    Fetch.run               asks A for ranges, over a few connections. A's ``BulkServer`` keeps the block from being
+                            written meanwhile (``Block.hold``). Each chunk is compared with its digest as it arrives
     HostMemory._read        copies into the destination. The generation must be the handle's before and after; digests
                             are compared, unless this process has just done so
 
@@ -43,8 +43,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..core.telemetry import get_logger
-from .device_memory.cuda_ipc import CudaIpcPath
-from .device_memory.devices import DeviceMemory, Devices
+from .device_memory.device_memory import DeviceMemory
+from .device_memory.devices import Devices, MemoryUse
 from .errors import TransportClosed
 from .groups.collective import CollectivePath
 from .groups.plan import Shards
@@ -52,7 +52,7 @@ from .handle import LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSp
 from .host_memory.arena import Arena
 from .host_memory.block import check_directory, file_bytes
 from .host_memory.host_memory import HostMemory
-from .memory import PathInPlace, TransferPath, Wanted, handle_of
+from .memory import Memory, ReadRequest, TransferPath, handle_of
 from .payload import Layout, destinations
 from .remote.bulk import Bulk
 from .remote.remote import Remote
@@ -73,7 +73,7 @@ T = TypeVar("T", "Tensor", "np.ndarray[Any, Any]")
 log = get_logger(__name__)
 
 
-def bucket_bytes(tensors: Tensors) -> int:
+def payload_bytes(tensors: Tensors) -> int:
     """Bytes of memory that ``tensors`` take when they are set, the gaps between them included."""
     return Layout.of(tensors).size_bytes if tensors else 0
 
@@ -117,10 +117,10 @@ class StateTransport:
         self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
         self._remote = None if bulk is None else Remote(self.place, runtime_dir, bulk)
         self._host = HostMemory(self.place, runtime_dir, self._arena, self._workers, self._remote)
-        self._memories: dict[PathName, PathInPlace[Any]] = {"shm": self._host}
+        self._memories: dict[PathName, Memory[Any]] = {"shm": self._host}
         if devices is not None:
             controls = Arena(runtime_dir, f"{self.place.process}-ipc")
-            self._memories["cuda_ipc"] = CudaIpcPath(
+            self._memories["cuda_ipc"] = DeviceMemory(
                 self.place, runtime_dir, controls, self._workers, devices
             )
         if self._remote is not None:
@@ -292,7 +292,7 @@ class StateTransport:
         sources, size_bytes = self._host.sources(handle), handle.size_bytes
         path = path or self._path
         choice = choose(self._reader, sources, devices=devices, size_bytes=size_bytes, path=path)
-        wanted = Wanted(handle, choice.source, handle.select(names, rows))
+        wanted = ReadRequest(handle, choice.source, handle.select(names, rows))
         transfer = Transfer.of(wanted, timeout_s)
         return await self._transfers.get(transfer, choice, self._paths[choice.path].fetch(wanted, into))
 
@@ -323,7 +323,7 @@ class StateTransport:
         devices = {CPU} if self._devices is None else set(self._devices.visible()[:1])
         sources = [source for source in self._host.sources(handle) if source.path != "collective"]
         choice = choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=self._path)
-        wanted = Wanted(handle, choice.source, handle.select(names, rows))
+        wanted = ReadRequest(handle, choice.source, handle.select(names, rows))
         if like is not None:
             destinations(handle.key, wanted.tensors, like)
         transfer = Transfer.of(wanted, timeout_s)
@@ -367,7 +367,7 @@ class StateTransport:
         wants, by tensor. Bytes that move are compared with their digest.
 
         Raises StateMismatch for rows that no member has and members with another plan, before anything is written;
-        MemberMissing, with the member and the bucket, CorruptState, TransferTimeout, TransportClosed: after these
+        MemberMissing, with the member and the step, CorruptState, TransferTimeout, TransportClosed: after these
         ``into`` is undefined.
         """
         self._check_open()
@@ -390,7 +390,7 @@ class StateTransport:
         )
 
     async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
-        """Two pieces of this process's memory, each of ``size_bytes`` or a little more, with all their pages, for
+        """Lends two blocks of this process, each of ``size_bytes`` or a little more, with all their pages, for
         ``set`` in other processes of the host. A state that one of those has set stays readable after its end; a state
         that it was setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
         self._check_open()
@@ -405,7 +405,7 @@ class StateTransport:
         size_bytes = handle.size_bytes
         choice = choose(self._reader, handle.sources, devices={CPU}, size_bytes=size_bytes, path="tcp")
         assert isinstance(choice.source, TcpSource), "no other path was asked for"
-        wanted = Wanted(handle, choice.source, handle.tensors)
+        wanted = ReadRequest(handle, choice.source, handle.tensors)
         return await self._transfers.get(
             Transfer.of(wanted, timeout_s), choice, self._host.take(wanted, lent)
         )
@@ -444,7 +444,7 @@ class StateTransport:
             network=None if self._remote is None else self._remote.statistics,
         )
 
-    def _device_memory(self) -> dict[str, DeviceMemory]:
+    def _device_memory(self) -> dict[str, MemoryUse]:
         if self._devices is None:
             return {}
         return {device: self._devices.memory(device) for device in self._devices.visible()}

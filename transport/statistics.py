@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
-from .device_memory.devices import DeviceMemory
+from .device_memory.devices import MemoryUse
 from .handle import PathName
 
 
@@ -50,7 +50,7 @@ class TransportStatistics:
     running: int
     arena_bytes: int
     spare_bytes: int = 0
-    devices: dict[str, DeviceMemory] = field(default_factory=dict)
+    devices: dict[str, MemoryUse] = field(default_factory=dict)
     chosen: dict[str, Chosen] = field(default_factory=dict)
     network: NetworkStatistics | None = None
 

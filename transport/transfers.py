@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from ..core.telemetry import get_logger
 from .errors import TransferTimeout
 from .handle import PathName
-from .memory import Progress, Wanted
+from .memory import Progress, ReadRequest
 from .select import Choice
 from .statistics import Chosen, PathStatistics
 
@@ -30,7 +30,7 @@ class Transfer:
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
-    def of(cls, request: Wanted[Any], timeout_s: float) -> "Transfer":
+    def of(cls, request: ReadRequest[Any], timeout_s: float) -> "Transfer":
         """A Get."""
         handle, path = request.handle, request.source.path
         return cls("get", handle.key, handle.version, path, request.size_bytes, timeout_s, request.progress)

@@ -24,7 +24,7 @@ from ...core.waits import Wait
 from ...transport.device_memory.find import find_devices
 from ...transport.handle import LentMemory, StateHandle
 from ...transport.remote.bulk import Bulk
-from ...transport.state import StateTransport, bucket_bytes
+from ...transport.state import StateTransport, payload_bytes
 from ..errors import WorkerReplaced
 from ..messages import (
     BaseState,
@@ -177,7 +177,7 @@ class SlotWorker(Actor, SlotApi):
                     timeout_s=TRANSFER_TIMEOUT_S,
                 )
                 moved = Moved(
-                    moved.size_bytes + bucket_bytes(part.into), self._count_moved([part.handle]).path
+                    moved.size_bytes + payload_bytes(part.into), self._count_moved([part.handle]).path
                 )
             await self._policies.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
@@ -198,14 +198,14 @@ class SlotWorker(Actor, SlotApi):
         weights = await self._policies.compute(f"the weights of {policy}", backend.weights)
         base = backend.base_state()
         live = weights if _are_live(weights, base) else {}
-        step = bucket_bytes(backend.gradients())
+        step = payload_bytes(backend.gradients())
         names = {_address(tensor): name for name, tensor in base.items()}
         return StateBytes(
-            weights=bucket_bytes(weights),
-            rest=bucket_bytes(_exclude_live(base, live)),
+            weights=payload_bytes(weights),
+            rest=payload_bytes(_exclude_live(base, live)),
             step=step,
-            base=bucket_bytes(base),
-            on_slot=bucket_bytes(base) + step + bucket_bytes(backend.frozen_state()),
+            base=payload_bytes(base),
+            on_slot=payload_bytes(base) + step + payload_bytes(backend.frozen_state()),
             rows={name: (part.start, part.stop) for name, part in backend.parts().items()},
             live={name: names[_address(tensor)] for name, tensor in live.items()},
         )

@@ -12,7 +12,7 @@ from ...core.task_groups import first_error
 from ...core.waits import Wait
 from ...transport.device_memory.find import find_devices
 from ...transport.remote.bulk import Bulk
-from ...transport.state import StateTransport, bucket_bytes
+from ...transport.state import StateTransport, payload_bytes
 from ..messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ..names import PolicyName, Step, Version
 from .arrival_order import ArrivalOrder
@@ -61,7 +61,7 @@ class StaticPool(TrainingPool):
         ArenaSpace."""
         if "shm" in self._transport.offered:
             size_bytes = await self._policies.compute(
-                f"the weights of {policy}", lambda: bucket_bytes(self._policies[policy].weights())
+                f"the weights of {policy}", lambda: payload_bytes(self._policies[policy].weights())
             )
             await self._transport.reserve(size_bytes)
 

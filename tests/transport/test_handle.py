@@ -46,7 +46,7 @@ def test_a_handle_survives_messages(
     ("field", "value", "message"),
     [
         ("version", -1, "version -1"),
-        ("size_bytes", 87, "ends at byte 88 of a bucket of 87"),
+        ("size_bytes", 87, "ends at byte 88 of a payload of 87"),
         ("sources", [{"path": "carrier pigeon"}], "shm"),
         ("tensors", [asdict(SPEC), asdict(SPEC)], "same name"),
         ("tensors", [asdict(SPEC) | {"offset": 63}], "multiple of 64"),

@@ -1,4 +1,4 @@
-"""Buckets: layout, copying in pieces that can be stopped, and the digest of the whole bucket."""
+"""Payloads: layout, copying in pieces that can be stopped, and the digest of the whole payload."""
 
 import threading
 from typing import Any
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flexmarl.transport.errors import TransportClosed
 from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.host_memory.block import CHUNK_BYTES
-from flexmarl.transport.payload import Copying, Layout, Part, WrongDigest, bucket_views, fetch, parts_of, put
+from flexmarl.transport.payload import Copying, Layout, Part, WrongDigest, fetch, make_views, parts_of, put
 from flexmarl.transport.tensors.torch_tensors import KIND as TORCH
 
 NEVER = threading.Event()
@@ -53,10 +53,10 @@ def copying_of(targets: list[torch.Tensor], sources: list[torch.Tensor], layout:
     return Copying(TORCH, targets, sources, layout.specs, layout.size_bytes)
 
 
-def test_views_are_the_bytes_of_the_bucket() -> None:
+def test_views_are_the_bytes_of_the_payload() -> None:
     layout = Layout.of(state())
     memory = torch.zeros(128 + layout.size_bytes, dtype=torch.uint8)
-    views = bucket_views(TORCH, memory, 128, layout.specs)
+    views = make_views(TORCH, memory, 128, layout.specs)
     copying = copying_of(views, list(state().values()), layout)
     for part in copying.parts:
         copying.copy(part)
@@ -111,7 +111,7 @@ def test_the_digest_is_that_of_all_bytes(elements: int) -> None:
     layout = Layout.of(tensors)
     memory = bytearray(layout.size_bytes)
     table = memoryview(bytearray(8 * 10)).cast("Q")
-    views = bucket_views(TORCH, torch.frombuffer(memory, dtype=torch.uint8), 0, layout.specs)
+    views = make_views(TORCH, torch.frombuffer(memory, dtype=torch.uint8), 0, layout.specs)
     copying = copying_of(views, list(tensors.values()), layout)
     digest = put(copying, memoryview(memory), table, shared, NEVER)
     pieces = [memory[start : start + CHUNK_BYTES] for start in range(0, len(memory), CHUNK_BYTES)]
@@ -140,7 +140,7 @@ def test_a_copy_stops_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None
     source = {"w": torch.ones(CHUNK_BYTES)}  # four parts
     layout = Layout.of(source)
     memory = bytearray(layout.size_bytes)
-    views = bucket_views(TORCH, torch.frombuffer(memory, dtype=torch.uint8), 0, layout.specs)
+    views = make_views(TORCH, torch.frombuffer(memory, dtype=torch.uint8), 0, layout.specs)
     copying = Stopping(TORCH, views, list(source.values()), layout.specs, layout.size_bytes)
     with pytest.raises(TransportClosed):
         put(copying, memoryview(memory), memoryview(bytearray(64)).cast("Q"), shared, stop)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import DeviceError, OutOfDeviceMemory, UnknownDevice
 from .checksums import checksum
-from .devices import DeviceMemory
+from .devices import MemoryUse
 
 _HANDLE_BYTES: Final = 64
 _OUT_OF_MEMORY: Final = 2
@@ -89,9 +89,9 @@ class CudaDevices:
             if torch.cuda.can_device_access_peer(self._indices[device], self._indices[peer])
         )
 
-    def memory(self, device: str) -> DeviceMemory:
+    def memory(self, device: str) -> MemoryUse:
         free, total = torch.cuda.mem_get_info(self._index(device))
-        return DeviceMemory(free, total)
+        return MemoryUse(free, total)
 
     def device_of(self, tensor: Tensor) -> str | None:
         if not tensor.is_cuda:

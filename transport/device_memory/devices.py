@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class MemoryUse:
     """Bytes of one device."""
 
     free_bytes: int
@@ -59,7 +59,7 @@ class Devices(Protocol[B]):
         """Pairs of different visible devices of which the first can read the memory of the second."""
         ...
 
-    def memory(self, device: str) -> DeviceMemory: ...
+    def memory(self, device: str) -> MemoryUse: ...
 
     def device_of(self, tensor: "Tensor") -> str | None:
         """The UUID of the device that a tensor is on; None on the CPU."""

@@ -23,7 +23,7 @@ from ..errors import DeviceError, OutOfDeviceMemory, UnknownDevice
 from ..host_memory.block import check_directory
 from ..host_memory.locks import is_locked, try_lock, unlock
 from .checksums import checksum
-from .devices import DeviceMemory
+from .devices import MemoryUse
 
 _OWNER: Final = 0
 _OPEN: Final = 1
@@ -102,11 +102,11 @@ class FakeDevices:
         pairs = itertools.permutations(self._visible, 2)
         return frozenset(pair for pair in pairs if pair not in self._unreachable)
 
-    def memory(self, device: str) -> DeviceMemory:
+    def memory(self, device: str) -> MemoryUse:
         self._check_visible(device)
         with self._lock_accounts(device):
             total = self._total_bytes[device]
-            return DeviceMemory(total - self._used_bytes(device), total)
+            return MemoryUse(total - self._used_bytes(device), total)
 
     def device_of(self, tensor: Tensor) -> str | None:
         buffer = self._buffer_of(tensor)

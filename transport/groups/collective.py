@@ -21,7 +21,7 @@ from ...core.telemetry import get_logger
 from .. import payload
 from ..errors import MemberMissing, StaleHandle, StateMismatch, TransportClosed
 from ..handle import CollectiveSource, PathName, Rows, StateHandle, TensorSpec
-from ..memory import Offer, Wanted
+from ..memory import Offer, ReadRequest
 from ..tensors.kinds import torch_kind
 from ..tensors.tensor_kind import Tensors
 from ..workers import INLINE_BYTES, CopyWorkers
@@ -172,7 +172,7 @@ class CollectivePath:
     # ----------------------------------------------------------------------- receiving
 
     async def fetch(
-        self, request: Wanted[CollectiveSource], into: Mapping[str, Any] | None
+        self, request: ReadRequest[CollectiveSource], into: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         handle, source = request.handle, request.source
         if self._closed:
@@ -292,7 +292,7 @@ def _copies(layout: payload.Layout, tensors: Sequence[Any], stop: threading.Even
     return {spec.name: tensor.clone() for spec, tensor in zip(layout.specs, sources, strict=True)}
 
 
-def _rows_of(request: Wanted[CollectiveSource]) -> dict[str, tuple[int, int]]:
+def _rows_of(request: ReadRequest[CollectiveSource]) -> dict[str, tuple[int, int]]:
     """The rows of each tensor that is wanted, by name."""
     specs = {spec.name: spec for spec in request.handle.tensors}
     rows = {}

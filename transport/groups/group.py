@@ -156,7 +156,7 @@ class Group:
         """Does this member's steps. ``held`` and ``into``: rows of tensors by name, with the number of the first row.
 
         Several transfers may run at the same time; with "nccl" all members run them one after the other, in the same
-        order. Raises MemberMissing, with the bucket and its peer, after which the group can't be used any more and
+        order. Raises MemberMissing, with the step and its peer, after which the group can't be used any more and
         ``into`` is undefined; CorruptState, TransportClosed.
         """
         plan = plan_run.plan
@@ -175,7 +175,7 @@ class Group:
             try:
                 self._do(plan_run, step, held, into, deadline - time.monotonic())
             except RuntimeError as error:  # torch's: a deadline, or a connection that was closed
-                reason = f"bucket {step.number} of {len(plan.steps)}: {_first_line(error)}"
+                reason = f"step {step.number} of {len(plan.steps)}: {_first_line(error)}"
                 self._broken = self._broken or reason
                 raise MemberMissing(self.address.name, peers, reason, timeout_s) from error
 
@@ -215,7 +215,7 @@ class Group:
 
     @contextmanager
     def _lent_buffer(self, size_bytes: int, device: torch.device) -> Iterator[Tensor]:
-        """Memory for one bucket: kept for the next one, and made again for a larger one."""
+        """Memory for one step: kept for the next one, and made again for a larger one."""
         kept = self._buffers.pop(device, None)  # another transfer that runs now makes its own
         if kept is None or kept.numel() < size_bytes:
             kept = torch.zeros(size_bytes, dtype=torch.uint8, device=device)

@@ -1,7 +1,7 @@
 """The plan of a transfer that several processes join: pure, computed by every member from the same inputs.
 
 Each member has rows (of dimension 0) of some tensors and wants rows of some, such as a trainer's shards and an
-engine's whole tensors. The plan is a list of steps in one order for all: in each step one member sends one bucket to
+engine's whole tensors. The plan is a list of steps in one order for all: in each step one member sends rows to
 one or several others. All do their steps in this order, so that no two wait for each other.
 """
 
@@ -16,7 +16,7 @@ from ..handle import Rows, TensorSpec
 Shards = Mapping[str, Rows]
 """By member: the rows that it has or wants, by tensor. A tensor without dimensions is row 0 to 1."""
 
-BUCKET_BYTES: Final = 256 << 20
+STEP_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def whole(specs: Sequence[TensorSpec]) -> Rows:
 
 
 def make_plan(
-    key: str, specs: Sequence[TensorSpec], held: Shards, needed: Shards, bucket_bytes: int = BUCKET_BYTES
+    key: str, specs: Sequence[TensorSpec], held: Shards, needed: Shards, step_bytes: int = STEP_BYTES
 ) -> Plan:
-    """The plan by which every member gets what it wants, of any member that has it, in buckets of ``bucket_bytes`` (a
+    """The plan by which every member gets what it wants, of any member that has it, in steps of ``step_bytes`` (a
     row may be larger).
 
     Each range of rows is sent once for all that want it; senders share the work evenly. Raises StateMismatch for names
@@ -92,14 +92,14 @@ def make_plan(
             row_ranges = sending.setdefault((sender, receivers), [])
             row_ranges += (
                 (part, (part.stop - part.start) * row_bytes)
-                for part in _cut(row_range, row_bytes, bucket_bytes)
+                for part in _cut(row_range, row_bytes, step_bytes)
             )
     if problems:
         raise StateMismatch(key, problems)
     steps = [
         step
         for (sender, receivers), row_ranges in sending.items()
-        for step in _in_buckets(sender, receivers, row_ranges, bucket_bytes)
+        for step in _in_steps(sender, receivers, row_ranges, step_bytes)
     ]
     numbered = tuple(replace(step, number=number) for number, step in enumerate(steps))
     return Plan(numbered, {member: tuple(row_ranges) for member, row_ranges in local_rows.items()})
@@ -136,22 +136,22 @@ def _covers(rows: Rows, row_range: RowRange) -> bool:
     return start <= row_range.start and row_range.stop <= stop
 
 
-def _cut(row_range: RowRange, row_bytes: int, bucket_bytes: int) -> Iterator[RowRange]:
-    rows = max(1, bucket_bytes // row_bytes) if row_bytes else row_range.stop - row_range.start
+def _cut(row_range: RowRange, row_bytes: int, step_bytes: int) -> Iterator[RowRange]:
+    rows = max(1, step_bytes // row_bytes) if row_bytes else row_range.stop - row_range.start
     for start in range(row_range.start, row_range.stop, rows):
         yield RowRange(row_range.tensor, start, min(start + rows, row_range.stop))
 
 
-def _in_buckets(
-    sender: str, receivers: tuple[str, ...], row_ranges: Sequence[tuple[RowRange, int]], bucket_bytes: int
+def _in_steps(
+    sender: str, receivers: tuple[str, ...], row_ranges: Sequence[tuple[RowRange, int]], step_bytes: int
 ) -> Iterator[Step]:
-    bucket: list[RowRange] = []
+    rows: list[RowRange] = []
     filled = 0
     for row_range, size_bytes in row_ranges:
-        if bucket and filled + size_bytes > bucket_bytes:
-            yield Step(0, sender, receivers, tuple(bucket), filled)
-            bucket, filled = [], 0
-        bucket.append(row_range)
+        if rows and filled + size_bytes > step_bytes:
+            yield Step(0, sender, receivers, tuple(rows), filled)
+            rows, filled = [], 0
+        rows.append(row_range)
         filled += size_bytes
-    if bucket:
-        yield Step(0, sender, receivers, tuple(bucket), filled)
+    if rows:
+        yield Step(0, sender, receivers, tuple(rows), filled)

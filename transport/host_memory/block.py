@@ -1,8 +1,8 @@
 """One version's memory: a file that its writer and its readers map.
 
     page 0    magic | capacity | generation, version, size in bytes
-    bucket    the tensors, ``capacity`` bytes
-    table     xxh3_64 of every ``CHUNK_BYTES`` of the bucket
+    payload   the tensors, ``capacity`` bytes
+    table     xxh3_64 of every ``CHUNK_BYTES`` of the payload
 
 The generation is a sequence lock: odd while the block is written, even when it is published, never repeated. A reader
 that finds the generation of its handle before and after copying has copied exactly that version. Generations are
@@ -12,7 +12,7 @@ detect a mix of versions.
 Bytes of page 0 are locked (``locks.py``): ``OWNER`` by the process that made the file, as long as it lives; ``USE``
 shared by each reader that uses the memory in place, exclusively by a writer. A block without tensors orders the use of
 memory elsewhere: there ``OPEN`` is locked by each process that has that memory open, and one byte more by each user,
-whose process id the bucket has. The kernel removes the locks of a killed process.
+whose process id the payload has. The kernel removes the locks of a killed process.
 
 The module works on bytes, without torch.
 """
@@ -67,7 +67,7 @@ def is_block_name(name: str) -> bool:
 
 
 def file_bytes(capacity: int) -> int:
-    """The size of the file of a block whose bucket has ``capacity`` bytes, a multiple of a page."""
+    """The size of the file of a block whose payload has ``capacity`` bytes, a multiple of a page."""
     return _PAGE + capacity + _whole_pages(8 * -(-capacity // CHUNK_BYTES))
 
 
@@ -78,7 +78,7 @@ def _whole_pages(size_bytes: int) -> int:
 class Block:
     """A mapped block. ``memory``: the whole file; unmapped with the last reference to it or to a view of it.
 
-    ``bucket``: the bytes of the tensors. ``table``: a 64-bit word for the digest of each chunk.
+    ``payload``: the bytes of the tensors. ``table``: a 64-bit word for the digest of each chunk.
     """
 
     def __init__(self, directory: Path, name: str, memory: mmap.mmap, descriptor: int | None) -> None:
@@ -89,7 +89,7 @@ class Block:
         whole = memoryview(memory)
         self._words = whole[:_PAGE].cast("Q")
         self.capacity = self._words[_CAPACITY]
-        self.bucket = whole[_PAGE : _PAGE + self.capacity]
+        self.payload = whole[_PAGE : _PAGE + self.capacity]
         self.table = whole[_PAGE + self.capacity :].cast("Q")
         self._processes = whole[_PAGE : _PAGE + self.USERS_BYTES].cast("Q")
         self._user: int | None = None
@@ -97,7 +97,7 @@ class Block:
     USERS_BYTES: Final = 512
     """Capacity of a block without tensors, whose ``users`` are of interest."""
     START: Final = _PAGE
-    """The first byte of the bucket in ``memory``."""
+    """The first byte of the payload in ``memory``."""
 
     @classmethod
     def create(cls, directory: Path, name: str, capacity: int) -> "Block":
@@ -197,7 +197,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the bucket that the published version uses."""
+        """Bytes of the payload that the published version uses."""
         return self._words[_SIZE]
 
     def begin(self, version: int, size_bytes: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from .. import payload
 from ..errors import ArenaSpace, CorruptState, ForeignHandle, MemoryInUse, StaleHandle, TransportClosed
 from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource, TensorSpec
-from ..memory import Offer, Wanted
+from ..memory import Offer, ReadRequest
 from ..remote.remote import Remote
 from ..select import Place
 from ..tensors.kinds import torch_kind
@@ -42,7 +42,7 @@ class _Mapped:
         entry = self._views
         if entry is None or entry[0] is not kind or (entry[1] is not specs and entry[1] != specs):
             flat = kind.flat(self.block.memory)
-            entry = self._views = kind, specs, payload.bucket_views(kind, flat, Block.START, specs)
+            entry = self._views = kind, specs, payload.make_views(kind, flat, Block.START, specs)
         return entry[2]
 
 
@@ -140,18 +140,18 @@ class HostMemory:
         stop: threading.Event,
         newest: Block | None = None,
     ) -> tuple[ShmSource, int]:
-        """Writes the bucket of a block that was begun, and publishes it: its source and digest. ``newest``: of the
+        """Writes the payload of a block that was begun, and publishes it: its source and digest. ``newest``: of the
         versions of its key."""
         block = mapped.block
         try:
-            bucket = block.bucket[: layout.size_bytes]
+            data = block.payload[: layout.size_bytes]
             views = mapped.views(layout.kind, layout.specs)
             copying = payload.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
             # While a chunk is in the cache, the changes for readers of other hosts that have the older version.
             compare = None
             if newest is not None and self._remote is not None:
                 compare = self._remote.compare(newest, block, layout.size_bytes)
-            digest = payload.put(copying, bucket, block.table, self._workers.share, stop, compare)
+            digest = payload.put(copying, data, block.table, self._workers.share, stop, compare)
         except BaseException:
             block.end()
             raise
@@ -218,7 +218,7 @@ class HostMemory:
         first, second = memory
         return first, second
 
-    async def take(self, request: Wanted[TcpSource], lent: LentMemory) -> StateHandle:
+    async def take(self, request: ReadRequest[TcpSource], lent: LentMemory) -> StateHandle:
         """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
         assert self._remote is not None, "else there is no path to another node"
         handle, block = request.handle, self._lent[lent.block]
@@ -308,7 +308,7 @@ class HostMemory:
         return (*(source for source in handle.sources if source.path != "shm"), copy)
 
     async def fetch(
-        self, request: Wanted[ShmSource] | Wanted[TcpSource], into: Mapping[str, Any] | None
+        self, request: ReadRequest[ShmSource] | ReadRequest[TcpSource], into: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         """A state of another host is copied to this one first, unless a copy is there."""
         destination = None
@@ -318,18 +318,20 @@ class HostMemory:
         work = functools.partial(self._read, local, destination, checked)
         return await self._workers.run(request.size_bytes, work)
 
-    async def _bring(self, request: Wanted[ShmSource] | Wanted[TcpSource]) -> tuple[Wanted[ShmSource], bool]:
+    async def _bring(
+        self, request: ReadRequest[ShmSource] | ReadRequest[TcpSource]
+    ) -> tuple[ReadRequest[ShmSource], bool]:
         """The request, for a block of this host; false if its digests need no check, as they were just computed."""
         handle, source = request.handle, request.source
         if isinstance(source, ShmSource):
-            return Wanted(handle, source, request.tensors, request.progress), True
+            return ReadRequest(handle, source, request.tensors, request.progress), True
         assert self._remote is not None, "select.choose refuses tcp without a door"
-        copy = await self._remote.copy_here(Wanted(handle, source, request.tensors, request.progress))
-        return Wanted(handle, copy.source, request.tensors, request.progress), not copy.is_verified
+        copy = await self._remote.copy_here(ReadRequest(handle, source, request.tensors, request.progress))
+        return ReadRequest(handle, copy.source, request.tensors, request.progress), not copy.is_verified
 
     def _read(
         self,
-        request: Wanted[ShmSource],
+        request: ReadRequest[ShmSource],
         destination: tuple[TensorKind[Any], list[Any]] | None,
         checked: bool,
         stop: threading.Event,
@@ -348,13 +350,13 @@ class HostMemory:
                 if held is not None:
                     stack.callback(os.close, held)
             _check_generation(block, handle, source)
-            bucket, table = block.bucket[: handle.size_bytes], block.table
+            data, table = block.payload[: handle.size_bytes], block.table
             views = mapped.views(kind, specs) if request.is_whole else _Mapped(block).views(kind, specs)
             copying = payload.Copying(kind, targets, views, specs, handle.size_bytes)
             try:
                 if checked:
                     _check_table(block, handle)
-                payload.fetch(copying, bucket, table if checked else None, self._workers.share, stop)
+                payload.fetch(copying, data, table if checked else None, self._workers.share, stop)
             except payload.WrongDigest as wrong:
                 _check_generation(block, handle, source)
                 raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
@@ -363,7 +365,7 @@ class HostMemory:
 
     @asynccontextmanager
     async def view(
-        self, request: Wanted[ShmSource] | Wanted[TcpSource], *, checked: bool
+        self, request: ReadRequest[ShmSource] | ReadRequest[TcpSource], *, checked: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """Views of the shared memory, which stays as it is as long as one of them exists. The digests of the chunks
         are compared with the handle's in any case."""
@@ -382,8 +384,8 @@ class HostMemory:
         try:
             _check_table(block, handle)
             if checked and needs_check:
-                bucket, table, share = block.bucket[: handle.size_bytes], block.table, self._workers.share
-                work = functools.partial(payload.check, request.tensors, bucket, table, share)
+                data, table, share = block.payload[: handle.size_bytes], block.table, self._workers.share
+                work = functools.partial(payload.check, request.tensors, data, table, share)
                 await self._workers.run(request.size_bytes, work)
         except payload.WrongDigest as wrong:
             raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
@@ -417,7 +419,7 @@ class HostMemory:
 
 def _check_size(block: Block, handle: StateHandle) -> None:
     if handle.size_bytes > block.capacity:
-        reason = f"a bucket of {handle.size_bytes} bytes can't be in a block of {block.capacity}"
+        reason = f"a payload of {handle.size_bytes} bytes can't be in a block of {block.capacity}"
         raise ForeignHandle(block.name, str(block.directory), reason)
 
 

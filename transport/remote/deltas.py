@@ -28,7 +28,7 @@ class Deltas:
         self._small = 0
 
     def of(self, start: int, end: int) -> bytes | None:
-        """The changes of a bucket; None if they are not much smaller than it."""
+        """The changes of a range; None if they are not much smaller than it."""
         deltas = []
         for chunk in range(start, end, CHUNK_BYTES):
             changes = self._chunk(chunk)
@@ -52,7 +52,7 @@ class Deltas:
             return future.result()
         end = min(start + CHUNK_BYTES, self._size_bytes)
         try:
-            changes = delta.encode(self._old.bucket[start:end], self._new.bucket[start:end])
+            changes = delta.encode(self._old.payload[start:end], self._new.payload[start:end])
         except BaseException as error:
             with self._lock:
                 del self._futures[start]

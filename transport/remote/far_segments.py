@@ -33,7 +33,7 @@ from ..segments import (
 from ..statistics import NetworkStatistics
 from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .fetch import connect
-from .frames import MOST_BUCKET_BYTES, REPLY_BYTES, Answer, BadFrame, Reply, SegmentRange
+from .frames import MOST_RANGE_BYTES, REPLY_BYTES, Answer, BadFrame, Reply, SegmentRange
 from .server import BulkServer
 
 _WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -174,7 +174,7 @@ def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[SegmentRange, list[ByteRe
         if together and (
             ref.segment != together[0].segment
             or ref.offset > max(map(_end, together[-1:])) + _GAP_BYTES
-            or _end(ref) - together[0].offset > MOST_BUCKET_BYTES
+            or _end(ref) - together[0].offset > MOST_RANGE_BYTES
         ):
             yield _piece_of(together), together
             together = []

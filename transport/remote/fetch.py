@@ -1,6 +1,6 @@
 """Fetches one version from another host into a block of shared memory, over several connections.
 
-Buckets are taken from one list by all connections. A connection that ends is made again; its buckets go back to the
+Ranges are taken from one list by all connections. A connection that ends is made again; its ranges go back to the
 list, and those that have arrived stay. Every chunk is compared with its digest while it is in the cache, and the table
 of the digests with the handle's. With a ``base``, an older version on this host, the owner may send changes instead.
 """
@@ -33,7 +33,7 @@ from . import delta
 from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
 
-BUCKET_BYTES: Final = 8 << 20
+RANGE_BYTES: Final = 8 << 20
 _CONNECTIONS: Final = 4
 _REQUESTS_AHEAD: Final = 2
 _CONNECT_S: Final = 1.0
@@ -60,8 +60,8 @@ class Fetch:
         self._progress = progress
         self._statistics = statistics
         self._size_bytes = handle.size_bytes
-        buckets = -(-self._size_bytes // BUCKET_BYTES)
-        self._todo = deque(range(max(1, buckets)))
+        ranges = -(-self._size_bytes // RANGE_BYTES)
+        self._todo = deque(range(max(1, ranges)))
         self._missing = set(self._todo)
         self._wrong: Counter[int] = Counter()
         self._got_bytes = 0
@@ -71,7 +71,7 @@ class Fetch:
         self._connections: set[socket.socket] = set()
 
     def run(self, target: Block, base: Block | None, share: Share) -> None:
-        """Fills the bucket and the table of ``target``, a block that was begun. ``base``: an older version.
+        """Fills the payload and the table of ``target``, a block that was begun. ``base``: an older version.
 
         Raises FetchFailed, PeerRefused, StaleHandle, ForeignHandle, CorruptState; TransportClosed after ``abort``.
         """
@@ -110,7 +110,7 @@ class Fetch:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _connection(self) -> None:
-        """One connection, made again as often as it ends, until no bucket is left to ask for."""
+        """One connection, made again as often as it ends, until no range is left to ask for."""
         pause = _PAUSE_S
         while self._todo:
             if self._ended.is_set():
@@ -166,22 +166,22 @@ class Fetch:
     # ----------------------------------------------------------------------- a connection
 
     def _receive_all(self, connection: socket.socket, requests: "deque[int]") -> None:
-        """Asks for buckets and receives them until there are no more. ``requests``: those that have not arrived."""
+        """Asks for ranges and receives them until there are no more. ``requests``: those that have not arrived."""
         has_base = self._open(connection)
         while True:
-            while len(requests) < _REQUESTS_AHEAD and (bucket := self._next()) is not None:
-                requests.append(bucket)
-                start, end = self._range(bucket)
+            while len(requests) < _REQUESTS_AHEAD and (number := self._next()) is not None:
+                requests.append(number)
+                start, end = self._bounds(number)
                 if start < end:
-                    wants_delta = has_base and not self._wrong[bucket]
+                    wants_delta = has_base and not self._wrong[number]
                     connection.sendall(Read(start, end, wants_delta).encode())
             if not requests:
                 return
-            bucket = requests[0]
-            start, end = self._range(bucket)
+            number = requests[0]
+            start, end = self._bounds(number)
             is_right = start == end or self._receive(connection, start, end)
             requests.popleft()
-            self._end_bucket(bucket, end - start, is_right)
+            self._end_range(number, end - start, is_right)
 
     def _open(self, connection: socket.socket) -> bool:
         """True if deltas may be asked for."""
@@ -211,7 +211,7 @@ class Fetch:
         is_right = True
         for first in range(start, end, CHUNK_BYTES):
             last = min(first + CHUNK_BYTES, end)
-            receive_into(connection, self._target.bucket[first:last])
+            receive_into(connection, self._target.payload[first:last])
             self._count(last - first)
             is_right &= self._is_right(first, last)
         return is_right
@@ -222,8 +222,8 @@ class Fetch:
         for first in range(start, end, CHUNK_BYTES):
             last = min(first + CHUNK_BYTES, end)
             padded = -(-last // 8) * 8  # memory ends with a page
-            chunk = self._target.bucket[first:padded]
-            chunk[:] = self._base.bucket[first:padded]
+            chunk = self._target.payload[first:padded]
+            chunk[:] = self._base.payload[first:padded]
             read += delta.apply(changes[read:], chunk)
             is_right &= self._is_right(first, last)
         if read != len(changes):
@@ -231,31 +231,31 @@ class Fetch:
         return is_right
 
     def _is_right(self, first: int, last: int) -> bool:
-        digest = xxhash.xxh3_64_intdigest(self._target.bucket[first:last])
+        digest = xxhash.xxh3_64_intdigest(self._target.payload[first:last])
         return digest == self._target.table[first // CHUNK_BYTES]
 
-    # ----------------------------------------------------------------------- buckets
+    # ----------------------------------------------------------------------- ranges
 
-    def _range(self, bucket: int) -> tuple[int, int]:
-        return bucket * BUCKET_BYTES, min((bucket + 1) * BUCKET_BYTES, self._size_bytes)
+    def _bounds(self, number: int) -> tuple[int, int]:
+        return number * RANGE_BYTES, min((number + 1) * RANGE_BYTES, self._size_bytes)
 
     def _next(self) -> int | None:
         with suppress(IndexError):
             return self._todo.popleft()
         return None
 
-    def _end_bucket(self, bucket: int, size_bytes: int, is_right: bool) -> None:
+    def _end_range(self, number: int, size_bytes: int, is_right: bool) -> None:
         if not is_right:  # once more, and as a whole: the base may be another version than its table says
-            self._wrong[bucket] += 1
-            if self._wrong[bucket] > 1:
-                first = bucket * BUCKET_BYTES // CHUNK_BYTES
-                chunk = self._target.bucket[bucket * BUCKET_BYTES :][: min(CHUNK_BYTES, size_bytes)]
+            self._wrong[number] += 1
+            if self._wrong[number] > 1:
+                first = number * RANGE_BYTES // CHUNK_BYTES
+                chunk = self._target.payload[number * RANGE_BYTES :][: min(CHUNK_BYTES, size_bytes)]
                 digest = xxhash.xxh3_64_intdigest(chunk)
                 raise CorruptState(self._handle.key, self._handle.version, self._target.table[first], digest)
-            self._todo.append(bucket)
+            self._todo.append(number)
             return
         with self._lock:
-            self._missing.discard(bucket)
+            self._missing.discard(number)
             self._got_bytes += size_bytes
         self._report("")
 
@@ -267,7 +267,7 @@ class Fetch:
     def _report(self, trouble: str) -> None:
         with self._lock:
             first = min(self._missing, default=0)
-            done = f"{self._got_bytes} bytes came from {self._source.address}, bucket {first} did not yet"
+            done = f"{self._got_bytes} bytes came from {self._source.address}, range {first} did not yet"
         self._progress.words = f"{done}: {trouble}" if trouble else done
 
     def _error_of(self, reason: str, kind: Callable[..., FetchFailed] = FetchFailed) -> FetchFailed:

@@ -2,7 +2,7 @@
 
     reader  Open    names a version: its block, generation and size; the digest of a version that the reader has
     owner   Reply   opened, followed by the digest of every chunk (8 bytes each, little-endian); or stale, foreign
-    reader  Read    bytes ``start`` to ``end`` of the version, a bucket; several may be under way
+    reader  Read    bytes ``start`` to ``end`` of the version, a range; several may be under way
     owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``delta.py``)
 
     reader  SegmentRange
@@ -20,7 +20,7 @@ from typing import Final
 
 from ..host_memory.block import CHUNK_BYTES
 
-MOST_BUCKET_BYTES: Final = 64 << 20
+MOST_RANGE_BYTES: Final = 64 << 20
 _MOST_FRAME_BYTES: Final = 1024
 _MAGIC: Final = b"FXB1"
 _PREFIX: Final = struct.Struct("!4sBxH")  # magic, kind, bytes that follow
@@ -114,8 +114,8 @@ def _request(kind: int, body: bytes) -> Request:
             return Open(body[_OPEN.size :].decode(), generation, size_bytes, base if has_base else None)
         if kind == _READ_KIND:
             start, end, delta = _READ.unpack(body)
-            if not (start < end <= start + MOST_BUCKET_BYTES and start % CHUNK_BYTES == 0):
-                raise BadFrame(f"invalid bucket: bytes {start} to {end}")
+            if not (start < end <= start + MOST_RANGE_BYTES and start % CHUNK_BYTES == 0):
+                raise BadFrame(f"invalid range: bytes {start} to {end}")
             return Read(start, end, delta)
         if kind == _PIECE_KIND:
             start, end = _PIECE.unpack_from(body)

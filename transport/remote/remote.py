@@ -23,7 +23,7 @@ from ...core.threads import wait_ended
 from ..errors import TransportClosed
 from ..handle import ShmSource, StateHandle, TcpSource
 from ..host_memory.block import Block
-from ..memory import Wanted
+from ..memory import ReadRequest
 from ..select import Place
 from ..statistics import NetworkStatistics
 from ..workers import INLINE_BYTES, CopyWorkers
@@ -94,7 +94,7 @@ class Remote:
             return None
         return self._copies.find(handle)
 
-    async def copy_here(self, request: Wanted[TcpSource]) -> Copy:
+    async def copy_here(self, request: ReadRequest[TcpSource]) -> Copy:
         """The copy on this host. It is fetched first, unless it is there or another process fetches it."""
         while True:
             if self._closed:
@@ -122,7 +122,7 @@ class Remote:
                 raise TransportClosed
 
     async def fetch(
-        self, request: Wanted[TcpSource], begin: Callable[[], tuple[Block, Block | None]]
+        self, request: ReadRequest[TcpSource], begin: Callable[[], tuple[Block, Block | None]]
     ) -> tuple[Block, int]:
         """Fills the block that ``begin`` has begun, and publishes it; returns its generation too. The other block of
         ``begin`` is a version to which changes can be applied."""

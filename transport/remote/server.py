@@ -280,5 +280,5 @@ class _Session:
             self._server.count(delta_bytes=len(changes))
             return
         self._connection.sendall(Reply(Answer.RAW, request.end - request.start).encode())
-        self._connection.sendall(self._block.bucket[request.start : request.end])
+        self._connection.sendall(self._block.payload[request.start : request.end])
         self._server.count(whole_bytes=request.end - request.start)

@@ -1,4 +1,4 @@
-"""NumPy's arrays in buckets."""
+"""NumPy's arrays in payloads."""
 
 from typing import Any, Final
 

@@ -16,7 +16,7 @@ Tensors: TypeAlias = Mapping[str, "Tensor"] | Mapping[str, np.ndarray[Any, Any]]
 
 
 class TensorKind(Protocol[T]):
-    """The tensors of one library, as far as buckets need to know them."""
+    """The tensors of one library, as far as payloads need to know them."""
 
     def dtype_name(self, tensor: T) -> str | None:
         """Its name in ``handle.DTYPE_BYTES``; None if the tensor can't travel: an unknown dtype, not dense, meta."""

@@ -1,4 +1,4 @@
-"""PyTorch's tensors in buckets."""
+"""PyTorch's tensors in payloads."""
 
 from typing import Any, Final
 

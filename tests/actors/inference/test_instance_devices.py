@@ -23,7 +23,7 @@ from flexmarl.actors.pretrained import empty_model
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport import StateHandle
-from flexmarl.transport.device_memory import cuda_ipc
+from flexmarl.transport.device_memory import device_memory
 from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.state import StateTransport
 
@@ -36,11 +36,11 @@ from .weight_sender import draw
 __all__ = ["model"]  # a fixture
 
 OTHER = "GPU-other"
-SMALL = 8192  # bytes of a bucket
+SMALL = 8192  # bytes of a buffer
 
 
 class Killing(FakeDevices):
-    """Kills a process when the copy of a bucket begins."""
+    """Kills a process when the copy of a buffer begins."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, {DEVICE: TOTAL})
@@ -137,7 +137,7 @@ async def test_a_path_that_does_not_reach_is_refused_by_name_and_another_is_seen
 async def sender(
     private: Path, file: Path, weights: dict[str, torch.Tensor], dies_at: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A trainer's process. ``dies_at``: the bucket of version 2 at which it is killed; -1: it is not."""
+    """A trainer's process. ``dies_at``: the buffer of version 2 at which it is killed; -1: it is not."""
     torch.save(weights, file)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", weight_sender.__name__,
@@ -164,15 +164,15 @@ async def answer(instance: ActorRef[Instance], version: int) -> Generation:
     return await instance.api.generate(turn(version))
 
 
-@pytest.mark.parametrize("bucket", [0, 2, 4])
-async def test_a_trainer_killed_at_a_bucket_leaves_the_instance_on_a_whole_version(
+@pytest.mark.parametrize("buffer", [0, 2, 4])
+async def test_a_trainer_killed_at_a_buffer_leaves_the_instance_on_a_whole_version(
     devices: Killing, system: ActorSystem, monkeypatch: pytest.MonkeyPatch, private: Path, tmp_path: Path,
-    model: ModelConfig, weights: dict[str, torch.Tensor], bucket: int,
+    model: ModelConfig, weights: dict[str, torch.Tensor], buffer: int,
 ) -> None:  # fmt: skip
     instance = await instance_on(devices, system, monkeypatch, private, model)
-    async with sender(private, tmp_path / "weights", weights, bucket) as process:
+    async with sender(private, tmp_path / "weights", weights, buffer) as process:
         first = await published(process)
-        assert len(first.handle.sources[0].buckets) > 4  # type: ignore[union-attr]
+        assert len(first.handle.sources[0].buffers) > 4  # type: ignore[union-attr]
         await instance.api.load(first)
         before = await answer(instance, 1)
         assert process.stdin is not None
@@ -187,19 +187,19 @@ async def test_a_trainer_killed_at_a_bucket_leaves_the_instance_on_a_whole_versi
         assert await answer(instance, 1) == before, "version 1 was whole"
 
 
-@pytest.mark.parametrize("bucket", [0, 2, 4])
+@pytest.mark.parametrize("buffer", [0, 2, 4])
 async def test_a_trainer_killed_while_an_instance_reads_leaves_a_whole_version_or_none(
     devices: Killing, system: ActorSystem, monkeypatch: pytest.MonkeyPatch, private: Path, tmp_path: Path,
-    model: ModelConfig, weights: dict[str, torch.Tensor], bucket: int,
+    model: ModelConfig, weights: dict[str, torch.Tensor], buffer: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(cuda_ipc, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(device_memory, "BUFFER_BYTES", SMALL)
     instance = await instance_on(devices, system, monkeypatch, private, model)
     async with sender(private, tmp_path / "weights", weights, -1) as process:
         await instance.api.load(await published(process))
         assert process.stdin is not None
         process.stdin.write(b"\n")
         second = await published(process)
-        devices.copies_left, devices.process = bucket, process
+        devices.copies_left, devices.process = buffer, process
         try:
             await instance.api.load(second)
             killed = await answer(instance, 2)

@@ -1,7 +1,7 @@
 """A trainer's process, reduced to what it publishes: without transformers it starts in a third of the time.
 
-``python -m tests.actors.inference.weight_sender DIRECTORY DIES_AT WEIGHTS BUCKET_BYTES DEVICE TOTAL_BYTES`` writes the
-handle of version 1, waits for a line, and continues with version 2. ``DIES_AT``: the bucket of version 2 at which the
+``python -m tests.actors.inference.weight_sender DIRECTORY DIES_AT WEIGHTS BUFFER_BYTES DEVICE TOTAL_BYTES`` writes the
+handle of version 1, waits for a line, and continues with version 2. ``DIES_AT``: the buffer of version 2 at which the
 process kills itself; -1: it does not.
 """
 
@@ -16,7 +16,7 @@ import torch
 from pydantic import TypeAdapter
 
 from flexmarl.transport import StateHandle
-from flexmarl.transport.device_memory import cuda_ipc
+from flexmarl.transport.device_memory import device_memory
 from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.state import StateTransport
 
@@ -28,7 +28,7 @@ def draw(weights: dict[str, torch.Tensor], version: int) -> None:
 
 
 class Deadly(FakeDevices):
-    """Kills its process when the copy of a bucket begins. ``copies_left``: before that one; -1: it never does."""
+    """Kills its process when the copy of a buffer begins. ``copies_left``: before that one; -1: it never does."""
 
     copies_left = -1
 
@@ -54,5 +54,5 @@ async def main(directory: Path, dies_at: int, file: Path, device: str, total: in
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    vars(cuda_ipc)["BUCKET_BYTES"] = int(sys.argv[4])
+    vars(device_memory)["BUFFER_BYTES"] = int(sys.argv[4])
     asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[5], int(sys.argv[6])))

@@ -70,8 +70,8 @@ def run(
     group.run(PlanRun(1, "key", 1, plan, NAMED), held, into, NEVER, PATIENCE_S, reached)
 
 
-@pytest.mark.parametrize("bucket_bytes", [10, 50, 1 << 20])
-def test_shards_of_trainers_become_whole_tensors_and_other_shards(tmp_path: Path, bucket_bytes: int) -> None:
+@pytest.mark.parametrize("step_bytes", [10, 50, 1 << 20])
+def test_shards_of_trainers_become_whole_tensors_and_other_shards(tmp_path: Path, step_bytes: int) -> None:
     held = {
         "t0": {"a": (0, 4), "b": (0, 4), "scalar": (0, 1)},
         "t1": {"a": (4, 8), "b": (4, 7)},
@@ -82,7 +82,7 @@ def test_shards_of_trainers_become_whole_tensors_and_other_shards(tmp_path: Path
         "e1": {"a": (3, 9), "b": (0, 2)},
         "t1": {"a": (2, 6)},
     }
-    plan = make_plan("key", SPECS, held, wanted, bucket_bytes)
+    plan = make_plan("key", SPECS, held, wanted, step_bytes)
 
     def part(member: str) -> Part:
         def act(group: Group) -> dict[str, tuple[int, Tensor]]:
@@ -110,7 +110,7 @@ def test_members_that_do_not_join_are_named(tmp_path: Path) -> None:
     assert raised.value.missing == ["e0", "e1"]
 
 
-def test_a_member_that_leaves_is_named_with_the_bucket(tmp_path: Path) -> None:
+def test_a_member_that_leaves_is_named_with_the_step(tmp_path: Path) -> None:
     plan = make_plan("key", SPECS, {"t": whole(SPECS)}, {"e": whole(SPECS)}, 24)
     assert len(plan.steps) > 4
 
@@ -128,7 +128,7 @@ def test_a_member_that_leaves_is_named_with_the_bucket(tmp_path: Path) -> None:
     )
     assert isinstance(results["e"], MemberMissing)
     assert results["e"].missing == ["t"]
-    assert f"bucket 3 of {len(plan.steps)}" in str(results["e"])
+    assert f"step 3 of {len(plan.steps)}" in str(results["e"])
 
 
 def test_changed_bytes_are_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_changed_bytes_are_corruption(tmp_path: Path, monkeypatch: pytest.Monkey
         },
     )
     assert isinstance(results["e"], CorruptState)
-    assert not any(tensor.any() for _, tensor in into.values()), "of this bucket nothing was written"
+    assert not any(tensor.any() for _, tensor in into.values()), "of this step nothing was written"
 
 
 MEMBER = """
@@ -161,13 +161,13 @@ from flexmarl.transport.groups.group import Group, GroupAddress, PlanRun
 from flexmarl.transport.groups.plan import make_plan, whole
 
 torch.set_num_threads(1)
-member, bucket = sys.argv[2], int(sys.argv[3])
+member, number = sys.argv[2], int(sys.argv[3])
 specs = (TensorSpec("a", (8, 1000), "float32", 0),)
 tensors = {"a": (0, torch.ones(8, 1000))}
 plan = make_plan("key", specs, {"t": whole(specs)}, {"e": whole(specs)}, 4000)
 
 def reached(step):
-    if step.number == bucket:
+    if step.number == number:
         os.kill(os.getpid(), signal.SIGKILL)
 
 group = Group(GroupAddress("g", ("t", "e")), member, pathlib.Path(sys.argv[1]))
@@ -178,14 +178,14 @@ group.run(PlanRun(1, "key", 1, plan, {"a": specs[0]}), held, into, threading.Eve
 
 
 @pytest.mark.parametrize("killed", ["t", "e"])
-@pytest.mark.parametrize("bucket", [0, 5])
-def test_a_killed_member_is_named(tmp_path: Path, killed: str, bucket: int) -> None:
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_killed_member_is_named(tmp_path: Path, killed: str, number: int) -> None:
     specs = (TensorSpec("a", (8, 1000), "float32", 0),)
     plan = make_plan("key", specs, {"t": whole(specs)}, {"e": whole(specs)}, 4000)
     assert len(plan.steps) == 8
     transfer = PlanRun(1, "key", 1, plan, {"a": specs[0]})
     process = subprocess.Popen(
-        [sys.executable, "-c", MEMBER, tmp_path, killed, str(bucket)],
+        [sys.executable, "-c", MEMBER, tmp_path, killed, str(number)],
         env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
     )
     try:
@@ -195,10 +195,10 @@ def test_a_killed_member_is_named(tmp_path: Path, killed: str, bucket: int) -> N
         tensors = {"a": (0, torch.zeros(8, 1000))}
         held, into = ({}, tensors) if killed == "t" else (tensors, {})
         with pytest.raises(MemberMissing) as raised:
-            # A sender may be a bucket or more ahead of its receiver: it needs an answer of the last one.
+            # A sender may be a step or more ahead of its receiver: it needs an answer of the last one.
             for _ in range(3):
                 group.run(transfer, held, into, NEVER, PATIENCE_S)
-        assert raised.value.missing == [killed] and "bucket" in raised.value.step
+        assert raised.value.missing == [killed] and "step" in raised.value.step
         with pytest.raises(MemberMissing):
             group.connect(NEVER, 1)
         assert process.wait(PATIENCE_S) == -signal.SIGKILL

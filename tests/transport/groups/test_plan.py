@@ -1,4 +1,4 @@
-"""Plans of transfers that several members join: complete, without a wait in a circle, in buckets."""
+"""Plans of transfers that several members join: complete, without a wait in a circle, in steps."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -71,20 +71,20 @@ ranges = st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda pair: (min(p
         ),
         max_size=4,
     ),
-    bucket_bytes=st.integers(1, 200),
+    step_bytes=st.integers(1, 200),
 )
 def test_every_member_gets_exactly_the_rows_that_it_wants(
-    trainers: int, wanted: dict[str, dict[str, tuple[int, int]]], bucket_bytes: int
+    trainers: int, wanted: dict[str, dict[str, tuple[int, int]]], step_bytes: int
 ) -> None:
     held = split(trainers)
-    plan = make_plan("key", SPECS, held, wanted, bucket_bytes)
-    assert plan == make_plan("key", SPECS, dict(reversed(list(held.items()))), wanted, bucket_bytes)
+    plan = make_plan("key", SPECS, held, wanted, step_bytes)
+    assert plan == make_plan("key", SPECS, dict(reversed(list(held.items()))), wanted, step_bytes)
     sizes = {spec.name: spec.size_bytes // max(1, (spec.shape or (1,))[0]) for spec in SPECS}
     for number, step in enumerate(plan.steps):
         assert step.number == number and step.sender not in step.receivers
         rows = [(row_range.stop - row_range.start) * sizes[row_range.tensor] for row_range in step.row_ranges]
         assert sum(rows) == step.size_bytes
-        assert step.size_bytes <= bucket_bytes or len(step.row_ranges) == 1
+        assert step.size_bytes <= step_bytes or len(step.row_ranges) == 1
         for row_range in step.row_ranges:
             start, stop = held[step.sender][row_range.tensor]
             assert start <= row_range.start < row_range.stop <= stop

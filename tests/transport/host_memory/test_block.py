@@ -24,7 +24,7 @@ def test_a_block_is_private_and_whole_from_the_start(tmp_path: Path) -> None:
     assert status.st_mode & 0o777 == 0o600
     assert status.st_size == 4096 + 8192 + 4096 == len(block.memory) == file_bytes(8192)
     assert status.st_blocks * 512 >= status.st_size
-    assert (block.capacity, len(block.bucket), Block.START) == (8192, 8192, 4096)
+    assert (block.capacity, len(block.payload), Block.START) == (8192, 8192, 4096)
 
 
 def test_a_block_is_a_sequence_lock(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_block_in_use_is_not_written_and_one_being_written_not_used(tmp_path: 
     assert used is not None and writer.in_use
     assert not writer.begin(2, 1)
     assert writer.generation == generation
-    view = used.bucket
+    view = used.payload
     del used
     assert not writer.begin(2, 1), "a view is enough"
     view.release()
@@ -61,8 +61,8 @@ def test_what_a_user_writes_is_seen_by_nobody_else(tmp_path: Path) -> None:
     writer = Block.create(tmp_path, "a.arena", 10)
     used = Block.open_in_use(tmp_path, "a.arena")
     assert used is not None
-    used.bucket[0] = 7
-    assert writer.bucket[0] == 0
+    used.payload[0] = 7
+    assert writer.payload[0] == 0
 
 
 def test_two_writers_of_one_block_exclude_each_other(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ async def test_mapped_tensors_are_compared_with_their_digests_if_asked(
     handle = await transport.set("key", {"a": torch.ones(600_000), "b": torch.ones(600_000)}, version=0)
     for part in ({}, {"names": ["a"]}, {"names": ["b"]}):
         await mapped_by(reader, handle, checked=True, **part)
-    Block.open(tmp_path, block_of(handle)).bucket[handle.tensors[1].offset + (1 << 21)] ^= 1
+    Block.open(tmp_path, block_of(handle)).payload[handle.tensors[1].offset + (1 << 21)] ^= 1
     await mapped_by(reader, handle, names=["a"], checked=True)
     with pytest.raises(CorruptState):
         await mapped_by(reader, handle, names=["b"], checked=True)

@@ -10,14 +10,14 @@ import pytest
 from flexmarl.transport.errors import ArenaSpace, ForeignHandle, StaleHandle, TransportClosed
 from flexmarl.transport.host_memory import block, lent_files
 from flexmarl.transport.host_memory.block import Block
-from flexmarl.transport.state import StateTransport, bucket_bytes
+from flexmarl.transport.state import StateTransport, payload_bytes
 
 
 def state(number: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     return {"first": np.full(5, number), "second": np.arange(number, number + 300)}
 
 
-SIZE = bucket_bytes(state(0))
+SIZE = payload_bytes(state(0))
 
 
 async def test_a_state_outlives_its_writer(private: Path) -> None:

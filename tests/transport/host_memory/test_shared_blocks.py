@@ -1,4 +1,4 @@
-"""Path ``shm``: torn, corrupt and foreign states, and the files and memory of arenas."""
+"""Blocks of shared memory: torn, corrupt and foreign states, and the files and memory of arenas."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -63,12 +63,12 @@ async def test_a_changed_byte_is_corruption(
     tmp_path: Path, transport: StateTransport, reader: StateTransport, elements: int, where: int
 ) -> None:
     handle = await transport.set("key", {"a": torch.ones(3), "b": torch.ones(elements)}, version=1)
-    bucket = Block.open(tmp_path, source_of(handle).block).bucket
+    payload = Block.open(tmp_path, source_of(handle).block).payload
     byte = where % handle.size_bytes
-    bucket[byte] ^= 1
+    payload[byte] ^= 1
     with pytest.raises(CorruptState, match="state key, version 1: digest"):
         await reader.get(handle)
-    bucket[byte] ^= 1
+    payload[byte] ^= 1
     assert (await reader.get(handle))["a"].tolist() == [1, 1, 1]
 
 

@@ -20,13 +20,13 @@ def bulk(request: pytest.FixtureRequest) -> Bulk:
 
 
 @pytest.fixture
-def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "BUCKET_BYTES", CHUNK_BYTES)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "RANGE_BYTES", CHUNK_BYTES)
     monkeypatch.setattr(fetch, "_SILENCE_S", 0.5)
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, small_buckets: None) -> Hosts:
+def hosts(tmp_path: Path, small_ranges: None) -> Hosts:
     return Hosts(tmp_path)
 
 

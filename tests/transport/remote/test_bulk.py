@@ -33,7 +33,7 @@ async def test_a_stranger_gets_nothing(hosts: Hosts, owner: StateTransport, bulk
         assert not into["w"].any()
     error = raised.value
     assert (error.key, error.version, error.peer) == ("weights", 1, source_of(handle).address)
-    assert (error.bucket, error.got_bytes, error.size_bytes) == (0, 0, handle.size_bytes)
+    assert (error.missing_range, error.got_bytes, error.size_bytes) == (0, 0, handle.size_bytes)
     assert network(owner).sent_bytes == 0
     async with asyncio.timeout(PATIENCE_S):
         while not network(owner).refused:  # the owner may see the end of the connection later

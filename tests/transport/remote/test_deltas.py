@@ -22,7 +22,7 @@ def blocks(tmp_path: Path) -> Iterator[tuple[Block, Block]]:
     """Two versions, of which the second has one more in every chunk."""
     old, new = (Block.create(tmp_path, f"{name}.arena", _CHUNKS * CHUNK_BYTES) for name in ("old", "new"))
     for chunk in range(_CHUNKS):
-        new.bucket[chunk * CHUNK_BYTES + chunk] = 1
+        new.payload[chunk * CHUNK_BYTES + chunk] = 1
     yield old, new
     old.close()
     new.close()
@@ -64,7 +64,7 @@ def test_each_chunk_is_computed_once_however_many_threads_want_it(
     read = 0
     for start in range(0, size, CHUNK_BYTES):
         read += delta.apply(memoryview(changes)[read:], memoryview(target)[start : start + CHUNK_BYTES])
-    assert target == blocks[1].bucket
+    assert target == blocks[1].payload
 
 
 def test_an_error_reaches_all_that_wait_and_the_next_reader_tries_again(

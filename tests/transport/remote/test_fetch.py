@@ -41,7 +41,7 @@ async def test_an_owner_that_has_left_is_reported_at_once(
 ) -> None:
     handle = await owner.set("weights", weights(), version=1)
     await owner.close()
-    with pytest.raises(FetchFailed, match="0 of 12582916 bytes came from 127.0.0.1:.*bucket 0 did not: conn"):
+    with pytest.raises(FetchFailed, match="0 of 12582916 bytes came from 127.0.0.1:.*range 0 did not: conn"):
         await reader.get(handle)
 
 
@@ -80,9 +80,9 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("bucket", [0, 1, 5, 11])
+@pytest.mark.parametrize("number", [0, 1, 5, 11])
 async def test_an_owner_that_is_killed_leaves_the_old_version_whole(
-    hosts: Hosts, reader: StateTransport, bulk: Bulk, tmp_path: Path, bucket: int
+    hosts: Hosts, reader: StateTransport, bulk: Bulk, tmp_path: Path, number: int
 ) -> None:
     directory = tmp_path / "near"
     directory.mkdir(mode=0o700)
@@ -99,11 +99,11 @@ async def test_an_owner_that_is_killed_leaves_the_old_version_whole(
                 os.kill(child.pid, signal.SIGKILL)
                 link.reset()  # the bytes under way are lost
 
-            link.at = (bucket * CHUNK_BYTES + 500, kill)
+            link.at = (number * CHUNK_BYTES + 500, kill)
             with pytest.raises((FetchFailed, TransferTimeout)) as raised:
                 await reader.get(slow, into=into, timeout_s=3)
         message = str(raised.value)
-        assert link.address in message and "bucket" in message and "weights" in message
+        assert link.address in message and "range" in message and "weights" in message
         assert into["w"].eq(0).all()
         with pytest.raises(FetchFailed, match="its owner has left"):
             await reader.get(new, into=into)
@@ -166,7 +166,7 @@ async def test_a_link_that_stays_cut_raises_after_the_deadline_with_what_is_know
             await reader.get(slow, into=into, timeout_s=1.5)
     error = raised.value
     assert (error.key, error.version, error.path, error.timeout_s) == ("weights", 1, "tcp", 1.5)
-    assert f"bytes came from {link.address}, bucket" in error.progress
+    assert f"bytes came from {link.address}, range" in error.progress
     assert not into["w"].any()
     assert await same(reader, handle, weights())  # nothing is left of the attempt that would be in the way
 
@@ -178,7 +178,7 @@ async def test_changed_bytes_are_noticed_by_the_digests_and_fetched_again(hosts:
         handle = await owner.set("weights", expected, version=1)
 
         def once(first: int, received: bytearray) -> None:
-            if first > SIZE // 2 and len(received) > 50_000:  # a bucket's bytes, no message's
+            if first > SIZE // 2 and len(received) > 50_000:  # a range's bytes, no message's
                 received[len(received) // 2] ^= 1
                 link.change = None
 
@@ -206,7 +206,7 @@ async def test_changed_bytes_never_get_through_encryption(hosts: Hosts) -> None:
         handle = await owner.set("weights", weights(), version=1)
 
         def once(first: int, received: bytearray) -> None:
-            if first > SIZE // 2 and len(received) > 50_000:  # a bucket's bytes, no message's
+            if first > SIZE // 2 and len(received) > 50_000:  # a range's bytes, no message's
                 received[len(received) // 2] ^= 1
                 link.change = None
 

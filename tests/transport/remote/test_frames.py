@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flexmarl.transport.host_memory.block import CHUNK_BYTES
 from flexmarl.transport.remote.frames import (
-    MOST_BUCKET_BYTES,
+    MOST_RANGE_BYTES,
     REPLY_BYTES,
     Answer,
     BadFrame,
@@ -21,7 +21,7 @@ opens = st.builds(Open, st.text(max_size=200), WORDS, WORDS, st.none() | WORDS)
 reads = st.builds(
     lambda chunk, size, delta: Read(chunk * CHUNK_BYTES, chunk * CHUNK_BYTES + size, delta),
     st.integers(0, 2**40),
-    st.integers(1, MOST_BUCKET_BYTES),
+    st.integers(1, MOST_RANGE_BYTES),
     st.booleans(),
 )
 
@@ -60,12 +60,12 @@ def test_a_changed_byte_never_makes_an_impossible_request(
         return
     for one in found:
         if isinstance(one, Read):
-            assert 0 < one.end - one.start <= MOST_BUCKET_BYTES and one.start % CHUNK_BYTES == 0
+            assert 0 < one.end - one.start <= MOST_RANGE_BYTES and one.start % CHUNK_BYTES == 0
 
 
 @pytest.mark.parametrize(
     "request_",
-    [Read(0, 0), Read(CHUNK_BYTES, 5), Read(1, 2), Read(0, MOST_BUCKET_BYTES + 1), Open("x" * 2000, 0, 0)],
+    [Read(0, 0), Read(CHUNK_BYTES, 5), Read(1, 2), Read(0, MOST_RANGE_BYTES + 1), Open("x" * 2000, 0, 0)],
 )
 def test_impossible_requests_are_refused(request_: Open | Read) -> None:
     with pytest.raises(BadFrame):
@@ -100,10 +100,10 @@ def test_any_bytes_are_a_reply_or_refused(received: bytes) -> None:
         (Reply(Answer.OPENED, 17), {"chunks": 2}),
         (Reply(Answer.RAW, 16), {"chunks": 2}),
         (Reply(Answer.STALE, 1), {"chunks": 2}),
-        (Reply(Answer.RAW, 2**60), {"bucket_bytes": 100}),
-        (Reply(Answer.RAW, 99), {"bucket_bytes": 100}),
-        (Reply(Answer.DELTA, 100), {"bucket_bytes": 100}),
-        (Reply(Answer.OPENED, 100), {"bucket_bytes": 100}),
+        (Reply(Answer.RAW, 2**60), {"range_bytes": 100}),
+        (Reply(Answer.RAW, 99), {"range_bytes": 100}),
+        (Reply(Answer.DELTA, 100), {"range_bytes": 100}),
+        (Reply(Answer.OPENED, 100), {"range_bytes": 100}),
     ],
 )
 def test_sizes_are_checked_before_memory_is_allocated(reply: Reply, expected: dict[str, int]) -> None:

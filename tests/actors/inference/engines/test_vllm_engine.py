@@ -198,7 +198,7 @@ async def test_weights_with_another_digest_are_refused_before_any_is_replaced(
     handle = await transport.set("solver", learner.weights(), version=1)
     source = handle.source("shm")
     assert isinstance(source, ShmSource)
-    Block.open(private, source.block).bucket[0] ^= 1
+    Block.open(private, source.block).payload[0] ^= 1
     with pytest.raises(CorruptState):
         await engine.load(handle, transport)
     await load(engine, learner, transport, 2)

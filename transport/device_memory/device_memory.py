@@ -1,10 +1,10 @@
 """Between processes that see the same device: its memory, opened by handle, without a way through the host.
 
-The writer copies its tensors into flat buckets of device memory, two sets of them per key, and exports each bucket's
+The writer copies its tensors into flat buffers of device memory, two sets of them per key, and exports each buffer's
 handle once. A reader opens each handle once, on the device of the same UUID, copies to its own tensors, and keeps the
 memory open for later versions.
 
-A control block (``host_memory/block.py``) per set of buckets orders both. The reader holds its ``USE`` lock until its
+A control block (``host_memory/block.py``) per set of buffers orders both. The reader holds its ``USE`` lock until its
 copies are done: that is the acknowledgement, for which the writer waits before it overwrites the set. The reader holds
 its ``OPEN`` lock until it has closed the memory: the writer waits for that before it frees it. A killed process's locks
 go with it.
@@ -29,10 +29,10 @@ from ..errors import (
     TransportClosed,
     UnknownDevice,
 )
-from ..handle import CudaIpcSource, DeviceBucket, PathName, StateHandle, TensorSpec
+from ..handle import BufferSource, CudaIpcSource, PathName, StateHandle, TensorSpec
 from ..host_memory.arena import Arena
 from ..host_memory.block import Block
-from ..memory import Offer, Wanted
+from ..memory import Offer, ReadRequest
 from ..select import Place
 from ..tensors.kinds import torch_kind
 from ..tensors.tensor_kind import Tensors
@@ -40,17 +40,17 @@ from ..versioned_memory import VersionedMemory
 from ..workers import CopyWorkers
 from .devices import DeviceBuffer, Devices
 
-BUCKET_BYTES: Final = 256 << 20
+BUFFER_BYTES: Final = 256 << 20
 _POLL_S: Final = 0.005
 _WATCH_S: Final = 0.25
 log = get_logger(__name__)
 
 
-def bucket_ranges(specs: Sequence[TensorSpec], size_bytes: int) -> list[tuple[int, int]]:
-    """First byte and end of each flat bucket. All but the last have BUCKET_BYTES or more; no tensor is in two."""
+def buffer_ranges(specs: Sequence[TensorSpec], size_bytes: int) -> list[tuple[int, int]]:
+    """First byte and end of each flat buffer. All but the last have BUFFER_BYTES or more; no tensor is in two."""
     ranges, start = [], 0
     for spec in specs:
-        if spec.offset - start >= BUCKET_BYTES:
+        if spec.offset - start >= BUFFER_BYTES:
             ranges.append((start, spec.offset))
             start = spec.offset
     if size_bytes > start:
@@ -59,7 +59,7 @@ def bucket_ranges(specs: Sequence[TensorSpec], size_bytes: int) -> list[tuple[in
 
 
 class _Set:
-    """The buckets of one version, in this process's device memory."""
+    """The buffers of one version, in this process's device memory."""
 
     def __init__(self, control: Block, ranges: list[tuple[int, int]]) -> None:
         self.control = control
@@ -69,7 +69,7 @@ class _Set:
 
 
 class _OpenedBuffers:
-    """A set of buckets of another process, as far as it is open here."""
+    """A set of buffers of another process, as far as it is open here."""
 
     def __init__(self, control: Block) -> None:
         self.control = control
@@ -93,7 +93,7 @@ class _OpenedBuffers:
                 self.control.end()
 
 
-class CudaIpcPath:
+class DeviceMemory:
     """``acknowledge_s``: the longest wait for readers before memory is written again or freed."""
 
     def __init__(
@@ -129,7 +129,7 @@ class CudaIpcPath:
             layout = written.layout_of(tensors)
             sources = [torch_kind().adopt(tensor) for tensor in tensors.values()]
             device = self._device_of(sources)
-            ranges = bucket_ranges(layout.specs, layout.size_bytes)
+            ranges = buffer_ranges(layout.specs, layout.size_bytes)
             buffers = await self._begin_set(key, written, ranges, device, version, layout.size_bytes)
             try:
                 work = functools.partial(self._write, buffers, layout, sources, device)
@@ -142,7 +142,7 @@ class CudaIpcPath:
             return offered
 
     def _device_of(self, tensors: Sequence[Any]) -> str:
-        """The device of the buckets: that of the tensors, or the first one for tensors on the CPU."""
+        """The device of the buffers: that of the tensors, or the first one for tensors on the CPU."""
         devices = {self._devices.device_of(tensor) for tensor in tensors} - {None}
         visible = self._devices.visible()
         if len(devices) > 1:
@@ -217,10 +217,10 @@ class CudaIpcPath:
                 raise TransportClosed
             inside = [n for n, spec in enumerate(layout.specs) if start <= spec.offset and _end(spec) <= end]
             specs = [layout.specs[n] for n in inside]
-            views = payload.bucket_views(torch_kind(), buffer.tensor, -start, specs)
+            views = payload.make_views(torch_kind(), buffer.tensor, -start, specs)
             self._devices.copy(device, views, [sources[n] for n in inside]).synchronize()
             checksum = self._devices.checksum(buffer.tensor)
-            described.append(DeviceBucket(handle, start, end - start, checksum))
+            described.append(BufferSource(handle, start, end - start, checksum))
         source = CudaIpcSource(
             "cuda_ipc", self._place.node, self._place.process, device, buffers.control.name,
             buffers.control.commit(), tuple(described),
@@ -252,21 +252,25 @@ class CudaIpcPath:
 
     # ----------------------------------------------------------------------- reading
 
-    async def fetch(self, request: Wanted[CudaIpcSource], into: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def fetch(
+        self, request: ReadRequest[CudaIpcSource], into: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         self._begin_watching()
         _, targets = payload.destinations(request.handle.key, request.tensors, into)
         await self._workers.run(request.size_bytes, functools.partial(self._read, request, targets))
         return {spec.name: target for spec, target in zip(request.tensors, targets, strict=True)}
 
     @asynccontextmanager
-    async def view(self, request: Wanted[CudaIpcSource], *, checked: bool) -> AsyncIterator[dict[str, Any]]:
+    async def view(
+        self, request: ReadRequest[CudaIpcSource], *, checked: bool
+    ) -> AsyncIterator[dict[str, Any]]:
         self._begin_watching()
         with self._reading(request) as buffers:
             views: dict[str, Any] = {}
 
             def open_all(stop: threading.Event) -> None:
-                for memory, bucket, specs in self._buckets(request, buffers, stop, checked=checked):
-                    tensors = payload.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
+                for memory, part, specs in self._open_buffers(request, buffers, stop, checked=checked):
+                    tensors = payload.make_views(torch_kind(), memory.tensor, -part.start, specs)
                     views.update(zip((spec.name for spec in specs), tensors, strict=True))
 
             await self._workers.run(request.size_bytes, open_all)
@@ -279,18 +283,20 @@ class CudaIpcPath:
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
-    def _read(self, request: Wanted[CudaIpcSource], targets: Sequence[Any], stop: threading.Event) -> None:
+    def _read(
+        self, request: ReadRequest[CudaIpcSource], targets: Sequence[Any], stop: threading.Event
+    ) -> None:
         names = [spec.name for spec in request.tensors]
         into = dict(zip(names, map(torch_kind().adopt, targets), strict=True))
         with self._reading(request) as buffers:
-            for memory, bucket, specs in self._buckets(request, buffers, stop, checked=True):
-                views = payload.bucket_views(torch_kind(), memory.tensor, -bucket.start, specs)
+            for memory, part, specs in self._open_buffers(request, buffers, stop, checked=True):
+                views = payload.make_views(torch_kind(), memory.tensor, -part.start, specs)
                 copied = self._devices.copy(request.source.device, [into[spec.name] for spec in specs], views)
                 copied.synchronize()
         _check_generation(request, buffers)
 
     @contextmanager
-    def _reading(self, request: Wanted[CudaIpcSource]) -> Iterator[_OpenedBuffers]:
+    def _reading(self, request: ReadRequest[CudaIpcSource]) -> Iterator[_OpenedBuffers]:
         """The peer that has the version, which its owner does not write until this ends."""
         buffers = self._buffers_of(request.handle, request.source)
         if not buffers.begin():
@@ -301,35 +307,40 @@ class CudaIpcPath:
         finally:
             buffers.end()
 
-    def _buckets(
-        self, request: Wanted[CudaIpcSource], buffers: _OpenedBuffers, stop: threading.Event, *, checked: bool
-    ) -> Iterator[tuple[DeviceBuffer, DeviceBucket, list[TensorSpec]]]:
-        """The memory of each bucket that has tensors of ``request``, and these."""
+    def _open_buffers(
+        self,
+        request: ReadRequest[CudaIpcSource],
+        buffers: _OpenedBuffers,
+        stop: threading.Event,
+        *,
+        checked: bool,
+    ) -> Iterator[tuple[DeviceBuffer, BufferSource, list[TensorSpec]]]:
+        """The memory of each buffer that has tensors of ``request``, and these."""
         handle, source = request.handle, request.source
         specs = [spec for spec in request.tensors if spec.size_bytes]
         covered = 0
-        for bucket in source.buckets:
+        for part in source.buffers:
             if stop.is_set():
                 raise TransportClosed
-            end = bucket.start + bucket.size_bytes
-            inside = [spec for spec in specs if bucket.start <= spec.offset and _end(spec) <= end]
+            end = part.start + part.size_bytes
+            inside = [spec for spec in specs if part.start <= spec.offset and _end(spec) <= end]
             if not inside:
                 continue
             covered += len(inside)
-            memory = self._open_buffer(buffers, source.device, bucket)
-            if checked and (checksum := self._devices.checksum(memory.tensor)) != bucket.checksum:
+            memory = self._open_buffer(buffers, source.device, part)
+            if checked and (checksum := self._devices.checksum(memory.tensor)) != part.checksum:
                 _check_generation(request, buffers)
-                raise CorruptState(handle.key, handle.version, bucket.checksum, checksum)
-            yield memory, bucket, inside
+                raise CorruptState(handle.key, handle.version, part.checksum, checksum)
+            yield memory, part, inside
         if covered != len(specs):
-            raise ForeignHandle(source.block, str(self._directory), "a tensor is in no bucket")
+            raise ForeignHandle(source.block, str(self._directory), "a tensor is in no buffer")
 
-    def _open_buffer(self, buffers: _OpenedBuffers, device: str, bucket: DeviceBucket) -> DeviceBuffer:
+    def _open_buffer(self, buffers: _OpenedBuffers, device: str, part: BufferSource) -> DeviceBuffer:
         with buffers.lock:
-            memory = buffers.open.get(bucket.handle)
+            memory = buffers.open.get(part.handle)
             if memory is None:
-                memory = self._devices.open(device, bytes.fromhex(bucket.handle), bucket.size_bytes)
-                buffers.open[bucket.handle] = memory
+                memory = self._devices.open(device, bytes.fromhex(part.handle), part.size_bytes)
+                buffers.open[part.handle] = memory
                 buffers.control.hold_open()
             return memory
 
@@ -393,6 +404,6 @@ def _is_on(buffer_set: _Set, device: str) -> bool:
     return all(buffer.device == device for buffer in buffer_set.buffers)
 
 
-def _check_generation(request: Wanted[CudaIpcSource], buffers: _OpenedBuffers) -> None:
+def _check_generation(request: ReadRequest[CudaIpcSource], buffers: _OpenedBuffers) -> None:
     if buffers.control.generation != request.source.generation:
         raise StaleHandle(request.handle.key, request.handle.version, buffers.control.version)

@@ -16,8 +16,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from flexmarl.transport.device_memory import cuda_ipc
-from flexmarl.transport.device_memory.cuda_ipc import bucket_ranges
+from flexmarl.transport.device_memory import device_memory
+from flexmarl.transport.device_memory.device_memory import buffer_ranges
 from flexmarl.transport.device_memory.fake import FakeBuffer, FakeDevices
 from flexmarl.transport.errors import (
     CorruptState,
@@ -219,22 +219,22 @@ async def test_handles_are_opened_once_for_all_versions_and_closed_once(
     assert (engine.devices.opened, engine.devices.closed) == (2, 2)
 
 
-def test_buckets_are_flat_and_no_tensor_is_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_ipc, "BUCKET_BYTES", 256)
+def test_buffers_are_flat_and_no_tensor_is_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "BUFFER_BYTES", 256)
     specs = [TensorSpec(str(n), (100,), "uint8", 128 * n) for n in range(7)]
-    ranges = bucket_ranges(specs, 6 * 128 + 100)
+    ranges = buffer_ranges(specs, 6 * 128 + 100)
     assert ranges == [(0, 256), (256, 512), (512, 768), (768, 868)]
-    assert bucket_ranges([TensorSpec("a", (1000,), "uint8", 0)], 1000) == [(0, 1000)]
-    assert bucket_ranges([], 0) == []
+    assert buffer_ranges([TensorSpec("a", (1000,), "uint8", 0)], 1000) == [(0, 1000)]
+    assert buffer_ranges([], 0) == []
 
 
-async def test_a_state_of_several_buckets_arrives_whole_and_in_parts(
+async def test_a_state_of_several_buffers_arrives_whole_and_in_parts(
     trainer: Side, engine: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_ipc, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(device_memory, "BUFFER_BYTES", 4096)
     state = {f"w{n}": torch.rand(700) for n in range(6)}
     handle = await trainer.transport.set("key", state, version=0, offer=["cuda_ipc"])
-    assert len(source_of(handle).buckets) > 2
+    assert len(source_of(handle).buffers) > 2
     got = await engine.transport.get(handle)
     assert all(torch.equal(got[name], tensor) for name, tensor in state.items())
     opened = engine.devices.opened
@@ -250,11 +250,11 @@ async def test_changed_memory_is_corruption(trainer: Side, engine: Side) -> None
         await engine.transport.get(handle, path="cuda_ipc")
 
 
-async def test_a_bucket_that_lacks_a_tensor_is_refused(trainer: Side, engine: Side) -> None:
+async def test_a_buffer_that_lacks_a_tensor_is_refused(trainer: Side, engine: Side) -> None:
     handle = await publish(trainer, 1, 0)
     source = source_of(handle)
-    (bucket,) = source.buckets
-    lacking = replace(source, buckets=(replace(bucket, size_bytes=4000),))
+    (buffer,) = source.buffers
+    lacking = replace(source, buffers=(replace(buffer, size_bytes=4000),))
     with pytest.raises((ForeignHandle, CorruptState)):
         await engine.transport.get(replace(handle, sources=(lacking,)))
 
@@ -311,7 +311,9 @@ async def test_a_reader_that_does_not_acknowledge_is_named(trainer: Side, slow: 
     path._acknowledge_s = 0.1
     task = await reading(slow, await publish(trainer, 1, 1, LARGE))
     second = await publish(trainer, 2, 2, LARGE)
-    with pytest.raises(NotAcknowledged, match=f"state key: bucket .* within 0.1 s by process {os.getpid()}"):
+    with pytest.raises(
+        NotAcknowledged, match=f"state key: device memory .* within 0.1 s by process {os.getpid()}"
+    ):
         await publish(trainer, 3, 3, LARGE)
     slow.devices.go.set()
     await task
