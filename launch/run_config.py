@@ -50,6 +50,8 @@ class RunConfig(Config):
     or one and its resumed halves, have bit-equal losses.
 
     Every agent names its policy here, also if it is written as an agent with a model (``config_policies.py``).
+
+    It is one class because it is one document: most of it are checks of sections against each other.
     """
 
     recipe: str

@@ -1,5 +1,6 @@
 """The rules about imports and names, held against the package; and small bad files, held against the checker."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def test_core_is_built_in_order() -> None:
     assert against_the_order_of_core(_sources()) == []
     parts = {path.relative_to(ROOT).parts[1].removesuffix(".py") for path in (ROOT / "core").rglob("*.py")}
     assert parts - {"__init__"} == set(CORE)
+
+
+def test_a_long_class_says_why_it_is_one() -> None:
+    """There is no limit of lines for a file, which has one subject. A class of more than 300 lines is the exception
+    that gives its reason."""
+    silent = [
+        f"{path}:{node.lineno} {node.name}"
+        for path, source in _sources().items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno >= 300
+        if "ne class" not in (ast.get_docstring(node) or "")
+    ]
+    assert silent == []
 
 
 def test_no_file_is_named_like_a_library_that_it_imports() -> None:

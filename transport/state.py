@@ -97,6 +97,8 @@ class StateTransport:
     exchanged with other hosts; None: they are not.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to
     the directory. Leaving the context removes this process's states, and transfers under way raise TransportClosed.
+
+    It is one class because it is the front door of all memories: most of it are signatures and their docstrings.
     """
 
     def __init__(

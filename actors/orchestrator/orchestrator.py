@@ -86,6 +86,11 @@ _NAMED: Final = "recipe"
 
 
 class Orchestrator(Actor, OrchestratorApi):
+    """Carries out the decisions of the pipeline, and reports their results to it.
+
+    It is one class because each decision is one method, and all of them report to one pipeline.
+    """
+
     def __init__(self, setup: OrchestratorSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
         self._setup = setup

@@ -78,6 +78,11 @@ _LAST_RECORDS_S = 5.0
 
 
 class Rollout(Actor, RolloutApi):
+    """Runs the workflow: its groups, trajectories and turns.
+
+    It is one class because groups, trajectories and turns end together: each looks for the others in one table.
+    """
+
     def __init__(self, setup: RolloutSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
         self._setup = setup

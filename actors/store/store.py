@@ -64,6 +64,11 @@ _CHUNK_BYTES: Final = 2**20
 
 
 class Store(Actor, StoreApi):
+    """Keeps the samples of all agents until they are trained, and journals each change before it is acknowledged.
+
+    It is one class because each endpoint is one method, and all of them use the same tables and the same journal.
+    """
+
     def __init__(self, setup: StoreSetup) -> None:
         self._setup = setup
         self._tables = Tables(setup.policies, table_schemas(setup.policies, setup.columns), order=setup.order)

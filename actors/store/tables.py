@@ -53,6 +53,8 @@ UNCHANGED: Final = TableChange(None, _nothing, 0, [], [])
 class Tables:
     """``order``: in which rows are leased (``policy_queue.py``).
 
+    It is one class because an event of a row changes its table, its policy's queue and its writer's bytes together.
+
     Raises ConfigError if two agents declare a column of one name with different types.
     """
 

@@ -39,7 +39,10 @@ _TEXT_LIMIT = 2**16
 
 
 class Serving:
-    """The requests of one peer that are being served."""
+    """The requests of one peer that are being served.
+
+    It is one class because a request's admission, answer and cancellation all use the same open requests and marks.
+    """
 
     def __init__(
         self,

@@ -74,7 +74,10 @@ NO_RESTARTS = Intensity(max_restarts=0)
 
 class Supervisor(Actor):
     """An actor of its system, by default under the name ``supervisor``. ``failure``: set when an actor has failed that
-    is not restarted; the others run on. ``stopping``: all actors are being stopped or killed."""
+    is not restarted; the others run on. ``stopping``: all actors are being stopped or killed.
+
+    It is one class because starts, stops and restarts of an actor exclude each other: each looks at all the others.
+    """
 
     def __init__(
         self,

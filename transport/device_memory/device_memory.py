@@ -94,7 +94,10 @@ class _OpenedBuffers:
 
 
 class DeviceMemory:
-    """``acknowledge_s``: the longest wait for readers before memory is written again or freed."""
+    """``acknowledge_s``: the longest wait for readers before memory is written again or freed.
+
+    It is one class because the buffers that it writes and those that it reads of other processes end together.
+    """
 
     def __init__(
         self,

@@ -51,7 +51,10 @@ log = get_logger(__name__)
 
 
 class TorchPolicy:
-    """A ``PolicyBackend`` on one device. ``model`` is the live module, its parameters the master weights."""
+    """A ``PolicyBackend`` on one device. ``model`` is the live module, its parameters the master weights.
+
+    It is one class because a micro-batch, an optimizer step and a move of the state change one position in the step.
+    """
 
     def __init__(
         self,
