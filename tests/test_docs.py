@@ -237,7 +237,7 @@ def test_output_is_compared(wanted: str, got: str, same: bool) -> None:
 
 def test_every_block_is_of_a_known_kind() -> None:
     for block in (block for page in PAGES for block in blocks(page)):
-        assert block.language in ("python", "yaml", "console", "sh", "text"), block
+        assert block.language in ("python", "yaml", "console", "sh", "text", "diff"), block
         assert block.language != "python" or block.file, f"{block}: the first line names no file"
 
 

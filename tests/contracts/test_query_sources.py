@@ -41,7 +41,7 @@ def ended(query: Query, step: int, success: float | None) -> GroupEnd:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=STEPS, interrupted=st.randoms(use_true_random=True))
 def test_a_restored_source_continues(name: str, steps: Steps, interrupted: Random) -> None:
     """Two sources get the same calls; one is often replaced by another that is restored from its state."""

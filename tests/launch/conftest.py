@@ -1,6 +1,7 @@
 """Real runs of the tiny recipe: started as a person would, watched from outside."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -202,8 +203,19 @@ class Launched:
             with contextlib.suppress(psutil.NoSuchProcess):  # its launcher's end has ended it meanwhile
                 process.send_signal(signal.SIGCONT)
         wait_until(lambda: not self._processes(), "actors gone")
-        with contextlib.suppress(OSError):  # what is left in it fails the session
-            self._runtime_base.rmdir()
+        wait_until(self._is_removed, f"nothing left in {self._runtime_base} of\n{self.text}")
+
+    def _is_removed(self) -> bool:
+        """The process that cleans up for a killed launcher may be about to remove the files, and no longer be listed:
+        so the folder is tried again."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._runtime_base.rmdir()
+            except OSError as error:
+                if error.errno == errno.ENOTEMPTY:
+                    return False
+                raise
+        return True
 
 
 class Launcher:

@@ -76,7 +76,7 @@ def played(
     return driver
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(every=st.integers(1, 4), one=st.randoms(use_true_random=True), other=st.randoms(use_true_random=True))
 def test_a_run_that_was_killed_gets_the_queries_of_one_that_was_not(
     recipe: Recipe, every: int, one: Random, other: Random
