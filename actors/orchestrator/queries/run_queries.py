@@ -76,7 +76,9 @@ class RunQueries:
         self._ends: dict[int, tuple[_Draw, GroupEnd]] = {}
         """The groups that the source has still to hear of, by number of the draw."""
         self._after: dict[Step, QueriesState] = {}
-        self._drawing = asyncio.Lock()
+        self._newest_state = Step(0)
+        """The step whose state was taken last."""
+        self._drawing, self._taking = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
         """Makes the recipe's source, and restores it. Raises RecipeError, and DataChanged if the recipe now returns
@@ -126,7 +128,7 @@ class RunQueries:
             before, begins = Step(step - 1), of_step.figures is None
             if begins and self._plan.saves(before):
                 # In a call of its own: the checkpoint does not wait for the queries of the step after it.
-                self._after[before] = await self._state()
+                await self._take_state(before)
             ends = self._take_ends() if begins else []
             queries, figures = await self._data.call(
                 lambda: source.function, partial(source.draw, ends, step, count)
@@ -178,15 +180,18 @@ class RunQueries:
     async def state_after(self, step: Step) -> QueriesState:
         """The queries after a complete step, to be asked for once. Raises RecipeError."""
         if step not in self._after:
-            async with self._drawing:
-                if step not in self._after:  # no later step has begun
-                    self._after[step] = await self._state()
+            await self._take_state(step)
         return replace(self._after.pop(step), evaluation=self._evaluation)
 
-    async def _state(self) -> QueriesState:
-        source, ends = self._running, self._take_ends()
-        state = await self._data.call(lambda: source.function, partial(source.state_after, ends))
-        return replace(state, drawn=self._count)
+    async def _take_state(self, step: Step) -> None:
+        """Takes the state of a saved step once: for the next step's draw or for the checkpoint, whichever comes
+        first."""
+        # A lock of its own: the checkpoint does not wait for the queries of the next step.
+        async with self._taking:
+            if step > self._newest_state:
+                source, ends = self._running, self._take_ends()
+                state = await self._data.call(lambda: source.function, partial(source.state_after, ends))
+                self._after[step], self._newest_state = replace(state, drawn=self._count), step
 
     # ------------------------------------------------------------------ for people
 

@@ -132,6 +132,25 @@ async def test_a_source_hears_of_each_group_once_in_the_order_of_the_queries(tmp
     assert await heard_by(queries, 2) == [*expected, [drawn[0][1].id, 2, 1.0]]
 
 
+async def test_the_state_of_a_step_is_taken_once_also_if_its_checkpoint_comes_before_the_next_step(
+    tmp_path: Path,
+) -> None:
+    code = LEVELS.replace(
+        "    def state(self):\n", "    def state(self):\n        taken.append(self.given)\n"
+    )
+    recipe = recipe_of(tmp_path, "taken = []\nget_taken = taken.copy\n" + code)
+    queries = queries_of(recipe)
+    await queries.start()
+    for step in map(Step, range(1, 4)):
+        queries.begin(step, {})
+        async with queries.draw(step, 2) as draws:
+            for _, query in draws:
+                queries.closed(group(step, query.id, True))
+        queries.end(step)
+        await queries.state_after(step)
+    assert recipe.function("get_taken")() == [2, 4, 6]
+
+
 async def test_submitted_queries_take_the_place_of_drawn_ones_which_no_source_hears_of(
     tmp_path: Path,
 ) -> None:
