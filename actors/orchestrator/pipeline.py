@@ -101,7 +101,7 @@ class Pipeline:
             raise ProtocolViolation(f"step {step} had {self._plan.queries} groups already")
         if dropped and any(samples.values()):
             raise ProtocolViolation(f"step {step}: a dropped group with samples: {samples}")
-        if dropped and state.replacements < self._plan.replacement_queries and not self._is_stopping:
+        if dropped and state.replacements < self._plan.replacement_queries and self._may_replace(step):
             state.replacements += 1
             return [Replacement(step)]
         state.groups_closed += 1
@@ -112,6 +112,11 @@ class Pipeline:
         for policy in state.policies:
             decisions += self._feed(step, policy)
         return decisions + (self._advance() if state.rolled_out else [])
+
+    def _may_replace(self, step: Step) -> bool:
+        """False when the run is stopping, and when the next step has drawn its queries: a group that was lost closes so
+        late, and the queries of its step are in a checkpoint's state already."""
+        return not self._is_stopping and (self._plan.mode == "async" or self._next_step <= _after(step))
 
     def group_lost(self, step: Step, samples: dict[PolicyName, int]) -> None:
         """A group that had closed begins again: its ``samples`` are lost. Raises SamplesLost if a policy has stepped:
