@@ -12,7 +12,7 @@ import msgpack
 
 from ...transport.segments import SegmentGrant
 
-GRANT: Final = 16  # writer, segment; if it is the writer's newest: number, size in bytes
+GRANT: Final = 16  # writer, segment, size in bytes; if it is the writer's newest: number
 SEAL: Final = 17  # writer, segments
 
 
@@ -20,22 +20,24 @@ class Grants:
     def __init__(self) -> None:
         self.writers: dict[str, str] = {}
         """The writers of all segments that the journal has as granted and not sealed, when it has been read."""
+        self.sizes: dict[str, int] = {}
+        """Their sizes in bytes, which the store can't see: those of other hosts are not files here."""
         self._newest: dict[str, tuple[int, SegmentGrant]] = {}
 
     def read(self, kind: int, fields: Sequence[Any]) -> None:
         """Applies one record of the journal."""
         if kind == GRANT:
-            writer, segment, *newest = fields
-            self.writers[segment] = writer
-            if newest:
-                number, size_bytes = newest
-                self.add(writer, number, SegmentGrant(segment, size_bytes))
+            writer, segment, size_bytes, *number = fields
+            self.writers[segment], self.sizes[segment] = writer, size_bytes
+            if number:
+                self.add(writer, number[0], SegmentGrant(segment, size_bytes))
         else:
             for segment in fields[1]:
                 self.writers.pop(segment, None)
 
     def add(self, writer: str, number: int, grant: SegmentGrant) -> None:
         self._newest[writer] = number, grant
+        self.sizes[grant.segment] = grant.size_bytes
 
     def find(self, writer: str, number: int) -> SegmentGrant | None:
         """The grant of that number, if it is the writer's newest. Its segment may have been sealed since."""
@@ -49,16 +51,17 @@ class Grants:
     def records(self, granted: Mapping[str, str]) -> Iterator[bytes]:
         """The records that lead a new store to this state. ``granted``: the writer of each segment that is not
         sealed."""
+        self.sizes = {segment: self.sizes[segment] for segment in granted}
         for segment, writer in granted.items():
             number, newest = self._newest.get(writer, (0, None))
             if newest is not None and newest.segment == segment:
                 yield grant_record(writer, number, newest)
             else:
-                yield msgpack.packb([GRANT, writer, segment])
+                yield msgpack.packb([GRANT, writer, segment, self.sizes[segment]])
 
 
 def grant_record(writer: str, number: int, grant: SegmentGrant) -> bytes:
-    record: bytes = msgpack.packb([GRANT, writer, grant.segment, number, grant.size_bytes])
+    record: bytes = msgpack.packb([GRANT, writer, grant.segment, grant.size_bytes, number])
     return record
 
 

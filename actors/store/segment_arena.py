@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import add, itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...core.telemetry import get_logger
@@ -45,6 +46,7 @@ Ref = tuple[str, int, int, *tuple[Any, ...]]
 """Segment, offset, size in bytes, and perhaps more: a ByteRef, or a ValueRef."""
 
 _PAGE_BYTES: Final = 4096
+_NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,12 @@ class SegmentArena:
             name: segment.writer for name, segment in self._segments.items() if segment.writer is not None
         }
 
-    def recover(self, granted: Mapping[str, str], live: Iterable[Ref]) -> set[str]:
+    def recover(
+        self, granted: Mapping[str, str], live: Iterable[Ref], far_sizes: Mapping[str, int] = _NO_SIZES
+    ) -> set[str]:
         """Restores the state of the journal, once, before anything else. ``granted``: the writers of segments that were
-        not sealed; ``live``: the references of all rows. Every other segment is removed.
+        not sealed; ``live``: the references of all rows. Every other segment is removed. ``far_sizes``: in bytes, of
+        granted segments on other hosts, whose writers go on filling them.
 
         Returns the segments that rows refer to and that are gone or too short (after the machine has restarted: memory
         is empty then). None of their references is held; their rows are lost.
@@ -125,7 +130,7 @@ class SegmentArena:
         for name in counted.keys() | granted.keys():
             if is_far(name):  # its memory goes with its writer: see ``retire``
                 far = counted.get(name) or _Segment(0, None)
-                far.size_bytes, far.writer = ends.get(name, 0), granted.get(name)
+                far.size_bytes, far.writer = max(ends.get(name, 0), far_sizes.get(name, 0)), granted.get(name)
                 self._segments[name] = far
         for medium in Medium:
             for path in self.directories.directory(medium).iterdir():

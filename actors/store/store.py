@@ -89,7 +89,7 @@ class Store(Actor, StoreApi):
         self._journal = StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
         places = segment_directories(self.system.directory, self._setup.store_dir)
         self._arena = SegmentArena(places, self._setup.limits)
-        lost = self._arena.recover(self._grants.writers, self._tables.live_refs())
+        lost = self._arena.recover(self._grants.writers, self._tables.live_refs(), self._grants.sizes)
         await self._journaled(self._tables.begin_epoch())
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
@@ -381,6 +381,8 @@ class Store(Actor, StoreApi):
         self._writers.check(writer)
         is_far = memory is not None and memory.node != self._node
         grant = self._arena.grant(writer, at_least_bytes, memory if is_far else None)
+        # Now: a compaction may come before the grant is durable.
+        self._grants.sizes[grant.segment] = grant.size_bytes
         give_up = partial(self._arena.seal, writer, [grant.segment])
         record = grant_record(writer, number, grant)
         try:

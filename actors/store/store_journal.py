@@ -27,7 +27,7 @@ from ..errors import StoreFull
 
 log = get_logger(__name__)
 
-HEAD: Final = Head(b"flexmarl samples", version=3)
+HEAD: Final = Head(b"flexmarl samples", version=4)
 _CHUNK_BYTES: Final = 2**17  # of a compaction, per tick of the loop
 # A file is worth compacting once it is this large, then when it has grown to twice its size and this more.
 _SLACK_BYTES: Final = 2**24

@@ -4,7 +4,7 @@ import struct
 
 import xxhash
 
-HEAD = b"flexmarl samples\x03\x00\x00\x00"
+HEAD = b"flexmarl samples\x04\x00\x00\x00"
 
 
 def framed(body: bytes) -> bytes:

@@ -57,10 +57,19 @@ class Hosts:
 
     async def open(self) -> None:
         system = await self.system("store")
-        limits = ArenaLimits(segment_bytes=SEGMENT, memory_bytes=4 * SEGMENT, disk_bytes=0)
-        await system.add(Store(store_setup(AGENTS, self._base / "folder", limits=limits)), "store")
+        await self._start(system)
         self.address = system.address
         self.store = self.ref(system)
+
+    async def _start(self, system: ActorSystem) -> None:
+        limits = ArenaLimits(segment_bytes=SEGMENT, memory_bytes=4 * SEGMENT, disk_bytes=0)
+        await system.add(Store(store_setup(AGENTS, self._base / "folder", limits=limits)), "store")
+
+    async def restart(self) -> None:
+        """Another store takes the place of this one, with its journal."""
+        system = await self.system("store")
+        await system.remove("store")
+        await self._start(system)
 
     async def system(self, host: str) -> ActorSystem:
         if host not in self._systems:
@@ -173,6 +182,16 @@ async def test_a_writer_whose_host_stays_full_gives_up_with_the_numbers(
         StoreFull, match=r"no room for 4096 bytes in .*near/samples.*: No space left on device, for 0"
     ):
         await asyncio.wait_for(writer.put([sample(0)]), PATIENCE_S)
+
+
+async def test_a_writer_goes_on_with_its_segment_after_a_restart_of_the_store(hosts: Hosts) -> None:
+    writer = await hosts.writer("near")
+    await writer.put([sample(0)])
+    await hosts.restart()
+    await writer.put([sample(1)])
+    assert len(hosts.segments("near")) == 1, "there was room behind the first sample"
+    batch = await hosts.store.api.lease(SOLVER, 0, 2)
+    assert await (await hosts.reader("far")).samples(batch) == [sample(0), sample(1)]
 
 
 async def test_a_segment_that_is_not_there_any_more_is_refused(hosts: Hosts) -> None:

@@ -29,8 +29,8 @@ def test_only_the_newest_number_of_a_writer_is_found() -> None:
 
 
 def test_a_record_without_a_number_names_the_writer_alone() -> None:
-    grants = read([msgpack.packb([GRANT, "a", "m1"])])
-    assert grants.writers == {"m1": "a"} and grants.find("a", 0) is None
+    grants = read([msgpack.packb([GRANT, "a", "m1", 10])])
+    assert (grants.writers, grants.sizes) == ({"m1": "a"}, {"m1": 10}) and grants.find("a", 0) is None
 
 
 writers = st.sampled_from("ab")
@@ -58,4 +58,5 @@ def test_the_state_is_the_same_after_the_journal_is_read_and_after_it_is_compact
     asked = [(writer, number) for writer, last in numbers.items() for number in range(last + 1)]
     for after in (read(records), read(list(grants.records(granted)))):
         assert after.writers == granted
+        assert {name: after.sizes[name] for name in granted} == dict.fromkeys(granted, 4096)
         assert [after.find(*one) for one in asked] == [grants.find(*one) for one in asked]

@@ -95,7 +95,7 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for content, problem in (
         (b"flexmarl replies\1\0\0\0", "does not begin as a journal does"),
-        (b"flexmarl samples\2\0\0\0", "of version 2, and this program reads version 3"),
+        (b"flexmarl samples\3\0\0\0", "of version 3, and this program reads version 4"),
     ):
         path.write_bytes(content + framed(b"record"))
         with pytest.raises(JournalError, match=problem):
