@@ -49,7 +49,7 @@ META: Final = (
     "optimizer_step",
 )
 """Columns of every row, besides ``reward``. A put gives ``sample_id``, ``policy_version`` and, if the order of the
-queries matters, ``query_position`` (the query's place in its step); the store knows the others."""
+queries matters, ``query_position`` (the number of the query's draw); the store knows the others."""
 
 
 class Column(Config):

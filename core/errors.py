@@ -301,7 +301,7 @@ class NotInVirtualTime(FlexmarlError):
 
 
 class JournalError(FlexmarlError):
-    """A journal of answers can't be used."""
+    """A file of records can't be used as the journal that it should be."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"journal {path}: {problem}")

@@ -25,8 +25,8 @@ class Sample:
     a query comes again. ``advantage`` and ``group_size`` are known when the group closes: the advantage by the agent's
     estimator (``credit/estimator.py``), and the number of rewards that ``reward`` is compared with, itself included:
     the agent's over the surviving trajectories of the group, or over its turns, by its ``Grouping``.
-    ``query_position``: of its query in the training data. ``columns``: the values that the workflow wrote into declared
-    columns (``declared_columns.py``), as plain numbers, strings and arrays.
+    ``query_position``: the number of its query's draw, over the run. ``columns``: the values that the workflow wrote
+    into declared columns (``declared_columns.py``), as plain numbers, strings and arrays.
 
     ``policy_version`` generated the first token: the oldest version of all. ``version_changes`` are pairs, one behind
     the other: the number of a token and the newer version that generated it and those behind it; empty if one

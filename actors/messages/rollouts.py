@@ -158,8 +158,8 @@ class RolloutApi(TextApi, Protocol):
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
-        ``queries``: each with its position in the training data. ``versions``: may generate the turns, by policy; the
-        newest of them that the instances serve does. May be called again for the same step.
+        ``queries``: each with the number of its draw, over the run. ``versions``: may generate the turns, by policy;
+        the newest of them that the instances serve does. May be called again for the same step.
         """
 
     @endpoint(raises=[RecipeError, WorkerReplaced])

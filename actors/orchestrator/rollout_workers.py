@@ -69,7 +69,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """A query's group. ``position``: the query's in the training data."""
+    """A query's group. ``position``: the number of the query's draw, over the run."""
 
     step: Step
     position: int

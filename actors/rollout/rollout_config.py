@@ -106,7 +106,7 @@ class RolloutConfig(Config):
     end, unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to
     end are the shorter ones: that biases learning.
 
-    ``drop_zero_advantage``: if all rewards of an agent in a group are equal, its samples are left out; if no sample is
+    ``drop_zero_advantage``: if no sample of an agent in a group has an advantage, they are left out; if no sample is
     left, the whole group is dropped (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). For algorithms that
     compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
     ``replacement_queries``: a dropped group is replaced by a further query, at most so many in a step.

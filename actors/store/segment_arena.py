@@ -113,7 +113,7 @@ class SegmentArena:
     ) -> set[str]:
         """Restores the state of the journal, once, before anything else. ``granted``: the writers of segments that were
         not sealed; ``live``: the references of all rows. Every other segment is removed. ``far_sizes``: in bytes, of
-        granted segments on other hosts, whose writers go on filling them.
+        granted segments on other hosts, whose writers continue to fill them.
 
         Returns the segments that rows refer to and that are gone or too short (after the machine has restarted: memory
         is empty then). None of their references is held; their rows are lost.

@@ -20,7 +20,7 @@ from ...messages import Query, QueryAnswer
 from ...query_source import GroupEnd, QuerySource
 
 SUBMITTED: Final = 0
-"""The position in the training data that stands in the samples of a query that has none; their ids show it."""
+"""The number of a draw that stands in the samples of a query that was not drawn; their ids show it."""
 
 _MOST_WAITING: Final = 10_000
 

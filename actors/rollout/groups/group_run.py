@@ -43,9 +43,9 @@ class ClosingRules:
 
 @dataclass(slots=True)
 class GroupRun:
-    """``position``: the query's in the training data. ``clock``: the time in seconds. ``trajectories`` and ``tasks``
-    are by number, and so are ``ended``, the ends until now. ``compared``: once it has closed, all turns of the
-    trajectories that count."""
+    """``position``: the number of the query's draw, over the run. ``clock``: the time in seconds. ``trajectories``
+    and ``tasks`` are by number, and so are ``ended``, the ends until now. ``compared``: once it has closed, all turns
+    of the trajectories that count."""
 
     step: Step
     query: Query

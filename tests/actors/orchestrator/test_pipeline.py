@@ -15,6 +15,7 @@ from flexmarl.actors.orchestrator.decisions import (
     Evaluate,
     Finish,
     Publish,
+    Replacement,
     Save,
     StartStep,
     StepComplete,
@@ -248,6 +249,20 @@ def test_rows_that_can_not_be_read_now_are_asked_for_again() -> None:
     pipeline.start()
     asked = pipeline.group_closed(S(1), {A: 4, B: 0})
     assert asked == [Train(A, S(1), V(0), 4)] == pipeline.not_trained(A, S(1), 4)
+
+
+def test_a_group_that_is_lost_after_the_next_step_has_begun_gets_no_replacement() -> None:
+    """The next step's queries are drawn: a query that came after them would be given again by a resumed run."""
+    plan = replace(PLAN, replacement_queries=3)
+    pipeline = Pipeline(plan, {A: V(0), B: V(0)})
+    pipeline.start()
+    assert pipeline.group_closed(S(1), {A: 0, B: 0}, dropped=True) == [Replacement(S(1))]
+    decisions = [
+        pipeline.group_closed(S(1), samples) for samples in ({A: 4, B: 0}, {A: 0, B: 2}, {A: 0, B: 2})
+    ]
+    assert StartStep(S(2), {A: V(1), B: V(1)}) in decisions[-1]
+    pipeline.group_lost(S(1), {A: 0, B: 2})
+    assert Replacement(S(1)) not in pipeline.group_closed(S(1), {A: 0, B: 0}, dropped=True)
 
 
 def test_a_group_that_is_lost_after_a_policy_has_stepped_ends_the_run() -> None:
