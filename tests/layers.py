@@ -209,9 +209,10 @@ RULES = (
         banned=(f"{PACKAGE}.testing",),
     ),
     Rule(
-        "modules are imported by name only for actors, a front door's names, a recipe, commands, and in_process",
+        "modules are imported by name only for actors, engines, a front door's names, a recipe, commands, in_process",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/front_door\.py|actors/(recipe|process_main)\.py|launch/commands\.py",
+        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/front_door\.py|actors/(recipe|process_main)\.py"
+        r"|actors/inference/engines/factories\.py|launch/commands\.py",
         banned=(
             ".exec_module",
             ".load_module",

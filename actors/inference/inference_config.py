@@ -20,6 +20,11 @@ class EngineOptions(Config):
     by default the limit in the model's config.
     """
 
+    factory: ClassVar[str]
+    """``module:class`` of its ``EngineFactory``, of a module of ``engines/``. Only an instance that serves it imports
+    that module."""
+    imports_library: ClassVar[bool] = True
+    """The import of that module takes seconds."""
     exact_draws: ClassVar[bool]
     """The seed of a request alone decides the random numbers of its tokens."""
     resumable: ClassVar[bool]
@@ -82,6 +87,7 @@ class EmbeddedEngineConfig(EngineOptions):
     needed or the weights change.
     """
 
+    factory: ClassVar[str] = "embedded:EmbeddedFactory"
     exact_draws: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
     lora: ClassVar[bool] = False
@@ -105,6 +111,7 @@ class VllmEngineConfig(EngineOptions):
     CPUs have neither. ``tensor_parallel``: devices that each hold a part of every layer, the first ones of the machine.
     """
 
+    factory: ClassVar[str] = "vllm_engine:VllmFactory"
     # A turn that is resumed draws from another stream of random numbers, and a reused prefix may round otherwise.
     exact_draws: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
@@ -151,6 +158,8 @@ class SimulatedEngineConfig(EngineOptions):
     ``prompt_share`` of a decode step. Installing new weights takes ``install_s`` seconds.
     """
 
+    factory: ClassVar[str] = "simulated_engine:SimulatedFactory"
+    imports_library: ClassVar[bool] = False
     exact_draws: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
     lora: ClassVar[bool] = False
@@ -174,6 +183,8 @@ class OpenaiEngineConfig(EngineOptions):
     silence, or the status 408, 429 or 5xx, with pauses of 0.5 s that double up to 30 s.
     """
 
+    factory: ClassVar[str] = "openai_engine:OpenaiFactory"
+    imports_library: ClassVar[bool] = False
     exact_draws: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
     lora: ClassVar[bool] = False

@@ -3,8 +3,10 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from ...messages import ModelConfig
+from ..instance_setup import ServedBase
 from .engine import Engine
 
 
@@ -38,6 +40,13 @@ class EngineFactory(ABC):
     architecture: object
     clock: Callable[[], float] = staticmethod(time.perf_counter)
     """Seconds; the times of an instance are measured by it."""
+
+    @classmethod
+    @abstractmethod
+    async def open(cls, model: ModelConfig | None, options: Any, base: ServedBase | None) -> Self:
+        """The factory of a policy with ``model`` and ``options``, a section ``engine`` of this engine. ``base``: of a
+        policy that is served as an adapter over ``model``. Raises OSError if the tokenizer or the model's config can't
+        be read, UnsupportedModel."""
 
     @abstractmethod
     async def build(self) -> Engine:

@@ -1,24 +1,18 @@
-"""The factory of each engine that a config can name."""
+"""The factory of the engine that a config names.
+
+An engine is a file beside this one, and a class of ``inference_config.py`` that names it: nothing else knows the
+engines.
+"""
 
 import asyncio
-from typing import TYPE_CHECKING
+import importlib
 
 from ....core.collector import importing
 from ...errors import EngineUnavailable
 from ...messages import ModelConfig
-from ..inference_config import (
-    EmbeddedEngineConfig,
-    EngineConfig,
-    OpenaiEngineConfig,
-    SimulatedEngineConfig,
-    VllmEngineConfig,
-)
+from ..inference_config import EngineConfig
 from ..instance_setup import ServedBase
 from .engine_factory import EngineFactory
-
-if TYPE_CHECKING:
-    from .embedded import EmbeddedFactory
-    from .vllm_engine import VllmFactory
 
 
 async def factory_of(
@@ -26,36 +20,21 @@ async def factory_of(
 ) -> EngineFactory:
     """Reads the tokenizer and the config of ``model``. Raises OSError if they can't be read, UnsupportedModel, and
     EngineUnavailable if the engine's library is missing or does not fit."""
-    if isinstance(engine, SimulatedEngineConfig):
-        from .simulated_engine import SimulatedFactory
-
-        return SimulatedFactory(engine, base)
     if (problem := engine.unavailable("cpu" if model is None else model.device)) is not None:
         raise EngineUnavailable(engine.name, problem)
-    if isinstance(engine, OpenaiEngineConfig):
-        from .openai_engine import OpenaiFactory
-
-        return OpenaiFactory(engine)
-    assert model is not None, "only simulated policies and those of endpoints have no model"
-    match engine:
-        case EmbeddedEngineConfig():
-            return await (await asyncio.to_thread(_import_embedded)).open(model, engine)
-        case VllmEngineConfig():
-            return await (await asyncio.to_thread(_vllm)).open(model, engine, base)
+    if engine.imports_library:  # in a thread: it takes seconds
+        factory = await asyncio.to_thread(_import_with_library, engine.factory)
+    else:
+        factory = _import_factory(engine.factory)
+    return await factory.open(model, engine, base)
 
 
-# Each library is imported by the processes alone that need it, in a thread: it takes seconds.
-
-
-def _import_embedded() -> "type[EmbeddedFactory]":
+def _import_with_library(name: str) -> type[EngineFactory]:
     with importing():
-        from .embedded import EmbeddedFactory
-
-    return EmbeddedFactory
+        return _import_factory(name)
 
 
-def _vllm() -> "type[VllmFactory]":
-    with importing():
-        from .vllm_engine import VllmFactory
-
-    return VllmFactory
+def _import_factory(name: str) -> type[EngineFactory]:
+    module, _, class_name = name.partition(":")
+    factory: type[EngineFactory] = getattr(importlib.import_module(f".{module}", __package__), class_name)
+    return factory

@@ -40,8 +40,8 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
         self._base = base
 
     @classmethod
-    async def open(cls, model: ModelConfig, options: Options, base: ServedBase | None = None) -> Self:
-        """``base``: of a policy that is served as an adapter over ``model``."""
+    async def open(cls, model: ModelConfig | None, options: Options, base: ServedBase | None) -> Self:
+        assert model is not None, "only simulated policies and those of endpoints have no model"
         return await asyncio.to_thread(cls, model, options, base)
 
     async def build(self) -> Engine:

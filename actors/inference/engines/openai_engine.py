@@ -10,7 +10,7 @@ text is streamed if the workflow wants it in parts.
 import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx2
 import numpy as np
@@ -18,7 +18,9 @@ import numpy as np
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EndpointFailed, EngineFailed, InvalidRequest
+from ...messages import ModelConfig
 from ..inference_config import OpenaiEngineConfig
+from ..instance_setup import ServedBase
 from .byte_codec import ByteCodec
 from .endpoint_messages import StreamedAnswer, call_of, result_of
 from .engine import (
@@ -200,6 +202,12 @@ class OpenaiFactory(EngineFactory):
         self.codec = self._codec = ByteCodec("bytes")
         self.architecture = config
         self._config = config
+
+    @classmethod
+    async def open(
+        cls, model: ModelConfig | None, options: OpenaiEngineConfig, base: ServedBase | None
+    ) -> Self:
+        return cls(options)
 
     async def build(self) -> Engine:
         return OpenaiEngine(self._config, self._codec)

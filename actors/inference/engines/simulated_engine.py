@@ -6,10 +6,12 @@ time. The tokens of a text are its bytes in UTF-8.
 
 import asyncio
 import math
+from typing import Self
 
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, WrongVersion
+from ...messages import ModelConfig
 from ..inference_config import SimulatedEngineConfig
 from ..instance_setup import ServedBase
 from .byte_codec import ByteCodec
@@ -129,6 +131,12 @@ class SimulatedFactory(EngineFactory):
         self.architecture = (config, base)
         self.clock = asyncio.get_running_loop().time
         self._config = config
+
+    @classmethod
+    async def open(
+        cls, model: ModelConfig | None, options: SimulatedEngineConfig, base: ServedBase | None
+    ) -> Self:
+        return cls(options, base)
 
     async def build(self) -> Engine:
         return SimulatedEngine(self._config)
