@@ -67,7 +67,7 @@ async def test_as_many_calls_are_in_flight_as_were_asked_for() -> None:
 
     count, elapsed_s = await calls_in_flight(call, 0.03, 7)
     assert max(seen) == 7 and under_way == 0
-    assert count == ended > 7
+    assert count == ended >= 7, "on a busy machine the time is over when the first seven have ended"
     assert elapsed_s >= 0.029
     assert len(asyncio.all_tasks()) == 1
 
