@@ -63,7 +63,7 @@ def test_all_of_a_run_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> 
             path.name for path in found
         }
     finally:
-        launched.lose_host()
+        launched.close()
 
 
 class TestLinks:
