@@ -102,7 +102,7 @@ class Environments:
         }
 
     async def close(self) -> None:
-        """Closes the worker's object. Does nothing if there is none: before ``setup``, or if called again."""
+        """Closes the worker's object. Does nothing before ``setup``, and nothing at a second call."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close()

@@ -71,7 +71,7 @@ class InvalidEnvironment(FlexmarlError):
 
 class ProcessFailed(FlexmarlError):
     """A function of ``in_process`` raised, or its process has ended. ``problem``: the error's class and text, or the
-    end. ``remote_traceback``: of the error; empty if there is none."""
+    end. ``remote_traceback``: of the error; empty if the process has ended."""
 
     def __init__(self, function: str, problem: str, remote_traceback: str = "") -> None:
         super().__init__(f"{function}: {problem}")

@@ -36,8 +36,8 @@ class Truncations:
 
     @classmethod
     def of(cls, truncations: Sequence[Truncation], device: torch.device) -> "Truncations":
-        """The truncations of n distributions, at least one, on ``device``. A field that none of them uses is None, and
-        costs nothing."""
+        """The truncations of n distributions, at least one, on ``device``. A field that no distribution uses is
+        None, and costs nothing."""
         ks = [truncation.top_k or _EVERY_TOKEN for truncation in truncations]
         ps = [_ANY_MASS if truncation.top_p == 1 else truncation.top_p for truncation in truncations]
         shares = [truncation.min_p for truncation in truncations]

@@ -173,7 +173,7 @@ class ForkServer:
 
 
 def _obstacle() -> str:
-    """The reason why this process should not be forked into actors; empty if there is none."""
+    """The reason why this process should not be forked into actors; empty if it may be."""
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return "started threads"
     devices = [str(path) for path in _open_files() if path.is_char_device() and path not in _HARMLESS]

@@ -42,8 +42,8 @@ class FolderDescription:
     refused: str
 
     def problems(self) -> list[str]:
-        """The reasons why a run would fail or mislead in this folder, a sentence with its remedy for each; empty if
-        there are none."""
+        """The reasons why a run would fail or mislead in this folder, each a sentence with its remedy; empty if a run
+        may begin."""
         problems = []
         if self.clock_ahead_s is None:
             problems.append(

@@ -27,8 +27,8 @@ CONNECT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """``address``, ``port``: at which the asking host listens; empty and 0 if it has no address. ``runs``: the folder
-    of all runs. ``proof``: a file in it with the text ``text``; empty if there is none."""
+    """``address``, ``port``: the asking host listens there; empty and 0 if it has no address. ``runs``: the folder of
+    all runs. ``proof``: a file in that folder with the text ``text``; empty without such a file."""
 
     address: str
     port: int

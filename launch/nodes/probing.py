@@ -148,7 +148,7 @@ def problems_of(host: SshHost, probed: Probed, request: ProbeRequest, local: Dia
 
 
 async def _ask(host: SshHost, request: ProbeRequest) -> Probed | str:
-    """The answer of a host, or the reason why there is none."""
+    """Asks a host. Returns its answer, or the reason why it gave no answer."""
     try:
         process = await asyncio.create_subprocess_exec(
             *ssh_command(host, ["-m", "flexmarl.launch.nodes.host_probe"]),
