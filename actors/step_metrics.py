@@ -1,7 +1,7 @@
 """Measurements of one training step: what the orchestrator reports to the console after every step.
 
 Rewards and turns are an agent's, everything about weights is a policy's: two agents on one policy have two rewards and
-one loss. ``launch/json_lines.py`` writes these objects to ``metrics.jsonl`` and reads them back.
+one loss. ``launch/run_folder/json_lines.py`` writes these objects to ``metrics.jsonl`` and reads them back.
 """
 
 from collections.abc import Mapping

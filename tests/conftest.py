@@ -18,7 +18,7 @@ from flexmarl.core.private_directory import private_directory
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 from .left_out import LeftOutPlugin
 from .leftovers import LeftoversPlugin

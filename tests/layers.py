@@ -91,9 +91,9 @@ RULES = (
         for_types_too=False,
     ),
     Rule(
-        "only launch/env.py reads the environment, and processes pass it on",
+        "only launch/hosts/env.py reads the environment, and processes pass it on",
         where="",
-        except_in=r"launch/env\.py|core/fork_server\.py|core/supervision/process_node\.py",
+        except_in=r"launch/hosts/env\.py|core/fork_server\.py|core/supervision/process_node\.py",
         banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
     ),
     Rule(
@@ -212,7 +212,7 @@ RULES = (
         "modules are imported by name only for actors, engines, a front door's names, a recipe, commands, in_process",
         where="",
         except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/front_door\.py|actors/(recipe|process_main)\.py"
-        r"|actors/inference/engines/factories\.py|launch/commands\.py",
+        r"|actors/inference/engines/factories\.py|launch/cli/registry\.py",
         banned=(
             ".exec_module",
             ".load_module",

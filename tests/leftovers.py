@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 _PREFIX = "flexmarl-test-session-"
 _CACHE = Path(__file__).parents[1] / ".cache"

@@ -31,10 +31,10 @@ from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.messages import InstanceApi
 from flexmarl.core.errors import CallTimeout
 from flexmarl.core.signature import endpoint_options
-from flexmarl.launch.commands import cli
-from flexmarl.launch.config_reading import resolve
-from flexmarl.launch.run_config import RunConfig
-from flexmarl.launch.sinks.sink_config import SinkConfig
+from flexmarl.launch.cli.registry import cli
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.monitoring.sinks.sink_config import SinkConfig
 
 from .patience import PATIENCE_S
 
@@ -108,7 +108,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     """With the commands ``flexmarl`` and ``python`` on the path, as in an active virtual environment."""
     programs = {
         "python": "",
-        "flexmarl": "-c 'import sys; from flexmarl.launch.cli import main; sys.exit(main())'",
+        "flexmarl": "-c 'import sys; from flexmarl.launch.cli.main import main; sys.exit(main())'",
     }
     (tmp_path / "bin").mkdir()
     for name, arguments in programs.items():

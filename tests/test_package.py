@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import flexmarl
-from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.config.config_reading import resolve
 
 from .machine import install_wheel
 from .patience import PATIENCE_S
@@ -100,7 +100,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     assert [name for name, count in Counter(wheel.names).items() if count > 1] == []
     package = {name for name in wheel.names if not name.startswith(f"{DIST_INFO}/")}
     assert package == files_of_the_checkout()
-    assert {"flexmarl/launch/report/report.html", "flexmarl/launch/docs/settings.md"} <= package
+    assert {"flexmarl/launch/monitoring/report/report.html", "flexmarl/launch/docs/settings.md"} <= package
 
 
 def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:
@@ -130,7 +130,7 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     assert wheel.text(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_text()
     assert (
         wheel.text(f"{DIST_INFO}/entry_points.txt")
-        == "[console_scripts]\nflexmarl = flexmarl.launch.cli:main\n"
+        == "[console_scripts]\nflexmarl = flexmarl.launch.cli.main:main\n"
     )
 
 
@@ -161,7 +161,7 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Wheel, sdist: Path
 
 
 def test_the_installed_package_works_without_the_checkout(installed: Path, tmp_path: Path) -> None:
-    program = "import flexmarl.transport, flexmarl.launch.cli; print(flexmarl.launch.cli.__file__)"
+    program = "import flexmarl.transport, flexmarl.launch.cli.main; print(flexmarl.launch.cli.main.__file__)"
     said = run(sys.executable, "-P", "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
     assert Path(said.strip()) == installed / "flexmarl" / "launch" / "cli.py"
 

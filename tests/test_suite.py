@@ -102,7 +102,7 @@ def test_a_session_that_leaves_something_fails_and_it_is_removed(
         "def pytest_configure(config): config.pluginmanager.register(LeftoversPlugin(config))\n"
     )
     (tmp_path / "test_x.py").write_text(
-        f"import subprocess, tempfile\nfrom flexmarl.launch import env\ndef test_x(): {LEAVES[what] or 'pass'}\n"
+        f"import subprocess, tempfile\nfrom flexmarl.launch.hosts import env\ndef test_x(): {LEAVES[what] or 'pass'}\n"
     )
     folders = {"FLEXMARL_RUNTIME_BASE": tmp_path / "runtime", "TMPDIR": tmp_path / "temporary"}
     for folder in folders.values():

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 
 class VllmPlugin:

@@ -4,7 +4,7 @@
     run       compresses what came within half a second in a thread, and sends it; the next call begins when this one is
               answered. A call for each group would cost both sides more than the records themselves
 
-The run's launcher keeps the file (``launch/samples/archive.py``): it is on the run's own host, has no work of its own,
+The launcher keeps the file (``launch/run_folder/samples/archive.py``): it is on the run's own host, has no other work,
 and outlives every worker. The queue is long enough for a disk that pauses; a launcher that is stopped (ctrl-Z) costs
 records, and delays nothing.
 """

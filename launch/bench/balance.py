@@ -30,9 +30,9 @@ from typing import Any, Final
 from ...actors.inference.rebalancer import Scope
 from ...actors.names import PolicyName
 from ...core.testing import virtual_time
-from .. import env
-from ..config_reading import resolve
-from ..run_config import RunConfig
+from ..config.config_reading import resolve
+from ..config.run_config import RunConfig
+from ..hosts import env
 from . import machine
 from .call_goals import BALANCE, judge_all
 from .measure import Report, rounded

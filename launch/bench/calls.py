@@ -49,7 +49,7 @@ import numpy as np
 
 from ...core.collector import spare_collector
 from ...core.ref import ActorRef
-from .. import env
+from ..hosts import env
 from . import flexmarl_calls, machine, other_frameworks
 from .array_actor import Sink
 from .bare_zeromq import Bare

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import zmq
 
-from .. import env
+from ..hosts import env
 
 _BUSY_WINDOW_S = 0.5
 

@@ -38,8 +38,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from ...core.wire.curve import Keys
-from .. import env
 from ..errors import BenchmarkFailed
+from ..hosts import env
 from . import machine, namespaces
 from .call_goals import Goal, judge_all
 from .measure import medians, rounded

@@ -38,17 +38,17 @@ from ...actors.step_metrics import StepMetrics
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.backends.simulated_policy import micro_batch_s
 from ...core.testing import virtual_time
-from .. import env
-from ..config_reading import resolve, to_yaml
-from ..config_sections import PolicyConfig
-from ..console.progress import Progress
+from ..cli.signals import train_until_signal
+from ..config.config_reading import resolve, to_yaml
+from ..config.config_sections import PolicyConfig
+from ..config.run_config import RunConfig
 from ..errors import BenchmarkFailed, Interrupted
-from ..prepared_run import PreparedRun
-from ..resuming import Resumption
-from ..run import Run
-from ..run_config import RunConfig
-from ..run_directory import RunDirectory
-from ..signals import train_until_signal
+from ..hosts import env
+from ..monitoring.console.progress import Progress
+from ..run.prepared_run import PreparedRun
+from ..run.resuming import Resumption
+from ..run.run import Run
+from ..run_folder.run_directory import RunDirectory
 from . import machine
 from .call_goals import PIPELINE, judge_all
 from .measure import Report, in_turns, rounded

@@ -18,7 +18,7 @@ from ...actors.trainer.shared_pool import SharedPool
 from ...actors.trainer.slot_choice import AllocatorConfig
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from ...core.testing import virtual_time
-from .. import env
+from ..hosts import env
 from .pool_load import Computation, Costs, StepLoad
 from .pool_slots import TimedSlot, Unheard, timed_batch
 

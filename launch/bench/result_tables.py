@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..formatting import compact
+from ..monitoring.formatting import compact
 
 # Above this load by other programs the figures are not reliable.
 _BUSY_PERCENT = 10

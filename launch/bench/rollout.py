@@ -22,7 +22,7 @@ from typing import Any
 
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
-from .. import env
+from ..hosts import env
 from . import machine
 from .call_goals import Goal, judge_all
 from .measure import rounded

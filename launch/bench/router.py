@@ -48,7 +48,7 @@ from ...core.collector import spare_collector
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...transport.handle import StateHandle
-from .. import env
+from ..hosts import env
 from . import machine
 from .call_goals import Goal, judge_all
 from .measure import Report, in_turns, percentile, rounded

@@ -23,8 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from .. import env
 from ..errors import BenchmarkFailed
+from ..hosts import env
 from . import machine, namespaces
 from .call_goals import Goal, judge_all
 from .measure import medians, rounded
@@ -117,7 +117,7 @@ class _Command:
     """A process of ``flexmarl`` on a host. It is stopped at the end of the block."""
 
     def __init__(self, host: Host, arguments: Sequence[str]) -> None:
-        self._command = [*host.command, sys.executable, "-P", "-m", "flexmarl.launch.cli", *arguments]
+        self._command = [*host.command, sys.executable, "-P", "-m", "flexmarl.launch.cli.main", *arguments]
 
     async def __aenter__(self) -> "_Command":
         self._process = await asyncio.create_subprocess_exec(

@@ -38,8 +38,8 @@ from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_d
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
-from .. import env
 from ..errors import BenchmarkFailed
+from ..hosts import env
 from .call_goals import Goal, judge_all
 
 AGENT, POLICY = AgentName("solver"), PolicyName("solver")

@@ -46,8 +46,8 @@ from ...core.supervision.process_node import ProcessNode
 from ...core.supervision.supervisor import Supervisor
 from ...core.system import ActorSystem
 from ...core.task_groups import first_error
-from .. import env
-from ..config_reading import RECIPES
+from ..config.config_reading import RECIPES
+from ..hosts import env
 from . import machine
 from .call_goals import Goal, judge_all
 from .measure import medians, rounded

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
-from .. import env
+from ..hosts import env
 from . import machine
 from .call_goals import Goal, judge_all
 from .measure import medians, rounded

@@ -36,9 +36,9 @@ from ...core.system import ActorSystem
 from ...core.wire.memory import MemoryNetwork
 from ...transport.segments import WriterMemory
 from ...transport.state import StateTransport
-from ..actor_specs import References, rollout_setup
+from ..config.run_config import RunConfig
 from ..errors import BenchmarkFailed
-from ..run_config import RunConfig
+from ..run.actor_specs import References, rollout_setup
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from starlette.routing import Route
 from ...actors.errors import StoreError
 from ...actors.messages import Query
 from ...core.errors import CallNotAllowed, FlexmarlError
-from ..connected_run import ConnectedRun, connect
 from ..errors import RunFailed
-from ..json_lines import metrics_to_json
+from ..run.connected_run import ConnectedRun, connect
+from ..run_folder.json_lines import metrics_to_json
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from ..search_path import leave_working_directory
+from ..hosts.search_path import leave_working_directory
 
 leave_working_directory()
 

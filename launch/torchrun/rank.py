@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from ...actors.errors import ConfigError
-from .. import commands, env
-from ..exit_status import EXIT_STOPPED, exit_status
-from ..own_address import own_address_toward
-from ..train_command import train
+from ..cli import registry as commands
+from ..cli.exit_status import EXIT_STOPPED, exit_status
+from ..cli.train import train
+from ..hosts import env
+from ..hosts.local_address import own_address_toward
 from .local_ranks import Leader, follow
 from .place import Place
 

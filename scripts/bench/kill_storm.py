@@ -39,7 +39,7 @@ import psutil
 from flexmarl.core.testing.stepping_clock import SteppingClock
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli import main; sys.exit(main())")
+COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())")
 RECIPE = ROOT / "launch" / "bench" / "pipeline_recipe"
 ACTORS = ("store", "trainer", "rollout-0", "orchestrator", "planner-0", "solver-0", "checker-0")
 TURNS = {"planner": 1, "solver": 2, "checker": 6}

@@ -41,9 +41,9 @@ from statistics import median
 from typing import Any
 
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.launch.config_reading import resolve
-from flexmarl.launch.report.run_history import load_history
-from flexmarl.launch.run_config import RunConfig
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.monitoring.report.run_history import load_history
 
 RECIPE = Path(__file__).parent / "race"
 WARM_UP_STEPS = 5
@@ -111,7 +111,11 @@ def make_model(folder: Path) -> None:
 def run_flexmarl(model: Path, steps: int, out: Path) -> SideResult:
     """``steps`` steps by ``flexmarl train``; the run directory is ``out``. Raises RaceError."""
     (name,) = resolve(str(RECIPE), []).agents
-    command = [sys.executable, "-c", "import sys; from flexmarl.launch.cli import main; sys.exit(main())"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())",
+    ]
     command += [
         "train",
         str(RECIPE),

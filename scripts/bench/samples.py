@@ -29,10 +29,10 @@ import psutil
 
 from flexmarl.actors.messages import Query
 from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compressed, packed
-from flexmarl.launch.run_directory import RunDirectory
-from flexmarl.launch.samples.reader import Samples
-from flexmarl.launch.samples.sample_file import SampleFile
-from flexmarl.launch.samples.showing import as_object
+from flexmarl.launch.run_folder.run_directory import RunDirectory
+from flexmarl.launch.run_folder.samples.reader import Samples
+from flexmarl.launch.run_folder.samples.sample_file import SampleFile
+from flexmarl.launch.run_folder.samples.showing import as_object
 
 _TRAJECTORIES = 8
 _TURNS = 2

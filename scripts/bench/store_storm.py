@@ -38,7 +38,7 @@ from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing.stepping_clock import SteppingClock
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
 # Enough for a store to restart and read its journal, which takes well below a second.

@@ -27,7 +27,7 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.testing.memory_node import MemoryNode
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 from ..core.echo import Echo, NeverReady, RefusesToStart, Worker
 from ..patience import PATIENCE_S

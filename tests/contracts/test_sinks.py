@@ -16,10 +16,15 @@ import pytest
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import Evaluated, RunEvent, SinkClosed, SinkFailed, SinkOpened
 from flexmarl.actors.step_metrics import StepMetrics
-from flexmarl.launch.sinks.function_sink import FunctionSink
-from flexmarl.launch.sinks.run_sinks import RunSinks
-from flexmarl.launch.sinks.sink import Sink, SinkRun
-from flexmarl.launch.sinks.sink_config import MlflowConfig, PrometheusConfig, TensorboardConfig, WandbConfig
+from flexmarl.launch.monitoring.sinks.function_sink import FunctionSink
+from flexmarl.launch.monitoring.sinks.run_sinks import RunSinks
+from flexmarl.launch.monitoring.sinks.sink import Sink, SinkRun
+from flexmarl.launch.monitoring.sinks.sink_config import (
+    MlflowConfig,
+    PrometheusConfig,
+    TensorboardConfig,
+    WandbConfig,
+)
 
 from ..patience import PATIENCE_S
 

@@ -27,7 +27,7 @@ from flexmarl.core.telemetry import (
     get_logger,
     process_usage,
 )
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 from .relay import Relay
 

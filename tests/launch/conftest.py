@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 from ..patience import PATIENCE_S
 
@@ -47,7 +47,7 @@ REPRODUCIBLE = (
 # The process of the checks before a start takes as long as an actor's. It has tests of its own.
 NO_FINDINGS = {"recipe": [], "models": [], "cached": False}
 UNCHECKED = f"""
-from flexmarl.launch.preflight import preflight
+from flexmarl.launch.run.preflight import preflight
 preflight._findings = lambda *_: {NO_FINDINGS}
 """
 
@@ -93,7 +93,7 @@ class Launched:
             *on,
             sys.executable,
             "-c",
-            f"{prelude}\nimport sys; from flexmarl.launch.cli import main; sys.exit(main())",
+            f"{prelude}\nimport sys; from flexmarl.launch.cli.main import main; sys.exit(main())",
             *arguments,
         ]
         with self.output.open("wb") as output:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from flexmarl.launch.nvidia import NvidiaDevices, read_devices
+from flexmarl.launch.hosts.nvidia import NvidiaDevices, read_devices
 
 
 class NVMLError(Exception):

@@ -30,10 +30,10 @@ from flexmarl.core.supervision.worker_init import WorkerInit, read_init, write_i
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import ZmqWire, ipc_address
-from flexmarl.launch import run as run_module
-from flexmarl.launch.cli import main
-from flexmarl.launch.preflight import preflight
-from flexmarl.launch.run import Run
+from flexmarl.launch.cli.main import main
+from flexmarl.launch.run import run as run_module
+from flexmarl.launch.run.preflight import preflight
+from flexmarl.launch.run.run import Run
 
 from .conftest import NO_FINDINGS, TINY, json_lines
 

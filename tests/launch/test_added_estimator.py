@@ -10,7 +10,7 @@ import pytest
 
 from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.credit.estimator import STD_EPSILON, Estimator
-from flexmarl.launch.cli import main
+from flexmarl.launch.cli.main import main
 
 from ..test_docs import blocks
 from .conftest import SIMULATED_POLICIES, TINY

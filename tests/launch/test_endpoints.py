@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse
 
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import PolicyName
-from flexmarl.launch.config_reading import check, resolve, to_yaml
-from flexmarl.launch.run_config import RunConfig
+from flexmarl.launch.config.config_reading import check, resolve, to_yaml
+from flexmarl.launch.config.run_config import RunConfig
 
 from ..openai_endpoint import Endpoint, served_endpoint
 from .in_process import RunsHere

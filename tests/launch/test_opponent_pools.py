@@ -12,11 +12,11 @@ from safetensors.numpy import load_file
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.core.errors import ActorFailed
-from flexmarl.launch import resuming
-from flexmarl.launch.config_reading import check, resolve, to_yaml
-from flexmarl.launch.run_config import RunConfig
-from flexmarl.launch.simulated_troubles import Kind, Troubles
-from flexmarl.launch.simulation import Simulation, simulate
+from flexmarl.launch.config.config_reading import check, resolve, to_yaml
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.run import resuming
+from flexmarl.launch.simulate.simulated_troubles import Kind, Troubles
+from flexmarl.launch.simulate.simulation import Simulation, simulate
 
 RECIPE = Path(__file__).parent / "recipes" / "self_play"
 RIVAL = PolicyName("rival")

@@ -13,8 +13,8 @@ import pytest
 import flexmarl
 from flexmarl.actors.credit.group_mean import GroupMean
 from flexmarl.actors.errors import ConfigError
-from flexmarl.launch import store_view
-from flexmarl.launch.config_reading import resolve
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.monitoring import store_view
 
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, TINY, Launcher

@@ -8,7 +8,7 @@ import pytest
 from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
-from flexmarl.launch.samples.reader import Samples
+from flexmarl.launch.run_folder.samples.reader import Samples
 
 from .conftest import SIMULATED_POLICIES, Launcher
 from .in_process import RunsHere

@@ -268,7 +268,7 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, signal\n"
         "from types import SimpleNamespace\n"
-        "from flexmarl.launch.signals import StopSignals\n"
+        "from flexmarl.launch.cli.signals import StopSignals\n"
         "async def main():\n"
         "    asked = asyncio.get_running_loop().create_future()\n"
         "    run = SimpleNamespace(request_stop=asked.set_result)\n"

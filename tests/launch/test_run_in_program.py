@@ -15,13 +15,13 @@ import flexmarl
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.run_events import RunEnded
 from flexmarl.core.errors import ActorDead, ActorFailed
-from flexmarl.launch import env
-from flexmarl.launch.config_reading import resolve, to_yaml
+from flexmarl.launch.config.config_reading import resolve, to_yaml
 from flexmarl.launch.errors import Interrupted, ResumeRefused, RunDirectoryError
-from flexmarl.launch.json_lines import metrics_from_json
-from flexmarl.launch.preflight import preflight
-from flexmarl.launch.prepared_run import GivenConfig, resolve_given
-from flexmarl.launch.run import Run
+from flexmarl.launch.hosts import env
+from flexmarl.launch.run.preflight import preflight
+from flexmarl.launch.run.prepared_run import GivenConfig, resolve_given
+from flexmarl.launch.run.run import Run
+from flexmarl.launch.run_folder.json_lines import metrics_from_json
 
 from ..patience import PATIENCE_S
 from .conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines, wait_until

@@ -42,7 +42,7 @@ def test_its_cause_is_named_and_the_first_ctrl_c_ends_it(launcher: Launcher, nam
 
 
 def status_of(run: Launched) -> str:
-    command = [sys.executable, "-P", "-m", "flexmarl.launch.cli", "status", str(run.directory)]
+    command = [sys.executable, "-P", "-m", "flexmarl.launch.cli.main", "status", str(run.directory)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -96,7 +96,7 @@ def test_the_second_pass_has_none_of_the_programs_and_may_leave_tests_out(checko
 def test_other_pythons_run_the_second_and_the_third_pass(checkout: Checkout) -> None:
     for version in ("3.12", "3.13"):
         program(checkout.programs / f"python{version}", "")
-    third = "--numprocesses=4 --dist=loadfile tests/core tests/transport tests/launch/test_run.py"
+    third = "--numprocesses=4 --dist=loadfile tests/core tests/transport tests/launch/run/test_run.py"
     installs = [
         f"install dev .cache/venv-{version} {checkout.programs}/python{version}"
         for version in ("3.13", "3.12")

@@ -20,7 +20,7 @@ from flexmarl.core.signature import Signature
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 from flexmarl.transport import message_arrays
 
 from .carrier import Batch, Carrier

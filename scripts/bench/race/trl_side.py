@@ -18,8 +18,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from flexmarl.launch.config_reading import resolve
-from flexmarl.launch.run_config import RunConfig
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
 
 HERE = Path(__file__).parent
 

@@ -13,19 +13,19 @@ from .core.front_door import lazy_exports
 
 if TYPE_CHECKING:
     from .actors.query_source import QuerySource
-    from .launch.connected_run import connect
-    from .launch.nodes.joined_cluster import NodesWanted
-    from .launch.run import Run
-    from .launch.samples.reader import Samples
+    from .launch.hosts.nodes.joined_cluster import NodesWanted
+    from .launch.run.connected_run import connect
+    from .launch.run.run import Run
+    from .launch.run_folder.samples.reader import Samples
 else:
     __getattr__ = lazy_exports(
         __name__,
         {
             "actors.query_source": ["QuerySource"],
-            "launch.connected_run": ["connect"],
-            "launch.nodes.joined_cluster": ["NodesWanted"],
-            "launch.run": ["Run"],
-            "launch.samples.reader": ["Samples"],
+            "launch.run.connected_run": ["connect"],
+            "launch.hosts.nodes.joined_cluster": ["NodesWanted"],
+            "launch.run.run": ["Run"],
+            "launch.run_folder.samples.reader": ["Samples"],
         },
     )
 

@@ -24,7 +24,7 @@ from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 from flexmarl.transport.state import StateTransport
 
 from ...patience import PATIENCE_S

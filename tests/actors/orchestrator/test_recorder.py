@@ -16,7 +16,7 @@ from flexmarl.actors.messages import (
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.step_metrics import StepMetrics
-from flexmarl.launch.json_lines import metrics_from_json, metrics_to_json
+from flexmarl.launch.run_folder.json_lines import metrics_from_json, metrics_to_json
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.statistics import Chosen
 

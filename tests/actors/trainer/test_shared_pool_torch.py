@@ -15,7 +15,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.trainer.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.launch.config_reading import RECIPES
+from flexmarl.launch.config.config_reading import RECIPES
 
 from .pools import JUDGE, RECIPE, SOLVER, Fate, House, house
 

@@ -28,8 +28,8 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.core.actor import endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch import env
-from flexmarl.launch.config_reading import RECIPES
+from flexmarl.launch.config.config_reading import RECIPES
+from flexmarl.launch.hosts import env
 from flexmarl.transport.state import StateTransport
 
 from ...patience import PATIENCE_S

@@ -12,7 +12,7 @@ from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.trainer.trainer_config import LossConfig, credit_problem
 from flexmarl.actors.trainer.transforms import sync_warning
-from flexmarl.launch import env
+from flexmarl.launch.hosts import env
 
 from .algorithm import Algorithm, algorithm
 

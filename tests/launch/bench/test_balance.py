@@ -8,7 +8,7 @@ from rich.console import Console
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.balance import Options, partitions, parts
-from flexmarl.launch.cli import main
+from flexmarl.launch.cli.main import main
 
 A, B, C = PolicyName("a"), PolicyName("b"), PolicyName("c")
 _SMALL = (

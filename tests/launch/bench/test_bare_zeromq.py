@@ -7,10 +7,10 @@ import numpy as np
 import psutil
 import pytest
 
-from flexmarl.launch import env
 from flexmarl.launch.bench.bare_zeromq import Bare, pack_call
 from flexmarl.launch.bench.measure import gathered
 from flexmarl.launch.errors import BenchmarkFailed
+from flexmarl.launch.hosts import env
 
 
 @pytest.mark.parametrize("curve", [False, True], ids=["ipc", "tcp_curve"])

@@ -12,7 +12,7 @@ from flexmarl.launch.bench import namespaces, network
 from flexmarl.launch.bench.network import GOALS, Options, measure, parts
 
 from ...processes import process
-from ..nodes.links import needs
+from ..hosts.nodes.links import needs
 
 needs_namespaces = needs(namespaces.missing())
 

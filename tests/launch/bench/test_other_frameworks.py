@@ -2,8 +2,8 @@ import importlib.util
 
 import pytest
 
-from flexmarl.launch import env
 from flexmarl.launch.bench import other_frameworks
+from flexmarl.launch.hosts import env
 
 
 async def test_a_library_that_is_not_installed_is_none() -> None:

@@ -25,12 +25,12 @@ from flexmarl.launch.bench.pipeline import (
     scaled,
 )
 from flexmarl.launch.bench.virtual_rollouts import ClosedGroup
-from flexmarl.launch.cli import main
+from flexmarl.launch.cli.main import main
 
 from ...patience import PATIENCE_S
 
 _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
-_PROGRAM = "import sys; from flexmarl.launch.cli import main; sys.exit(main())"
+_PROGRAM = "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
 _TINY = (
     *("training.queries_per_step=4", "training.trajectories_per_query=2", "training.micro_batch=2"),
     *(f"agents.{agent}.engine.token_s=5.0e-4" for agent in ("planner", "solver", "checker")),

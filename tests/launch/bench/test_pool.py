@@ -27,7 +27,7 @@ from flexmarl.launch.bench.pool_load import (
     mixes,
 )
 from flexmarl.launch.bench.pool_run import run_steps
-from flexmarl.launch.cli import main
+from flexmarl.launch.cli.main import main
 
 A, B, C, D = (PolicyName(name) for name in "abcd")
 

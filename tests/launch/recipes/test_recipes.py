@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.recipe import Recipe
-from flexmarl.launch.config_reading import RECIPES, recipe_folder, resolve
-from flexmarl.launch.simulation import simulate
+from flexmarl.launch.config.config_reading import RECIPES, recipe_folder, resolve
+from flexmarl.launch.simulate.simulation import simulate
 
 TASKS = ("coder-tester", "countdown", "kuhn-poker", "plan-path", "tool-math")
 SIMULATED = ("engine.name=simulated", "trainer.name=simulated", "training.steps=2", "training.queries_per_step=4",

@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.recipe import Recipe
-from flexmarl.launch.config_reading import recipe_folder, resolve
+from flexmarl.launch.config.config_reading import recipe_folder, resolve
 
 SHARED = PolicyName("shared")
 SORTER, CHECKER = AgentName("sorter"), AgentName("checker")

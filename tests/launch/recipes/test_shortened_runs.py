@@ -1,6 +1,6 @@
 """The beginning of real runs of recipes, with seed 0: what is learned first is learned."""
 
-from flexmarl.launch.config_reading import recipe_folder
+from flexmarl.launch.config.config_reading import recipe_folder
 
 from ..in_process import Finished, RunsHere
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.recipe import Recipe, RecipeConfig
 from flexmarl.actors.workflow import Prompt, Query, Turn
-from flexmarl.launch.config_reading import recipe_folder, resolve
+from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes import make_tokenizer
 
 FOLDER = recipe_folder("sort-digits")

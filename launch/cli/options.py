@@ -1,0 +1,8 @@
+"""Arguments and options that several commands have in common."""
+
+from pathlib import Path
+
+import click
+
+RUN = click.Path(path_type=Path)  # the folder of a run, or an address file of it
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -1,0 +1,22 @@
+"""The command ``flexmarl report``."""
+
+from pathlib import Path
+
+import click
+
+from ..monitoring.console.echo import echo
+from ..monitoring.report.report import write_report
+from ..run_folder.run_directory import RunDirectory
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+def report(run_dir: Path) -> int:
+    """Write report.html of a run again. The run may be running.
+
+    \b
+    Example:
+      flexmarl report runs/first-try
+    """
+    echo(str(write_report(RunDirectory.recorded(run_dir).path)))
+    return 0

@@ -1,0 +1,136 @@
+"""The commands ``flexmarl runs list``, ``compare`` and ``rm``."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import RunDirectoryError
+from ..monitoring.console.echo import echo, echo_json
+from ..run_folder.run_directory import RunDirectory
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+
+
+@click.group()
+def runs() -> None:
+    """List, compare and remove runs.
+
+    \b
+    Examples:
+      flexmarl runs list
+      flexmarl runs compare runs/first runs/second
+      flexmarl runs rm runs/first
+    """
+
+
+@runs.command("list")
+@click.option(
+    "--runs", "folder", type=_FOLDER, default=Path("runs"), show_default=True, help="The folder of all runs."
+)
+@_as_json
+def list_runs(folder: Path, as_json: bool) -> int:
+    """List the runs of a folder, the oldest first.
+
+    Shown: recipe, state, complete steps, metrics of the last evaluation, age, size of all files. The state is running,
+    done, stopped (by a signal), failed, killed (the run had no time to write why it ended) or not started.
+
+    \b
+    Examples:
+      flexmarl runs list
+      flexmarl runs list --runs /data/runs --json
+    """
+    from ..run_folder import (  # imported here: the report's reader takes a tenth of a second
+        stored_run,
+        tables,
+    )
+
+    listed_runs = stored_run.read_runs(folder)
+    if as_json:
+        echo_json({"runs": [_plain(run) for run in listed_runs]})
+    elif listed_runs:
+        tables.show_list(listed_runs)
+    else:
+        echo(f"there are no runs in {folder}")
+    return 0
+
+
+@runs.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=_FOLDER, metavar="RUN_DIR RUN_DIR...")
+@_as_json
+def compare(run_dirs: Sequence[Path], as_json: bool) -> int:
+    """Show two or more runs side by side: the keys of their configs that differ, and their final figures.
+
+    Figures: state, steps, wall time, the last evaluation, and the mean reward of each agent over the last twentieth of
+    the steps.
+
+    \b
+    Examples:
+      flexmarl runs compare runs/first runs/second
+      flexmarl runs compare runs/lr-* --json
+    """
+    if len(run_dirs) < 2:
+        raise click.UsageError("compare takes two or more runs")
+    from ..run_folder import compare as comparing
+    from ..run_folder import stored_run, tables
+
+    compared_runs = [stored_run.read_run(path) for path in run_dirs]
+    comparison = comparing.compare(compared_runs)
+    if as_json:
+        config = {
+            key: [None if value is comparing.MISSING else value for value in row]
+            for key, row in comparison.config.items()
+        }
+        names = [str(run.path) for run in compared_runs]
+        echo_json({"runs": names, "config": config, "figures": comparison.figures})
+    else:
+        tables.show_comparison(compared_runs, comparison)
+    return 0
+
+
+@runs.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=_FOLDER, metavar="RUN_DIR...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm(run_dirs: Sequence[Path], yes: bool) -> int:
+    """Remove runs with all their files, checkpoints too. A run that a process works on is refused.
+
+    \b
+    Examples:
+      flexmarl runs rm runs/first
+      flexmarl runs rm runs/trial-* --yes
+    """
+    directories = [RunDirectory.existing(path) for path in run_dirs]
+    for directory in directories:
+        _refuse_alive(directory)
+    if not yes:
+        names = "\n".join(f"  {directory.path}" for directory in directories)
+        click.confirm(f"Remove these runs with their checkpoints?\n{names}\n", abort=True)
+    for directory in directories:
+        with directory.locked():
+            _remove(directory.path)
+        echo(f"removed {directory.path}")
+    return 0
+
+
+def _refuse_alive(directory: RunDirectory) -> None:
+    from ..run_folder.stored_run import is_alive
+
+    if is_alive(directory):
+        raise RunDirectoryError(f"{directory.path}: a process works on this run; stop it first")
+
+
+def _remove(path: Path) -> None:
+    """Under another name first: a removal that is cut short leaves no run with half of its files."""
+    doomed = path.with_name(f".{path.name}.removed")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _plain(run: Any) -> dict[str, Any]:
+    return {**dataclasses.asdict(run), "path": str(run.path), "name": run.name}

@@ -1,0 +1,72 @@
+"""The command ``flexmarl status``.
+
+RUN is the folder of a run, or an address file of it: ``runs/NAME/address``, or one that ``flexmarl admit`` has written.
+With such a file the command works from every host that reaches the run.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from ..monitoring.console.echo import echo, echo_json
+from ..monitoring.formatting import duration
+from ..run.connected_run import query_run
+from ..run.run_control import RunStatus
+from ..run_folder import stored_run
+from ..run_folder.run_directory import RunDirectory
+from .options import RUN, as_json_option
+
+
+@click.command()
+@click.argument("run", type=RUN)
+@as_json_option
+def status(run: Path, as_json: bool) -> int:
+    """Show step, phase and processes of a running run; of another one, its state and last step.
+
+    \b
+    Examples:
+      flexmarl status runs/first
+      flexmarl status first.address
+    """
+    if not run.is_file() and not stored_run.is_alive(RunDirectory.existing(run)):
+        stored = stored_run.read_run(run)
+        fields: dict[str, object] = {
+            "state": stored.state,
+            "error": stored.error,
+            "step": stored.step,
+            "steps": stored.steps,
+        }
+        words = f"{run}: {stored.state}, step {stored.step}/{stored.steps}" + (
+            f"\n{stored.error}" if stored.error else ""
+        )
+    else:
+        answer = query_run(run, lambda connected: connected.status())
+        fields = {"state": "running", **dataclasses.asdict(answer)}
+        words = words_of(run, answer)
+    if as_json:
+        echo_json(fields)
+    else:
+        echo(words)
+    return 0
+
+
+def words_of(run: Path, run_status: RunStatus) -> str:
+    """Returns the lines that the command prints of a running run."""
+    instances = ", ".join(f"{name} x{count}" for name, count in run_status.instances.items())
+    lines = [
+        f"{run}: running for {duration(run_status.since_s)}, step {run_status.step}/{run_status.steps}",
+        f"phase      {run_status.phase}",
+        f"policies   {instances}",
+        *(
+            [f"nothing has ended for {duration(run_status.idle_s)}; the run waits for"]
+            if run_status.causes
+            else []
+        ),
+        *(f"  {cause}" for cause in run_status.causes),
+        *(
+            f"{name:<12} pid {process.pid:<8} {process.rss_mib:>9.1f} MiB  {process.host}".rstrip()
+            for name, process in run_status.processes.items()
+        ),
+    ]
+    return "\n".join(lines)

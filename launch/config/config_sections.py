@@ -1,0 +1,268 @@
+"""The sections of an agent and of a policy in a run's configuration."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...actors.config_base import Config, Count, Natural, Seconds
+from ...actors.credit.credit_config import CreditConfig
+from ...actors.declared_columns import REWARD_COLUMN, Column, check_names
+from ...actors.errors import ConfigError
+from ...actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
+from ...actors.messages import LoraConfig, ModelConfig
+from ...actors.names import PolicyName
+from ...actors.orchestrator.orchestrator_config import PoolOfConfig
+from ...actors.rollout.rollout_config import SamplingConfig
+from ...actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
+from ...actors.trainer.backends.backend_config import (
+    SimulatedTrainerConfig,
+    TorchTrainerConfig,
+    TrainerBackendConfig,
+)
+from ...actors.trainer.trainer_config import LossConfig, OptimizerConfig, SftConfig
+from ...core.protocol.session import DEFAULT_SETTINGS, Settings
+from ...core.supervision.restart_policy import Intensity
+from ...core.wire.zeromq import Tcp
+from ..hosts.local_address import AUTO, own_address
+
+OF_TRAINING: Final = ("optimizer", "algorithm", "sft", "global_batch")
+"""Keys of a policy that a frozen one does not have."""
+
+
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Turns a ConfigError of a validator's block into the ValueError that pydantic adds the key to."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+class AgentConfig(Config):
+    """One LLM role: its policy by name, sampling and credit assignment.
+
+    ``columns``: of its samples, by name, beyond those that training needs; the workflow fills them by ``Turn.write``.
+    """
+
+    policy: PolicyName
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: CreditConfig = CreditConfig()
+    columns: Annotated[dict[str, Column], Field(default_factory=dict)]
+
+    @field_validator("columns")
+    @classmethod
+    def _column_names(cls, columns: dict[str, Column]) -> dict[str, Column]:
+        if (reward := columns.get(REWARD_COLUMN)) is not None and (
+            reward.type != "float" or not reward.awaited
+        ):
+            raise ValueError(
+                "column 'reward': the workflow returns the rewards. For a program outside the run that gives them "
+                "instead, write {type: float, required: true, written_by: external}"
+            )
+        with config_errors():
+            others = {name: column for name, column in columns.items() if name != REWARD_COLUMN}
+            check_names(others, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
+        for name, column in columns.items():
+            if column.type == "tensor" and column.dtype is not None and column.dtype not in np.sctypeDict:
+                raise ValueError(
+                    f"column {name!r}: NumPy has no {column.dtype}, so that no workflow could write it"
+                )
+        return columns
+
+
+class PolicyConfig(Config):
+    """One set of weights, for one agent or several. ``instances`` engines generate with it. A policy whose
+    engine and trainer are simulated needs no model, and uses none. ``lora``: the policy is an adapter over its model,
+    which stays as it is; policies with the same ``model`` share it in memory, and their instances if the engine serves
+    adapters.
+
+    ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
+    samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
+    ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``). ``train``: false
+    for a frozen policy, whose weights stay as they are; none of the keys ``OF_TRAINING`` is for it. ``pool_of``: a
+    frozen policy that is past versions of another one, whose model it has.
+    """
+
+    model: ModelConfig | None = None
+    lora: LoraConfig | None = None
+    instances: Count = 1
+    engine: EngineConfig = EmbeddedEngineConfig()
+    trainer: TrainerBackendConfig = TorchTrainerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    algorithm: LossConfig = LossConfig()
+    sft: SftConfig = SftConfig()
+    global_batch: Count | None = None
+    init_from: Path | None = None
+    train: bool = True
+    pool_of: PoolOfConfig | None = None
+
+    @model_validator(mode="after")
+    def _pool_is_frozen(self) -> "PolicyConfig":
+        if self.pool_of is not None and self.train:
+            raise ValueError(f"pool_of.policy={self.pool_of.policy!r}, and train=true: a pool is not trained")
+        if self.pool_of is not None and self.init_from is not None:
+            raise ValueError("init_from: a pool starts from its policy's weights: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _trains_or_has_no_training(self) -> "PolicyConfig":
+        written = [key for key in OF_TRAINING if key in self.model_fields_set]
+        if written and not self.train:
+            raise ValueError(
+                f"{written[0]} is for policies that are trained, and train=false: leave one of the two out"
+            )
+        if not self.train and not self.simulated and self.trainer != TorchTrainerConfig():
+            raise ValueError(
+                "trainer is for policies that are trained, and train=false: leave one of the two out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_training(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A frozen policy is written without the keys that it may not have."""
+        found: dict[str, Any] = plain(self)
+        return found if self.train else {key: each for key, each in found.items() if key not in OF_TRAINING}
+
+    @model_validator(mode="after")
+    def _endpoint_is_never_trained(self) -> "PolicyConfig":
+        if self.engine.endpoint:
+            if self.train:
+                raise ValueError(
+                    f"engine.name={self.engine.name}: an endpoint is never trained: write train=false"
+                )
+            for key in ("model", "lora", "init_from", "pool_of"):
+                if getattr(self, key) is not None:
+                    raise ValueError(
+                        f"{key}: with engine.name={self.engine.name} the endpoint has the weights: leave it out"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> "PolicyConfig":
+        if self.model is None and not self.simulated and not self.engine.endpoint:
+            raise PydanticCustomError("model_missing", "is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _simulated_as_a_whole(self) -> "PolicyConfig":
+        if isinstance(self.engine, SimulatedEngineConfig) != self.simulated:
+            raise ValueError(
+                f"engine.name={self.engine.name} and trainer.name={self.trainer.name}: engine and trainer are both "
+                "simulated, or neither is"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapts_a_model(self) -> "PolicyConfig":
+        if self.lora is None:
+            return self
+        if self.simulated:
+            raise ValueError("lora: a simulated policy has no layers to adapt: leave it out")
+        if problem := self.engine.lora_problem(self.lora.rank):
+            raise ValueError(f"lora.rank={self.lora.rank}: {problem}")
+        return self
+
+    @property
+    def served_as_adapter(self) -> bool:
+        """True if instances have the model, and get the adapter alone; else they get weights with the adapter in
+        them."""
+        return self.lora is not None and self.engine.lora
+
+    def shares_instances_with(self, other: "PolicyConfig") -> bool:
+        """True if an instance serves both at the same time, as adapters over one base."""
+        adapters = self.served_as_adapter and other.served_as_adapter
+        return adapters and self.model == other.model and self.engine == other.engine
+
+    @property
+    def simulated(self) -> bool:
+        """True if generating and training take time and compute nothing, for tests and measurements."""
+        return isinstance(self.trainer, SimulatedTrainerConfig)
+
+    @property
+    def real_model(self) -> ModelConfig:
+        """The model of a policy that is not simulated."""
+        assert self.model is not None, "the policy is simulated"
+        return self.model
+
+    @property
+    def used_model(self) -> ModelConfig | None:
+        """The model that is trained and served; None if the policy is simulated or an endpoint's."""
+        return None if self.simulated else self.model
+
+    @property
+    def tokenizer(self) -> str:
+        """Hub name or folder of the tokenizer; ``bytes`` if the policy is simulated or an endpoint's."""
+        return "bytes" if self.used_model is None else self.real_model.tokenizer_source
+
+
+class HostsConfig(Config):
+    """The hosts of a run. ``share_gpus``: GPUs on which other processes compute may be used, as far as their memory is
+    free; without it they are left out, and a run that needs them is refused. ``spread``: rollout workers, and slots of
+    a shared pool if no policy has several ranks, are placed on all hosts, not on the head alone; the loss of a host can
+    end the run then, if it had a slot (``--restarts`` continues it), or samples of groups that are trained in part
+    already (it continues from its newest checkpoint by itself)."""
+
+    share_gpus: bool = False
+    spread: bool = False
+
+
+class NetworkConfig(Config):
+    """The network between the hosts of a run. ``listen``: an address of this host, at which the run's processes listen
+    over TCP, encrypted, each at a free port; without it they have sockets in a private folder, which no other host
+    reaches. ``auto``: the address of this host's name, or that of its default route if the name has a loopback one.
+
+    ``bulk``: weights, training states and samples on their way. ``encrypted``: by TLS 1.3. ``trusted``: plain, for
+    networks where every machine is trusted; both ends prove that they belong to the run, and digests are compared, in
+    either case."""
+
+    listen: str | None = None
+    bulk: Literal["encrypted", "trusted"] = "encrypted"
+
+    @property
+    def encrypted(self) -> bool:
+        return self.bulk == "encrypted"
+
+    def tcp(self) -> Tcp | None:
+        """Raises ConfigError if there is no address."""
+        if self.listen is None:
+            return None
+        return Tcp(own_address() if self.listen == AUTO else self.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _is_reached_by_others(cls, listen: str | None) -> str | None:
+        if listen not in (None, AUTO):
+            Tcp(listen)  # raises ValueError
+        return listen
+
+
+class SupervisionConfig(Config):
+    """The time after which an actor is lost. One that is needed is pinged every ``heartbeat_s``; a call to it fails
+    within ``missed_heartbeats`` without a sign of life. One that is not needed is lost if its process has not answered
+    the launcher for ``silence_s``; in a run that stands still, for a fifth of that.
+
+    A run in which nothing has ended for ``stall_s`` seconds stands still: the console names what it waits for. One that
+    was asked to stop ends at once if nothing ends for ``stop_patience_s``, or for three times the longest time that
+    passed between two work items.
+
+    Actors that can be restarted alone are, together at most ``max_restarts`` times within any ``restart_period_s``; one
+    more loss ends the run. The loss of any other actor ends the run at once."""
+
+    heartbeat_s: Seconds = DEFAULT_SETTINGS.heartbeat_s
+    missed_heartbeats: Annotated[Count, Field(ge=2)] = DEFAULT_SETTINGS.missed_heartbeats
+    silence_s: Seconds = 300.0
+    stall_s: Seconds = 30.0
+    stop_patience_s: Seconds = 10.0
+    max_restarts: Natural = 10
+    restart_period_s: Seconds = 3600.0
+
+    def settings(self) -> Settings:
+        return Settings(heartbeat_s=self.heartbeat_s, missed_heartbeats=self.missed_heartbeats)
+
+    def intensity(self) -> Intensity:
+        return Intensity(self.max_restarts, self.restart_period_s)

@@ -1,0 +1,29 @@
+"""Remarks on a configuration that is valid, for the person who starts the run."""
+
+from ...actors.trainer.transforms import sync_warning
+from .run_config import RunConfig
+
+
+def warnings_about(config: RunConfig) -> list[str]:
+    """One line each; none of them stops a run."""
+    found = []
+    if config.deterministic and any(policy.engine.max_batch > 1 for policy in config.policies.values()):
+        found.append(
+            "deterministic: engines generate one turn at a time and keep nothing of it for later prompts: "
+            "turns that are computed together round together"
+        )
+    for name, policy in config.policies.items():
+        reason = policy.algorithm.whole_batch_reason
+        if reason is not None and config.mode != "sync":
+            found.append(sync_warning(name, policy.algorithm.name, reason))
+        if config.mode == "async" and not policy.engine.resumable:
+            found.append(
+                f"policy {name}: the engine {policy.engine.name} can't resume turns: those that new weights "
+                "interrupt begin again"
+            )
+        if config.mode == "async" and policy.train and policy.algorithm.correction == "none":
+            found.append(
+                f"policy {name}: samples that are older than the policy are trained as if they were not; its "
+                "algorithm.correction=decoupled accounts for that (AReaL, arXiv 2505.24298)"
+            )
+    return found

@@ -1,0 +1,126 @@
+"""``init_from``: policies that start from the weights of another run.
+
+    init_from=runs/first            the newest checkpoint, for every policy the one of its name
+    init_from=runs/first/120        the checkpoint after step 120
+    agents.solver.init_from=...     one policy
+
+The resolved config has the folder of the policy in the checkpoint: a resumed run does not look for a newer one.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...actors.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
+from ...actors.json_files import read_json
+from ...actors.names import PolicyName
+from ...actors.trainer.backends.simulated_policy import STATE_FILE as SIMULATED_FILE
+from ...actors.trainer.saved_policy import ADAPTER_FILE, POSITION_FILE, WEIGHTS_FILE
+from ..errors import RunDirectoryError
+from ..run_folder.run_directory import RunDirectory
+from ..run_folder.saved_policies import policies_of, saved_policy
+from .config_sections import PolicyConfig
+
+
+def with_init_from(sections: Mapping[str, Any], key: str, folder: Path) -> None:
+    """Changes the sections, which have policies by name: ``init_from`` becomes the folder of the saved policy.
+
+    ``folder``: the recipe's; a path that is not in the working directory is looked for there. ``key``: of the sections.
+    Raises ConfigError if there is no such run, checkpoint or policy.
+    """
+    for name, section in sections.items():
+        if isinstance(section, dict) and isinstance(written := section.get("init_from"), str):
+            try:
+                section["init_from"] = str(_source(written, str(name), folder).resolve())
+            except (RunDirectoryError, CheckpointIncomplete) as error:
+                raise ConfigError(f"{key}.{name}.init_from={written!r}: {error}") from None
+
+
+def check_weights(policies: Mapping[PolicyName, PolicyConfig], seed: int) -> None:
+    """Compares names and shapes of the weights with those of each policy's model, and an adapter's random base with the
+    one that ``seed``, the run's, makes.
+
+    Raises ConfigError if they differ, or if the model can't be made. Takes seconds if there are any, as it imports
+    torch.
+    """
+    for name, policy in policies.items():
+        if policy.init_from is None:
+            continue
+        if not policy.simulated:
+            _check_adapter(name, policy.init_from, policy)
+        kind = SIMULATED_FILE if policy.simulated else _weights_file(policy)
+        if not (policy.init_from / kind).exists():
+            model_kind, weights_kind = ("is", "is not") if policy.simulated else ("is not", "is")
+            raise ConfigError(
+                f"init_from of policy {name}: its model {model_kind} simulated, and the one in {policy.init_from} "
+                f"{weights_kind}"
+            )
+        if not policy.simulated:
+            _check_tensors(name, policy.init_from, policy)
+            _check_base(name, policy.init_from, policy, seed)
+
+
+def _weights_file(policy: PolicyConfig) -> str:
+    return WEIGHTS_FILE if policy.lora is None else ADAPTER_FILE
+
+
+def _check_adapter(name: str, saved: Path, policy: PolicyConfig) -> None:
+    """Raises ConfigError if one of the two is an adapter, and the other a whole model."""
+    if policy.lora is None and (saved / ADAPTER_FILE).exists():
+        raise ConfigError(
+            f"init_from of policy {name}: {saved} holds a LoRA adapter: add the section `lora` to the policy, or name "
+            "a whole model"
+        )
+    if policy.lora is not None and (saved / WEIGHTS_FILE).exists():
+        raise ConfigError(
+            f"init_from of policy {name}: {saved} holds a whole model, and the policy is a LoRA adapter: to adapt that "
+            "model, write `model: {path: ...}` with the folder that `flexmarl export` makes of it"
+        )
+
+
+def _check_tensors(name: str, saved: Path, policy: PolicyConfig) -> None:
+    from ...actors.pretrained import named_weights_of
+    from ...actors.trainer.policy_files import check_tensors
+
+    try:
+        if policy.lora is None:
+            check_tensors(saved / WEIGHTS_FILE, named_weights_of(policy.real_model))
+        else:
+            from ...actors.trainer.backends.torch_policy.adapters import check_adapter
+
+            check_adapter(saved, policy.real_model, policy.lora)
+    except (CheckpointIncomplete, CheckpointMismatch, OSError, ValueError) as error:
+        raise ConfigError(f"init_from of policy {name} does not fit its model: {error}") from None
+
+
+def _check_base(name: str, saved: Path, policy: PolicyConfig, seed: int) -> None:
+    """Raises ConfigError if the adapter is over other random weights. An exported one does not name its base."""
+    if policy.lora is None or policy.real_model.config is None or not (saved / POSITION_FILE).exists():
+        return
+    base = read_json(saved / POSITION_FILE).get("base")
+    if isinstance(base, dict) and base.get("seed") != policy.real_model.weights_seed(seed):
+        raise ConfigError(
+            f"init_from of policy {name}: its adapter is over other random weights than those that this run makes of "
+            f"seed={seed} and the model's config: write the seed and the model of the run that it comes from"
+        )
+
+
+def _source(written: str, policy: str, folder: Path) -> Path:
+    """Raises RunDirectoryError, CheckpointIncomplete."""
+    places = [Path(written).expanduser(), folder / written]
+    for place in places:
+        if any((place / file).exists() for file in (WEIGHTS_FILE, ADAPTER_FILE, SIMULATED_FILE)):
+            return place  # a saved policy, as a resolved config has it
+    for place in places:
+        if place.is_dir():
+            return _find_saved(RunDirectory.existing(place), policy, None)
+        if place.name.isdecimal() and place.parent.is_dir():
+            return _find_saved(RunDirectory.existing(place.parent), policy, int(place.name))
+    raise RunDirectoryError("there is no such run: write RUN_DIR, or RUN_DIR/STEP for one of its checkpoints")
+
+
+def _find_saved(directory: RunDirectory, policy: str, step: int | None) -> Path:
+    """The policy of that name, or the only one that the run has."""
+    policies: Iterable[str] = policies_of(directory, step)
+    only, *more = policies
+    return saved_policy(directory, policy if policy in policies or more else only, step)

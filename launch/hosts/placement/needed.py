@@ -1,0 +1,65 @@
+"""The types of placement: an actor's needs, the plan, and its refusal."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ....actors.errors import ConfigError
+from ....core.errors import listing
+
+Purpose = Literal["training", "generation"]
+"""The two uses of a GPU. One actor of each may share a GPU if there are too few for all."""
+
+SHARE_GPUS: Final = "hosts.share_gpus=true"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """An actor's needs. ``key``: the config's key, with its value, that decides about these needs.
+
+    ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
+    host, ``gpu_bytes``: of each GPU; both are the part that is known and certain, else 0.
+    ``gpus``: GPUs of its own, all on its host. ``named``: instead, the numbers of GPUs of the head, which it may share
+    with others. ``gang``: actors with the same number compute together, so they are on one host if they fit there.
+    """
+
+    actor: str
+    key: str
+    on_head: bool = False
+    cores: int = 1
+    memory_bytes: int = 0
+    purpose: Purpose = "generation"
+    gpus: int = 0
+    gpu_bytes: int = 0
+    named: tuple[int, ...] = ()
+    gang: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An actor's place. ``gpus``: numbers of GPUs in its node's description. ``sees_all``: its process sees all GPUs of
+    the node and chooses these by their numbers."""
+
+    node: str
+    need: Need
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def sees_all(self) -> bool:
+        """True if the config names the GPUs by number: hidden ones would get other numbers in the process."""
+        return bool(self.need.named)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The place of each actor, in the order of the needs. ``notes``: remarks for people, each a sentence."""
+
+    actors: dict[str, Placed]
+    notes: tuple[str, ...] = ()
+
+
+class DoesNotFit(ConfigError):
+    """The hosts have too little for the run; each problem has the numbers and the keys to change."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(f"the run does not fit the hosts:{listing(problems)}")
+        self.problems = problems

@@ -1,0 +1,70 @@
+"""Calls a function of the user's with the figures of each step and evaluation."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ....actors.errors import ConfigError
+from ....actors.recipe import module_of
+from .sink import Figures, SinkRun
+
+MetricsFunction = Callable[[int, Mapping[str, float]], object]
+"""Gets the step and its figures by their keys in ``metrics.jsonl``; an evaluation comes before its step, with keys
+that begin with ``eval/``."""
+
+
+class FunctionSink:
+    """Implements ``Sink``. A resumed run reports again the steps that it repeats."""
+
+    appends_only = False
+
+    def __init__(self, function: MetricsFunction | str) -> None:
+        """``function``: itself, or ``file.py:function`` within the recipe's folder."""
+        self._given = function
+        self._function: MetricsFunction | None = None
+
+    def open(self, run: SinkRun, series: str) -> tuple[str, str]:
+        given = self._given
+        self._function = loaded(run.recipe, given) if isinstance(given, str) else given
+        return "", given if isinstance(given, str) else name_of(given)
+
+    def write(self, figures: Figures) -> None:
+        assert self._function is not None, "it was opened"
+        self._function(figures.step, figures.figures)
+
+    def close(self, failed: bool) -> None: ...
+
+
+def name_of(function: Any) -> str:
+    """For people. A ``partial`` and an object that can be called have the name of their class."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def loaded(recipe: Path, name: str) -> MetricsFunction:
+    """The function ``file.py:function`` in the folder ``recipe``. Raises ConfigError if it is missing or does not take
+    step and figures; any error of the file."""
+    file, _, function = name.partition(":")
+    path = recipe / file
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    found: Any = getattr(module_of(path, f"flexmarl_recipe_{recipe.name}_{path.stem}"), function, None)
+    if not callable(found):
+        raise ConfigError(f"{file} has no function {function!r}")
+    return checked(found, name)
+
+
+def checked(function: Any, name: str) -> MetricsFunction:
+    """``function``. Raises ConfigError if it can't be called with step and figures."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise ConfigError(
+            f"{name} is async: it is called in a thread, write def {name_of(function)}(step, figures)"
+        )
+    try:
+        inspect.signature(function).bind(0, {})
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}: write def {name_of(function)}(step, figures)") from None
+    except ValueError:  # a function without a signature, written in C
+        pass
+    found: MetricsFunction = function
+    return found

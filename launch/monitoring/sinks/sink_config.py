@@ -1,0 +1,141 @@
+"""The section ``sinks`` of the configuration: a list whose entries are names, or mappings with a name and more keys."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator
+
+from ....actors.config_base import Config
+from .function_sink import FunctionSink
+from .mlflow_sink import MlflowSink
+from .prometheus_sink import PrometheusSink
+from .sink import Sink
+from .tensorboard_sink import TensorboardSink
+from .wandb_sink import WandbMode, WandbSink
+
+_FUNCTION: Final = re.compile(r"[\w./-]+\.py:[A-Za-z_]\w*")
+
+
+class _OptionalSink(Config):
+    module: ClassVar[str]
+    """The package that it needs."""
+
+    @property
+    def label(self) -> str:
+        """Its name in events and messages."""
+        return str(getattr(self, "name"))  # noqa: B009  # of the classes below
+
+    def unavailable(self) -> str | None:
+        """The reason for which it can't be used here, None if it can."""
+        if importlib.util.find_spec(self.module) is not None:
+            return None
+        return f"{self.module} is not installed: pip install 'flexmarl[{self.label}]'"
+
+
+class TensorboardConfig(_OptionalSink):
+    """``folder``: for the event files of all runs, each in a folder of the run's name; by default the run's folder has
+    them, in ``tensorboard``."""
+
+    module = "tensorboard"
+    name: Literal["tensorboard"] = "tensorboard"
+    folder: Path | None = None
+
+    def sink(self) -> Sink:
+        return TensorboardSink(self.folder)
+
+
+class WandbConfig(_OptionalSink):
+    """``entity`` and ``group``: as in ``wandb.init``."""
+
+    module = "wandb"
+    name: Literal["wandb"] = "wandb"
+    mode: WandbMode = "online"
+    project: str = "flexmarl"
+    entity: str | None = None
+    group: str | None = None
+
+    def sink(self) -> Sink:
+        return WandbSink(self.mode, self.project, self.entity, self.group)
+
+
+class MlflowConfig(_OptionalSink):
+    """``uri``: of the tracking server or store; by default MLflow's own default, as ``MLFLOW_TRACKING_URI``."""
+
+    module = "mlflow"
+    name: Literal["mlflow"] = "mlflow"
+    uri: str | None = None
+    experiment: str = "flexmarl"
+
+    def sink(self) -> Sink:
+        return MlflowSink(self.uri, self.experiment)
+
+
+class PrometheusConfig(_OptionalSink):
+    """``port``: of the page ``/metrics``; 0 for any free one, which the console shows. ``address``: at which it is
+    served, by default for this host alone."""
+
+    module = "prometheus_client"
+    name: Literal["prometheus"] = "prometheus"
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 9464
+    address: str = "127.0.0.1"
+
+    def sink(self) -> Sink:
+        return PrometheusSink(self.port, self.address)
+
+
+class FunctionConfig(Config):
+    """``function``: ``file.py:function`` within the recipe's folder."""
+
+    name: Literal["function"] = "function"
+    function: str
+
+    @field_validator("function")
+    @classmethod
+    def _is_in_a_file(cls, function: str) -> str:
+        if not _FUNCTION.fullmatch(function):
+            raise ValueError("write file.py:function, of a file in the recipe's folder")
+        return function
+
+    @property
+    def label(self) -> str:
+        return self.function
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def sink(self) -> Sink:
+        return FunctionSink(self.function)
+
+
+def _mapping(entry: Any) -> Any:
+    """An entry that is a name alone, as a mapping."""
+    if not isinstance(entry, str):
+        return entry
+    return {"name": "function", "function": entry} if ":" in entry else {"name": entry}
+
+
+def _name_of(entry: Any) -> Any:
+    return entry.get("name") if isinstance(entry, dict) else getattr(entry, "name", None)
+
+
+SinkConfig = Annotated[
+    Annotated[TensorboardConfig, Tag("tensorboard")]
+    | Annotated[WandbConfig, Tag("wandb")]
+    | Annotated[MlflowConfig, Tag("mlflow")]
+    | Annotated[PrometheusConfig, Tag("prometheus")]
+    | Annotated[FunctionConfig, Tag("function")],
+    Discriminator(_name_of),
+    BeforeValidator(_mapping),
+]
+
+
+def _each_once(sinks: tuple[SinkConfig, ...]) -> tuple[SinkConfig, ...]:
+    labels = [sink.label for sink in sinks]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{twice[0]} is there twice")
+    return sinks
+
+
+SinkConfigs = Annotated[tuple[SinkConfig, ...], AfterValidator(_each_once)]

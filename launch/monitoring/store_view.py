@@ -1,0 +1,87 @@
+"""``flexmarl store``: samples in the store of a run, as a table. A running run's store is asked, that of another one is
+read from its journal."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rich.table import Table
+
+from ...actors.errors import StoreError
+from ...actors.messages import Selection
+from ...actors.store import query
+from ...actors.store.stored_tables import stored_tables
+from ...actors.store.tables import Tables
+from ...core.errors import JournalError
+from ..config.config_reading import check, read_yaml
+from ..errors import RunDirectoryError
+from ..run.connected_run import ConnectedRun, query_run
+from ..run_folder import stored_run
+from ..run_folder.run_directory import RunDirectory
+from .console.terminal import Terminal
+
+_PIPED_WIDTH = 240
+# Columns that the sample id repeats are left out of the table.
+_HIDDEN = frozenset({"step", "group", "query", "query_position", "turn", "trajectory", "group_size"})
+
+
+def select(run: Path, where: str, limit: int) -> Selection:
+    """``run``: a folder, or an address file. Raises RunDirectoryError if the run has no store, RunUnreachable if it is
+    just starting or ending, StoreError if ``where`` is not a valid expression."""
+
+    def stored(tables: Tables) -> Selection:
+        return query.select(tables.scalar_columns(), [*tables.scalars()], where, limit=limit)
+
+    return _found(run, lambda connected: connected.select(where, limit), stored)
+
+
+def trajectory(run: Path, name: str) -> Selection:
+    """The turns of a trajectory in the tables of all agents. Raises as ``select``, StoreError if nothing in the store
+    has that name."""
+
+    def stored(tables: Tables) -> Selection:
+        return Selection(rows := tables.trajectory(name), len(rows))
+
+    return _found(run, lambda connected: connected.trajectory(name), stored)
+
+
+def show(found: Selection) -> None:
+    console = Terminal()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    if found.rows:
+        table = Table()
+        # Columns without a value in any row would only take room.
+        names = [
+            name
+            for name in found.rows[0]
+            if name not in _HIDDEN and any(row[name] not in (None, "") for row in found.rows)
+        ]
+        for name in names:
+            # Never folded, however narrow the terminal: --trajectory takes it.
+            table.add_column(name, no_wrap=name == "sample_id", overflow="fold")
+        for row in found.rows:
+            table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
+        console.print(table)
+    console.print(f"{len(found.rows)} of {found.total} samples")
+
+
+def _found(
+    run: Path,
+    question: Callable[[ConnectedRun], Awaitable[Selection]],
+    stored: Callable[[Tables], Selection],
+) -> Selection:
+    if run.is_file() or stored_run.is_alive(RunDirectory.existing(run)):
+        return query_run(run, question)
+    return stored(_stored_tables(RunDirectory.existing(run)))
+
+
+def _stored_tables(directory: RunDirectory) -> Tables:
+    config = check(read_yaml(directory.config), str(directory.config))
+    policies = {name: agent.policy for name, agent in config.trained_agents.items()}
+    journal = directory.store / "samples.journal"
+    try:
+        return stored_tables(journal, policies, config.columns())
+    except FileNotFoundError:
+        raise RunDirectoryError(f"{directory.path} has no store: has the run begun?") from None
+    except (JournalError, StoreError) as error:
+        raise RunDirectoryError(f"{journal} can't be read: {error}") from None

@@ -1,0 +1,176 @@
+"""Tries the models' configs, tokenizers and devices, without their weights.
+
+The hub is asked once for each model, with a limit of a few seconds: the libraries' own attempts take minutes if it
+can't be reached.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from ....actors.messages import ModelConfig
+from ....actors.model_sources import architecture_of, load_tokenizer
+from ....actors.tool_calls import foreign_form
+from ....core.errors import text_of
+from ...config.run_config import RunConfig
+
+_HUB_TIMEOUT_S = 5.0
+_ERROR_COLUMNS = 200
+_WEIGHTS = ("*.safetensors", "*.bin")
+_TOOLS = re.compile(r"\btools\b")
+
+
+@dataclass
+class ModelProblem:
+    """A mistake in ``policies.<policy>.model.<part>``; ``text`` has neither the key nor the value."""
+
+    policy: str
+    part: str
+    value: str
+    text: str
+
+
+@dataclass
+class ModelFindings:
+    """``cached``: the hub can't be reached, and all that is needed is in its cache. ``warnings``: stop no run."""
+
+    problems: list[ModelProblem] = field(default_factory=list)
+    cached: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
+    """Policies on CUDA if PyTorch can't use it here. Imports torch if there is one to look for. The devices themselves
+    are counted by the placement."""
+    devices = {
+        name: model.device
+        for name, policy in config.policies.items()
+        if (model := policy.used_model) is not None and model.device != "cpu"
+    }
+    if not devices:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for name, device in devices.items():
+            yield ModelProblem(
+                name, "device", device, "PyTorch finds no CUDA device here; device=cpu needs none"
+            )
+
+
+def model_findings(config: RunConfig) -> ModelFindings:
+    """Tries each model once, also if several policies have it."""
+    findings = ModelFindings()
+    tried: dict[str, _CanNotLoad | None] = {}
+    tools = _mentions_tools(Path(config.recipe))
+    for name, policy in config.policies.items():
+        model = policy.used_model
+        if model is None:
+            continue
+        key = model.model_dump_json()
+        if key not in tried:
+            tried[key] = None
+            try:
+                cached = _try(model)
+            except _CanNotLoad as error:
+                tried[key] = error
+            else:
+                findings.cached |= cached
+                reason = foreign_form(load_tokenizer(model, local_files_only=cached)) if tools else None
+                if reason is not None:
+                    findings.warnings.append(
+                        f"policy {name}: calls of tools in its answers are not recognised: {reason}"
+                    )
+        if (problem := tried[key]) is not None:
+            findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
+    return findings
+
+
+def _mentions_tools(folder: Path) -> bool:
+    """True if the recipe's own code has the word ``tools``: which agents get any is known only while it runs."""
+    return any(_TOOLS.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
+
+
+class _CanNotLoad(Exception):
+    def __init__(self, part: str, value: str, text: str) -> None:
+        super().__init__(text)
+        self.part, self.value, self.text = part, value, text
+
+
+def _try(model: ModelConfig) -> bool:
+    """Returns True if the hub's cache stands in for the hub. Raises _CanNotLoad for the first mistake."""
+    cached = False
+    for part, source in (("path", model.path), ("tokenizer", model.tokenizer)):
+        if source is not None and not Path(source).exists():
+            try:
+                cached |= _only_cached(source, weights=part == "path")
+            except _NotThere as error:
+                raise _CanNotLoad(part, source, f"there is no such folder, and {error}") from None
+    if model.path is not None and Path(model.path).is_dir() and not _has_weights(Path(model.path)):
+        raise _CanNotLoad("path", model.path, f"the folder holds no weights ({', '.join(_WEIGHTS)})")
+    try:
+        architecture_of(model, local_files_only=cached)
+    except Exception as error:  # noqa: BLE001  # a library's: any error of it means that the model can't be loaded
+        part, source = "path", model.path
+        if source is None:
+            part, source = "config.model_type", str((model.config or {})["model_type"])
+        raise _CanNotLoad(part, source, f"the model's config can't be loaded: {_words(error)}") from None
+    try:
+        load_tokenizer(model, local_files_only=cached)
+    except Exception as error:  # noqa: BLE001  # as above
+        part = "path" if model.tokenizer is None else "tokenizer"
+        text = f"the tokenizer can't be loaded: {_words(error)}"
+        raise _CanNotLoad(part, model.tokenizer_source, text) from None
+    return cached
+
+
+class _NotThere(Exception):
+    """The hub does not give a model."""
+
+
+def _only_cached(name: str, *, weights: bool) -> bool:
+    """Asks the hub for its model ``name``: False if it has it, True if it can't be asked and the cache has all files.
+    Raises _NotThere if neither has it."""
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    except HFValidationError:
+        raise _NotThere("the hub has no names like this") from None
+    except GatedRepoError:
+        raise _NotThere("the hub asks you to accept the model's terms first, and to set HF_TOKEN") from None
+    except RepositoryNotFoundError:
+        raise _NotThere(f"{constants.ENDPOINT} has no such model, or it is private (set HF_TOKEN)") from None
+    except Exception as error:  # noqa: BLE001  # of the HTTP library
+        if _is_cached(name, weights=weights):
+            return True
+        if isinstance(error, OfflineModeIsEnabled):
+            raise _NotThere("it is not in the hub's cache; HF_HUB_OFFLINE forbids a download") from None
+        raise _NotThere(f"the hub {constants.ENDPOINT} can't be reached ({_words(error)})") from None
+    return False
+
+
+def _is_cached(name: str, *, weights: bool) -> bool:
+    file = "config.json" if weights else "tokenizer_config.json"
+    cached_file = try_to_load_from_cache(name, file)
+    if not isinstance(cached_file, str):
+        return False
+    return not weights or _has_weights(Path(cached_file).parent)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+
+
+def _words(error: BaseException) -> str:
+    line = next(iter(text_of(error).strip().splitlines()), "")
+    # Some texts list all models of the library.
+    return f"{type(error).__name__}: {textwrap.shorten(line, _ERROR_COLUMNS, placeholder=' ...')}"

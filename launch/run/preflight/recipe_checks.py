@@ -1,0 +1,215 @@
+"""Checks a recipe's functions against the config: their signatures, the keys of ``data``, and the first queries."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....actors.environment import environment_problems
+from ....actors.errors import ConfigError, RecipeError
+from ....actors.messages import Query
+from ....actors.names import PolicyName, Step, Version
+from ....actors.orchestrator.opponents.past_pool import Member
+from ....actors.orchestrator.opponents.rules import RULES, drawn
+from ....actors.orchestrator.queries.position_source import digest
+from ....actors.orchestrator.queries.recipe_source import RecipeSource
+from ....actors.recipe import Recipe
+from ...config.run_config import RunConfig
+from ...monitoring.sinks.function_sink import loaded
+from ...monitoring.sinks.sink_config import FunctionConfig
+
+_FORMS = {
+    "workflow": "async def workflow(query, agents)",
+    "train_query": "def train_query(position, seed, **data)",
+    "query_source": "def query_source(positions, seed, **data)",
+    "eval_queries": "def eval_queries(seed, **data)",
+    "sft": "def sft(agent, batch, size, seed, **data)",
+    "setup": "async def setup(**data)",
+    "teardown": "async def teardown()",
+}
+_POSITIONAL = {
+    "workflow": 2,
+    "train_query": 2,
+    "query_source": 2,
+    "eval_queries": 1,
+    "sft": 4,
+    "setup": 0,
+    "teardown": 0,
+}
+_ASYNC = ("workflow", "setup", "teardown")
+_WITHOUT_DATA = ("workflow", "teardown")
+
+
+def recipe_problems(config: RunConfig) -> list[str]:
+    """Every mistake that shows without a model; the functions are not called before their signatures fit."""
+    try:
+        recipe = Recipe(config.recipe_config())
+    except RecipeError as error:
+        return [str(error)]
+    optional = ("query_source", "sft", "setup", "teardown")
+    functions = ["train_query"] if recipe.defines("train_query") else []
+    functions += ["eval_queries", *(name for name in optional if recipe.defines(name))]
+    problems = list(_missing_sft(config, recipe))
+    workflow = recipe.function("workflow")
+    if isinstance(workflow, type):
+        problems += _environment_problems(workflow, recipe.file.name, config.data)
+    else:
+        functions.insert(0, "workflow")
+    problems += _rule_problems(config, recipe)
+    for name in functions:
+        problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
+    if problems:
+        return list(dict.fromkeys(problems))
+    try:
+        problems.extend(_data_problems(config, recipe))
+    except RecipeError as error:  # a function of the recipe raises, or gives what it must not
+        problems.append(str(error))
+    return problems
+
+
+def function_problems(config: RunConfig) -> Iterator[str]:
+    """A line for each sink that is a function which can't be called."""
+    for number, sink in enumerate(config.sinks):
+        if isinstance(sink, FunctionConfig):
+            try:
+                loaded(Path(config.recipe), sink.function)
+            except Exception as error:  # noqa: BLE001  # importing a user's file may raise anything
+                words = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                yield f"sinks.{number}.function={sink.function}: {words}"
+
+
+def _missing_sft(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    for name, policy in config.policies.items():
+        if policy.sft.batches and not recipe.defines("sft"):
+            yield f"policies.{name}.sft.batches={policy.sft.batches}: {recipe.file.name} defines no sft"
+
+
+def _rule_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    """The mistakes in the rules by which pools of past versions draw; a function of the recipe is tried once."""
+    for name, policy in config.policies.items():
+        if (pool := policy.pool_of) is None or pool.rule in RULES:
+            continue
+        key = f"policies.{name}.pool_of.rule={pool.rule}"
+        try:
+            rule = recipe.function(pool.rule)
+        except RecipeError:
+            yield f"{key}: neither one of {', '.join(RULES)} nor a function in {recipe.file.name}"
+            continue
+        parameters = list(inspect.signature(rule).parameters.values())
+        if inspect.iscoroutinefunction(inspect.unwrap(rule)):
+            yield f"{key}: it is async: write `def {pool.rule}(members)`"
+        elif (problem := _misfit(parameters, 1, None)) is not None:
+            yield f"{key}: " + problem.format(
+                file=recipe.file.name, name=pool.rule, form=f"def {pool.rule}(members)"
+            )
+        else:
+            yield from _trial_of_rule(rule, name, key)
+
+
+def _trial_of_rule(rule: Callable[..., Any], policy: PolicyName, key: str) -> Iterator[str]:
+    members = [Member(Step(step), Version(step)) for step in range(2)]
+    try:
+        drawn(rule, members, 0, policy, Step(1))
+    except RecipeError as error:
+        yield str(error)
+    except Exception as error:  # noqa: BLE001  # user code
+        yield f"{key}: for two members without games it raises {type(error).__name__}: {error}"
+
+
+# --------------------------------------------------------------------------- signatures
+
+
+def _signature_problems(
+    name: str, function: Callable[..., Any], file: str, data: dict[str, Any] | None
+) -> Iterator[str]:
+    is_async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object may be called too, and be async
+    )
+    if is_async != (name in _ASYNC):
+        yield f"{file}: {name} is {'' if is_async else 'not '}async: write `{_FORMS[name]}`"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a function without a signature, written in C
+        return
+    data = None if name in _WITHOUT_DATA else data
+    if (problem := _misfit(parameters, _POSITIONAL[name], data)) is not None:
+        yield problem.format(file=file, name=name, form=_FORMS[name])
+
+
+def _environment_problems(cls: type[Any], file: str, data: dict[str, Any] | None) -> Iterator[str]:
+    """The mistakes of the environment that ``workflow`` names."""
+    yield from (f"{file}: {problem}" for problem in environment_problems(cls))
+    setup = list(inspect.signature(cls.setup).parameters.values()) if hasattr(cls, "setup") else []
+    if (problem := _misfit(setup, 1, data)) is not None:
+        form = "async def setup(self, **data)"
+        yield problem.format(file=file, name=f"{cls.__name__}.setup", form=form)
+
+
+def _misfit(
+    parameters: Sequence[inspect.Parameter], positional: int, data: dict[str, Any] | None
+) -> str | None:
+    """The first reason for which a call with ``positional`` arguments and ``data`` fails; None if it fits. ``data``:
+    None for a function that does not get it."""
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(by_position) < positional and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return "{file}: {name} takes too few arguments: write `{form}`"
+    named = [p for p in by_position[positional:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named += [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    names = {p.name for p in named}
+    extra = [key for key in data or () if key not in names]
+    if extra and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes = f"it takes: {', '.join(sorted(names))}" if names else "it takes none"
+        return f"data.{extra[0]}: {{name}} in {{file}} has no argument {extra[0]!r}; {takes}"
+    missing = [p.name for p in named if p.default is p.empty and p.name not in (data or ())]
+    if missing and data is None:
+        return f"{{file}}: {{name}} requires {missing[0]!r} too: write `{{form}}`"
+    if missing:
+        return f"data.{missing[0]} is missing: {{name}} in {{file}} requires it"
+    return None
+
+
+# --------------------------------------------------------------------------- data
+
+
+def _data_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    """Calls the functions for the beginning of a run. Raises RecipeError if one of them fails."""
+    source = RecipeSource(recipe)
+    first, _ = source.draw([], 1, config.training.queries_per_step if config.evaluation.held_out else 1)
+    if recipe.defines("query_source"):
+        yield from _restoring_problems(recipe, source)
+    queries = recipe.eval_queries()
+    ids = [query.id for query in queries]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        yield f"{recipe.file.name}: eval_queries gives two queries the id {twice!r}"
+    if config.evaluation.held_out:
+        yield from _not_held_out(first, queries)
+    for policy in config.policies:
+        for agent in config.agents_of(policy) if config.policies[policy].sft.batches else ():
+            recipe.sft(agent, 0, config.policies[policy].sft.batch_size)
+
+
+def _restoring_problems(recipe: Recipe, source: RecipeSource) -> Iterator[str]:
+    """A line if a source does not continue from its state as if it had not been interrupted."""
+    restored = RecipeSource(recipe)
+    restored.restore(source.state_after([]).without_digests())
+    (expected,), _ = source.draw([], 2, 1)
+    (query,), _ = restored.draw([], 2, 1)
+    if digest(query) != digest(expected):
+        yield (
+            f"{recipe.file.name}: query_source: a source that was restored continues with the query {query.id!r}, "
+            f"which differs from the query {expected.id!r} that the other one gives"
+        )
+
+
+def _not_held_out(training: Sequence[Query], evaluation: Sequence[Query]) -> Iterator[str]:
+    """``training``: the queries of the first step."""
+    by_text = {query.text: query for query in evaluation}
+    for position, query in enumerate(training):
+        same = by_text.get(query.text)
+        if same is not None and same.data == query.data:
+            yield (
+                f"evaluation.held_out=true, but training query {query.id!r} (position {position}) is evaluation query "
+                f"{same.id!r} too"
+            )
+            return

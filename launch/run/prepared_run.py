@@ -1,0 +1,159 @@
+"""A run before its first actor starts: its config is resolved and checked, its folder locked."""
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ...actors.errors import ConfigError
+from ..config.config_reading import (
+    check,
+    read_yaml,
+    recipe_folder,
+    resolve_file,
+    resolve_mapping,
+    resolve_written,
+    to_yaml,
+    with_overrides,
+)
+from ..config.run_config import RunConfig
+from ..config.written_keys import WrittenKeys
+from ..errors import ResumeRefused
+from ..run_folder.run_directory import RunDirectory
+from . import resuming
+from .preflight.preflight import Notify, check_before_start, log_check
+from .resuming import Resumption
+
+DEFAULT_RECIPE: Final = "sort-digits"
+
+GivenConfig = RunConfig | Mapping[str, Any] | str | Path
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run, checked, whose folder is locked. ``environment``: variables of its actors, beside this process's."""
+
+    directory: RunDirectory
+    life: Resumption
+    environment: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def new_run(
+    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
+) -> Iterator[PreparedRun]:
+    """Makes a new run, whose folder is locked until the end of the context. It takes seconds: the recipe is tried in a
+    process of its own. Raises ConfigError with every mistake, RunDirectoryError if the folder exists; in both cases
+    nothing is written. ``notify``: see ``check_before_start``."""
+    resolved, folder, environment = validate_new_run(config, settings, runs, name, notify)
+    directory = RunDirectory.create(folder, to_yaml(resolved))
+    with directory.locked():
+        yield PreparedRun(directory, Resumption(resolved, None, {}, []), environment)
+
+
+@contextlib.contextmanager
+def resumed_run(folder: Path, settings: Sequence[str], accepted: Sequence[str]) -> Iterator[PreparedRun]:
+    """The run in ``folder``, locked until the end of the context, from its newest checkpoint on. ``settings``,
+    ``accepted``: see ``resuming.prepare``, whose errors it raises; also RunDirectoryError if the folder is not a run's
+    or has a link in it, or the run is running, ResumeRefused if the run is complete."""
+    directory = RunDirectory.existing(folder)
+    with directory.locked():
+        prepared = next_life(directory, settings, accepted)
+        if prepared.life.is_complete:
+            complete = f"all {prepared.life.step} steps are trained: training.steps=... adds more"
+            raise ResumeRefused(folder, [complete])
+        yield prepared
+
+
+def begun_run(runs: Path, name: str, recipe: str) -> RunDirectory | None:
+    """The folder of the run ``name``; None if it has not begun. Raises ConfigError if it is a run of another recipe,
+    RunDirectoryError if the folder is not a run's."""
+    folder = runs / _checked_name(name)
+    if not folder.exists():
+        return None
+    directory = RunDirectory.existing(folder)
+    run_recipe = read_yaml(directory.config).get("recipe")
+    if run_recipe != str(recipe_folder(recipe)):
+        raise ConfigError(f"{folder} is a run of the recipe {run_recipe}: choose another --name")
+    return directory
+
+
+def changed_settings(directory: RunDirectory, recipe: str, settings: Sequence[str]) -> list[str]:
+    """The settings that a run of ``recipe`` with ``settings`` would have now and the run in ``directory`` has not, each
+    as ``key.key=value``."""
+    before = check(read_yaml(directory.config), str(directory.config))
+    now, _ = resolve_written(recipe, settings)
+    return [f"{key}={json.dumps(value)}" for key, (_, value) in resuming.differences(before, now).items()]
+
+
+def next_life(
+    directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str], notify: Notify = log_check
+) -> PreparedRun:
+    """A locked run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
+    directory.check_no_links()
+    life = resuming.prepare(directory, settings, accepted)
+    if life.is_complete:
+        return PreparedRun(directory, life, {})
+    environment = check_before_start(life.config, WrittenKeys(), notify)
+    damaged = directory.forget_after(life.step)
+    return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
+
+
+def validate_new_run(
+    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
+) -> tuple[RunConfig, Path, Mapping[str, str]]:
+    """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""
+    resolved, keys = resolve_given(config, settings)
+    folder = runs / (default_name(resolved) if name is None else _checked_name(name))
+    RunDirectory.check_new(folder)
+    return resolved, folder, check_before_start(resolved, keys, notify)
+
+
+def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
+    """The config, and the places at which its values are written. ``settings``: ``key.key=value``, applied to it.
+
+    A text or path names a recipe, its folder, or a file with the keys of ``config.yaml``. A mapping has these keys, and
+    the recipe as ``recipe``. Raises ConfigError."""
+    if isinstance(config, RunConfig):
+        return with_overrides(config, settings, "the given config"), WrittenKeys()
+    if isinstance(config, Mapping):
+        return resolve_mapping(config, settings, "the given config")
+    if Path(config).suffix == ".yaml":
+        return resolve_file(Path(config), settings)
+    return resolve_written(str(config), settings)
+
+
+def recipe_and_settings(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The recipe, None without one, and the settings ``key.key=value`` among the words of a command line. Raises
+    ConfigError for more than one recipe."""
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise ConfigError(
+            f"one recipe at a time, not {' and '.join(recipes)}; settings are written key.key=value"
+        )
+    return (recipes[0] if recipes else None), [word for word in words if "=" in word]
+
+
+def default_name(config: RunConfig) -> str:
+    """Recipe, time, process, and from this process's second run on a number."""
+    number = next(_numbers)
+    recipe = Path(config.recipe).name.replace("_", "-")
+    words = [recipe, time.strftime("%Y%m%d-%H%M%S"), str(os.getpid())]
+    return "-".join([*words, str(number)] if number > 1 else words)
+
+
+def _checked_name(name: str) -> str:
+    """``name``. Raises ConfigError if it can't be that of a run's folder."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or name != name.strip():
+        raise ConfigError(
+            f"--name {name!r}: a run's name is the name of one folder, without control characters, and without "
+            "blanks around it; --runs is the folder of all runs"
+        )
+    return name

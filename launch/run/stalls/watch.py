@@ -1,0 +1,103 @@
+"""Watches a run's progress, and names what it waits for while it stands still (``standstill.py``)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ....actors.names import Step
+from ....actors.orchestrator.checkpoint import PARTIAL
+from ....actors.rollout.block_watch import read_report, report_file
+from ....actors.run_events import RunContinued, RunEvent, RunStalled
+from ...config.config_sections import SupervisionConfig
+from ...monitoring.console.run_console import RunConsole
+from ...run_folder.run_directory import RunDirectory
+from ..run_feed import Pulse
+from ..run_supervision import RunSupervision
+from .sentences import sentences
+from .standstill import Moving, Standstill, Still
+
+_INTERVAL_S: Final = 1.0
+_SAVING_S: Final = 3.0
+# A process that is busy answers within this time; the causes have to be known soon.
+_ANSWER_TIMEOUT_S: Final = 3.0
+
+
+class StallWatch:
+    """``standstill``: up to date while ``run`` runs. ``causes``: of the present standstill; empty while the run moves.
+    ``observed``: beats after each look."""
+
+    def __init__(
+        self,
+        console: RunConsole,
+        config: SupervisionConfig,
+        directory: RunDirectory,
+        last_step: Callable[[], int],
+    ) -> None:
+        """``last_step``: returns the number of the last complete step."""
+        self.standstill = Standstill(config.stall_s)
+        self.causes: tuple[str, ...] = ()
+        self.observed = Pulse()
+        self._console = console
+        self._silence = f"a fifth of supervision.silence_s={config.silence_s:g}"
+        self._directory = directory
+        self._last_step = last_step
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends the notices: the run's actors are about to end."""
+        self._closing.set()
+
+    async def run(self, supervision: RunSupervision) -> None:
+        """Looks at the run's progress once an interval, and reports each standstill and its end as events. Returns
+        after ``close``. To be called once."""
+        clock = asyncio.get_running_loop().time
+        while not self._closing.is_set():
+            await asyncio.sleep(_INTERVAL_S)
+            notice = self.standstill.observe(await self._counts(), clock())
+            self.observed.beat()
+            match notice:
+                case Still(seconds):
+                    causes = await self.ask(supervision)
+                    if self._closing.is_set():  # they are being killed
+                        return
+                    self.causes = causes
+                    event: RunEvent = RunStalled(Step(self._last_step()), round(seconds, 1), self.causes)
+                case Moving(seconds):
+                    self.causes = ()
+                    event = RunContinued(Step(self._last_step()), round(seconds, 1))
+                case None:
+                    continue
+            await self._console.event(event)
+
+    async def _counts(self) -> dict[str, int]:
+        counts = {**self._console.progresses, "console": self._console.progress()}
+        # A large policy is one work item, and takes minutes to be saved.
+        if self.standstill.idle_s > _SAVING_S:
+            folder = self._directory.checkpoints
+            counts["checkpoints"] = await self._console.system.run_blocking(
+                _partial_bytes, folder, abandon=True
+            )
+        return counts
+
+    async def ask(self, supervision: RunSupervision) -> tuple[str, ...]:
+        """The causes, as the actors name them now."""
+        reports = await supervision.process_waits(_ANSWER_TIMEOUT_S)
+        blocked = {name: blocking_line(report_file(self._directory.logs, name)) for name in reports}
+        return sentences(reports, blocked, self._silence)
+
+
+def blocking_line(report: Path) -> str:
+    """The line that blocks a rollout worker's loop at present; empty if none does."""
+    blocked = read_report(report)
+    return blocked.line if blocked is not None and blocked.lasts else ""
+
+
+def _partial_bytes(checkpoints: Path) -> int:
+    """The bytes of the checkpoints that are being saved."""
+    total = 0
+    for file in checkpoints.glob(f"*{PARTIAL}/**/*"):
+        with contextlib.suppress(OSError):  # it has been renamed
+            total += file.stat().st_size
+    return total

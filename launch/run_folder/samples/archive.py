@@ -1,0 +1,149 @@
+"""The launcher's actor that keeps the run's recorded trajectories.
+
+    one call at a time    uses the file, in a thread; the end of the actor waits for it (``core/threads.py``)
+    locked                by another process: the call tries again for ``LOCK_PATIENCE_S``, between calls of the thread
+    damaged               it is kept under another name, and a new file takes its place
+    any other trouble     the call's records are lost, and counted; the next call opens the file again
+
+The user hears of the first loss, and of its end.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from ....actors.config_base import Config, Count, Natural
+from ....actors.messages import ArchiveApi
+from ....actors.recorded_trajectory import unpacked
+from ....core.actor import Actor, endpoint
+from .sample_file import SampleFile, is_damage, is_locked, put_aside
+
+_MIB: Final = 2**20
+LOCK_PATIENCE_S: Final = 30.0
+_RETRY_S: Final = 0.1
+
+Result = TypeVar("Result")
+
+
+class SamplesConfig(Config):
+    """The recorded trajectories: those of the last ``steps`` steps and of all evaluations; 0 records none.
+    ``limit_mib``: of their file; the oldest steps go first, and when evaluations alone fill it, no more is recorded."""
+
+    steps: Natural = 50
+    limit_mib: Count = 2048
+
+
+class Archive(Actor, ArchiveApi):
+    """A file that can't be written costs records, which are counted, never the run."""
+
+    def __init__(self, path: Path, config: SamplesConfig, after: int, warn: Callable[[str], None]) -> None:
+        """``after``: the last step that the run keeps, 0 for a new one. ``warn``: gets one line for the user, the first
+        time that something is lost."""
+        self._path, self._config, self._after = path, config, after
+        self._warn = warn
+        self._is_losing = self._is_full = False
+        self._replaced: list[Path] = []
+        """Damaged files under their new names, of which the user has not heard."""
+        self._file: SampleFile | None = None
+        self._is_repeated = False
+        """The steps that the run repeats are removed."""
+        self._writing = asyncio.Lock()
+
+    async def on_start(self) -> None:
+        try:
+            await self.system.run_blocking(self._add, [], 0)
+        except (sqlite3.Error, OSError) as error:
+            if not is_locked(error):  # by a reader, say, who is gone when there is something to keep
+                self._losing(f"{self._path} can't be written, trajectories are not recorded: {error}")
+        self._say_replaced()
+
+    async def on_stop(self) -> None:
+        async with self._writing:  # a cancelled call holds it until its thread has left the file
+            await self.system.run_blocking(self._close)
+
+    @endpoint
+    async def keep(self, records: list[bytes], dropped: int) -> int:
+        async with self._writing:
+            try:
+                refused = await self._when_unlocked(partial(self._add, records, dropped))
+            except (sqlite3.Error, OSError, ValueError) as error:
+                self._losing(f"trajectories are not recorded: {self._path}: {error}")
+                return _count(records)
+        if self._is_losing:
+            self._is_losing = False
+            self._warn(f"trajectories are recorded again: {self._path}")
+        self._say_replaced()
+        if refused and not self._is_full:
+            self._is_full = True
+            self._warn(
+                f"trajectories are not recorded: {self._path} has reached samples.limit_mib={self._config.limit_mib}"
+            )
+        return refused
+
+    # ------------------------------------------------------------------ inside
+
+    async def _when_unlocked(self, work: Callable[[], Result]) -> Result:
+        """The result of ``work``, tried again as long as another process has locked the file."""
+        give_up_at = self.system.clock() + LOCK_PATIENCE_S
+        while True:
+            try:
+                return await self.system.run_blocking(work)
+            except sqlite3.OperationalError as error:
+                if not is_locked(error) or self.system.clock() >= give_up_at:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _losing(self, trouble: str) -> None:
+        if not self._is_losing:
+            self._is_losing = True
+            self._warn(trouble)
+
+    def _say_replaced(self) -> None:
+        for aside in self._replaced:
+            self._warn(f"{self._path} could not be read, and is {aside.name} now")
+        self._replaced.clear()
+
+    # ------------------------------------------------------------------ in a thread
+
+    def _add(self, records: list[bytes], dropped: int) -> int:
+        try:
+            return self._open_file().add(records, dropped)
+        except sqlite3.Error as error:
+            if is_locked(error):
+                raise
+            self._close()  # it may have been moved: a later call opens it
+            if not is_damage(error):
+                raise
+        self._replaced.append(put_aside(self._path))
+        return self._open_file().add(records, dropped)
+
+    def _open_file(self) -> SampleFile:
+        if self._file is None:
+            self._file = SampleFile(self._path, self._config.steps, self._config.limit_mib * _MIB)
+            if self._file.replaced is not None:
+                self._replaced.append(self._file.replaced)
+        if not self._is_repeated:
+            self._file.forget_after(self._after)
+            self._is_repeated = True
+        return self._file
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            with contextlib.suppress(sqlite3.Error):  # all that was answered is in the file
+                file.close()
+
+
+def _count(records: list[bytes]) -> int:
+    """The number of trajectories in the records; one for each that is invalid."""
+    counts = 0
+    for record in records:
+        try:
+            counts += unpacked(record).trajectories
+        except ValueError:
+            counts += 1
+    return counts

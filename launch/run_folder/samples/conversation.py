@@ -1,0 +1,107 @@
+"""Recorded trajectories as conversations for people, in colour where the terminal has some."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ....core.printable import printable
+
+Pieces = Callable[[RecordedTurn], Sequence[str]]
+"""The text of each of a turn's tokens."""
+
+_COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None = None) -> None:
+    """``pieces``: the tokens are shown, the less probable ones on a redder ground; without colours each with its
+    log-probability."""
+    console.print(Rule(Text(title_of(trajectory), style="bold"), align="left", characters="─"))
+    if trajectory.metrics:
+        console.print(Text(_figures(trajectory.metrics), style="dim"))
+    colours: dict[str, str] = {}
+    for turn in trajectory.turns:
+        colour = colours.setdefault(turn.agent, _COLOURS[len(colours) % len(_COLOURS)])
+        for part in turn.prompt:
+            console.print(_prompt(part), soft_wrap=True)
+        said = Text(f"{turn.agent}  ", style=f"bold {colour}")
+        said.append(facts_of(turn), style="dim not bold")
+        console.print(said, soft_wrap=True)
+        console.print(_answer(turn, pieces, coloured=console.color_system is not None), soft_wrap=True)
+    if trajectory.failure:
+        console.print(Text(f"failed: {printable(trajectory.failure)}", style="bold red"), soft_wrap=True)
+    console.print()
+
+
+def title_of(trajectory: RecordedTrajectory) -> str:
+    """Step, query, number and rewards, in one line."""
+    when = f"evaluation after step {trajectory.step}" if trajectory.evaluation else f"step {trajectory.step}"
+    rewards = _figures(trajectory.rewards) if trajectory.rewards else "no reward"
+    return f"{when} · query {printable(trajectory.query.id)} · trajectory {trajectory.number} · {rewards}"
+
+
+def _figures(by_name: Any) -> str:
+    return ", ".join(f"{printable(name)} {value:.4g}" for name, value in by_name.items())
+
+
+def facts_of(turn: RecordedTurn) -> str:
+    """Reward, advantage, version, tokens and columns, in one line."""
+    facts = [] if turn.reward is None else [f"reward {turn.reward:.4g}"]
+    if turn.advantage is not None:
+        facts.append(f"advantage {turn.advantage:+.4g}")
+    facts.append(f"version {'…'.join(map(str, sorted({turn.version, *turn.version_changes[1::2]})))}")
+    tokens = f"{len(turn.tokens)} tokens"
+    if turn.logprobs:
+        tokens += f", mean log-prob {math.fsum(turn.logprobs) / len(turn.logprobs):.3g}"
+    facts.append(tokens)
+    if turn.finish_reason == "length":
+        facts.append("cut off at max_new_tokens")
+    facts += [f"{name}={_short(value)}" for name, value in turn.columns.items()]
+    return " · ".join(facts)
+
+
+def _short(value: Any) -> str:
+    text = printable(str(value))
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _prompt(part: PromptPart) -> Text:
+    if isinstance(part, int):
+        return Text(f"  ↑ the conversation of turn {part}", style="dim italic")
+    if isinstance(part, str):
+        return Text(_indent(part), style="dim")
+    said = Text(f"  {part.get('role', '?')}: ", style="dim bold")
+    said.append(_indent(str(part.get("content") or "")).lstrip(), style="dim not bold")
+    for call in part.get("tool_calls") or ():
+        said.append(f"\n  calls {_short(call)}", style="dim not bold")
+    return said
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in printable(text).split("\n"))
+
+
+def _answer(turn: RecordedTurn, pieces: Pieces | None, *, coloured: bool) -> Text:
+    if pieces is None or not turn.logprobs:  # an endpoint gives none
+        return Text(_indent(turn.text))
+    text = Text("  ")
+    for piece, logprob in zip(pieces(turn), turn.logprobs, strict=True):
+        shown = printable(piece) or "∅"
+        if coloured:
+            text.append(shown, style=shade(logprob))
+        else:
+            text.append(f"{shown}[{logprob:.2f}] ")
+    return text
+
+
+def shade(logprob: float) -> str:
+    """The style of a token: plain if it was certain, the redder the less probable it was."""
+    unlikely = 1.0 - math.exp(min(0.0, logprob))
+    if unlikely < 0.05:
+        return ""
+    rest = round(225 * (1.0 - unlikely))
+    return f"black on rgb(255,{rest + 30},{rest + 30})"

@@ -1,0 +1,122 @@
+"""The output of ``flexmarl samples``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from ....actors.recorded_trajectory import RecordedTrajectory
+from ...monitoring.console.echo import echo_json
+from ...monitoring.console.terminal import Terminal
+from ...monitoring.formatting import count, format_numbers
+from ..line_writer import finite
+from .conversation import show
+from .reader import Order, Samples
+from .tokens import TokenTexts
+
+_PIPED_WIDTH: Final = 200
+
+
+def show_trajectories(
+    samples: Samples,
+    run: Path,
+    order: Order,
+    limit: int,
+    filters: Mapping[str, Any],
+    *,
+    tokens: bool,
+    as_json: bool,
+) -> None:
+    """Prints at most ``limit`` trajectories, the newest or best one first, and how many there are."""
+    trajectories = samples.trajectories(order=order, limit=limit, **filters)
+    if as_json:
+        for trajectory in trajectories:
+            echo_json(as_object(trajectory, tokens=tokens))
+        return
+    console = _console()
+    texts = TokenTexts(run) if tokens and trajectories else None
+    for trajectory in trajectories:
+        show(console, trajectory, texts)
+    for name, problem in texts.problems.items() if texts else ():
+        console.print(f"tokens are numbers, as the tokenizer {name} can't be loaded: {problem}")
+    total = samples.count(**filters)
+    console.print(f"{len(trajectories)} of {_count_of(total)}" if total else explain_empty(samples, filters))
+
+
+def show_list(samples: Samples, filters: Mapping[str, Any], limit: int, *, as_json: bool) -> None:
+    """Prints the newest ``limit`` turns at most, the oldest of them first."""
+    rows = samples.rows(limit=limit, **filters)
+    if as_json:
+        for row in rows:
+            echo_json(finite(row._asdict()))
+        return
+    console = _console()
+    if rows:
+        table = Table()
+        for name in rows[0]._fields:
+            table.add_column(name.replace("_", " "))
+        for row in rows:
+            table.add_row(*map(_cell, row))
+        console.print(table)
+    total = samples.count(**filters)
+    words = f"{count(len(rows), 'turn')}, of {_count_of(total)}" if total else explain_empty(samples, filters)
+    console.print(words)
+
+
+def _count_of(trajectories: int) -> str:
+    """``1 trajectory``, ``2 trajectories``."""
+    return f"{trajectories} trajector{'y' if trajectories == 1 else 'ies'}"
+
+
+def explain_empty(samples: Samples, filters: Mapping[str, Any]) -> str:
+    """The reason of an empty result: the filters, and the content of the file."""
+    content = samples.recorded()
+    if not content.trajectories:
+        return f"no trajectory is recorded yet{_dropped_note(content.dropped)}"
+    steps = "no step" if content.first_step is None else f"steps {content.first_step} to {content.last_step}"
+    after = f", evaluations after step {format_numbers(content.evaluations)}" if content.evaluations else ""
+    conditions = ", ".join(
+        f"{name}={str(value).lower() if value in (True, False) else value}"
+        for name, value in filters.items()
+        if value is not None
+    )
+    recorded = f"recorded are {steps}{after}{_dropped_note(content.dropped)}"
+    return f"none of {_count_of(content.trajectories)} fits {conditions}; {recorded}"
+
+
+def as_object(trajectory: RecordedTrajectory, *, tokens: bool) -> dict[str, Any]:
+    """A trajectory as plain data. ``tokens``: with the ids and log-probabilities."""
+    turns = [turn._asdict() for turn in trajectory.turns]
+    for turn in turns:
+        if not tokens:
+            turn["tokens"] = len(turn["tokens"])
+            del turn["logprobs"]
+    return {
+        "step": trajectory.step,
+        "evaluation": trajectory.evaluation,
+        "query": trajectory.query.id,
+        "text": trajectory.query.text,
+        "trajectory": trajectory.number,
+        "rewards": trajectory.rewards,
+        "metrics": trajectory.metrics,
+        "failure": trajectory.failure,
+        "turns": turns,
+    }
+
+
+def _dropped_note(trajectories: int) -> str:
+    return f" ({trajectories} could not be recorded)" if trajectories else ""
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _console() -> Terminal:
+    console = Terminal(highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    return console

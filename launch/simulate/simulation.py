@@ -1,0 +1,255 @@
+"""A whole run in one process and in virtual time: the actors of ``actor_specs.py``, unchanged, on hosts in memory.
+
+    simulation = simulate(config, folder, seed=7, hosts=3, troubles=Troubles(every_s=2.0))
+
+A seed decides everything: the order of all messages, their delays, and which trouble befalls which actor or host when
+(``simulated_troubles.py``). Two simulations of one seed have the same network log and the same files, byte by byte.
+Policies have to be simulated: nothing else takes virtual time.
+
+The hosts join as nodes of a real run do (``simulated_hosts.py``), and losses have the same consequences: an actor that
+ends alone is restarted; one whose node is lost moves or is given up (``nodes/cluster.py``); after a loss without which
+the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are left.
+Not simulated: a kill in the middle of a write to a file, and the launcher's watch for actors that are silent. Hosts
+share their memory: samples and weights do not pass the network.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...actors.messages import RunResult
+from ...core.actor import Actor
+from ...core.errors import FlexmarlError, is_loss
+from ...core.system import ActorSystem
+from ...core.testing import virtual_time
+from ...core.testing.memory_node import MemoryNode
+from ...core.wire.faults import NO_FAULTS, Faults
+from ...core.wire.memory import MemoryNetwork
+from ..config.run_config import RunConfig
+from ..hosts import env
+from ..hosts.nodes.cluster import Cluster
+from ..hosts.nodes.head import Nodes
+from ..hosts.nodes.joined_cluster import WAIT_S
+from ..hosts.nodes.joining import NAME, Dismissal, Head, Offer
+from ..hosts.placement.needed import Plan
+from ..hosts.placement.needs import needs_of
+from ..hosts.placement.place import place
+from ..hosts.placement.run_placement import RunPlacement
+from ..monitoring.console.no_display import NoDisplay
+from ..monitoring.console.run_console import RunConsole
+from ..run import resuming
+from ..run.local_launcher import LocalRun
+from ..run.resuming import Resumption
+from ..run.run_supervision import RunSupervision
+from ..run_folder.run_directory import RunDirectory
+from .simulated_hosts import SimulatedHost, describe
+from .simulated_troubles import ESSENTIAL, NO_TROUBLES, Trouble, TroubleMaker, Troubles
+
+# Simulated runs last seconds: one that reaches this hangs.
+_LIMIT_S: Final = 6 * 3600.0
+_LAUNCHER: Final = "launcher"
+
+
+@dataclass(slots=True)
+class Simulation:
+    """``log``: the network's, of all attempts. ``attempts``: 1, and one more after each
+    loss that ended the run. ``seconds``: virtual ones."""
+
+    directory: RunDirectory
+    log: list[str] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    attempts: int = 0
+    seconds: float = 0.0
+    result: RunResult | None = None
+
+
+def simulate(
+    config: RunConfig,
+    folder: Path,
+    seed: int,
+    *,
+    hosts: int = 1,
+    faults: Faults = NO_FAULTS,
+    troubles: Troubles = NO_TROUBLES,
+    keep_log: bool = True,
+) -> Simulation:
+    """Trains until the last step. ``folder``: of the run, a new one. It starts a loop, so no loop may run in this
+    thread.
+
+    Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
+    RuntimeError for one that leaves tasks, systems or memory behind.
+    """
+    simulation = Simulation(RunDirectory.create(folder, ""))
+    resuming.record(simulation.directory, config)
+    simulator = _Simulator(simulation, seed, hosts, faults, troubles, keep_log)
+    virtual_time.run(simulator.run(config), limit_s=_LIMIT_S)
+    return simulation
+
+
+class _Simulator:
+    def __init__(
+        self,
+        simulation: Simulation,
+        seed: int,
+        hosts: int,
+        faults: Faults,
+        troubles: Troubles,
+        keep_log: bool,
+    ) -> None:
+        self._simulation = simulation
+        self._hosts = [f"host-{n}" for n in range(hosts)]
+        self._gone: set[str] = set()
+        self._faults = faults
+        self._troubles = troubles
+        self._random = random.Random(seed)
+        self._keep_log = keep_log
+
+    async def run(self, config: RunConfig) -> None:
+        life = Resumption(config, None, {}, [])
+        loop = asyncio.get_running_loop()
+        while self._simulation.result is None and not life.is_complete:
+            self._simulation.attempts += 1
+            try:
+                self._simulation.result = await self._attempt(life)
+            except FlexmarlError as error:
+                if not is_loss(error):
+                    raise
+                life = resuming.prepare(self._simulation.directory, (), ())
+                self._simulation.directory.forget_after(life.step)
+        if self._simulation.result is None and life.checkpoint is not None:  # lost after its last checkpoint
+            folder, state = life.checkpoint
+            self._simulation.result = RunResult(state.step, False, {}, str(folder))
+        self._simulation.seconds = loop.time()
+
+    async def _attempt(self, life: Resumption) -> RunResult:
+        network = MemoryNetwork(self._random.getrandbits(64), self._faults, keep_log=self._keep_log)
+        try:
+            async with _node_directory() as directory:
+                settings = life.config.supervision.settings()
+                names = [name for name in self._hosts if name not in self._gone]
+                head_node, *other_nodes = [
+                    MemoryNode(network, directory, name=name, settings=settings, close_files=_close_files)
+                    for name in names
+                ]
+                address = f"memory://{head_node.name}/{_LAUNCHER}"
+                hosts = [SimulatedHost(network, node, settings, address) for node in other_nodes]
+                try:
+                    return await self._train(life, network, head_node, hosts)
+                finally:
+                    for node in (head_node, *other_nodes):
+                        await node.wait_closed()
+                    _check_nothing_left(network, directory)
+        finally:
+            self._simulation.log += network.log
+
+    async def _train(
+        self, life: Resumption, network: MemoryNetwork, head_node: MemoryNode, hosts: list[SimulatedHost]
+    ) -> RunResult:
+        config, directory = life.config, self._simulation.directory
+        settings, wire = config.supervision.settings(), network.wire(f"{head_node.name}/{_LAUNCHER}")
+        maker = TroubleMaker(
+            self._troubles, self._random, network, head_node, hosts, self._simulation.troubles, self._gone
+        )
+        async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
+            console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
+            await system.add(console, "console")
+            async with (
+                _running(*(host.run() for host in hosts)) as alive,
+                _join_hosts(system, head_node, config, [host.name for host in hosts], console) as cluster,
+                RunSupervision(
+                    system,
+                    head_node,
+                    config.supervision.intensity(),
+                    placed=cluster.placed,
+                    another_node=cluster.another_node,
+                ) as supervision,
+                _running(maker.run()) as troubles,
+            ):
+                run = LocalRun(config, directory, supervision, console, life.checkpoint, {})
+                return await self._until_the_end(run, [cluster.failure, *alive, *troubles])
+
+    async def _until_the_end(self, run: LocalRun, failures: Sequence[asyncio.Future[Any]]) -> RunResult:
+        """``failures``: those that end the run by their error or result."""
+
+        async def train() -> RunResult:
+            await run.begin()
+            return await run.console.ended_with
+
+        death = run.supervision.wait_failed()
+        async with _running(train(), death) as (work, dead):
+            await asyncio.wait([work, dead, *failures], return_when=asyncio.FIRST_COMPLETED)
+            # A death makes calls of the run fail: it is the cause if both are there.
+            if dead.done():
+                dead.result()
+            for failure in failures:
+                if failure.done():
+                    raise failure.result()
+            result: RunResult = work.result()
+            return result
+
+
+@asynccontextmanager
+async def _running(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Tasks, which are cancelled at the end."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # the first end of all decides
+
+
+@asynccontextmanager
+async def _join_hosts(
+    system: ActorSystem,
+    head_node: MemoryNode,
+    config: RunConfig,
+    host_names: Sequence[str],
+    console: RunConsole,
+) -> AsyncIterator[Cluster]:
+    """Waits for the other hosts and places the actors. At the end they are dismissed (``nodes/joined_cluster.py``)."""
+    head = describe(head_node.name)
+    nodes = Nodes(Head(head, Offer("", "", system.settings, {}), {}, system.address))
+    await system.add(nodes, NAME)
+    try:
+        await nodes.wait_joined(len(host_names), WAIT_S, lambda joined: None)
+        placement = RunPlacement(
+            (head, *(joined.host for joined in nodes.joined.values())),
+            place_simulated(config, [head_node.name, *host_names]),
+        )
+        report = partial(console.ref.tell_nowait, "event")
+        yield Cluster(head_node, nodes, placement, share_gpus=False, report=report)
+    finally:
+        await nodes.dismiss(Dismissal("the run has ended"))
+
+
+def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
+    tasks = [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
+    blocks = [path.name for path in directory.rglob("*.arena")]
+    if tasks or blocks or network.running:
+        raise RuntimeError(
+            f"an attempt has left tasks {sorted(tasks)}, systems {network.running} and memory {sorted(blocks)}"
+        )
+
+
+def place_simulated(config: RunConfig, hosts: Sequence[str]) -> Plan:
+    """Places all actors; the first host is the head. Workers may be on any: simulated hosts share their memory."""
+    needs = [replace(need, on_head=need.actor in ESSENTIAL) for need in needs_of(config)]
+    return place(needs, [*map(describe, hosts)], hosts[0])
+
+
+async def _close_files(actor: Actor) -> None:
+    await actor.on_stop()
+
+
+@asynccontextmanager
+async def _node_directory() -> AsyncIterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as directory:
+        yield Path(directory)

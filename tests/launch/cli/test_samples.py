@@ -1,0 +1,141 @@
+"""``flexmarl samples``."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flexmarl.actors.recorded_trajectory import RecordedTurn
+from flexmarl.launch.cli.main import main
+from flexmarl.launch.config.config_reading import resolve, to_yaml
+from flexmarl.launch.run_folder.samples.conversation import shade, show
+
+from ..conftest import SIMULATED_POLICIES, TINY
+from ..run_folder.samples.files import record, recorded_run, trajectory
+
+RECORDS = [
+    record(
+        trajectory(1, 1, 0, 0.25), trajectory(1, 1, 1, 0.75), trajectory(1, 1, 2, failure="ValueError: x")
+    ),
+    record(trajectory(2, 3, 0, 0.5, evaluation=True)),
+]
+Flexmarl = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = to_yaml(resolve(str(TINY), [*SIMULATED_POLICIES]))
+    return recorded_run(tmp_path_factory.mktemp("runs") / "run", RECORDS, config).path
+
+
+@pytest.fixture
+def flexmarl(capsys: pytest.CaptureFixture[str], run: Path) -> Flexmarl:
+    """Status, standard output, standard error."""
+
+    def command(*words: str) -> tuple[int, str, str]:
+        return (main(["samples", str(run), *words]), *capsys.readouterr())
+
+    return command
+
+
+def test_a_conversation_has_prompts_answers_and_figures(flexmarl: Flexmarl) -> None:
+    status, out, err = flexmarl("--best", "1", "--agent", "solver", "--training")
+    assert status == 0 and not err
+    lines = [line.rstrip("─ ") for line in out.splitlines()]
+    assert lines[0] == "step 1 · query q1 · trajectory 1 · solver 0.75, judge 0.25"
+    assert lines[1:] == [
+        "accuracy 0.75",
+        "  1+2=",
+        "solver  reward 0.75 · advantage +0.25 · version 1 · 2 tokens, mean log-prob -0.255",
+        "  4",
+        "  ↑ the conversation of turn 0",
+        "  ?",
+        "judge  reward 0.25 · advantage -0.25 · version 1 · 1 tokens, mean log-prob -1.5 · cut off at max_new_tokens",
+        "  no",
+        "",
+        "1 of 2 trajectories",
+    ]
+
+
+def test_failures_are_shown_with_what_had_ended(flexmarl: Flexmarl) -> None:
+    _, out, _ = flexmarl("--failed")
+    assert "failed: ValueError: x" in out and "no reward" in out and out.endswith("1 of 1 trajectory\n")
+
+
+def test_tokens_have_their_log_probabilities(flexmarl: Flexmarl) -> None:
+    _, out, _ = flexmarl("--evaluation", "--tokens")
+    assert "  4[-0.50] \\x02[-0.01]" in out and "evaluation after step 2" in out
+
+
+def test_json_is_an_object_a_trajectory(flexmarl: Flexmarl) -> None:
+    _, out, _ = flexmarl("--worst", "2", "--json")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [one["rewards"]["solver"] for one in found] == [0.25, 0.75]
+    assert found[0]["turns"][0]["text"] == "4" and found[0]["turns"][0]["tokens"] == 2
+    _, out, _ = flexmarl("--evaluation", "--json", "--tokens")
+    assert json.loads(out)["turns"][1]["logprobs"] == [-1.5]
+
+
+def test_a_list_has_a_line_for_each_turn(flexmarl: Flexmarl) -> None:
+    _, out, _ = flexmarl("--list", "--agent", "judge")
+    assert out.count("judge") == 3 and out.endswith("3 turns, of 3 trajectories\n")
+    _, out, _ = flexmarl("--list", "--json", "--reward", "<0.3")
+    assert [json.loads(line)["reward"] for line in out.splitlines()] == [0.25, 0.25]
+
+
+def test_an_empty_result_is_explained(flexmarl: Flexmarl) -> None:
+    status, out, _ = flexmarl("--reward", ">5", "--training")
+    assert status == 0
+    assert out == (
+        "none of 4 trajectories fits reward=>5, evaluation=false; recorded are steps 1 to 1, evaluations after step 2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--reward", "low"], "'low' is not a condition: write 12, '<0.2'"),
+        (["--best", "1", "--worst", "1"], "exclude each other"),
+        (["--list", "--tokens"], "no --best, --worst or --tokens"),
+        (["--best", "1", "--failed"], "--failed takes no --best or --worst"),
+        (["--best", "0"], "0 is not in the range"),
+    ],
+)
+def test_invalid_words_are_refused(flexmarl: Flexmarl, words: list[str], why: str) -> None:
+    status, out, err = flexmarl(*words)
+    assert status == 2 and not out and why in err
+
+
+def test_a_terminal_gets_colours_and_no_command_of_the_model() -> None:
+    one = trajectory(1, 1, 0, text="\x1b[2Jgone")
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, color_system="truecolor", width=80)
+
+    def pieces(turn: RecordedTurn) -> list[str]:
+        return ["\x1b[2J"] * len(turn.tokens)
+
+    show(console, one)
+    show(console, one, pieces)
+    text = output.getvalue()
+    assert "\x1b[2J" not in text and "\\x1b[2Jgone" in text and "48;2;255" in text
+
+
+def test_a_turn_of_an_endpoint_has_no_log_probabilities_to_show() -> None:
+    one = trajectory(1, 0, 0)
+    turns = [one.turns[0]._replace(text="four", tokens=tuple(b"four"), logprobs=()), one.turns[1]]
+    output = io.StringIO()
+    show(
+        Console(file=output, width=80),
+        one._replace(turns=tuple(turns)),
+        lambda turn: ["x"] * len(turn.tokens),
+    )
+    assert "\n  four\n" in output.getvalue() and "x[-1.50]" in output.getvalue()
+
+
+def test_shades_grow_with_surprise() -> None:
+    assert shade(0.0) == shade(-0.01) == ""
+    assert shade(-0.7) == "black on rgb(255,142,142)"
+    assert shade(-50.0) == "black on rgb(255,30,30)"

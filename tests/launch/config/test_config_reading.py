@@ -1,0 +1,181 @@
+"""A recipe's YAML and the command line's overrides, and the config that comes of them."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.launch.config import config_reading as config_module
+from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml
+from flexmarl.launch.config.config_warnings import warnings_about
+from flexmarl.launch.config.run_config import RunConfig
+
+from ..conftest import TINY
+
+SOLVER, CHECKER = PolicyName("solver"), PolicyName("checker")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A copy of the tiny recipe, to be changed."""
+    return shutil.copytree(TINY, tmp_path / "my-recipe")
+
+
+def change(recipe: Path, **sections: Any) -> None:
+    file = recipe / "config.yaml"
+    file.write_text(yaml.safe_dump({**read_yaml(file), **sections}))
+
+
+class TestResolving:
+    def test_agents_get_the_defaults_and_say_what_differs(self, recipe: Path) -> None:
+        change(recipe, agents={"solver": {"sampling": {"temperature": 0.5}}, "checker": None})
+        config = resolve(str(recipe), ["agents.checker.instances=2", "agent_defaults.optimizer.lr=3e-4"])
+        solver, checker = config.agents[AgentName("solver")], config.agents[AgentName("checker")]
+        assert (solver.sampling.temperature, solver.sampling.max_new_tokens) == (0.5, 3)
+        assert checker.sampling.temperature == 1.0
+        assert config.policies[CHECKER].instances == 2
+        assert config.policies[SOLVER].optimizer.lr == config.policies[CHECKER].optimizer.lr == 3e-4
+
+    def test_paths_within_the_recipe_are_made_absolute(
+        self, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(recipe.parent)
+        (recipe.parent / "words").mkdir()
+        overrides = ["agents.solver.model={path: some/hub-name, config: null, tokenizer: words}"]
+        config = resolve("my-recipe", overrides)
+        assert config.recipe == str(recipe)
+        assert config.policies[SOLVER].real_model.tokenizer == str(recipe.parent / "words")
+        assert config.policies[CHECKER].real_model.tokenizer == str(recipe / "tokenizer")
+        assert config.policies[SOLVER].real_model.path == "some/hub-name"
+
+    def test_staleness_is_one_version_under_async_unless_said(self) -> None:
+        assert resolve(str(TINY), []).plan().max_staleness == 0
+        config = resolve(str(TINY), ["mode=async", "agents.solver.global_batch=6"])
+        assert config.plan().max_staleness == 1 and config.plan().global_batch == {"solver": 6}
+        assert {policy.max_staleness for policy in config.policy_setups().values()} == {1}
+        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).plan().max_staleness == 3
+
+    def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
+        config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
+        assert config.plan().whole_step == ("solver",)
+        assert "solver: reinforce_pp can't train" in warnings_about(config)[0]
+
+    @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
+    def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
+        config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
+        assert config.plan().whole_step == () and warnings_about(config) == []
+
+    def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
+        config = resolve(
+            str(TINY), ["agents.solver.algorithm.name=ppo", "agents.solver.algorithm.critic.lr=1.0e-4"]
+        )
+        critics = {name: policy.algorithm.critic for name, policy in config.policies.items()}
+        assert critics[CHECKER] is None
+        mine = critics[SOLVER]
+        assert mine is not None and mine.lr == 1e-4
+        assert check(yaml.safe_load(to_yaml(config)), "config.yaml") == config
+
+    def test_a_resolved_config_resolves_to_itself(self) -> None:
+        config = resolve(
+            str(TINY), ["data={a: [1, null, {b: 2.5}], c: '5e-4'}", "agents.solver.optimizer.lr=1e-7"]
+        )
+        written = to_yaml(config)
+        assert check(yaml.safe_load(written), "config.yaml") == config
+        assert to_yaml(check(yaml.safe_load(written), "config.yaml")) == written
+
+    def test_columns_are_declared_by_agent(self) -> None:
+        declared = "{plan: {type: tokens}, embedding: {type: tensor, dtype: float32, shape: [null, 8]}}"
+        config = resolve(str(TINY), [f"agents.solver.columns={declared}"])
+        plan, embedding = Column(type="tokens"), Column(type="tensor", dtype="float32", shape=(None, 8))
+        assert config.columns() == {"solver": {"plan": plan, "embedding": embedding}, "checker": {}}
+        assert check(yaml.safe_load(to_yaml(config)), "config.yaml") == config
+
+    def test_a_path_never_means_a_built_in_recipe_or_a_neighbour(
+        self, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shutil.copytree(recipe, recipe.parent / "my_recipe")
+        built_in = shutil.copytree(recipe, recipe.parent / "built_in" / "my_recipe")
+        monkeypatch.setattr(config_module, "RECIPES", built_in.parent)
+        monkeypatch.chdir(recipe.parent)
+        assert resolve("my-recipe", []).recipe == str(built_in)
+        assert resolve("./my-recipe", []).recipe == str(recipe)
+        assert resolve(str(recipe), []).recipe == str(recipe)
+
+    @pytest.mark.parametrize("file", ["config.yaml", "workflow.py"])
+    def test_a_recipe_without_its_files_is_none(self, recipe: Path, file: str) -> None:
+        (recipe / file).unlink()
+        with pytest.raises(
+            ConfigError, match=rf"no recipe '.*my-recipe': neither built in .* nor a folder with a {file}"
+        ):
+            resolve(str(recipe), [])
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"training: [1", "is invalid YAML"),
+            (b"agents: \xff", "is invalid YAML"),
+            (b"a: !!python/object/apply:os.getcwd []", "is invalid YAML"),
+            (b"", "holds no mapping"),
+            (b"- 1", "holds no mapping"),
+        ],
+    )
+    def test_a_broken_file_is_named(self, recipe: Path, content: bytes, message: str) -> None:
+        (recipe / "config.yaml").write_bytes(content)
+        with pytest.raises(ConfigError, match=f"config.yaml {message}"):
+            resolve(str(recipe), [])
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[RunConfig]:
+    yield resolve(str(TINY), [])
+
+
+keys = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(
+    lambda key: key not in ("on", "off", "y", "n", "no", "yes", "true", "false", "null")
+)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+class TestOverrides:
+    @given(path=st.lists(keys, min_size=1, max_size=3), value=values)
+    @example(path=["x"], value="a=b")
+    @example(path=["x"], value="5e-4")
+    def test_any_value_arrives_as_it_was_written(self, path: list[str], value: Any) -> None:
+        override = (
+            f"data.{'.'.join(path)}={yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)}"
+        )
+        found: Any = resolve(str(TINY), [override]).data
+        for key in path:
+            found = found[key]
+        assert found == value and type(found) is type(value)
+
+    @given(override=st.text(max_size=30))
+    @example("training.steps=0x10")
+    @example("data.a=&x [*x]")
+    @example("data=.inf")
+    def test_whatever_is_written_gives_a_config_or_a_refusal(self, override: str) -> None:
+        try:
+            config = resolve(str(TINY), [override])
+        except ConfigError as error:
+            assert str(error)
+        else:
+            assert check(yaml.safe_load(to_yaml(config)), "again") == config
+
+    def test_the_last_one_counts(self) -> None:
+        assert resolve(str(TINY), ["training.steps=1", "training.steps=2"]).training.steps == 2

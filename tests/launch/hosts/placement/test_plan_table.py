@@ -1,0 +1,44 @@
+"""A plan as a table, within the comments of YAML."""
+
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.hosts.placement.plan_table import plan_as_comment
+from flexmarl.launch.hosts.placement.run_placement import like_this_host, place_run
+
+from .hosts import host
+
+
+def test_each_actor_has_a_row_with_its_gpus_and_memory() -> None:
+    config = resolve(
+        "sort-digits",
+        [
+            "agents.sorter.engine={name: vllm, tensor_parallel: 2}",
+            "agents.checker.model.device=cpu",
+            "agents.sorter.model.device=cuda",
+        ],
+    )
+    text = plan_as_comment(place_run(config, [host("first", 2), host("second", 1, note="one is hidden")]))
+    assert all(line.startswith("#") for line in text.splitlines())
+    rows = [line.removeprefix("# ").split() for line in text.splitlines() if line != "#"]
+    assert rows[0] == ["actor", "node", "GPUs", "cores", "memory", "on", "each", "GPU"]
+    by_actor = {row[0]: row[1:] for row in rows[1:]}
+    assert by_actor["store"] == ["first", "1", "?"]
+    assert by_actor["sorter-0"] == ["first", "0", "H100,", "1", "H100", "1", "?", ">=", "4.0", "GiB"]
+    assert by_actor["trainer"] == ["first", "0", "H100", "1", "?", "?"]
+    assert "# second: 16 cores, 128.0 GiB of memory, 1 GPUs (one is hidden)\n" in text
+    assert "# training and generation share GPU 0 of first: there are too few for each alone\n" in text
+
+
+def test_a_memory_of_the_host_that_is_known() -> None:
+    config = resolve("sort-digits", ["agents.sorter.engine.name=vllm"])
+    text = plan_as_comment(place_run(config, [host("first")]))
+    (row,) = (line for line in text.splitlines() if line.startswith("# sorter-0"))
+    assert row.split()[2:] == ["first", "1", ">=", "4.0", "GiB"]
+
+
+def test_a_plan_for_hosts_that_are_not_there_yet() -> None:
+    hosts = like_this_host(2)
+    assert [made_up.name for made_up in hosts[1:]] == ["node-1", "node-2"]
+    config = resolve("sort-digits", ["agents.sorter.instances=64"])
+    assert {placed.node for placed in place_run(config, hosts).plan.actors.values()} == {
+        made_up.name for made_up in hosts
+    }

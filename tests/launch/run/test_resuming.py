@@ -1,0 +1,269 @@
+"""Resuming: the values that a checkpoint was made with are kept, and every other one is named."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.actors.errors import CheckpointIncomplete, ConfigError
+from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.orchestrator import checkpoint
+from flexmarl.actors.orchestrator.checkpoint import RunState
+from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
+from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml
+from flexmarl.launch.errors import ResumeRefused
+from flexmarl.launch.run import resuming
+from flexmarl.launch.run_folder.run_directory import RunDirectory
+
+from ..conftest import SIMULATED, TINY
+from ..in_process import RunsHere
+
+QUERIES = QueriesState(8, {"position": 8, "digests": ["abc"]}, {"level": 3}, "def")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    folder = tmp_path / "recipe"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "rewards").mkdir()
+    (folder / "rewards" / "grading.py").write_text("BEST = 1.0\n")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path, recipe: Path) -> RunDirectory:
+    """A run of 6 steps with a checkpoint after step 4."""
+    config = resolve(str(recipe), [])
+    run = RunDirectory.create(tmp_path / "run", to_yaml(config))
+    resuming.record(run, config)
+    run.store.mkdir()
+    folder = checkpoint.partial_folder(run.checkpoints, Step(4)) / "solver"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    versions = {PolicyName(name): Version(4) for name in ("solver", "checker")}
+    checkpoint.commit(run.checkpoints, RunState(Step(4), versions, {}, QUERIES), keep=1)
+    return run
+
+
+def edit(run: RunDirectory, key: str, value: object) -> None:
+    """A change of config.yaml by hand."""
+    raw = read_yaml(run.config)
+    *parents, last = key.split(".")
+    section = raw
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    run.config.write_text(yaml.safe_dump(raw))
+
+
+def test_nothing_has_changed(run: RunDirectory) -> None:
+    found = resuming.prepare(run, [], [])
+    assert found.changes == {} and found.warnings == [] and found.step == 4 and not found.is_complete
+    assert found.config == check(read_yaml(run.config), "")
+    assert found.checkpoint is not None and found.checkpoint[1].queries == QUERIES
+
+
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("training.steps=9", {"training.steps": "6 -> 9"}),
+        ("training.steps=6", {}),
+        ("checkpoint={every: 3, keep: 1}", {"checkpoint.every": "2 -> 3", "checkpoint.keep": "2 -> 1"}),
+        ("evaluation.every=2", {"evaluation.every": "0 -> 2"}),
+        ("policies.solver.instances=2", {"policies.solver.instances": "1 -> 2"}),
+        ("supervision.silence_s=60", {"supervision.silence_s": "300.0 -> 60.0"}),
+        ("rollout.workers=2", {"rollout.workers": "1 -> 2"}),
+        ("rollout.max_failed_share=0.5", {"rollout.max_failed_share": "0.25 -> 0.5"}),
+        ("balance.threshold=2", {"balance.threshold": "5.0 -> 2.0"}),
+        ("weights.path=shm", {"weights.path": "auto -> shm"}),
+    ],
+)
+def test_settings_that_may_change_are_taken_and_recorded(
+    run: RunDirectory, override: str, change: dict[str, str]
+) -> None:
+    found = resuming.prepare(run, [override], [])
+    assert found.changes == change
+    resuming.record(run, found.config)
+    again = resuming.prepare(run, [], [])
+    assert again.changes == {} and again.config == found.config == check(read_yaml(run.config), "")
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("seed=8", "seed=8 was 7"),
+        ("mode=sync", "mode='sync' was 'strict'"),
+        ("policies.solver.optimizer.lr=0.5", "policies.solver.optimizer.lr=0.5 was 0.001"),
+        ("training.micro_batch=4", "training.micro_batch=4 was 2"),
+        ("data.shape=talk", "data.shape='talk' was '(absent)'"),
+    ],
+)
+def test_settings_that_decide_what_is_learned_are_refused_by_name(
+    run: RunDirectory, override: str, named: str
+) -> None:
+    before = run.config.read_bytes()
+    with pytest.raises(ResumeRefused) as refused:
+        resuming.prepare(run, [override], [])
+    text = str(refused.value)
+    assert f"{run.path} can't be resumed as it is" in text and named in text
+    assert "start a new run" in text and "training.steps" in text
+    assert run.config.read_bytes() == before
+
+
+def test_a_config_that_was_edited_is_refused_by_name_with_the_way_to_take_it(run: RunDirectory) -> None:
+    edit(run, "training.steps", 9)
+    edit(run, "policies.solver.optimizer.lr", 0.5)
+    with pytest.raises(ResumeRefused) as refused:
+        resuming.prepare(run, [], [])
+    steps, lr = sorted(refused.value.problems, reverse=True)
+    assert steps == (
+        "training.steps=9 in config.yaml was 6 when the checkpoint was made: take it by flexmarl train --resume "
+        f"{run.path} training.steps=9, or restore it"
+    )
+    assert lr == (
+        "policies.solver.optimizer.lr=0.5 in config.yaml was 0.001 when the checkpoint was made: restore it"
+    )
+    edit(run, "policies.solver.optimizer.lr", 0.001)
+    assert resuming.prepare(run, ["training.steps=9"], []).changes == {"training.steps": "6 -> 9"}
+    assert resuming.prepare(run, ["training.steps=8"], []).changes == {"training.steps": "6 -> 8"}
+
+
+def test_fewer_steps_than_are_trained_are_refused(run: RunDirectory) -> None:
+    with pytest.raises(ResumeRefused, match="training.steps=3: step 4 is trained already"):
+        resuming.prepare(run, ["training.steps=3"], [])
+    assert resuming.prepare(run, ["training.steps=4"], []).is_complete
+
+
+@pytest.mark.parametrize("name", ["workflow.py", "rewards/grading.py"])
+@pytest.mark.parametrize(("content", "how"), [(b"# changed\n", "has changed"), (None, "is missing")])
+def test_a_changed_file_of_the_recipe_is_refused_by_name_or_accepted(
+    run: RunDirectory, recipe: Path, name: str, content: bytes | None, how: str
+) -> None:
+    if content is None:
+        (recipe / name).unlink()
+    else:
+        (recipe / name).write_bytes(content)
+    with pytest.raises(ResumeRefused, match=f"{name} of the recipe .* {how} .*--accept {name}"):
+        resuming.prepare(run, [], [])
+    found = resuming.prepare(run, [], [name])
+    assert found.changes == {name: how}
+    resuming.record(run, found.config)
+    assert resuming.prepare(run, [], []).changes == {}, "accepted once"
+
+
+def test_files_that_decide_nothing_may_change(run: RunDirectory, recipe: Path) -> None:
+    (recipe / "notes.txt").write_text("x")
+    (recipe / "config.yaml").write_text("another: recipe")
+    (recipe / "new.py").write_text("x = 1")
+    cache = recipe / "__pycache__"
+    cache.mkdir()
+    (cache / "x.py").write_text("x")
+    assert resuming.prepare(run, [], []).changes == {}
+
+
+def test_a_recipe_that_has_moved_is_found_by_its_new_place(run: RunDirectory, recipe: Path) -> None:
+    new = recipe.with_name("elsewhere")
+    recipe.rename(new)
+    with pytest.raises(ConfigError, match=r"recipe's folder .* is missing: .* recipe=FOLDER"):
+        resuming.prepare(run, [], [])
+    found = resuming.prepare(run, [f"recipe={new}"], [])
+    assert found.changes == {"recipe": f"{recipe} -> {new}"}
+    models = [policy.real_model for policy in found.config.policies.values()]
+    assert {model.tokenizer for model in models} == {str(new / "tokenizer")}, "it moved with the recipe"
+
+
+def test_accepted_data_is_not_compared(run: RunDirectory) -> None:
+    found = resuming.prepare(run, [], ["data"])
+    assert found.checkpoint is not None and found.changes == {"data": "not compared"}
+    assert found.checkpoint[1].queries == QueriesState(8, {"position": 8, "digests": []}, {"level": 3})
+
+
+def test_before_the_first_checkpoint_everything_may_change(run: RunDirectory, recipe: Path) -> None:
+    shutil.rmtree(run.checkpoints / "step_000004")
+    (recipe / "workflow.py").write_text("# changed\n")
+    found = resuming.prepare(run, ["seed=8"], [])
+    assert found.config.seed == 8 and found.checkpoint is None
+
+
+def test_what_is_missing_is_a_warning_that_names_it(run: RunDirectory) -> None:
+    run.made_with.unlink()
+    run.store.rmdir()
+    made_with, store = resuming.prepare(run, [], []).warnings
+    assert f"{run.made_with} is missing: " in made_with and "as they are now" in made_with
+    assert f"{run.store} is missing: no sample of a saved step is lost" in store
+
+
+def test_torn_weights_are_named_with_the_way_on_also_in_the_only_checkpoint(run: RunDirectory) -> None:
+    folder = run.checkpoints / "step_000004"
+    (folder / "solver" / "model.safetensors").write_bytes(bytes(60))
+    with pytest.raises(CheckpointIncomplete) as torn:
+        resuming.prepare(run, [], [])
+    assert str(torn.value) == (
+        f"checkpoint file {folder}/solver/model.safetensors: has 60 bytes, 100 were written; remove {folder} to start "
+        "again from step 1"
+    )
+
+
+@given(cut=st.integers(0, 2000))
+def test_a_damaged_record_is_named(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    config = resolve(str(TINY), [])
+    run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run", to_yaml(config))
+    resuming.record(run, config)
+    whole = run.made_with.read_bytes()
+    assert json.loads(whole)["files"].keys() == {"workflow.py"}
+    run.made_with.write_bytes(whole[: min(cut, len(whole) - 2)])
+    with pytest.raises(CheckpointIncomplete, match=r"made_with.json: is damaged .*: remove it to continue"):
+        resuming.prepare(run, [], [])
+
+
+# --------------------------------------------------------------------------- real runs
+
+SMALL = (
+    *SIMULATED,
+    "training={steps: 2, queries_per_step: 1, trajectories_per_query: 4, micro_batch: 4}",
+    "checkpoint.every=2",
+)
+
+
+def test_a_finished_run_continues_with_more_steps(runs_here: RunsHere, recipe: Path) -> None:
+    (recipe / "digits").write_text("123 456 789 987")
+    name = "longer"
+    run = runs_here.train(name, *SMALL, f"data.digits={recipe / 'digits'}", recipe=recipe)
+    assert run.status == 0, run.text
+
+    again = runs_here.resume(name)
+    assert again.status == 0
+    assert "is complete: all 2 steps are trained" in again.text
+
+    path = run.directory / "metrics.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f'{first[:40]}\n{second}\n{{"no": "step"}}\n')
+    more = runs_here.resume(name, "training.steps=4")
+    assert more.status == 0, more.text
+    assert f"{path}, line 1: damaged, was removed: {first[:40]!r}" in more.text
+    assert f"{path}, line 3: damaged" in more.text
+    assert "changed: training.steps 2 -> 4" in more.text
+    assert [line["step"] for line in more.metrics] == [2, 3, 4]
+    resumed = [event for event in more.events if event["event"] == "run_resumed"]
+    assert [event["changes"] for event in resumed] == [{"training.steps": "2 -> 4"}]
+    assert read_yaml(more.directory / "config.yaml")["training"]["steps"] == 4
+
+    (recipe / "digits").write_text("321 456 789 987")  # the first of the run's queries
+    refused = runs_here.resume(name, "training.steps=6")
+    assert refused.status == 1
+    assert "the data has changed since the checkpoint was made: train_query(0) now returns" in refused.text
+    assert "--accept data" in refused.text
+
+    with (recipe / "workflow.py").open("a") as file:
+        file.write("# a remark\n")
+    named = runs_here.resume(name, "--accept", "data")
+    assert named.status == 2
+    assert "workflow.py of the recipe" in named.text and "has changed" in named.text
+
+    accepted = runs_here.resume(name, "--accept", "data", "--accept", "workflow.py")
+    assert accepted.status == 0, accepted.text
+    assert [line["step"] for line in accepted.metrics] == [2, 3, 4, 5, 6]

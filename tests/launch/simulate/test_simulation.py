@@ -1,0 +1,146 @@
+"""Whole runs of the unchanged actors in virtual time."""
+
+import gc
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from flexmarl.core.collector import spare_collector
+from flexmarl.core.wire.faults import Faults
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.hosts import env
+from flexmarl.launch.simulate.simulated_troubles import ALL_KINDS, Kind, Troubles
+from flexmarl.launch.simulate.simulation import Simulation, simulate
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "simulated"
+DELAYS = Faults(delay_s=(0.0001, 0.002), duplicate=0.01, late_s=0.3)
+# A silent peer is lost after 0.2 to 0.4 s. Limits that a run of seconds with six troubles may reach are high.
+OVERRIDES = (
+    "supervision.heartbeat_s=0.2", "supervision.missed_heartbeats=2", "supervision.max_restarts=100",
+    "rollout.turn_retries=100",
+)  # fmt: skip
+TROUBLES = Troubles(every_s=0.5, most=6, lasts_s=0.5)
+HOSTS = 3
+# Three a second. More of them: FLEXMARL_SIMULATED_SEEDS=500 scripts/test tests/launch/simulate/test_simulation.py
+SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "40"))
+AT_ONCE = 20
+
+
+def config(seed: int) -> RunConfig:
+    """Some are asynchronous, some train in a shared pool with fewer slots than policies."""
+    overrides = [f"seed={seed}", *OVERRIDES]
+    if seed % 4 == 1:
+        overrides += ["mode=async", "max_staleness=1"]
+    if seed % 4 in (2, 3):
+        overrides += ["pool.name=shared", f"pool.slots={seed % 4 - 1}"]
+    return resolve(str(RECIPE), overrides)
+
+
+def digest_of(simulation: Simulation) -> str:
+    """The digest of the network's log and the run's files."""
+    found = hashlib.sha256("\n".join(simulation.log).encode())
+    found.update(repr((simulation.troubles, simulation.attempts, simulation.seconds)).encode())
+    for path in (simulation.directory.events, simulation.directory.metrics):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def simulated(seed: int, *, troubles: Troubles) -> str:
+    """The digest of a simulation, always in a folder of the same name: events name it."""
+    folder = Path(env.runtime_base()) / f"flexmarl-simulation-{os.getuid()}-{os.environ['SIMULATION']}"
+    folder.mkdir(mode=0o700)
+    try:
+        made = simulate(config(seed), folder / "run", seed, hosts=HOSTS, faults=DELAYS, troubles=troubles)
+        return digest_of(made)
+    finally:
+        subprocess.run(["rm", "-r", str(folder)], check=True)
+
+
+def checked(seed: int, troubles: Troubles) -> Simulation:
+    """A simulation with troubles, after all checks."""
+    settings = config(seed)
+    with TemporaryDirectory(dir=env.runtime_base()) as folder:
+        made = simulate(
+            settings, Path(folder) / "run", seed,
+            hosts=HOSTS, faults=DELAYS, troubles=troubles, keep_log=False,
+        )  # fmt: skip
+        check_trained(made, settings)
+    return made
+
+
+def check_trained(simulation: Simulation, config: RunConfig) -> None:
+    """Each sample of each step is trained once, by the version that it may be trained by."""
+    result, steps, training = simulation.result, config.training.steps, config.training
+    assert result is not None and result.last_step == steps and not result.stopped
+    per_step = training.queries_per_step * training.trajectories_per_query
+    for policy in config.policies:
+        saved = Path(result.checkpoint) / policy / "simulated_policy.json"
+        trained: dict[str, list[str]] = json.loads(saved.read_text())["trained"]
+        assert [*trained] == [str(version) for version in range(steps)]
+        ids = Counter(sample for samples in trained.values() for sample in samples)
+        assert set(ids.values()) == {1}
+        for version, samples in trained.items():
+            assert Counter(int(sample.partition(":")[0]) for sample in samples) == {
+                int(version) + 1: per_step
+            }
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """It runs rarely: a simulation makes few cycles, and the search for them takes a quarter of its time."""
+    usual = gc.get_threshold()
+    spare_collector()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*usual)
+
+
+def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
+    made = simulate(config(0), tmp_path / "run", 0, hosts=HOSTS, faults=DELAYS)
+    check_trained(made, config(0))
+    assert made.attempts == 1 and not made.troubles and 0.0 < made.seconds < 60.0
+    systems = {line.split()[1].partition("#")[0] for line in made.log}
+    assert {"host-0/launcher", "host-0/store", "host-1/rollout-0", "host-2/checker-1"} < systems
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
+    """Strings hash differently in each process, and objects lie elsewhere."""
+    program = f"from tests.launch.test_simulation import *\nprint(simulated({seed}, troubles=TROUBLES))"
+    digests = []
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes, "SIMULATION": f"{os.getpid()}-{seed}"}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        digests.append(done.stdout)
+    assert digests[0] == digests[1] != ""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.FATAL_KILL])
+def test_a_run_survives_each_kind_of_trouble_alone(kind: Kind, collector: None) -> None:
+    """Those that do not end included, for which a host is left out of the next attempt."""
+    drawn = []
+    for seed in range(3):
+        made = checked(seed, replace(TROUBLES, for_good=0.3, kinds={kind: 1.0}))
+        drawn += made.troubles
+    assert len(drawn) >= 6 and {trouble.kind for trouble in drawn} == {kind}
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_no_trouble_loses_or_repeats_a_sample(first: int, collector: None) -> None:
+    made = [checked(seed, TROUBLES) for seed in range(first, first + AT_ONCE)]
+    drawn = Counter(trouble.kind for one in made for trouble in one.troubles)
+    assert set(drawn) == set(ALL_KINDS) and drawn.total() > 3 * AT_ONCE
+    assert sum(one.attempts for one in made) > AT_ONCE
