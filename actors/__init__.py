@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING
 from ..core.front_door import lazy_exports
 
 if TYPE_CHECKING:
-    from .environment import Ask, Environment
+    from .environments.environment import Ask, Environment
+    from .environments.gymnasium_environment import GymnasiumEnvironment
+    from .environments.parallel_environment import ParallelEnvironment
+    from .environments.process_pool import in_process
+    from .environments.tool_runs import run_tools
+    from .environments.verifiers_environment import verifiers_workflow
     from .errors import LimitReached
-    from .gymnasium_environment import GymnasiumEnvironment
     from .messages import Query, StoreApi
-    from .parallel_environment import ParallelEnvironment
-    from .process_pool import in_process
-    from .query_source import GroupEnd, QuerySource
-    from .replay_source import ReplaySource
-    from .tool_runs import run_tools
-    from .verifiers_environment import verifiers_workflow
+    from .recipe.query_source import GroupEnd, QuerySource
+    from .recipe.replay_source import ReplaySource
     from .workflow import Agent, Rewards, Turn
 else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "environment": ["Ask", "Environment"],
+            "environments.environment": ["Ask", "Environment"],
             "errors": ["LimitReached"],
-            "gymnasium_environment": ["GymnasiumEnvironment"],
-            "parallel_environment": ["ParallelEnvironment"],
-            "process_pool": ["in_process"],
+            "environments.gymnasium_environment": ["GymnasiumEnvironment"],
+            "environments.parallel_environment": ["ParallelEnvironment"],
+            "environments.process_pool": ["in_process"],
             "messages": ["Query", "StoreApi"],
-            "query_source": ["GroupEnd", "QuerySource"],
-            "replay_source": ["ReplaySource"],
-            "tool_runs": ["run_tools"],
-            "verifiers_environment": ["verifiers_workflow"],
+            "recipe.query_source": ["GroupEnd", "QuerySource"],
+            "recipe.replay_source": ["ReplaySource"],
+            "environments.tool_runs": ["run_tools"],
+            "environments.verifiers_environment": ["verifiers_workflow"],
             "workflow": ["Agent", "Rewards", "Turn"],
         },
     )

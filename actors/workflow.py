@@ -7,9 +7,9 @@ from numbers import Real
 from typing import Any, Final, Literal, Protocol, Self
 
 from ..core.halves import holds_half
+from .environments.tool_calls import Tool, ToolCall, parse_tool_calls
 from .errors import InvalidReward, RecipeError
 from .messages import Query
-from .tool_calls import Tool, ToolCall, parse_tool_calls
 
 __all__ = [
     "Agent",

@@ -7,9 +7,10 @@ from typing import Any
 from torch import nn
 
 from flexmarl.actors.inference import instance
-from flexmarl.actors.inference.engines import embedded
+from flexmarl.actors.inference.engines.embedded import embedded_factory as embedded
 from flexmarl.actors.pretrained import empty_model
-from flexmarl.actors.trainer import static_pool, trainer
+from flexmarl.actors.trainer import trainer
+from flexmarl.actors.trainer.pool import static_pool
 from flexmarl.transport.device_memory.fake import FakeDevices
 
 DEVICE = "GPU-simulated"

@@ -27,10 +27,9 @@ CORE = (
 TYPES_ACROSS = frozenset({("core/call.py", "core/delivery/calls.py")})
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "column_refs", "config_base", "credit", "declared_columns", "errors", "figures", "json_files", "messages",
-    "model_sources", "names", "pretrained", "process_pool", "query_source", "recipe", "recipe_lines",
-    "recorded_trajectory", "run_events", "sample_id", "step_metrics", "store_client", "tool_calls", "truncated_scores",
-    "workflow",
+    "columns", "config_base", "credit", "environments", "errors", "figures", "json_files", "messages", "model_sources",
+    "names", "pretrained", "recipe", "recorded_trajectory", "run_events", "sample_id", "step_metrics",
+    "truncated_scores", "workflow",
 )  # fmt: skip
 
 
@@ -70,7 +69,7 @@ RULES = (
     ),
     Rule(
         "what the roles share knows no role",
-        where=r"actors/((messages|credit)/)?\w+\.py",
+        where=r"actors/((columns|credit|environments|messages|recipe)/)?\w+\.py",
         banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
     ),
     Rule(
@@ -211,7 +210,7 @@ RULES = (
     Rule(
         "modules are imported by name only for actors, engines, a front door's names, a recipe, commands, in_process",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/front_door\.py|actors/(recipe|process_main)\.py"
+        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/front_door\.py|actors/(recipe/recipe|environments/process_main)\.py"
         r"|actors/inference/engines/factories\.py|launch/cli/registry\.py",
         banned=(
             ".exec_module",

@@ -231,7 +231,10 @@ GOOD = [
         "actors/trainer/backends/x.py",
         "from ..loss import f\nfrom ...messages import Sample\nfrom .base import g",
     ),
-    ("actors/rollout/x.py", "from ...transport.state import StateTransport\nfrom ..recipe import Recipe"),
+    (
+        "actors/rollout/x.py",
+        "from ...transport.state import StateTransport\nfrom ..recipe.recipe import Recipe",
+    ),
     ("transport/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor"),
     ("transport/groups/x.py", "import torch"),
     ("launch/hosts/env.py", "import os\nhome = os.environ['HOME']"),
@@ -244,7 +247,7 @@ GOOD = [
     ("actors/x.py", "np.load(file, allow_pickle=False)\njson.loads(text, object_hook=None)"),
     ("core/protocol/codec.py", "msgpack.unpackb(x, ext_hook=extension, list_hook=count, object_hook=count)"),
     ("core/supervision/worker_init.py", "import importlib\nimportlib.import_module(name)"),
-    ("actors/recipe.py", "import importlib.util\nimportlib.util.module_from_spec(spec)"),
+    ("actors/recipe/recipe.py", "import importlib.util\nimportlib.util.module_from_spec(spec)"),
     (
         "launch/x.py",
         "from importlib.metadata import version\nimport importlib.util\nimportlib.util.find_spec('ray')",

@@ -163,7 +163,7 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Wheel, sdist: Path
 def test_the_installed_package_works_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     program = "import flexmarl.transport, flexmarl.launch.cli.main; print(flexmarl.launch.cli.main.__file__)"
     said = run(sys.executable, "-P", "-c", program, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert Path(said.strip()) == installed / "flexmarl" / "launch" / "cli.py"
+    assert Path(said.strip()) == installed / "flexmarl" / "launch" / "cli" / "main.py"
 
     command: list[str | Path] = [sys.executable, installed / "bin" / "flexmarl"]
     said = run(*command, "--version", cwd=tmp_path, PYTHONPATH=str(installed))

@@ -26,7 +26,7 @@ VIRTUAL = (
 VIRTUAL_OF_ACTORS = (
     "actors/rollout/",
     "actors/inference/test_instance_virtual_time.py",
-    "actors/trainer/test_shared_pool.py",
+    "actors/trainer/pool/test_shared_pool.py",
 )
 # Run as a program, which can't import this package.
 ALONE = "core/orphan_maker.py"

@@ -87,7 +87,7 @@ class EmbeddedEngineConfig(EngineOptions):
     needed or the weights change.
     """
 
-    factory: ClassVar[str] = "embedded:EmbeddedFactory"
+    factory: ClassVar[str] = "embedded.embedded_factory:EmbeddedFactory"
     exact_draws: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
     lora: ClassVar[bool] = False

@@ -5,7 +5,7 @@ from typing import Final
 
 from ..errors import RecipeError
 from ..messages import TrainerApi
-from ..recipe import Recipe
+from ..recipe.recipe import Recipe
 from ..run_events import SftDone
 from .orchestrator_setup import OrchestratorSetup
 

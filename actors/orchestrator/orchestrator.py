@@ -50,7 +50,7 @@ from ..messages import (
     VersionRange,
 )
 from ..names import PolicyName, Step, Version
-from ..recipe import Recipe
+from ..recipe.recipe import Recipe
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
 from ..step_metrics import StepMetrics
 from . import checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..messages import ConsoleApi, RolloutApi, RouterApi, StoreApi, SupervisorApi, TrainerApi
 from ..names import AgentName, PolicyName
-from ..recipe import RecipeConfig
+from ..recipe.recipe import RecipeConfig
 from .checkpoint import RunState
 from .closing_order import GroupOrder
 from .evaluation import EvaluationRules

@@ -18,7 +18,7 @@ from typing import Final
 from ...core.errors import NotInVirtualTime
 from ...core.telemetry import get_logger
 from ..errors import RecipeError
-from ..recipe_lines import line_within
+from ..recipe.recipe_lines import line_within
 
 log = get_logger(__name__)
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from ...core.errors import CANCELLED, ActorDead, RemoteError
 from ...core.ref import ActorRef
-from ..column_refs import inline_array
-from ..declared_columns import Column, outside_reward
+from ..columns.column_refs import inline_array
+from ..columns.declared_columns import Column, outside_reward
+from ..columns.store_client import through_restarts
 from ..errors import NotJudged
 from ..messages import WORK_TIMEOUT_S, StoreApi, UnjudgedSample
 from ..names import AgentName
 from ..sample_id import turn_of
-from ..store_client import through_restarts
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutAgent
 from .trajectory import Trajectory

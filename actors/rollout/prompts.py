@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..environments.tool_calls import tool_schema
 from ..messages import Chat
-from ..tool_calls import tool_schema
 from ..workflow import Prompt, Turn
 from .turn_options import TurnOptions, checked_message
 

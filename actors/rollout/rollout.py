@@ -25,6 +25,8 @@ from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of, text_of
 from ...core.task_groups import first_error
 from ...core.waits import Wait
+from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
+from ..environments.process_pool import Processes, current_pool
 from ..errors import (
     EngineFailed,
     InvalidRequest,
@@ -48,10 +50,8 @@ from ..messages import (
     refuse_equal_ids,
 )
 from ..names import AgentName, PolicyName, Step, Version
-from ..process_pool import Processes, current_pool
-from ..recipe import Recipe
+from ..recipe.recipe import Recipe
 from ..run_events import ActorEndedBadly
-from ..store_client import ExperienceWriter, segment_directories, writer_node
 from ..workflow import OnText, Prompt, Turn
 from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file

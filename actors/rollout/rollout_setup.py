@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ref import ActorRef
+from ..columns.declared_columns import Column
 from ..credit.credit_config import CreditConfig
-from ..declared_columns import Column
 from ..messages import ArchiveApi, ConsoleApi, OrchestratorApi, RouterApi, StoreApi
 from ..names import AgentName, PolicyName
-from ..recipe import RecipeConfig
+from ..recipe.recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...core.waits import OpenWaits, Wait, grouped
-from ..recipe_lines import lines_of_task, lines_of_threads
+from ..recipe.recipe_lines import lines_of_task, lines_of_threads
 from .rollout_config import RolloutConfig
 from .trajectory import Trajectory
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from ..declared_columns import Columns
+from ..columns.declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
 from ..messages import AgentTurns, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
-from ..recipe_lines import innermost_frames
+from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName
 from .call_graph import TimedTurn

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from ..declared_columns import outside_reward
+from ..columns.declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError
 from ..names import AgentName
 from ..workflow import Rewards

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..declared_columns import Columns, checked_value
+from ..columns.declared_columns import Columns, checked_value
 from ..errors import InvalidColumn, RecipeError
 
 

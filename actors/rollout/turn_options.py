@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Final
 
+from ..environments.tool_calls import Tool
 from ..messages import Truncation
-from ..tool_calls import Tool
 from .rollout_config import SamplingConfig, TurnSampling
 
 _SEEDS: Final = range(-(2**63), 2**64)

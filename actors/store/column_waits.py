@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...core.waits import OpenWaits, Wait
-from ..declared_columns import REWARD_COLUMN
+from ..columns.declared_columns import REWARD_COLUMN
 from ..names import AgentName
 from ..run_events import ColumnsAwaited, RunEvent
 from .policy_queue import PolicyQueue

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgpack
 
-from ..declared_columns import MAX_STRING, META, OFFER_KEY, REWARD_COLUMN, Columns, outside_reward
+from ..columns.declared_columns import MAX_STRING, META, OFFER_KEY, REWARD_COLUMN, Columns, outside_reward
 from ..errors import StoreError
 from ..messages import UnjudgedSample
 from ..names import AgentName

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ...transport.segments import is_far
-from ..column_refs import segments
+from ..columns.column_refs import segments
 from ..errors import SamplesLost
 from ..messages import LeasedBatch
 from ..sample_id import SampleId

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from ..column_refs import ColumnRefs, pack_column
+from ..columns.column_refs import ColumnRefs, pack_column
 from ..errors import StoreError, TooFewRows
 from ..messages import LeasedBatch
 from ..names import PolicyName

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Any, Final
 
 from ...transport.handle import DTYPE_BYTES
-from ..column_refs import UTF8, ColumnRefs, ValueRef, unpack
-from ..declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
+from ..columns.column_refs import UTF8, ColumnRefs, ValueRef, unpack
+from ..columns.declared_columns import INT_MAX, INT_MIN, MAX_STRING, Column, check_names
 from ..errors import ConfigError, StoreError
 
 Columns = Mapping[str, Sequence[Any] | ColumnRefs]

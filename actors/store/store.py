@@ -27,7 +27,8 @@ from ...core.telemetry import get_logger
 from ...core.waits import Wait
 from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
 from ...transport.select import this_node
-from ..column_refs import ValueRef
+from ..columns.column_refs import ValueRef
+from ..columns.store_client import segment_directories
 from ..errors import StoreError, StoreFull
 from ..messages import (
     GroupClosed,
@@ -40,7 +41,6 @@ from ..messages import (
 )
 from ..names import AgentName, PolicyName, Step
 from ..run_events import RunEvent, StoreBlocked, StoreUnblocked
-from ..store_client import segment_directories
 from . import lost_bytes
 from .column_waits import ColumnWaits
 from .grants import GRANT, SEAL, Grants, grant_record, seal_record

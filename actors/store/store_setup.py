@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from ...core.ref import ActorRef
-from ..declared_columns import Column
+from ..columns.declared_columns import Column
+from ..columns.store_client import ARRAY_COLUMNS
 from ..messages import WORK_TIMEOUT_S, ConsoleApi
 from ..names import AgentName, PolicyName
-from ..store_client import ARRAY_COLUMNS
 from .policy_queue import LeaseOrder
 from .schema import Schema
 from .segment_arena import ArenaLimits

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgpack
 
 from ...core.durable.record_file import read_records
-from ..declared_columns import Column
+from ..columns.declared_columns import Column
 from ..names import AgentName, PolicyName
 from .store_journal import HEAD
 from .store_setup import table_schemas

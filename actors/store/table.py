@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..column_refs import ColumnRefs, pack_column
+from ..columns.column_refs import ColumnRefs, pack_column
 from ..errors import StoreError
 from ..sample_id import SAMPLE_ID_FORM, step_of, training_step
 from .policy_queue import PolicyQueue

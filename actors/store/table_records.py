@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ..column_refs import pack_column
+from ..columns.column_refs import pack_column
 from ..errors import StoreError
 from .policy_queue import PolicyQueue
 from .row import Row

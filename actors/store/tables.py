@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgpack
 
-from ..column_refs import ValueRef, refs_of
-from ..declared_columns import META, common_types
+from ..columns.column_refs import ValueRef, refs_of
+from ..columns.declared_columns import META, common_types
 from ..errors import ProtocolViolation, StoreError
 from ..messages import LeasedBatch
 from ..names import AgentName, PolicyName

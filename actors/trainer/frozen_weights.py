@@ -14,8 +14,8 @@ from ...transport.state import StateTransport
 from ..errors import CheckpointIncomplete
 from ..messages import Published
 from ..names import PolicyName, Version
-from .host_memory import TRANSFER_TIMEOUT_S
-from .hosted_policies import factory_of
+from .pool.host_memory import TRANSFER_TIMEOUT_S
+from .pool.hosted_policies import factory_of
 from .trainer_setup import PolicySetup, TrainerSetup
 
 

@@ -17,7 +17,7 @@ from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Publish
 from ..names import PolicyName, Step, Version
 from .arrival_order import ArrivalOrder
 from .frozen_weights import FrozenWeights
-from .pool import TrainingPool
+from .pool.training_pool import TrainingPool
 from .trainer_setup import TrainerSetup
 
 
@@ -120,10 +120,10 @@ class Trainer(Actor, TrainerApi):
     def _create_pool(self) -> TrainingPool:
         # Imported here: a shared pool computes in other processes, and this one does not need their libraries.
         if self._setup.pool is None:
-            from .static_pool import StaticPool
+            from .pool.static_pool import StaticPool
 
             return StaticPool(self._setup, self.system)
-        from .shared_pool import SharedPool
+        from .pool.shared_pool import SharedPool
 
         return SharedPool(self._setup, self._setup.pool, self.system, self.background, self.watch)
 

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
 from ..credit.algorithms import ALGORITHMS, Aggregation, Algorithm, AlgorithmName, KlEstimator
 from ..credit.credit_config import CreditConfig, Decay, row_of
-from .transforms import KL_TRANSFORMS, Critic, RoleBaseline, Transform, Whiten, whole_batch_reason
+from .objective.transforms import KL_TRANSFORMS, Critic, RoleBaseline, Transform, Whiten, whole_batch_reason
 
 Correction = Literal["none", "truncate", "mask", "decoupled"]
 

@@ -8,9 +8,9 @@ from ..config_base import Config, Natural
 from ..credit.credit_config import CreditConfig
 from ..messages import ConsoleApi, LoraConfig, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
 from ..names import AgentName, PolicyName
-from ..recipe import RecipeConfig
+from ..recipe.recipe import RecipeConfig
 from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
-from .pool_config import SharedPoolConfig
+from .pool.pool_config import SharedPoolConfig
 from .trainer_config import LossConfig, OptimizerConfig, SftConfig
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from ...actors.inference.rebalancer import Scope
+from ...actors.inference.router.rebalancer import Scope
 from ...actors.names import PolicyName
 from ...core.testing import virtual_time
 from ..config.config_reading import resolve

@@ -29,7 +29,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from ...actors.names import PolicyName
-from ...actors.trainer.slot_choice import AllocatorConfig
+from ...actors.trainer.pool.slot_choice import AllocatorConfig
 from . import machine
 from .call_goals import POOL, POOL_TURNS, judge_all
 from .measure import Report, rounded

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import fmean
 
 from ...actors.names import PolicyName
-from ...actors.trainer.slot_choice import AllocatorConfig
+from ...actors.trainer.pool.slot_choice import AllocatorConfig
 from .balance import partitions
 from .pool_load import Mix, StepLoad, alone_s
 from .pool_run import run_steps

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from ...actors.names import PolicyName, Step
-from ...actors.recipe import RecipeConfig
+from ...actors.recipe.recipe import RecipeConfig
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
-from ...actors.trainer.pool_config import SharedPoolConfig
-from ...actors.trainer.shared_pool import SharedPool
-from ...actors.trainer.slot_choice import AllocatorConfig
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
+from ...actors.trainer.pool.shared_pool import SharedPool
+from ...actors.trainer.pool.slot_choice import AllocatorConfig
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from ...core.testing import virtual_time
 from ..hosts import env

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from ...actors.inference.engines.embedded.huggingface import TransformersEngine
 from ...actors.inference.engines.engine import EngineRequest
-from ...actors.inference.engines.huggingface import TransformersEngine
 from ...actors.messages import ModelConfig
 from ...actors.pretrained import load_model
 from ...core.actor import Actor, endpoint

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ...actors.inference.engines.embedded.huggingface import TransformersEngine
 from ...actors.inference.engines.engine import EngineRequest
-from ...actors.inference.engines.huggingface import TransformersEngine
 from ...actors.inference.engines.threaded_engine import ThreadedEngine
 from ...actors.messages import ModelConfig
 from ...actors.pretrained import empty_model

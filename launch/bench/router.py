@@ -24,11 +24,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...actors.inference.router import Router
-from ...actors.inference.router_actor import RouterActor
-from ...actors.inference.router_config import RouterConfig
-from ...actors.inference.router_decisions import Load, Route
-from ...actors.inference.router_setup import RouterSetup
+from ...actors.inference.router.router import Router
+from ...actors.inference.router.router_actor import RouterActor
+from ...actors.inference.router.router_config import RouterConfig
+from ...actors.inference.router.router_decisions import Load, Route
+from ...actors.inference.router.router_setup import RouterSetup
 from ...actors.messages import (
     ConsoleApi,
     GenerateRequest,

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ...actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from ...actors.errors import SelectTimeout
 from ...actors.messages import Sample, StoreApi
 from ...actors.names import AgentName, PolicyName
@@ -34,7 +35,6 @@ from ...actors.store.segment_arena import ArenaLimits
 from ...actors.store.select_pool import SelectLimits
 from ...actors.store.store import Store
 from ...actors.store.store_setup import StoreSetup
-from ...actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem

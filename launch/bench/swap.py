@@ -26,19 +26,19 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from ...actors.columns.store_client import ExperienceWriter, segment_directories
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.messages import ModelConfig, Sample, SlotApi
 from ...actors.names import AgentName, PolicyName, Step, Version
-from ...actors.recipe import RecipeConfig
+from ...actors.recipe.recipe import RecipeConfig
 from ...actors.run_events import PolicyResumed, PolicySuspended, RunEvent
 from ...actors.store.store import Store
 from ...actors.store.store_setup import StoreSetup
-from ...actors.store_client import ExperienceWriter, segment_directories
 from ...actors.trainer.backends.backend_config import TorchTrainerConfig
-from ...actors.trainer.pool import TrainingPool
-from ...actors.trainer.pool_config import SharedPoolConfig
-from ...actors.trainer.shared_pool import SharedPool
-from ...actors.trainer.static_pool import StaticPool
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
+from ...actors.trainer.pool.shared_pool import SharedPool
+from ...actors.trainer.pool.static_pool import StaticPool
+from ...actors.trainer.pool.training_pool import TrainingPool
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
@@ -308,7 +308,7 @@ async def _shared_pool(
     """As many slots, with room for one state each."""
     names = [f"slot-{number}" for number in range(count)]
     for name in names:
-        await supervisor.spawn("flexmarl.actors.trainer.slot_worker:SlotWorker", name, setup)
+        await supervisor.spawn("flexmarl.actors.trainer.pool.slot_worker:SlotWorker", name, setup)
     slots = [supervisor.reference(name, SlotApi) for name in names]
     config = SharedPoolConfig(slots=count, states_per_slot=1)
     pool = SharedPoolSetup(config, slots, supervisor.ref, console, setup.store_dir / "suspended")

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...actors.columns.store_client import ExperienceReader, segment_directories
 from ...actors.inference.instance import Instance
 from ...actors.inference.instance_setup import InstanceSetup
-from ...actors.inference.router_actor import RouterActor
-from ...actors.inference.router_setup import RouterSetup
+from ...actors.inference.router.router_actor import RouterActor
+from ...actors.inference.router.router_setup import RouterSetup
 from ...actors.messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
@@ -23,11 +24,10 @@ from ...actors.messages import (
     VersionRange,
 )
 from ...actors.names import PolicyName, Step, Version
-from ...actors.recipe import Recipe
+from ...actors.recipe.recipe import Recipe
 from ...actors.rollout.rollout import Rollout
 from ...actors.run_events import InstanceMoved, RunEvent
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
-from ...actors.store_client import ExperienceReader, segment_directories
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy
 from ...core.actor import Actor, endpoint

@@ -9,16 +9,16 @@ import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
+from ...actors.columns.declared_columns import REWARD_COLUMN, Column, check_names
+from ...actors.columns.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ...actors.config_base import Config, Count, Natural, Seconds
 from ...actors.credit.credit_config import CreditConfig
-from ...actors.declared_columns import REWARD_COLUMN, Column, check_names
 from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
 from ...actors.messages import LoraConfig, ModelConfig
 from ...actors.names import PolicyName
 from ...actors.orchestrator.orchestrator_config import PoolOfConfig
 from ...actors.rollout.rollout_config import SamplingConfig
-from ...actors.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ...actors.trainer.backends.backend_config import (
     SimulatedTrainerConfig,
     TorchTrainerConfig,

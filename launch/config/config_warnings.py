@@ -1,6 +1,6 @@
 """Remarks on a configuration that is valid, for the person who starts the run."""
 
-from ...actors.trainer.transforms import sync_warning
+from ...actors.trainer.objective.transforms import sync_warning
 from .run_config import RunConfig
 
 

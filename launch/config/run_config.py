@@ -6,22 +6,22 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, model_validator
 
+from ...actors.columns.declared_columns import Column, common_types
 from ...actors.config_base import Config, Count, Natural
 from ...actors.credit.algorithms import ALGORITHMS
-from ...actors.declared_columns import Column, common_types
 from ...actors.inference.inference_config import EngineConfig
 from ...actors.inference.instance_setup import ServedBase, ServedPolicy
-from ...actors.inference.rebalancer import BalanceConfig
-from ...actors.inference.router_config import RouterConfig
-from ...actors.inference.router_loads import RebalanceSettings
+from ...actors.inference.router.rebalancer import BalanceConfig
+from ...actors.inference.router.router_config import RouterConfig
+from ...actors.inference.router.router_loads import RebalanceSettings
 from ...actors.messages import MOST_VERSION_CHANGES, WeightsConfig
 from ...actors.names import AgentName, PolicyName, Step
 from ...actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from ...actors.orchestrator.plan import Mode, Plan
-from ...actors.recipe import RecipeConfig
+from ...actors.recipe.recipe import RecipeConfig
 from ...actors.rollout.rollout_config import RolloutConfig
 from ...actors.store.store_config import StoreConfig
-from ...actors.trainer.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
+from ...actors.trainer.pool.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ...actors.trainer.trainer_config import credit_problem
 from ...actors.trainer.trainer_setup import PolicySetup
 from ..monitoring.sinks.sink_config import SinkConfigs

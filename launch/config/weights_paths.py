@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ...actors.inference.inference_config import VllmEngineConfig
 from ...actors.messages import WeightsConfig
 from ...actors.names import PolicyName
-from ...actors.trainer.pool_config import PoolConfig, SharedPoolConfig
+from ...actors.trainer.pool.pool_config import PoolConfig, SharedPoolConfig
 from .config_sections import PolicyConfig
 
 

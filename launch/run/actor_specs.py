@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ...actors.inference.instance_setup import InstanceSetup
-from ...actors.inference.router_setup import RouterSetup
+from ...actors.inference.router.router_setup import RouterSetup
 from ...actors.messages import (
     ArchiveApi,
     ConsoleApi,
@@ -29,7 +29,7 @@ from ...actors.orchestrator.opponents.opponents import FrozenPolicy, OpponentsSe
 from ...actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
 from ...actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ...actors.store.store_setup import StoreSetup
-from ...actors.trainer.pool_config import SharedPoolConfig
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ...core.ref import ActorRef
 from ..config.run_config import RunConfig
@@ -37,12 +37,12 @@ from ..run_folder.run_directory import RunDirectory
 
 _STORE: Final = "flexmarl.actors.store.store:Store"
 _TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
-_SLOT: Final = "flexmarl.actors.trainer.slot_worker:SlotWorker"
+_SLOT: Final = "flexmarl.actors.trainer.pool.slot_worker:SlotWorker"
 _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
-_ROUTER: Final = "flexmarl.actors.inference.router_actor:RouterActor"
+_ROUTER: Final = "flexmarl.actors.inference.router.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
-_EMBEDDED_ENGINE: Final = "flexmarl.actors.inference.engines.embedded"
+_EMBEDDED_ENGINE: Final = "flexmarl.actors.inference.engines.embedded.embedded_factory"
 _TORCH_TRAINER: Final = "flexmarl.actors.trainer.backends.torch_policy.torch_factory"
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ...actors.column_refs import plain_cell
-from ...actors.declared_columns import OFFER_KEY, REWARD_COLUMN
+from ...actors.columns.column_refs import plain_cell
+from ...actors.columns.declared_columns import OFFER_KEY, REWARD_COLUMN
+from ...actors.columns.store_client import ExperienceReader
 from ...actors.errors import QueriesRefused, StoreError
 from ...actors.messages import WORK_TIMEOUT_S, Query, QueryAnswer, Selection, StoreApi
 from ...actors.names import AgentName
-from ...actors.query_problem import query_problem
+from ...actors.recipe.query_problem import query_problem
 from ...actors.run_events import RunEnded, RunEvent
 from ...actors.step_metrics import StepMetrics
-from ...actors.store_client import ExperienceReader
 from ...core.errors import ActorDead, CallNotAllowed, CallTimeout, LocalProtocolError
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem

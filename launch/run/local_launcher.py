@@ -28,7 +28,7 @@ from ...actors.messages import (
 from ...actors.orchestrator.checkpoint import RunState
 from ...actors.rollout.block_watch import read_report, report_file
 from ...actors.run_events import ActorEndedBadly, ActorRestarted, ActorSilent, WorkflowBlocked
-from ...actors.trainer.pool_config import SharedPoolConfig
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...core.errors import ActorDead, FlexmarlError, text_of
 from ...core.ref import ActorRef
 from ...core.supervision.asked_processes import STATISTICS_TIMEOUT_S

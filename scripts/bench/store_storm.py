@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from flexmarl.actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.store.store_setup import StoreSetup
-from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.ref import ActorRef

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.store_setup import StoreSetup
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flexmarl.actors import truncated_scores
 from flexmarl.actors.messages import Truncation
-from flexmarl.actors.trainer.loss import token_logprobs
+from flexmarl.actors.trainer.objective.loss import token_logprobs
 from flexmarl.actors.truncated_scores import Truncations
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from flexmarl.actors.errors import EngineFailed, InvalidRequest, PromptTooLong
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig, VllmEngineConfig

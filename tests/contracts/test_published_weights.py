@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.pretrained import empty_model

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flexmarl.actors.messages import Query
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.orchestrator.queries.position_source import PositionSource
-from flexmarl.actors.query_source import GroupEnd, QuerySource
-from flexmarl.actors.replay_source import ReplaySource
+from flexmarl.actors.recipe.query_source import GroupEnd, QuerySource
+from flexmarl.actors.recipe.replay_source import ReplaySource
 
 
 def of_position(position: int) -> Query:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flexmarl.actors.errors import InvalidRequest, PromptTooLong, RequestsInFlight
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.simulated_step_engine import SimulatedStepEngine
 from flexmarl.actors.inference.engines.step_engine import StepEngine
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flexmarl.actors.recipe import Recipe, RecipeConfig
-from flexmarl.actors.tool_calls import tool_schema
+from flexmarl.actors.environments.tool_calls import tool_schema
+from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 from flexmarl.actors.workflow import Rewards, Turn
 
 PAGE = Path(__file__).parents[2] / "launch" / "docs" / "environments.md"

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ...environments.tool_calls import CALL_BEGIN, CALL_END, parse_tool_calls
 from ...errors import EndpointFailed, InvalidRequest
-from ...tool_calls import CALL_BEGIN, CALL_END, parse_tool_calls
 from ..inference_config import OpenaiEngineConfig
 from .byte_codec import ByteCodec
 from .engine import EngineRequest, EngineResult

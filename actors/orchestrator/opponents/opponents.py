@@ -27,7 +27,7 @@ from ...figures import Numbers, StepFigures
 from ...json_files import as_text, read_json
 from ...messages import GroupClosed, Published, RouterApi, TrainerApi
 from ...names import AgentName, PolicyName, Step, Version
-from ...recipe import Recipe
+from ...recipe.recipe import Recipe
 from ...run_events import OpponentDrawn
 from .. import checkpoint
 from ..orchestrator_config import PoolOfConfig

@@ -13,7 +13,7 @@ import xxhash
 from ....core.protocol import codec
 from ...errors import DataChanged
 from ...messages import Query
-from ...query_source import QuerySource
+from ...recipe.query_source import QuerySource
 
 _REMEMBERED: Final = 64
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 from ....core.system import ActorSystem
 from ....core.waits import Wait
 from ...errors import RecipeError
-from ...recipe import Recipe
-from ...recipe_lines import lines_of_threads
+from ...recipe.recipe import Recipe
+from ...recipe.recipe_lines import lines_of_threads
 
 T = TypeVar("T")
 

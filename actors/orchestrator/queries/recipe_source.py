@@ -9,8 +9,8 @@ from typing import Any
 
 from ...errors import RecipeError
 from ...messages import Query
-from ...query_source import GroupEnd, QuerySource
-from ...recipe import Recipe
+from ...recipe.query_source import GroupEnd, QuerySource
+from ...recipe.recipe import Recipe
 from .position_source import PositionSource
 from .queries_state import QueriesState
 

@@ -24,8 +24,8 @@ from ....core.waits import Wait
 from ...errors import DataChanged, RecipeError
 from ...messages import GroupClosed, Query, refuse_equal_ids
 from ...names import AgentName, PolicyName, Step, Version
-from ...query_source import GroupEnd
-from ...recipe import Recipe
+from ...recipe.query_source import GroupEnd
+from ...recipe.recipe import Recipe
 from ..evaluation import REWARD
 from ..plan import Plan
 from .position_source import digest_of_all

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ...errors import QueriesRefused
 from ...messages import Query, QueryAnswer
-from ...query_source import GroupEnd, QuerySource
+from ...recipe.query_source import GroupEnd, QuerySource
 
 SUBMITTED: Final = 0
 """The number of a draw that stands in the samples of a query that was not drawn; their ids show it."""

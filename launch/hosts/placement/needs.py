@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ....actors.names import PolicyName
-from ....actors.trainer.pool_config import SharedPoolConfig
+from ....actors.trainer.pool.pool_config import SharedPoolConfig
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .needed import Need

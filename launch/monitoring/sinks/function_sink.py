@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ....actors.errors import ConfigError
-from ....actors.recipe import module_of
+from ....actors.recipe.recipe import module_of
 from .sink import Figures, SinkRun
 
 MetricsFunction = Callable[[int, Mapping[str, float]], object]

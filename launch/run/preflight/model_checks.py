@@ -18,9 +18,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from ....actors.environments.tool_calls import foreign_form
 from ....actors.messages import ModelConfig
 from ....actors.model_sources import architecture_of, load_tokenizer
-from ....actors.tool_calls import foreign_form
 from ....core.errors import text_of
 from ...config.run_config import RunConfig
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 from ....core.collector import importing
 
 with importing():
-    from ....actors.recipe_lines import lines_of_threads
+    from ....actors.recipe.recipe_lines import lines_of_threads
     from ...config.run_config import RunConfig
     from .adapter_checks import missing_library, target_problems
 

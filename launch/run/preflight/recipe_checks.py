@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ....actors.environment import environment_problems
+from ....actors.environments.environment import environment_problems
 from ....actors.errors import ConfigError, RecipeError
 from ....actors.messages import Query
 from ....actors.names import PolicyName, Step, Version
@@ -13,7 +13,7 @@ from ....actors.orchestrator.opponents.past_pool import Member
 from ....actors.orchestrator.opponents.rules import RULES, drawn
 from ....actors.orchestrator.queries.position_source import digest
 from ....actors.orchestrator.queries.recipe_source import RecipeSource
-from ....actors.recipe import Recipe
+from ....actors.recipe.recipe import Recipe
 from ...config.run_config import RunConfig
 from ...monitoring.sinks.function_sink import loaded
 from ...monitoring.sinks.sink_config import FunctionConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .core.front_door import lazy_exports
 
 if TYPE_CHECKING:
-    from .actors.query_source import QuerySource
+    from .actors.recipe.query_source import QuerySource
     from .launch.hosts.nodes.joined_cluster import NodesWanted
     from .launch.run.connected_run import connect
     from .launch.run.run import Run
@@ -21,7 +21,7 @@ else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "actors.query_source": ["QuerySource"],
+            "actors.recipe.query_source": ["QuerySource"],
             "launch.run.connected_run": ["connect"],
             "launch.hosts.nodes.joined_cluster": ["NodesWanted"],
             "launch.run.run": ["Run"],

@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter
 
 from flexmarl.actors.errors import LoadFailed
-from flexmarl.actors.inference.engines import embedded
+from flexmarl.actors.inference.engines.embedded import embedded_factory as embedded
 from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy

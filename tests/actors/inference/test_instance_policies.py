@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from flexmarl.actors.errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
-from flexmarl.actors.inference.engines import embedded
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
+from flexmarl.actors.inference.engines.embedded import embedded_factory as embedded
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy

@@ -5,9 +5,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from flexmarl.actors.columns.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.errors import TooFewRows, WrongVersion
-from flexmarl.actors.inference.router_actor import RouterActor
-from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.inference.router.router_actor import RouterActor
+from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
@@ -28,7 +29,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
 from flexmarl.actors.orchestrator.plan import Plan
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
@@ -36,7 +37,6 @@ from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from flexmarl.actors.store.writers import Writers
-from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

@@ -15,7 +15,7 @@ from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.orchestrator.rollout_workers import GroupWork
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flexmarl.actors.columns.declared_columns import Column
+from flexmarl.actors.columns.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.declared_columns import Column
-from flexmarl.actors.inference.router_actor import RouterActor
-from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.inference.router.router_actor import RouterActor
+from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     ArchiveApi,
     GenerateRequest,
@@ -25,14 +26,13 @@ from flexmarl.actors.messages import (
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.evaluation import Evaluation, EvaluationRules
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.recorded_trajectory import Record, unpacked
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.run_events import RunEvent
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

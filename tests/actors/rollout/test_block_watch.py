@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from flexmarl.actors.errors import RecipeError
-from flexmarl.actors.recipe_lines import line_within
+from flexmarl.actors.recipe.recipe_lines import line_within
 from flexmarl.actors.rollout import block_watch
 from flexmarl.actors.rollout.block_watch import (
     MOST_BLOCKED_LIVES,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flexmarl.actors.errors import EngineFailed, NoInstance, NonFiniteLogits, PromptTooLong, WrongVersion
-from flexmarl.actors.inference.router_config import RouterConfig
+from flexmarl.actors.inference.router.router_config import RouterConfig
 from flexmarl.actors.messages import GenerateRequest, Generation, TextTo
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.run_events import InstanceChanged

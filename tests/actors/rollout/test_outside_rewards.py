@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.column_refs import plain_cell
+from flexmarl.actors.columns.column_refs import plain_cell
+from flexmarl.actors.columns.declared_columns import OFFER_KEY, Column
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.declared_columns import OFFER_KEY, Column
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Query, UnjudgedSample
 from flexmarl.actors.names import AgentName

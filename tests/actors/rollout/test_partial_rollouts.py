@@ -13,19 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexmarl.actors.columns.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
-from flexmarl.actors.inference.router_actor import RouterActor
-from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.inference.router.router_actor import RouterActor
+from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import GroupClosed, LeasedBatch, Published, Query, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Version
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
-from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

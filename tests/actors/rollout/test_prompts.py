@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.environments.tool_calls import tool_schema
 from flexmarl.actors.messages import Chat
 from flexmarl.actors.rollout.prompts import Segments, prompt_parts, segments_and_chat
 from flexmarl.actors.rollout.turn_options import NO_OPTIONS, TurnOptions
-from flexmarl.actors.tool_calls import tool_schema
 from flexmarl.actors.workflow import Turn
 
 USER = {"role": "user", "content": "1+1?"}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
+from flexmarl.actors.columns.store_client import ExperienceReader
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GroupClosed, Query
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.store_client import ExperienceReader
 from flexmarl.actors.workflow import Turn
 from flexmarl.core.system import ActorSystem
 

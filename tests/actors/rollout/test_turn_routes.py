@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from flexmarl.actors.inference.router_actor import RouterActor
-from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.inference.router.router_actor import RouterActor
+from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,

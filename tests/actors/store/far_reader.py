@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
+from flexmarl.actors.columns.store_client import ExperienceReader, segment_directories
 from flexmarl.actors.messages import StoreApi
 from flexmarl.actors.names import PolicyName
-from flexmarl.actors.store_client import ExperienceReader, segment_directories
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 

@@ -7,8 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories, writer_node
 from flexmarl.actors.messages import StoreApi
-from flexmarl.actors.store_client import ExperienceWriter, segment_directories, writer_node
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp

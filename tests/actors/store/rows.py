@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.policy_queue import LeaseOrder
 from flexmarl.actors.store.schema import Schema

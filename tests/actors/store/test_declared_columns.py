@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
+from flexmarl.actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample, StoreApi
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.run_events import ColumnsAwaited
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys

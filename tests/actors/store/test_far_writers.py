@@ -14,12 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flexmarl.actors import store_client
-from flexmarl.actors.errors import SamplesLost, SamplesUnreachable, StoreFull, TooFewRows
-from flexmarl.actors.messages import StoreApi
-from flexmarl.actors.store.segment_arena import ArenaLimits
-from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import (
+from flexmarl.actors.columns import store_client
+from flexmarl.actors.columns.store_client import (
     ARRAY_COLUMNS,
     ExperienceReader,
     ExperienceWriter,
@@ -27,6 +23,10 @@ from flexmarl.actors.store_client import (
     segment_directories,
     writer_node,
 )
+from flexmarl.actors.errors import SamplesLost, SamplesUnreachable, StoreFull, TooFewRows
+from flexmarl.actors.messages import StoreApi
+from flexmarl.actors.store.segment_arena import ArenaLimits
+from flexmarl.actors.store.store import Store
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys

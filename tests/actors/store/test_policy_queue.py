@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.store.policy_queue import LeaseOrder

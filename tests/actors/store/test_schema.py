@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from flexmarl.actors.column_refs import ColumnRefs, pack, refs_of, unpack
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.column_refs import ColumnRefs, pack, refs_of, unpack
+from flexmarl.actors.columns.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
 from flexmarl.actors.store.schema import Schema
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.errors import SelectTimeout, StoreError, TooManySelects
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.store.select_pool import SelectLimits, SelectPool
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.threads import in_thread
 

@@ -11,13 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
+from flexmarl.actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.actors.errors import StoreError, WriterRetired
 from flexmarl.actors.messages import MOST_VERSION_CHANGES, AgentTurns, GroupClosed, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.run_events import StoreBlocked, StoreUnblocked
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

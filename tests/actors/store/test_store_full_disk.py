@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import PolicyName
@@ -16,7 +17,6 @@ from flexmarl.actors.store import column_waits, store_journal
 from flexmarl.actors.store import store as store_module
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.system import ActorSystem
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flexmarl.actors.column_refs import ValueRef, refs_of, unpack
+from flexmarl.actors.columns.column_refs import ValueRef, refs_of, unpack
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.sample_id import SampleId

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
 from flexmarl.actors.errors import ConfigError, StoreError
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.store.schema import Schema

@@ -6,9 +6,17 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count as numbers
 
 from flexmarl.actors.names import PolicyName, SlotName
-from flexmarl.actors.trainer.allocate import Allocator
-from flexmarl.actors.trainer.gangs import Bind, Decision, Drop, Phase, Prefetch, Run, Suspend
-from flexmarl.actors.trainer.slot_choice import AllocatorConfig
+from flexmarl.actors.trainer.pool.allocate import Allocator
+from flexmarl.actors.trainer.pool.gangs import (
+    Bind,
+    Decision,
+    Drop,
+    Phase,
+    Prefetch,
+    Run,
+    Suspend,
+)
+from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
 
 
 class Owner:

@@ -8,19 +8,19 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import WorkerReplaced
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import Sample, SlotLife, TrainerApi
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
-from flexmarl.actors.trainer.hosted_policies import HostedPolicies
-from flexmarl.actors.trainer.pool_config import SharedPoolConfig
-from flexmarl.actors.trainer.slot_worker import SlotWorker
+from flexmarl.actors.trainer.pool.hosted_policies import HostedPolicies
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.pool.slot_worker import SlotWorker
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from flexmarl.core.actor import Actor, endpoint

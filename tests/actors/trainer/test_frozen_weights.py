@@ -11,7 +11,7 @@ from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import CheckpointIncomplete
 from flexmarl.actors.messages import ModelConfig, Published
 from flexmarl.actors.names import AgentName, PolicyName, Version
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.trainer.frozen_weights import FrozenWeights
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup
 from flexmarl.core.system import ActorSystem

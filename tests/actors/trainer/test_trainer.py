@@ -13,15 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LeasedBatch, ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.hosted_policies import sft_shares
 from flexmarl.actors.trainer.padding import TokenRow
+from flexmarl.actors.trainer.pool.hosted_policies import sft_shares
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup

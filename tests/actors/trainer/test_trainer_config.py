@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.trainer.objective.transforms import sync_warning
 from flexmarl.actors.trainer.trainer_config import LossConfig, credit_problem
-from flexmarl.actors.trainer.transforms import sync_warning
 from flexmarl.launch.hosts import env
 
 from .algorithm import Algorithm, algorithm

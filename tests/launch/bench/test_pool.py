@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from flexmarl.actors.names import PolicyName
-from flexmarl.actors.trainer.slot_choice import AllocatorConfig
+from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
 from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.pool import Options, parts
 from flexmarl.launch.bench.pool_divisions import best_partition, best_sharing

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.actors.recipe import Recipe
+from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.cli.new import recipe_names
 from flexmarl.launch.config.config_reading import recipe_folder, resolve

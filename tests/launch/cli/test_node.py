@@ -44,7 +44,7 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
         "import asyncio, os, signal\n"
         "from pathlib import Path\n"
         "from flexmarl.launch.errors import NoRunToJoin\n"
-        "from flexmarl.launch.hosts.nodes import command\n"
+        "from flexmarl.launch.cli import node as command\n"
         "def find():\n"
         "    os.kill(os.getpid(), signal.SIGHUP)\n"
         "    raise FileNotFoundError('address')\n"
@@ -63,7 +63,7 @@ def test_a_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
 SIGNALLED = """
 import asyncio, os, signal, sys
 from flexmarl.launch.cli.main import main
-from flexmarl.launch.hosts.nodes import command
+from flexmarl.launch.cli import node as command
 from flexmarl.launch.hosts.nodes.joining import Dismissal
 
 lives = []

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flexmarl.actors.declared_columns import Column
+from flexmarl.actors.columns.declared_columns import Column
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch.config import config_reading as config_module

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flexmarl.actors.recipe import Recipe
+from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.actors.workflow import Query
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes.coder_tester.workflow import output, pass_share, passing, programs_left, workflow

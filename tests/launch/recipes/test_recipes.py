@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from flexmarl.actors.recipe import Recipe
+from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.launch.config.config_reading import RECIPES, recipe_folder, resolve
 from flexmarl.launch.simulate.simulation import simulate
 

@@ -3,7 +3,7 @@
 from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.recipe import Recipe
+from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 
 SHARED = PolicyName("shared")

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from flexmarl.actors.inference.instance_setup import InstanceSetup
-from flexmarl.actors.inference.router_setup import RouterSetup
+from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     InstanceApi,
     OrchestratorApi,

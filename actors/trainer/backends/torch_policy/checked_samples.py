@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from ....errors import StaleSample
 from ....messages import Sample
 from ....names import AgentName, PolicyName
-from ...role_baselines import RoleBaselines
+from ...objective.role_baselines import RoleBaselines
+from ...objective.transforms import advantage_of_sample
 from ...trainer_setup import PolicySetup
-from ...transforms import advantage_of_sample
 from .forward_batches import TrainedSample
 
 

@@ -15,7 +15,7 @@ from ....messages import ModelConfig
 from ....model_sources import rotation_limit
 from ....pretrained import seeded_model, unset_model
 from ....truncated_scores import Truncations
-from ...loss import token_logprobs
+from ...objective.loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
 from .fused_norm import fuse_norms
 from .gang_rank import GangRank

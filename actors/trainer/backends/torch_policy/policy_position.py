@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter
 from ....credit.credit_config import CreditConfig
 from ....messages import Sample
 from ....names import AgentName
-from ...role_baselines import RoleBaselines
+from ...objective.role_baselines import RoleBaselines
 from .step_totals import StepTotals
 
 

@@ -23,15 +23,9 @@ from .....core.telemetry import get_logger
 from ....errors import NonFiniteGradient
 from ....messages import Sample, StepStats
 from ....names import PolicyName
-from ...critic import explained_variance, value_loss, value_sums
-from ...loss import denominator
-from ...objective import (
-    CompletionTokens,
-    batch_loss,
-    critic_advantages,
-    step_advantages,
-    step_kl,
-)
+from ...objective.critic import explained_variance, value_loss, value_sums
+from ...objective.loss import denominator
+from ...objective.objective import CompletionTokens, batch_loss, critic_advantages, step_advantages, step_kl
 from ...padding import TokenRow, pad_rows
 from ...shards import Shard, divide
 from ...trainer_setup import PolicySetup

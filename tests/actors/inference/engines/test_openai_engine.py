@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from flexmarl.actors.environments.tool_calls import parse_tool_calls
 from flexmarl.actors.errors import EndpointFailed, EngineFailed, InvalidRequest
 from flexmarl.actors.inference.engines.byte_codec import ByteCodec
 from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.openai_engine import OpenaiEngine
 from flexmarl.actors.inference.inference_config import OpenaiEngineConfig
 from flexmarl.actors.messages import Chat, Truncation
-from flexmarl.actors.tool_calls import parse_tool_calls
 
 from ....openai_endpoint import Endpoint, served_endpoint, streamed
 from ....patience import PATIENCE_S

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.step_engine import StepEngine
 from flexmarl.actors.messages import ModelConfig, Truncation
 from flexmarl.actors.pretrained import empty_model

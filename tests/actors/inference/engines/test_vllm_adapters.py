@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.errors import InvalidRequest
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import Engine
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.instance_setup import ServedBase
 from flexmarl.actors.messages import LoraConfig, ModelConfig

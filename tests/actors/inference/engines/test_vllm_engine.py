@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flexmarl.actors.errors import EngineFailed, NonFiniteLogits
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.pretrained import empty_model

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.inference.engines.huggingface import TransformersEngine
 
 VOCABULARY = 48
 EOS = 5

@@ -7,7 +7,7 @@ import pytest
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.opponents.opponents import OpponentsSetup, _Pool
 from flexmarl.actors.orchestrator.orchestrator_config import PoolOfConfig
-from flexmarl.actors.recipe import Recipe, RecipeConfig
+from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 
 TINY = Path(__file__).parents[3] / "launch" / "recipes" / "tiny"
 

@@ -14,7 +14,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.plan import Plan
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
-from flexmarl.actors.recipe import Recipe, RecipeConfig
+from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 
 SOLVER = AgentName("solver")
 QUERIES = 4

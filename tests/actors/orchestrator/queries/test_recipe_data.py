@@ -9,7 +9,7 @@ import pytest
 
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.orchestrator.queries.recipe_data import RecipeData
-from flexmarl.actors.recipe import Recipe, RecipeConfig
+from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 from flexmarl.core.system import ActorSystem
 
 from ....patience import PATIENCE_S

@@ -16,7 +16,7 @@ from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
 from flexmarl.actors.orchestrator.queries.submissions import SUBMITTED
-from flexmarl.actors.recipe import Recipe
+from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.core.system import ActorSystem
 
 from ....patience import PATIENCE_S

@@ -9,7 +9,7 @@ from flexmarl.actors.messages import Query, QueryAnswer
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.orchestrator.queries import submissions
 from flexmarl.actors.orchestrator.queries.submissions import Submissions
-from flexmarl.actors.query_source import GroupEnd
+from flexmarl.actors.recipe.query_source import GroupEnd
 
 SOLVER = AgentName("solver")
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.json_files import read_json
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
-from flexmarl.actors.recipe import RecipeConfig
+from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
-from flexmarl.actors.store_client import ExperienceWriter, segment_directories
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
 from flexmarl.actors.trainer.trainer import Trainer

@@ -42,7 +42,7 @@ TWO_NODES = ("far", "third")
 WATCH = """
 import asyncio, contextlib, json, sys
 import flexmarl
-from flexmarl.actors.column_refs import segments
+from flexmarl.actors.columns.column_refs import segments
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import TrainerApi
 from flexmarl.core.supervision.system_api import SystemApi

@@ -11,7 +11,7 @@ from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.torch_policy.checked_samples import checked_samples
 from flexmarl.actors.trainer.backends.torch_policy.forward_batches import TrainedSample
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.role_baselines import RoleBaselines
+from flexmarl.actors.trainer.objective.role_baselines import RoleBaselines
 
 from .policies import gradient, make_policy, make_samples, reference_loss, relative_error, replace_tokens
 

@@ -17,8 +17,12 @@ from flexmarl.actors.errors import CheckpointIncomplete, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.loss import denominator
-from flexmarl.actors.trainer.objective import CompletionTokens, batch_loss, step_advantages
+from flexmarl.actors.trainer.objective.loss import denominator
+from flexmarl.actors.trainer.objective.objective import (
+    CompletionTokens,
+    batch_loss,
+    step_advantages,
+)
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup

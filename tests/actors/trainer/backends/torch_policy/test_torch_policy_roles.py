@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.role_baselines import RoleBaselines
+from flexmarl.actors.trainer.objective.role_baselines import RoleBaselines
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from ...algorithm import algorithm, as_closed

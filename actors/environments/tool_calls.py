@@ -1,0 +1,185 @@
+"""Tools of an agent: their schemas from plain functions, and the calls in an answer's text.
+
+An answer calls a tool as most open models do (Hermes, Qwen):
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+
+A call within the answer's reasoning (``<think>...</think>``) is a thought about a call, and none. Other models write
+calls in other forms, of which this module knows nothing: see ``foreign_form``.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import ArgsKwargs
+
+from ...core.halves import half_problem
+
+CALL_BEGIN: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
+_THOUGHT: Final = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+Tool = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of an answer. ``error``: the reason for which it can't be made, for the agent to read; empty if it
+    can."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool's ``schema``, and the validator of its arguments. No reference to the tool: see ``declaration_of``."""
+
+    schema: dict[str, Any]
+    _arguments: "TypeAdapter[Any]"
+
+    @property
+    def name(self) -> str:
+        """The name by which an answer calls it: the ``function.name`` of its schema."""
+        return str(self.schema["function"]["name"])
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """``arguments`` as the annotations say, with defaults. Raises ValueError, which names each that is wrong."""
+        try:
+            values: dict[str, Any] = self._arguments.validate_python(ArgsKwargs((), dict(arguments)))
+        except ValidationError as error:
+            raise ValueError("; ".join(map(_problem, error.errors(include_url=False)))) from None
+        return values
+
+
+def _problem(detail: Any) -> str:
+    return f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
+
+
+_declared: "WeakKeyDictionary[Callable[..., Any], dict[bool, DeclaredTool]]" = WeakKeyDictionary()
+"""By function, and whether it is bound. An entry ends with its function: a workflow may make functions of its own."""
+
+
+def declaration_of(tool: Tool) -> DeclaredTool:
+    """Raises ValueError if ``tool`` is not an ``async def``, or a parameter has no JSON schema."""
+    is_bound = inspect.ismethod(tool)
+    function = tool.__func__ if inspect.ismethod(tool) else tool
+    name = getattr(tool, "__name__", repr(tool))
+    if not inspect.iscoroutinefunction(tool):
+        raise ValueError(f"the tool {name} is not an async function")
+    of_function = _declared.setdefault(function, {})
+    if is_bound not in of_function:
+        of_function[is_bound] = _declare(tool, name)
+    return of_function[is_bound]
+
+
+def _declare(tool: Tool, name: str) -> DeclaredTool:
+    try:
+        signature = inspect.signature(tool, eval_str=True)
+        if any(p.kind is p.POSITIONAL_ONLY for p in signature.parameters.values()):
+            raise TypeError("a call names its arguments, and can't give one that is positional-only")
+        adapter: TypeAdapter[Any] = TypeAdapter(_stand_in(signature))
+        parameters = adapter.json_schema()
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise ValueError(f"the tool {name} has a parameter without a JSON schema: {error}") from error
+    function = {"name": name, "description": inspect.getdoc(tool) or "", "parameters": parameters}
+    return DeclaredTool({"type": "function", "function": function}, adapter)
+
+
+def _stand_in(signature: inspect.Signature) -> Any:
+    """A function with this signature that returns its arguments. A validator of the tool itself would keep it alive."""
+
+    def arguments(*args: Any, **keywords: Any) -> dict[str, Any]:
+        return {**signature.bind_partial(*args).arguments, **keywords}
+
+    stand_in: Any = arguments
+    stand_in.__signature__ = signature
+    stand_in.__annotations__ = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if parameter.annotation is not parameter.empty
+    }
+    return stand_in
+
+
+def tool_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a function in the form that chat templates take: its name, its docstring, and the JSON schema of
+    its annotated parameters. Raises ValueError if it is not an ``async def``, or an annotation has no JSON schema."""
+    return declaration_of(tool).schema
+
+
+def parse_tool_calls(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
+    """The calls in an answer, in order. ``names``: of the tools that there are."""
+    return tuple(_parse(part, names) for part in _without_thoughts(text).split(CALL_BEGIN)[1:])
+
+
+def _without_thoughts(text: str) -> str:
+    """``text`` without its reasoning. Some chat templates begin it in the prompt: then the answer has only its end. An
+    answer that was cut off within it has only its beginning."""
+    if "think>" not in text:
+        return text
+    text = _THOUGHT.sub("", text)
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def _parse(part: str, names: Collection[str]) -> ToolCall:
+    written, end, _ = part.partition(CALL_END)
+    if not end:
+        return ToolCall("", error=f"the call has no {CALL_END}")
+    try:
+        call = json.loads(written)
+    except ValueError as error:
+        return ToolCall("", error=f"the call is not valid JSON: {error}")
+    if problem := half_problem(call):  # JSON's escapes can write one
+        return ToolCall("", error=f"the call holds text that can't be read: {problem}")
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str):
+        return ToolCall("", error='the call is not {"name": ..., "arguments": {...}}')
+    # Llama's name for them: the call would be made without any.
+    if "parameters" in call and "arguments" not in call:
+        return ToolCall(name, error='the call has "parameters": write "arguments"')
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return ToolCall(name, error="the arguments are not a JSON object")
+    if name not in names:
+        return ToolCall(name, arguments, f"there is no tool {name}; there is: {', '.join(names) or 'none'}")
+    return ToolCall(name, arguments)
+
+
+_EXAMPLE: Final = ToolCall("add", {"a": 1, "b": 2})
+
+
+def foreign_form(tokenizer: Any) -> str | None:
+    """The reason for which calls of a model with this tokenizer (of transformers) are silently no calls here; None if
+    they are, or if it has no chat template.
+
+    Has the chat template write a call into a conversation, takes it through the tokenizer as an answer goes, and parses
+    the result: so no list of models is needed."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    parameters = {"type": "object", "properties": {name: {"type": "integer"} for name in _EXAMPLE.arguments}}
+    function = {"name": _EXAMPLE.name, "description": "The sum.", "parameters": parameters}
+    call = {"type": "function", "function": {"name": _EXAMPLE.name, "arguments": dict(_EXAMPLE.arguments)}}
+    question = {"role": "user", "content": "1 + 2?"}
+    messages = [question, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    schema = {"type": "function", "function": function}
+    try:
+        written = str(tokenizer.apply_chat_template(messages, tools=[schema], tokenize=False))
+    except Exception as error:  # noqa: BLE001  # a template's own code: any error means that it writes no calls
+        return f"its chat template takes no calls of tools ({type(error).__name__}: {error})"
+    if _EXAMPLE not in parse_tool_calls(written, [_EXAMPLE.name]):
+        return f"its chat template writes them in another form than {CALL_BEGIN}{{...}}{CALL_END}"
+    tokens = tokenizer(written, add_special_tokens=False).input_ids
+    if _EXAMPLE not in parse_tool_calls(tokenizer.decode(tokens, skip_special_tokens=True), [_EXAMPLE.name]):
+        return f"{CALL_BEGIN} is a special token of its tokenizer, which an answer's text lacks"
+    return None

@@ -1,0 +1,86 @@
+"""The router's side of balancing: the loads that the balancer decides by, and the instance that moves. Pure.
+
+An instance that moves either drains, or loads the other policy's weights at once, which interrupts its turns: their
+tokens are kept, and they are resumed at another instance of their policy. The latter is cheaper wherever the engine can
+resume turns: it costs the prefill of their tokens, a small part of the time that their decoding took, while an instance
+that drains stays until its longest turn ends, and is mostly empty by then.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ...names import PolicyName
+from .instance_states import InstanceState
+from .rebalancer import BalanceConfig, Move, PolicyLoad, Rebalancer
+from .waiting_turns import RoutedInstance
+
+_HERE = frozenset({InstanceState.JOINING, InstanceState.LOADING, InstanceState.SERVING})
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceSettings:
+    """``capacities``: the turns that an instance may have, by the policy that it moves to. ``interruptible``: policies
+    whose turns other instances may resume."""
+
+    config: BalanceConfig = field(default_factory=BalanceConfig)
+    capacities: Mapping[PolicyName, int] = field(default_factory=dict)
+    interruptible: tuple[PolicyName, ...] = ()
+
+
+@dataclass(slots=True)
+class _Count:
+    instances: int = 0
+    serving: int = 0
+    movable: int = 0
+    capacity: int = 1
+    turns: int = 0
+
+
+def loads_of(
+    waiting: Mapping[PolicyName, int], instances: Iterable[RoutedInstance], min_instances: int, now: float
+) -> dict[PolicyName, PolicyLoad]:
+    """The load of each policy in ``waiting``, which has the number of its turns that wait for an instance. At least
+    ``min_instances`` that serve a policy may not move."""
+    counts = {policy: _Count(turns=turns) for policy, turns in waiting.items()}
+    for instance in instances:
+        for policy, turns in Counter(turn.policy for turn in instance.turns.values()).items():
+            if policy in counts:
+                counts[policy].turns += turns
+        count = counts.get(instance.moves_to or instance.policy)
+        if count is None or not (instance.moves_to or instance.state in _HERE):
+            continue
+        count.instances += 1
+        if not instance.moves_to:
+            count.serving += instance.state is InstanceState.SERVING
+            count.movable += _may_move(instance, now)
+            count.capacity = instance.load.capacity
+    return {
+        policy: PolicyLoad(
+            count.instances,
+            min(count.movable, max(0, count.serving - min_instances)),
+            count.capacity,
+            count.turns,
+        )
+        for policy, count in counts.items()
+    }
+
+
+def first_to_move(move: Move, instances: Iterable[RoutedInstance], now: float) -> RoutedInstance:
+    """The instance of the giver with the fewest expected tokens."""
+    movable = [
+        instance for instance in instances if instance.policy == move.giver and _may_move(instance, now)
+    ]
+    return min(movable, key=lambda instance: (instance.load.tokens, instance.number))
+
+
+def _may_move(instance: RoutedInstance, now: float) -> bool:
+    return instance.state is InstanceState.SERVING and instance.stays_until_s <= now
+
+
+def measure_load(balancer: Rebalancer, instance: RoutedInstance, now: float) -> None:
+    """To be called when the instance has acknowledged its version."""
+    giver, instance.moved_from = instance.moved_from, None
+    balancer.loaded(instance.policy, now - instance.loads_since_s, giver)
+    if giver is not None:
+        instance.stays_until_s = now + balancer.settle_s(giver, instance.policy)

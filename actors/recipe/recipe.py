@@ -1,0 +1,223 @@
+"""The loading of a recipe's code.
+
+A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py`` defines
+
+    async def workflow(query: Query, agents: Agents) -> Rewards      (or workflow = a class derived from Environment)
+    def train_query(position: int, seed: int, **data) -> Query       (optional, if query_source does not draw from it)
+    def query_source(positions: QuerySource, seed: int, **data) -> QuerySource      (optional)
+    def eval_queries(seed: int, **data) -> Sequence[Query]
+    def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
+    async def setup(**data), async def teardown()    (optional; once in each rollout worker)
+
+``data`` is the config's section of that name.
+"""
+
+import asyncio
+import importlib.util
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from ...core.errors import FlexmarlError, text_of
+from ...core.halves import escaped, half_problem
+from ..config_base import Config
+from ..environments.environment import Environment, Environments
+from ..errors import RecipeError
+from ..messages import Query
+from ..workflow import Workflow
+from .query_problem import query_problem
+from .query_source import QuerySource
+
+__all__ = ["Recipe", "RecipeConfig", "module_of"]
+
+
+def module_of(file: Path, name: str) -> ModuleType:
+    """Runs a file of a recipe as the module ``name``. Raises what the file raises."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses in a recipe look their module up
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # it may import modules that lie beside it
+    spec.loader.exec_module(module)
+    return module
+
+
+class RecipeConfig(Config):
+    """The folder of a recipe's code, and the ``data`` section that its functions get."""
+
+    folder: str
+    data: dict[str, Any]
+    seed: int
+
+
+class Recipe:
+    """A recipe's functions, loaded from its folder and bound to its data."""
+
+    def __init__(self, config: RecipeConfig) -> None:
+        """Runs ``workflow.py``: ``file`` in ``folder``. Raises RecipeError if it is missing or lacks a function."""
+        self._config = config
+        self.folder = Path(config.folder).resolve()
+        self.file = self.folder / "workflow.py"
+        self._module = self._load()
+        self.workflow, self._environments = self._workflow()
+        if not self.defines("query_source"):
+            self.function("train_query")
+        self._eval_queries = self.function("eval_queries")
+
+    def defines(self, name: str) -> bool:
+        """True if ``workflow.py`` has the name: some functions are optional."""
+        return hasattr(self._module, name)
+
+    async def setup(self, timeout_s: float) -> None:
+        """Calls the recipe's ``setup``, then its environment's: once in each rollout worker, before all workflows.
+
+        Raises RecipeError for their errors, and after ``timeout_s``.
+        """
+        with self.users_code("setup"):
+            async with _within(timeout_s):
+                if self.defines("setup"):
+                    await self.function("setup")(**self._config.data)
+                if self._environments is not None:
+                    await self._environments.setup(self._config.data)
+
+    async def teardown(self, timeout_s: float) -> None:
+        """Closes the environment, then calls the recipe's ``teardown``: once in each worker, after all workflows.
+
+        Raises RecipeError for their errors, and after ``timeout_s``.
+        """
+        with self.users_code("teardown"):
+            async with _within(timeout_s):
+                try:
+                    if self._environments is not None:
+                        await self._environments.close()
+                finally:
+                    if self.defines("teardown"):
+                        await self.function("teardown")()
+
+    def train_query(self, position: int) -> Query:
+        """The query at ``position`` (0, 1, ...) of the training data: a function of position and seed alone.
+
+        Raises RecipeError if it is missing or fails, or gives no query that can be sent to the rollout workers.
+        """
+        train_query = self.function("train_query")
+        with self.users_code("train_query"):
+            query: object = train_query(position, self._config.seed, **self._config.data)
+        return self.check_query(query, f"train_query({position}, seed)")
+
+    def query_source(self, positions: QuerySource) -> QuerySource:
+        """The recipe's own query source. ``positions``: the source of its ``train_query``.
+
+        Raises RecipeError if ``query_source`` is missing or fails, or returns something else.
+        """
+        function = self.function("query_source")
+        with self.users_code("query_source"):
+            source: object = function(positions, self._config.seed, **self._config.data)
+        if not isinstance(source, QuerySource):
+            raise RecipeError(
+                f"{self.file}: query_source returns {type(source).__name__}, not a flexmarl.QuerySource"
+            )
+        return source
+
+    def eval_queries(self) -> list[Query]:
+        """Raises RecipeError as ``train_query``."""
+        with self.users_code("eval_queries"):
+            queries: list[object] = list(self._eval_queries(self._config.seed, **self._config.data))
+        return [
+            self.check_query(query, f"query {number} of eval_queries") for number, query in enumerate(queries)
+        ]
+
+    def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
+        """Prompt and completion of each example of one supervised batch. Raises RecipeError if it fails, or gives
+        others than pairs of texts."""
+        with self.users_code("sft"):
+            pairs = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
+        for number, pair in enumerate(pairs):
+            if not _is_pair(pair):
+                expected = "a pair of strings (prompt, completion)"
+                raise RecipeError(f"{self.file.name}: sft gives {pair!r} for agent {agent}, not {expected}")
+            if problem := half_problem(dict(zip(("prompt", "completion"), pair, strict=True))):
+                where = f"example {number} of batch {batch} for agent {agent}"
+                raise RecipeError(f"{self.file.name}: sft gives {where} whose {problem}")
+        return pairs
+
+    def check_query(self, query: object, which: str) -> Query:
+        """Returns ``query``, if it is a query that can be sent to the rollout workers. Raises RecipeError otherwise.
+
+        ``which``: what has given it.
+        """
+        if (problem := query_problem(query)) is not None:
+            raise RecipeError(f"{self.file.name}: {which} gives {problem}")
+        return cast(Query, query)
+
+    def frames(self, error: BaseException) -> str:
+        """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
+        errors about the recipe's results has no frames there, and is shown without any."""
+        frames = traceback.extract_tb(error.__traceback__)
+        positions = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
+        ours = isinstance(error, FlexmarlError)
+        shown = frames[positions[0] :] if positions else [] if ours else frames
+        return escaped("".join([*traceback.format_list(shown), *traceback.format_exception_only(error)]))
+
+    def _workflow(self) -> tuple[Workflow, Environments | None]:
+        """The workflow; an environment's class is made one here. Raises RecipeError for another class."""
+        workflow = self.function("workflow")
+        if not isinstance(workflow, type):
+            return cast(Workflow, workflow), None
+        if not issubclass(workflow, Environment):
+            raise RecipeError(
+                f"{self.file}: workflow is the class {workflow.__name__}, which is not derived from "
+                "flexmarl.actors.Environment"
+            )
+        environments = Environments(workflow)
+        return environments, environments
+
+    def _load(self) -> ModuleType:
+        if not self.file.is_file():
+            raise RecipeError(
+                f"{self.file} does not exist: a recipe is a folder with workflow.py and config.yaml"
+            )
+        with self.users_code("loading"):
+            return module_of(self.file, f"flexmarl_recipe_{Path(self._config.folder).name}")
+
+    @contextmanager
+    def users_code(self, what: str) -> Iterator[None]:
+        """Turns errors of the recipe's own functions into RecipeErrors that show their frames."""
+        try:
+            yield
+        except RecipeError:
+            raise
+        except Exception as error:  # any error is the recipe's: none of its functions may fail
+            text = f"{type(error).__name__}: {text_of(error)}"
+            raise RecipeError(f"{self.file}: {what} failed: {text}\n{self.frames(error)}") from error
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """A function of ``workflow.py``. Raises RecipeError if it is missing."""
+        function = getattr(self._module, name, None)
+        if not callable(function):
+            raise RecipeError(f"{self.file} defines no function {name!r}")
+        return cast(Callable[..., Any], function)
+
+
+def _is_pair(example: object) -> bool:
+    return (
+        isinstance(example, tuple | list)
+        and len(example) == 2
+        and all(isinstance(part, str) for part in example)
+    )
+
+
+@asynccontextmanager
+async def _within(timeout_s: float) -> AsyncIterator[None]:
+    """Raises TimeoutError, which says so, after ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise TimeoutError(f"not done within {timeout_s:g} s") from None

@@ -1,0 +1,159 @@
+"""The policy-gradient losses as pure tensor functions.
+
+Every loss ends in a sum over completion tokens, never a mean: the mean's denominator is the count of the whole
+optimizer step's tokens (or sequences), which is unknown at the first backward. The step divides once, so the gradient
+does not depend on the split into micro-batches.
+
+``[N]`` are the completion tokens of ``R`` sequences, one sequence after the other; ``lengths`` ``[R]`` (int64, each at
+least 1) are theirs.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...credit.algorithms import Aggregation
+from ...truncated_scores import Truncations
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are bounded to ±20, as in verl: a ratio of infinity times a gradient of zero would be NaN."""
+
+
+class TokenLosses(NamedTuple):
+    """``values`` ``[N]``: to be minimised, with a gradient. ``held_back`` ``[N]`` bool: tokens that the clip holds
+    back, or whose weight it bounds. ``ratio`` ``[N]``: before the clip, without gradient."""
+
+    values: Tensor
+    held_back: Tensor
+    ratio: Tensor
+
+
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0, truncations: Truncations | None = None
+) -> Tensor:
+    """The log-probability of each token under ``softmax(logits / temperature)``.
+
+    ``log p(t) = z_t - logsumexp(z)`` with ``z = logits / temperature``: an inference engine reports the same
+    as *processed* log-probabilities, so that the two sides' ratio is 1 on-policy at any temperature. With a truncation
+    the softmax is over the tokens that it leaves, and over ``tokens``, which were drawn: DeepSeek-V3.2 (arXiv
+    2512.02556, section 3.1, "keep sampling mask") keeps them with the sample, here they are computed again.
+
+    ``logits``: ``[N, V]``, any floating dtype, computed with in float32 at least. ``tokens``: ``[N]`` int64.
+    ``temperature``: one for all tokens, or ``[N]``, one for each. ``truncations``: of N distributions; its ``unsure``
+    is written.
+    Returns ``[N]``, float32 (float64 for float64 logits).
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if isinstance(temperature, Tensor):
+        scores = scores / temperature.to(scores.dtype).unsqueeze(-1)
+    elif temperature != 1.0:
+        scores = scores / temperature
+    if truncations is not None:
+        scores = truncations.masked_but(scores, tokens)
+    chosen = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return chosen - scores.logsumexp(-1)
+
+
+def bounded_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """``exp(logprobs - old_logprobs)``, between ``exp(-20)`` and ``exp(20)``."""
+    return torch.exp((logprobs - old_logprobs.to(logprobs.dtype)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+# --------------------------------------------------------------------------- surrogates
+
+
+def clipped_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> TokenLosses:
+    """The clipped surrogate of PPO with an asymmetric range.
+
+    ``-min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)`` with ``r_t = exp(logprob_t - old_logprob_t)``
+    (PPO, Schulman et al., arXiv 1707.06347, eq. 7; the asymmetric "clip-higher" range is DAPO's, Yu et al., arXiv
+    2503.14476, eq. 8). The minimum is pessimistic: it only takes away the gradient that moves further, never the one
+    that comes back. Inputs ``[N]``; gradients flow through ``logprobs`` only.
+    """
+    advantages = advantages.to(logprobs.dtype)
+    ratio = bounded_ratio(logprobs, old_logprobs)
+    free = ratio * advantages
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    return TokenLosses(-torch.minimum(free, clipped), clipped < free, ratio.detach())
+
+
+def clipped_sequence_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    lengths: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLosses:
+    """GSPO: the clipped surrogate of whole sequences (Zheng et al., arXiv 2507.18071, eq. 5 to 7).
+
+    ``L_i = -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)`` with the ratio's geometric mean per token
+    ``s_i = exp(mean_t(logprob_t - old_logprob_t))``. Every token of sequence i carries ``L_i``, so that their mean,
+    the aggregation ``sequence_mean``, is ``L_i`` itself. ``advantages`` ``[N]`` are equal within a sequence.
+    """
+    log_ratio = logprobs - old_logprobs.to(logprobs.dtype)
+    mean = sequence_sums(log_ratio, lengths) / lengths
+    starts = lengths.cumsum(0) - lengths
+    losses = clipped_loss(
+        mean, torch.zeros_like(mean), advantages[starts], clip_low=clip_low, clip_high=clip_high
+    )
+    return TokenLosses(*(each.repeat_interleave(lengths) for each in losses))
+
+
+def clipped_weight_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> TokenLosses:
+    """CISPO: REINFORCE with a clipped importance weight (MiniMax, arXiv 2506.13585, eq. 4 and 5).
+
+    ``-sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A_t logprob_t``: the clip bounds a token's weight and never takes
+    its gradient away. With ``clip_low`` 1 there is no lower bound, as in the paper's runs. Inputs ``[N]``.
+    """
+    ratio = bounded_ratio(logprobs, old_logprobs).detach()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return TokenLosses(-weight * advantages.to(logprobs.dtype) * logprobs, weight != ratio, ratio)
+
+
+def reinforce_loss(logprobs: Tensor, advantages: Tensor) -> TokenLosses:
+    """``-A_t logprob_t`` (Williams, 1992; for whole sequences Ahmadian et al., arXiv 2402.14740, eq. 5 and 8)."""
+    values = -advantages.to(logprobs.dtype) * logprobs
+    return TokenLosses(values, torch.zeros_like(values, dtype=torch.bool), torch.ones_like(values))
+
+
+# --------------------------------------------------------------------------- sums and their denominators
+
+
+def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sums of ``values`` ``[N]`` over each sequence: ``[R]``."""
+    return torch.segment_reduce(values, "sum", lengths=lengths)
+
+
+def summed(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
+    """The sum that ``denominator`` divides at the end of the step: a scalar.
+
+    ``sequence_mean`` weighs a token by 1 / its sequence's length (GRPO, arXiv 2402.03300, eq. 3); all others by 1.
+    """
+    if aggregation == "sequence_mean":
+        values = values / lengths.to(values.dtype).repeat_interleave(lengths)
+    return values.sum()
+
+
+def denominator(aggregation: Aggregation, *, tokens: int, sequences: int, constant: int | None) -> int:
+    """The divisor of the step's summed gradient, at least 1.
+
+    ``token_mean``: all completion tokens of the step (DAPO, arXiv 2503.14476, eq. 8, over the step rather than
+    within each group). ``sequence_mean`` and ``sequence_sum``: its sequences. ``constant``: its sequences times
+    ``constant`` tokens, the most that a completion may have (Dr.GRPO, arXiv 2503.20783, section 3.2).
+
+    Raises ``ValueError`` for ``constant`` without a constant.
+    """
+    if aggregation == "token_mean":
+        return max(1, tokens)
+    if aggregation != "constant":
+        return max(1, sequences)
+    if constant is None:
+        raise ValueError("aggregation constant: there is no constant_length")
+    return max(1, sequences * constant)

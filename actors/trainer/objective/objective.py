@@ -1,0 +1,171 @@
+"""A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...credit.credit_config import CreditConfig
+from ...messages import Sample
+from ...names import AgentName
+from ..trainer_config import LossConfig
+from .importance_weights import correction_weights
+from .kl import kl_estimate
+from .loss import (
+    TokenLosses,
+    bounded_ratio,
+    clipped_loss,
+    clipped_sequence_loss,
+    clipped_weight_loss,
+    reinforce_loss,
+    summed,
+)
+from .transforms import Critic, WholeStep
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTokens:
+    """The completion tokens of one forward. All but ``lengths`` (``[R]`` int64) are ``[N]``; ``logprobs`` has the
+    gradient, ``engine_logprobs`` are those the tokens were drawn with, ``reference_logprobs`` are needed for a KL
+    in the loss alone."""
+
+    logprobs: Tensor
+    engine_logprobs: Tensor
+    advantages: Tensor
+    lengths: Tensor
+    reference_logprobs: Tensor | None = None
+
+
+def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dict[str, Tensor]]:
+    """The summed loss of a batch, to be divided by the step's ``loss.denominator``.
+
+    The surrogate's ratio is that of the policy to the proximal policy, which is the policy at the start of its step
+    (decoupled PPO, Hilton et al., arXiv 2110.00641, section 3). A sample is trained on once, so its value is 1 and only
+    its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. The difference of
+    the engine's policy from the proximal policy is the correction's weight.
+
+    Returns ``(loss, sums)``: ``loss`` is a scalar with a gradient; ``sums`` are scalars without one, the sums over
+    the tokens that become the figures of these names (``figures.py``), and ``advantage_squares``. Their names depend on
+    the config and on the presence of ``reference_logprobs`` alone, so that the ranks of a gang can add them up. Raises
+    ``ValueError`` if the KL's log-probabilities are missing.
+    """
+    proximal = batch.logprobs.detach()
+    weights, bounded = correction_weights(
+        proximal,
+        batch.engine_logprobs,
+        config.correction,
+        low=config.correction_low,
+        high=config.correction_high,
+    )
+    losses = _surrogate(config, batch, proximal)
+    values = losses.values * weights
+    if config.kl_in_loss:
+        if batch.reference_logprobs is None:
+            raise ValueError("a KL in the loss needs the reference policy's log-probabilities")
+        kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
+        values = values + config.kl_coefficient * kl
+    loss = summed(values, batch.lengths, config.aggregation)
+    return loss, _sums(batch, loss.detach(), losses.held_back | bounded)
+
+
+def _sums(batch: CompletionTokens, loss: Tensor, held_back: Tensor) -> dict[str, Tensor]:
+    logprobs, references = batch.logprobs.detach(), batch.reference_logprobs
+    advantages = batch.advantages.to(loss.dtype)
+    sums = {
+        "loss": loss,
+        "clip_fraction": held_back.sum().to(loss.dtype),
+        "ratio_deviation": (bounded_ratio(logprobs, batch.engine_logprobs) - 1.0).abs().sum(),
+        "entropy": -logprobs.sum(),
+        "advantage_mean": advantages.sum(),
+        "advantage_squares": advantages.square().sum(),
+    }
+    if references is not None:
+        sums["kl"] = kl_estimate(logprobs, references, "k3").sum()
+    return sums
+
+
+def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:
+    low, high = config.clip_low, config.clip_high
+    logprobs, advantages = batch.logprobs, batch.advantages
+    match config.row.surrogate:
+        case "clipped":
+            return clipped_loss(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
+        case "clipped_sequence":
+            return clipped_sequence_loss(
+                logprobs, old_logprobs, advantages, batch.lengths, clip_low=low, clip_high=high
+            )
+        case "clipped_weight":
+            return clipped_weight_loss(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
+        case "reinforce":
+            return reinforce_loss(logprobs, advantages)
+
+
+def critic_advantages(
+    config: LossConfig,
+    rewards: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    engine_logprobs: Tensor,
+    reference_logprobs: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """PPO's advantages and the critic's returns, ``[N]`` each, without gradient and in the dtype of ``values``.
+
+    ``rewards`` and ``lengths`` are ``[R]``, all others ``[N]``. ``values`` are the critic's at the step's begin: it
+    steps when the policy does. So a sample's advantages need that sample alone; they are not normalised over the step.
+    ``reference_logprobs`` are needed for a KL in the reward, which is between the engine's policy and the reference.
+    """
+    critic = next((transform for transform in config.transforms if isinstance(transform, Critic)), None)
+    if critic is None:
+        raise ValueError(f"{config.name} has no critic")
+    penalties = torch.zeros_like(values)
+    if config.penalises_rewards:
+        penalties = _penalties(config, engine_logprobs.to(values.dtype), reference_logprobs)
+    return critic.of_forward(rewards, penalties, values, lengths)
+
+
+def step_advantages(
+    config: LossConfig,
+    credit: Mapping[AgentName, CreditConfig],
+    samples: Sequence[Sample],
+    advantages: Iterable[float],
+    reference_logprobs: Sequence[Tensor] | None,
+) -> Tensor:
+    """The advantages of all completion tokens of a step, for a loss that doesn't stream: ``[N]`` float64.
+
+    ``samples`` (at least one) are those of the step, of all of the policy's agents; ``advantages`` are theirs
+    (``advantage_of_sample``); ``credit`` is by agent. ``reference_logprobs`` has ``[T]`` for each sample and is needed
+    for a KL in the reward alone. That KL is between the engine's policy, which drew the tokens, and the reference.
+    """
+    float64 = torch.float64
+    lengths = torch.tensor([len(sample.tokens) for sample in samples])
+    penalties = torch.zeros(int(lengths.sum()), dtype=float64)
+    if config.penalises_rewards:
+        references = None if reference_logprobs is None else torch.cat(list(reference_logprobs))
+        penalties = _penalties(config, _drawn(samples), references)
+    step = WholeStep(
+        samples, {agent: settings.grouping for agent, settings in credit.items()}, lengths, penalties
+    )
+    tokens = torch.tensor([*advantages], dtype=float64).repeat_interleave(lengths)
+    for transform in config.transforms:
+        tokens = transform.of_step(tokens, step)
+    return tokens
+
+
+def _penalties(config: LossConfig, engine_logprobs: Tensor, reference_logprobs: Tensor | None) -> Tensor:
+    """The KL in the rewards, by token, times its coefficient."""
+    if reference_logprobs is None:
+        raise ValueError("a KL in the reward needs the reference policy's log-probabilities")
+    return config.kl_coefficient * kl_estimate(engine_logprobs, reference_logprobs, config.kl_estimator)
+
+
+def step_kl(samples: Sequence[Sample], reference_logprobs: Sequence[Tensor]) -> float:
+    """The sum over the tokens of ``samples`` of the estimate ``k3`` of the KL between the engine's policy and the
+    reference, as in ``step_advantages``."""
+    return float(kl_estimate(_drawn(samples), torch.cat(list(reference_logprobs)), "k3").sum())
+
+
+def _drawn(samples: Sequence[Sample]) -> Tensor:
+    """The log-probabilities that the tokens were drawn with: ``[N]`` float64."""
+    drawn = [logprob for sample in samples for logprob in sample.logprobs]
+    return torch.tensor(drawn, dtype=torch.float64)

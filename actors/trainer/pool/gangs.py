@@ -1,0 +1,170 @@
+"""Gangs of the training pool: a policy's ranks, which hold slots together, and the decisions about them."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from ...errors import ProtocolViolation
+from ...names import PolicyName, SlotName
+
+_NEWEST_SHARE: Final = 0.2
+"""Weight of the newest measurement in a rolling mean."""
+
+Slots: TypeAlias = tuple[SlotName, ...]
+"""Slots of a gang; rank ``r`` is on the slot with index ``r``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """The policy is to compute on ``slots``: load its state, if no Prefetch has, and connect its ranks. Answered by
+    ``Allocator.bound``."""
+
+    policy: PolicyName
+    slots: Slots
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The bound policy is to begin its next computation. Answered by ``Allocator.ended``."""
+
+    policy: PolicyName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """The bound policy is to leave its slots; its state moves out. Answered by ``Allocator.suspended``.
+
+    If a slot has room for several states, a Bind of another policy on it may follow in the same answer. The owner may
+    let the two overlap, or carry them out one after the other.
+    """
+
+    policy: PolicyName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """The state of the policy is to be loaded on ``slots``, beside the state that computes there. Answered by
+    ``Allocator.prefetched``."""
+
+    policy: PolicyName
+    slots: Slots
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Memory of the policy on ``slots`` is to be freed, and no state moves out: it was prefetched only, or another of
+    the gang's slots was lost. Answered by ``Allocator.dropped``."""
+
+    policy: PolicyName
+    slots: Slots
+    reason: str
+
+
+Decision: TypeAlias = Bind | Run | Suspend | Prefetch | Drop
+
+
+class Phase(Enum):
+    """A gang's way: out, (prefetching, prefetched,) binding, bound, suspending, out. The value is shown to people."""
+
+    OUT = "out"
+    PREFETCHING = "prefetching"
+    PREFETCHED = "prefetched"
+    BINDING = "binding"
+    BOUND = "bound"
+    SUSPENDING = "suspending"
+    DROPPING = "dropping"
+
+
+_WAITING: Final = (Phase.OUT, Phase.PREFETCHING, Phase.PREFETCHED)
+
+
+@dataclass(slots=True)
+class GangSeconds:
+    """Seconds that a policy has spent, by what it did; each moment counts once.
+
+    ``computing``: a computation ran. ``idle``: bound, and no computation was ready. ``swapping``: being bound or
+    suspended. ``waiting``: a computation was ready, and the policy had no slots. ``out``: suspended without work.
+    """
+
+    computing: float = 0.0
+    idle: float = 0.0
+    swapping: float = 0.0
+    waiting: float = 0.0
+    out: float = 0.0
+
+
+@dataclass(slots=True)
+class Gang:
+    """The state of one policy in the pool.
+
+    ``ranks``: at most, ``fewest``: at least; while it has slots, it has as many ranks as slots.
+    ``ready``: computations that may run and don't yet. ``runs``: begun since the gang was bound last.
+    ``waiting_since``: a computation is ready since then, and the gang has no slots. ``passed``: computations of others
+    that began meanwhile. ``keeps_others_out``: no other gang may compute on its slots.
+    """
+
+    policy: PolicyName
+    ranks: int
+    fewest: int
+    phase: Phase = Phase.OUT
+    slots: Slots = ()
+    keeps_others_out: bool = False
+    was_prefetched: bool = False
+    ready: int = 0
+    computing: bool = False
+    runs: int = 0
+    waiting_since: float | None = None
+    passed: int = 0
+    seconds: GangSeconds = field(default_factory=GangSeconds)
+    began: float = 0.0
+    """The time at which the phase began; of a computing gang, the computation."""
+    compute_s: float | None = None
+    load_s: float | None = None
+    save_s: float | None = None
+    computed_s: float = 0.0
+    """Seconds of computing since it was bound last."""
+
+    @property
+    def waits(self) -> bool:
+        """Work is ready, and the gang may be given slots."""
+        return self.ready > 0 and self.phase in _WAITING
+
+    @property
+    def is_at_boundary(self) -> bool:
+        """Bound, between two computations."""
+        return self.phase is Phase.BOUND and not self.computing
+
+    @property
+    def starves(self) -> bool:
+        return self.is_at_boundary and not self.ready
+
+    def require(self, event: str, *phases: Phase, computing: bool = False) -> None:
+        """Raises ProtocolViolation if ``event`` can't happen now."""
+        if self.phase not in phases or self.computing != computing:
+            now = "computing" if self.computing else self.phase.value
+            raise ProtocolViolation(f"policy {self.policy} was reported {event}, but it is {now}")
+
+    def enter(self, phase: Phase, now: float, slots: Slots = ()) -> None:
+        self.phase, self.slots, self.began = phase, slots, now
+        self.keeps_others_out = phase in (Phase.BINDING, Phase.BOUND)
+
+    def pass_time(self, seconds: float) -> None:
+        """Counts ``seconds`` in which nothing has changed."""
+        if self.computing:
+            self.seconds.computing += seconds
+        elif self.phase is Phase.BOUND:
+            self.seconds.idle += seconds
+        elif self.phase not in _WAITING:
+            self.seconds.swapping += seconds
+        elif self.ready:
+            self.seconds.waiting += seconds
+        else:
+            self.seconds.out += seconds
+
+
+def rolling_mean(old: float | None, value: float) -> float:
+    return value if old is None else old + _NEWEST_SHARE * (value - old)

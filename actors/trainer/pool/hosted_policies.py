@@ -1,0 +1,209 @@
+"""The policies that one process computes with: their backends, tokenizers and supervised examples.
+
+A trainer without a pool has all policies here for ever; a slot of a pool has those that are bound to it. Both compute
+by the same methods: a coroutine here is one computation, with the name that a standstill shows. ``build``, ``host`` and
+``release`` are functions to be called within ``compute``, as their callers move states in between.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ....core.collector import importing
+from ....core.system import ActorSystem
+from ....core.waits import Wait
+from ....transport.handle import TensorSpec
+from ...columns.store_client import ExperienceReader, far_reader, segment_directories
+from ...messages import GangPlace, MicroBatchTrained, Sample, StepStats
+from ...names import AgentName, PolicyName, Step
+from ...recipe.recipe import Recipe
+from ..backends.backend_config import SimulatedTrainerConfig
+from ..backends.backend_factory import BackendFactory
+from ..backends.policy_backend import PolicyBackend
+from ..trainer_setup import TrainerSetup
+from .computations import Computations
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..backends.torch_policy.gang_rank import GangRank
+
+T = TypeVar("T")
+
+_NO_GANG: Final = GangPlace(0, 1, "")
+
+
+class HostedPolicies:
+    def __init__(self, setup: TrainerSetup) -> None:
+        """Raises RecipeError if the recipe can't be loaded."""
+        self._factory = factory_of(setup)
+        self._setup = setup
+        self._recipe = Recipe(setup.recipe)
+        self._computations = Computations(self._factory, setup.compute_timeout_s, self._recipe.folder)
+        self._hosted: dict[PolicyName, PolicyBackend] = {}
+        self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
+        self._gangs: dict[PolicyName, ExitStack] = {}
+
+    def __contains__(self, policy: PolicyName) -> bool:
+        return policy in self._hosted
+
+    def __getitem__(self, policy: PolicyName) -> PolicyBackend:
+        return self._hosted[policy]
+
+    def build(self, policy: PolicyName, place: GangPlace = _NO_GANG) -> PolicyBackend:
+        """The policy as it begins the run. Raises CheckpointIncomplete, CheckpointMismatch."""
+        setup = self._setup.policies[policy]
+        backend = self._factory.build(policy, setup, self._joined(policy, place))
+        self._tokenizers[policy] = self._factory.tokenizer(setup)
+        if self._setup.resume_from is not None:
+            backend.load(self._setup.resume_from / policy)
+        elif setup.init_from is not None:
+            backend.start_from(setup.init_from)
+        self._hosted[policy] = backend
+        return backend
+
+    def memory(self, policy: PolicyName, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
+        """See ``BackendFactory.memory``."""
+        return self._factory.memory(self._setup.policies[policy], tensors)
+
+    def host(
+        self, policy: PolicyName, place: GangPlace = _NO_GANG, memory: dict[str, Any] | None = None
+    ) -> PolicyBackend:
+        """The policy, to have a state loaded before anything else. ``memory``: see ``BackendFactory.host``."""
+        setup = self._setup.policies[policy]
+        gang = self._joined(policy, place)
+        backend = self._hosted[policy] = self._factory.host(policy, setup, gang, memory)
+        if policy not in self._tokenizers:
+            self._tokenizers[policy] = self._factory.tokenizer(setup)
+        return backend
+
+    def _joined(self, policy: PolicyName, place: GangPlace) -> "GangRank | None":
+        """This process in the policy's gang, until the policy is released."""
+        if place.size == 1:
+            return None
+        gang = self._factory.joined(self._setup.policies[policy], place.rank, place.size, Path(place.meeting))
+        self._gangs[policy] = ExitStack()
+        return self._gangs[policy].enter_context(gang)
+
+    def release(self, policy: PolicyName) -> None:
+        """Hosts the policy no more, also if ``build`` or ``host`` has failed."""
+        if (backend := self._hosted.pop(policy, None)) is not None:
+            self._factory.release(backend)
+            del backend
+        if (gang := self._gangs.pop(policy, None)) is not None:
+            gang.close()
+
+    # ------------------------------------------------------------------ computations
+
+    async def compute(self, name: str, function: Callable[[], T]) -> T:
+        """See ``Computations.run``."""
+        return await self._computations.run(name, function)
+
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        """See ``TrainerApi.sft``."""
+        name = f"supervised batches {first_batch} to {first_batch + count - 1} of {policy}"
+        return await self.compute(name, lambda: self._take_sft_steps(policy, first_batch, count))
+
+    def _take_sft_steps(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        setup, tokenizer = self._setup.policies[policy], self._tokenizers[policy]
+        loss = 0.0
+        for batch in range(first_batch, first_batch + count):
+            shares = sft_shares(tuple(setup.credit), setup.sft.batch_size, batch)
+            examples = [
+                example for agent, size in shares.items() for example in self._recipe.sft(agent, batch, size)
+            ]
+            loss = self._hosted[policy].sft(
+                [
+                    (
+                        tuple(tokenizer(prompt).input_ids),
+                        (*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id),
+                    )
+                    for prompt, completion in examples
+                ]
+            )
+        return loss
+
+    async def end_sft(self, policy: PolicyName, read: Callable[[PolicyBackend], T]) -> T:
+        """See ``PolicyBackend.sft_done``. ``read``: see ``optimizer_step``."""
+
+        def end() -> T:
+            self._hosted[policy].sft_done()
+            return read(self._hosted[policy])
+
+        return await self.compute(f"the weights of {policy}", end)
+
+    async def accumulate(self, policy: PolicyName, samples: Sequence[Sample]) -> MicroBatchTrained:
+        """See ``PolicyBackend.accumulate``."""
+        name = f"a micro-batch of {policy}, {len(samples)} samples"
+        stats = await self.compute(name, lambda: self._hosted[policy].accumulate(samples))
+        versions = Counter(sample.policy_version for sample in samples)
+        return MicroBatchTrained(
+            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
+        )
+
+    async def optimizer_step(
+        self, policy: PolicyName, step: Step, read: Callable[[PolicyBackend], T]
+    ) -> tuple[StepStats, T]:
+        """Step ``step`` of the run, from 1: see ``PolicyBackend.optimizer_step``.
+
+        ``read``: reads from the backend in the same computation. A later one may change the policy, or release it,
+        before the caller of this one continues.
+        """
+
+        def take_step() -> tuple[StepStats, T]:
+            stats = self._hosted[policy].optimizer_step(step - 1)
+            return stats, read(self._hosted[policy])
+
+        return await self.compute(f"the optimizer step {step} of {policy}", take_step)
+
+    async def save(self, policy: PolicyName, folder: Path) -> None:
+        """See ``PolicyBackend.save``."""
+        name = f"saving {policy} in {folder}"
+        await self.compute(name, lambda: self._hosted[policy].save(folder, self._tokenizers[policy]))
+
+    def waits(self) -> list[Wait]:
+        """See ``Actor.waits``: the computation under way."""
+        return self._computations.waits()
+
+    def progress(self) -> int:
+        """See ``Actor.progress``: the computations that have ended."""
+        return self._computations.ended
+
+    def close(self) -> None:
+        """Forgets the computations that have not begun. Does not wait for the one under way."""
+        self._factory.close()
+
+
+def reader_of(setup: TrainerSetup, system: ActorSystem) -> ExperienceReader:
+    """A reader of the rows that the setup's store leases, wherever they lie. ``system``: the reading actor's."""
+    segments = segment_directories(system.directory, setup.store_dir)
+    return ExperienceReader(setup.store, segments, far_reader(system, encrypted=setup.encrypted))
+
+
+def factory_of(setup: TrainerSetup) -> BackendFactory:
+    """The backends of the kind that the setup's policies, all of one kind, name."""
+    # Imported here, so that a simulated trainer does not import transformers: that takes seconds.
+    if all(isinstance(policy.trainer, SimulatedTrainerConfig) for policy in setup.policies.values()):
+        from ..backends.simulated_factory import SimulatedFactory
+
+        return SimulatedFactory(setup.recipe.seed)
+    with importing():
+        from ..backends.torch_policy.torch_factory import TorchFactory
+
+    return TorchFactory(setup.recipe.seed, setup.total_steps)
+
+
+def sft_shares(agents: Sequence[AgentName], size: int, batch: int) -> dict[AgentName, int]:
+    """Examples of each agent in a supervised batch of ``size``: equal shares, agents without an example left out.
+
+    Examples that are left over go to one agent each, to others in the next batch, so that over the batches all agents
+    have as many.
+    """
+    share, left_over = divmod(size, len(agents))
+    first = batch * left_over
+    counts = {
+        agent: share + ((number - first) % len(agents) < left_over) for number, agent in enumerate(agents)
+    }
+    return {agent: count for agent, count in counts.items() if count}

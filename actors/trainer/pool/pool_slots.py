@@ -1,0 +1,212 @@
+"""The slot workers of a shared pool as their facade sees them: their lives, and calls to gangs of them.
+
+A worker is lost when its ``enlist`` stream ends or a call to it fails. From then on calls to that life fail here,
+before they are sent; the supervisor kills its process, so that nothing writes to the host's memory any more; and then
+the listener is notified.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from ....core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_of
+from ....core.ref import ActorRef
+from ....core.supervision.system_api import FOR_EVER
+from ....core.telemetry import get_logger
+from ...errors import UnequalSlots, WorkerReplaced
+from ...messages import WORK_TIMEOUT_S, GangPlace, SlotApi, SlotLife
+from ...names import SlotName
+from ..trainer_setup import SharedPoolSetup
+from .gangs import Slots
+
+T = TypeVar("T")
+SlotCall = Callable[[SlotApi, str, int], Awaitable[T]]
+"""Calls a slot worker, given the life that is meant and the gang's rank there."""
+
+log = get_logger(__name__)
+
+# A worker that can't be reached is being started.
+_RETRY_S: Final = 0.1
+
+
+class SlotLost(Exception):
+    """A call to one life of a slot worker failed, and no later call to it can succeed.
+
+    ``is_reported``: the worker reported its end; its supervisor decides by the error, and has nothing to kill.
+    """
+
+    def __init__(self, slot: SlotName, life: str, error: FlexmarlError | str) -> None:
+        reason = error if isinstance(error, str) else _reason(error)
+        super().__init__(slot, life, reason)
+        self.slot, self.life, self.reason = slot, life, reason
+        self.is_reported = isinstance(error, ActorDead) and error.reported
+
+
+@dataclass(eq=False, slots=True)
+class HostedGang:
+    """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
+
+    ``is_torn``: it is the rest of a gang that has lost a slot. ``is_prefetched``: its state is there, and its processes
+    have not met. ``is_loaded``: it can compute. ``has_computed``: its state is not the one in the host's memory any
+    more. ``remaining``: number of slots that are not lost.
+    """
+
+    slots: Slots
+    lives: tuple[str, ...]
+    places: tuple[GangPlace, ...]
+    is_torn: bool = False
+    is_prefetched: bool = False
+    is_loaded: bool = False
+    has_computed: bool = False
+    remaining: int = 0
+
+
+class SlotListener(Protocol):
+    """The pool, as its slots see it."""
+
+    def slot_joined(self, slot: SlotName) -> None:
+        """A life of a worker begins, at the start or after a loss."""
+
+    def slot_lost(self, slot: SlotName, reason: str) -> None:
+        """A worker's process is dead."""
+
+
+class PoolSlots:
+    def __init__(
+        self,
+        pool: SharedPoolSetup,
+        listener: SlotListener,
+        background: Callable[[Coroutine[Any, Any, None], str], None],
+        watch: Callable[[ActorRef[Any]], None],
+    ) -> None:
+        """``background`` and ``watch``: as of ``Actor``."""
+        self._bindings = 0
+        self._refs = {SlotName(ref.name): ref for ref in pool.slots}
+        self._supervisor = pool.supervisor
+        self._listener, self._background, self._watch = listener, background, watch
+        self._lives: dict[SlotName, SlotLife] = {}
+        self._versions: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._stopped: set[SlotName] = set()
+        self._losing = {slot: asyncio.Lock() for slot in self._refs}
+        self._joined = asyncio.Event()
+        self._all_joined = False
+
+    async def start(self) -> list[SlotName]:
+        """The slots, when every worker lives. Later lives are reported to the listener."""
+        for ref in self._refs.values():
+            self._background(self._tend(ref), f"slot {ref.name}")
+        while len(self._lives) < len(self._refs):
+            self._joined.clear()
+            await self._joined.wait()
+        self._all_joined = True
+        return [*self._refs]
+
+    def gang(self, slots: Slots, *, is_torn: bool = False) -> HostedGang:
+        """A new binding of a policy, or the rest of a torn one."""
+        self._bindings += 1
+        meeting, size = f"gang-{self._bindings}", len(slots)
+        places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
+        lives = tuple(self._life_of(slot) for slot in slots)
+        return HostedGang(slots, lives, places, is_torn, remaining=size)
+
+    async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
+        """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
+        ``timeout_s``, and the errors of the call."""
+        ends = await self._ends(gang, call, timeout_s)
+        errors = [end for end in ends if isinstance(end, BaseException)]
+        # The other ranks of a gang fail too when one of them is lost.
+        for error in sorted(errors, key=lambda error: not isinstance(error, SlotLost)):
+            raise error
+        return [end for end in ends if not isinstance(end, BaseException)]
+
+    async def at_those_left(self, gang: HostedGang, call: SlotCall[Any], timeout_s: float) -> None:
+        """The same for slots that may be lost: those that don't answer are, when this returns."""
+        for end in await self._ends(gang, call, timeout_s):
+            if isinstance(end, SlotLost):
+                await self.lose(end)
+            elif isinstance(end, BaseException):
+                raise end
+
+    async def _ends(self, gang: HostedGang, call: SlotCall[T], timeout_s: float) -> list[T | BaseException]:
+        members = enumerate(zip(gang.slots, gang.lives, strict=True))
+        return await asyncio.gather(
+            *(self._call(slot, life, rank, call, timeout_s) for rank, (slot, life) in members),
+            return_exceptions=True,
+        )
+
+    async def _call(self, slot: SlotName, life: str, rank: int, call: SlotCall[T], timeout_s: float) -> T:
+        if self._life_of(slot) != life or not life:
+            raise SlotLost(slot, life, "it was lost")
+        try:
+            return await call(self._refs[slot].within(timeout_s), life, rank)
+        except (ActorDead, CallTimeout, WorkerReplaced) as error:
+            raise SlotLost(slot, life, error) from error
+
+    def _life_of(self, slot: SlotName) -> str:
+        """Empty if the worker was lost."""
+        life = self._lives.get(slot)
+        return "" if life is None else life.life
+
+    # ------------------------------------------------------------------ lives
+
+    async def _tend(self, ref: ActorRef[SlotApi]) -> None:
+        """Takes in one life of a worker after the other. Raises UnequalSlots."""
+        slot = SlotName(ref.name)
+        while True:
+            life: SlotLife | None = None
+            end: FlexmarlError | str = "it ended"
+            try:
+                async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
+                    async for life in lives:
+                        async with self._losing[slot]:  # the listener is notified of the loss before
+                            self._register(slot, life)
+            except FlexmarlError as error:
+                if not is_loss(error):
+                    raise
+                end = error
+            if slot in self._stopped:
+                return
+            if life is not None:
+                await self.lose(SlotLost(slot, life.life, end))
+            await asyncio.sleep(_RETRY_S)
+
+    def _register(self, slot: SlotName, life: SlotLife) -> None:
+        if life.life in self._ended:  # given up, and not killed yet
+            return
+        self._versions[slot] = life.torch
+        if len(set(self._versions.values())) > 1:
+            raise UnequalSlots(self._versions)
+        self._lives[slot] = life
+        self._watch(self._refs[slot])
+        self._joined.set()
+        if self._all_joined:
+            self._listener.slot_joined(slot)
+
+    def stopped(self, name: str) -> None:
+        """A worker is stopped in good order: the run ends, and it is not missed."""
+        self._stopped.add(SlotName(name))
+
+    async def lose(self, lost: SlotLost) -> None:
+        """See the module's text; returns when all is done. Does nothing if the worker is stopped in good order."""
+        slot = lost.slot
+        if slot in self._stopped:
+            return
+        # This loss is known already, but its process may still be about to be killed.
+        if self._life_of(slot) != lost.life or not lost.life:
+            async with self._losing[slot]:
+                return
+        incarnation = self._lives.pop(slot).incarnation
+        self._ended.add(lost.life)
+        async with self._losing[slot]:
+            log.warning("slot worker lost", name=slot, incarnation=incarnation, reason=lost.reason)
+            if not lost.is_reported:
+                await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, incarnation, lost.reason)
+            if self._all_joined:
+                self._listener.slot_lost(slot, lost.reason)
+
+
+def _reason(error: FlexmarlError) -> str:
+    return error.reason if isinstance(error, ActorDead) else text_of(error)

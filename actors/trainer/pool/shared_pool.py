@@ -1,0 +1,305 @@
+"""The trainer's side of a pool of slot workers: carries out the decisions of ``allocate.py``.
+
+    decision    calls at each of the gang's slots             then reports to the allocator
+    Bind        build, or resume unless it was prefetched          bound
+    Run         the policy's next computation, then set_base       ended
+                if it has changed the base part
+    Suspend     suspend                                            suspended
+    Prefetch    resume, or prefetch if there are several ranks     prefetched
+    Drop        drop                                               dropped
+
+Each decision is carried out by a task of its own. When a slot worker was lost, and its process is dead
+(``pool_slots.py``), a policy that has computed there since its state was whole returns to its base part, and the
+micro-batches of its step wait again, in their order; their leases stand. The allocator binds it to other slots, or to
+the same when its next life has enlisted. So a policy's state is whole at any moment, and each of its samples counts
+once.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ....core.errors import FlexmarlError
+from ....core.ref import ActorRef
+from ....core.system import ActorSystem
+from ....core.task_groups import first_error
+from ....core.telemetry import get_logger
+from ....core.waits import Wait
+from ....transport.remote.bulk import Bulk
+from ....transport.state import StateTransport
+from ...figures import Numbers
+from ...messages import LeasedBatch, MicroBatchTrained, Published, StepStats
+from ...names import PolicyName, SlotName, Step, Version
+from ...run_events import SlotLost
+from ..trainer_setup import SharedPoolSetup, TrainerSetup
+from .allocate import Allocator
+from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
+from .policy_work import Computation, PolicyWork
+from .pool_slots import HostedGang, PoolSlots, SlotCall
+from .pool_slots import SlotLost as LostCall
+from .state_moves import StateMoves
+from .training_pool import TrainingPool
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class SharedPool(TrainingPool):
+    """See ``TrainingPool``. ``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``."""
+
+    def __init__(
+        self,
+        setup: TrainerSetup,
+        pool: SharedPoolSetup,
+        system: ActorSystem,
+        background: Callable[[Coroutine[Any, Any, None], str], None],
+        watch: Callable[[ActorRef[Any]], None],
+    ) -> None:
+        self._policies = list(setup.policies)
+        self._ranks = {name: policy.trainer.ranks for name, policy in setup.policies.items()}
+        self._fewest_ranks = {name: policy.trainer.fewest_ranks for name, policy in setup.policies.items()}
+        self._pool = pool
+        self._clock = system.clock
+        self._background = background
+        self._transport = StateTransport(system.directory, bulk=Bulk.of(system, encrypted=setup.encrypted))
+        self._slots = PoolSlots(pool, self, background, watch)
+        self._moves = StateMoves(
+            pool, self._transport, self._slots, self._fewest_ranks, self._hosts, system.clock
+        )
+        self._memory = self._moves.memory
+        self._allocator: Allocator | None = None
+        self._gangs: dict[PolicyName, HostedGang] = {}
+        self._work = {policy: PolicyWork(system.clock) for policy in setup.policies}
+
+    # ------------------------------------------------------------------ TrainingPool
+
+    async def start(self) -> None:
+        await self._transport.__aenter__()
+        self._background(self._moves.send_news(), "events")
+        self._moves.clear_disk()
+        self._allocator = Allocator(
+            await self._slots.start(), self._ranks, self._pool.config, self._fewest_ranks
+        )
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for policy in self._policies:
+                    group.create_task(self.bind(policy))
+
+    async def bind(self, policy: PolicyName) -> None:
+        """Has the policy bound, after all its earlier computations; it is built if it is the first time."""
+
+        async def run(_gang: HostedGang) -> None:
+            """Nothing is computed."""
+
+        await self._compute(policy, Computation("bind", run))
+
+    async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
+        async def run(gang: HostedGang) -> float:
+            return await self._first(gang, lambda slot, life, _: slot.sft(life, policy, first_batch, count))
+
+        loss: float = await self._compute(policy, Computation("sft", run, changes_base=True))
+        return loss
+
+    async def end_sft(self, policy: PolicyName) -> None:
+        async def run(gang: HostedGang) -> None:
+            await self._slots.at(gang, lambda slot, life, _: slot.end_sft(life, policy))
+
+        await self._compute(policy, Computation("end_sft", run, changes_base=True))
+
+    async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+        async def run(gang: HostedGang) -> MicroBatchTrained:
+            return await self._first(gang, lambda slot, life, _: slot.accumulate(life, policy, leased))
+
+        computation = Computation("accumulate", run, repeated=True)
+        trained: MicroBatchTrained = await self._compute(policy, computation)
+        return trained
+
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
+        async def run(gang: HostedGang) -> tuple[StepStats, Version]:
+            stepped = await self._first(gang, lambda slot, life, _: slot.optimizer_step(life, policy, step))
+            return stepped.stats, Version(stepped.version)
+
+        computation = Computation("optimizer_step", run, changes_base=True)
+        stepped: tuple[StepStats, Version] = await self._compute(policy, computation)
+        return stepped
+
+    async def publish(self, policy: PolicyName) -> Published:
+        states = self._memory.states(policy)
+        assert states is not None, "start has set the first"
+        handle = states[0].base.weights
+        return Published(policy, Version(handle.version), handle)
+
+    async def save(self, policy: PolicyName, folder: Path) -> None:
+        async def run(gang: HostedGang) -> None:
+            await self._slots.at(gang, lambda slot, life, _: slot.save(life, policy, str(folder)))
+
+        await self._compute(policy, Computation("save", run))
+
+    @property
+    def transport(self) -> StateTransport:
+        return self._transport
+
+    def rows_committed(self, policy: PolicyName) -> None:
+        """The slot workers notice it themselves."""
+
+    def actor_stopped(self, name: str) -> None:
+        self._slots.stopped(name)
+
+    async def close(self) -> None:
+        await self._transport.close()
+        self._moves.clear_disk()
+
+    def figures(self, policy: PolicyName) -> Numbers:
+        return self._moves.records[policy].take(self._decider.seconds(policy))
+
+    def waits(self) -> list[Wait]:
+        """The computations under way, and policies that wait for slots."""
+        now = self._clock()
+        waits = []
+        for policy, work in self._work.items():
+            if work.running is not None and (gang := self._gangs.get(policy)) is not None:
+                what = f"{work.running.name} of {policy} on {', '.join(gang.slots)}"
+                waits.append(Wait(what, now - work.since, actor=gang.slots[0]))
+            elif work.is_waiting:
+                waits.append(Wait(f"slots for {policy}", now - work.since, actor="slots"))
+        return waits
+
+    def progress(self) -> int:
+        return sum(work.ended for work in self._work.values())
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``."""
+        return self._transport.statistics().numbers()
+
+    async def _first(self, gang: HostedGang, call: SlotCall[T]) -> T:
+        """The first rank's result of a call at all ranks: those of the others are the same."""
+        return (await self._slots.at(gang, call))[0]
+
+    async def _compute(self, policy: PolicyName, computation: Computation) -> Any:
+        """The result of ``computation``, after all earlier ones of the policy."""
+        self._work[policy].add(computation)
+        self._event(lambda now: self._decider.ready(policy, now))
+        return await computation.done
+
+    # ------------------------------------------------------------------ decisions
+
+    @property
+    def _decider(self) -> Allocator:
+        assert self._allocator is not None, "computations come after the start"
+        return self._allocator
+
+    def _event(self, report: Callable[[float], Iterable[Decision]]) -> None:
+        """Reports an event to the allocator, and begins to carry out its decisions."""
+        for decision in report(self._clock()):
+            policy, kind = decision.policy, type(decision).__name__
+            log.debug("pool", decision=kind, policy=policy, reason=decision.reason)
+            gang = self._gang_for(decision)
+            if isinstance(decision, Run):
+                gang.has_computed = True
+                work = self._run(policy, gang, self._work[policy].begin())
+            else:
+                work = self._move(decision, gang)
+            self._background(self._unless_lost(work), f"{kind} {policy}")
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except LostCall as lost:
+            await self._slots.lose(lost)
+
+    def _gang_for(self, decision: Decision) -> HostedGang:
+        gang = self._gangs.get(decision.policy)
+        if gang is None:
+            assert isinstance(decision, Bind | Prefetch | Drop), "the others are of a policy that is bound"
+            is_torn = isinstance(decision, Drop)
+            gang = self._gangs[decision.policy] = self._slots.gang(decision.slots, is_torn=is_torn)
+            self._memory.is_in(decision.policy)
+        return gang
+
+    def _hosts(self, policy: PolicyName, gang: HostedGang) -> bool:
+        """None of the gang's slots was lost."""
+        return self._gangs.get(policy) is gang
+
+    async def _move(self, decision: Decision, gang: HostedGang) -> None:
+        """Carries out a decision other than Run."""
+        policy, allocator = decision.policy, self._decider
+        try:
+            match decision:
+                case Bind():
+                    await self._moves.load(policy, gang, decision.reason)
+                    report = allocator.bound
+                case Prefetch():
+                    await self._moves.prefetch(policy, gang, decision.reason)
+                    report = allocator.prefetched
+                case Suspend():
+                    await self._moves.suspend(policy, gang, decision.reason)
+                    report = allocator.suspended
+                case _:
+                    await self._moves.drop(policy, gang)
+                    report = allocator.dropped
+            error = None
+        except FlexmarlError as raised:
+            error = raised
+        if not self._hosts(policy, gang):
+            return  # one of its slots was lost meanwhile
+        if error is not None:
+            self._work[policy].fail(error)  # the policy has no state on any slot: the run can't continue
+            return
+        if isinstance(decision, Suspend | Drop):
+            del self._gangs[policy]
+        self._event(partial(report, policy))
+        if isinstance(decision, Suspend | Drop) and policy not in self._gangs:
+            await self._memory.is_out(policy)
+
+    async def _run(self, policy: PolicyName, gang: HostedGang, computation: Computation) -> None:
+        work = self._work[policy]
+        try:
+            result = await computation.run(gang)
+            if computation.changes_base:
+                await self._moves.set_base(policy, gang)
+            error = None
+        except FlexmarlError as raised:
+            result, error = None, raised
+        if not self._hosts(policy, gang):
+            return  # one of its slots was lost meanwhile, and the computation waits again
+        if error is not None:
+            if computation.done.done():  # it was trained before its slot was lost: the step can't be repeated
+                work.fail(error)
+                return
+            computation.fail(error)
+        work.end()
+        computation.succeed(result)
+        self._event(partial(self._decider.ended, policy, is_typical=computation.repeated))
+
+    # ------------------------------------------------------------------ pool_slots.SlotListener
+
+    def slot_joined(self, slot: SlotName) -> None:
+        self._event(partial(self._decider.slot_joined, slot))
+
+    def slot_lost(self, slot: SlotName, reason: str) -> None:
+        gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.slots}
+        for gang in gangs.values():
+            gang.remaining -= 1
+        lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.remaining)]
+        again = {policy: self._fall_back(policy) for policy in lost}
+        repeated = {
+            policy: sum(computation.repeated for computation in computations)
+            for policy, computations in again.items()
+        }
+        self._moves.report(SlotLost(slot, reason, ", ".join(lost), sum(repeated.values())))
+        self._event(partial(self._decider.slot_lost, slot))
+        for policy, computations in again.items():
+            self._moves.records[policy].repeated += repeated[policy]
+            for _ in computations:
+                self._event(partial(self._decider.ready, policy))
+
+    def _fall_back(self, policy: PolicyName) -> list[Computation]:
+        """The policy has lost a slot; returns the computations that wait again."""
+        gang = self._gangs.pop(policy)
+        if not gang.has_computed:
+            return []
+        for rank in self._memory[policy]:
+            rank.step_was_lost()
+        return self._work[policy].lose()

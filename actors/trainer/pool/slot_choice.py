@@ -1,0 +1,232 @@
+"""The choice of slots for the policies that wait, by the three rules of ``allocate.py``. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...config_base import Config, Count, NonNegative
+from ...names import PolicyName, SlotName
+from .expected_seconds import ExpectedSeconds
+from .gangs import Gang, Phase, Slots
+
+
+class AllocatorConfig(Config):
+    """The rules by which policies share the slots of the training pool.
+
+    ``states_per_slot``: training states for which a slot has memory; with one, nothing is prefetched. ``patience``:
+    computations per slot that may begin while a policy waits. ``margin``: share of the remaining time that a policy's
+    work may be short of, to be critical. ``hysteresis``: a policy that has work computes for so many times the cost of
+    a swap before a critical one takes its slots; and one on fewer slots than its ranks loses so much time before it
+    moves to more.
+    """
+
+    states_per_slot: Count = 2
+    patience: Count = 16
+    margin: NonNegative = 0.05
+    hysteresis: NonNegative = 2.0
+
+
+class Occupancy:
+    """Policies by slot. ``slots`` and ``gangs`` are the allocator's own, as they are at each call."""
+
+    def __init__(
+        self, slots: Sequence[SlotName], gangs: Mapping[PolicyName, Gang], states_per_slot: int
+    ) -> None:
+        self._slots, self._gangs, self._room = slots, gangs, states_per_slot
+
+    def holder(self, slot: SlotName) -> Gang | None:
+        """The gang that keeps others from computing on ``slot``."""
+        return next((g for g in self._gangs.values() if g.keeps_others_out and slot in g.slots), None)
+
+    def states_on(self, slot: SlotName) -> int:
+        return sum(slot in gang.slots for gang in self._gangs.values())
+
+    def has_room(self, slot: SlotName) -> bool:
+        """One more state has room on ``slot``."""
+        return self.states_on(slot) < self._room
+
+    def will_have_room_beside(self, slot: SlotName) -> bool:
+        """A state may wait on ``slot`` once those that leave have left, beside the one that computes."""
+        waiting = sum(slot in gang.slots for gang in self._gangs.values() if gang.waits)
+        return waiting < self._room - 1
+
+    def has_room_beside(self, slot: SlotName) -> bool:
+        """A state may be prefetched on ``slot``, and the gang that is bound there next has room for its own."""
+        return self.has_room(slot) and self.will_have_room_beside(slot)
+
+    def earliest_free(self, count: int, expected: ExpectedSeconds, now: float) -> Slots:
+        """Finds slots with room for a state that waits: those whose gangs are expected to be without work first."""
+
+        def free_s(slot: SlotName) -> float:
+            holder = self.holder(slot)
+            return 0.0 if holder is None else expected.work_left(holder, now)
+
+        first = sorted(filter(self.has_room_beside, self._slots), key=free_s)[:count]
+        return tuple(slot for slot in self._slots if slot in first)
+
+
+@dataclass(slots=True)
+class SlotChoice:
+    """The slots that waiting gangs are to get, after one event.
+
+    ``waiting``: the gangs that wait, the most urgent first. ``occupied``: slots that one of them gets. ``leaving``:
+    gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
+    with the reason. ``grows``: a gang that leaves its slots for more, with the reason.
+    """
+
+    config: AllocatorConfig
+    slots: Sequence[SlotName]
+    gangs: Mapping[PolicyName, Gang]
+    occupancy: Occupancy
+    expected: ExpectedSeconds
+    now: float
+    critical_s: float = 0.0
+    """Work of this many seconds determines the end of the step."""
+    waiting: list[Gang] = field(default_factory=list)
+    occupied: set[SlotName] = field(default_factory=set)
+    leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
+    targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
+    grows: tuple[Gang, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.critical_s = (1 - self.config.margin) * self.expected.step_end(len(self.slots))
+        self.waiting = sorted((gang for gang in self.gangs.values() if gang.waits), key=self._urgency)
+        for gang in self.waiting:
+            self._choose(gang)
+        if not self.waiting:
+            growing = ((gang, why) for gang in self.gangs.values() if (why := self._reason_to_grow(gang)))
+            self.grows = next(growing, None)
+
+    def claim(self, gang: Gang) -> str:
+        """The reason for which a waiting ``gang`` gets slots, in words."""
+        assert gang.waiting_since is not None
+        text = f"{gang.policy} has waited {self.now - gang.waiting_since:.3g} s with {gang.ready} ready"
+        if self._is_due(gang):
+            return f"{text} while {gang.passed} computations of others began"
+        if self._is_critical(gang):
+            return f"{text}, and its work ({self.expected.work(gang):.3g} s) determines the end of the step"
+        return text
+
+    def _urgency(self, gang: Gang) -> tuple[object, ...]:
+        """Sorts the most urgent first."""
+        assert gang.waiting_since is not None
+        if self._is_due(gang):
+            return (0, gang.waiting_since)
+        return (1 if self._is_critical(gang) else 2, -self.expected.work(gang), gang.waiting_since)
+
+    def _is_due(self, gang: Gang) -> bool:
+        return gang.passed >= self.config.patience * len(self.slots)
+
+    def _is_critical(self, gang: Gang) -> bool:
+        return self.expected.work(gang) + self.expected.load(gang) >= self.critical_s
+
+    def _choose(self, gang: Gang) -> None:
+        """Gives ``gang`` a target, if it may have one: free slots, else those of gangs that have to leave for it."""
+        if gang.fewest > len(self.slots):
+            return  # until slots join
+        # While its state is loaded, no other slots; then those first, and those from which no state must leave.
+        allowed = gang.slots if gang.phase is Phase.PREFETCHING else self.slots
+        free = [slot for slot in allowed if slot not in self.occupied and self._opens(slot)]
+        free.sort(key=lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot)))
+        count = self._ranks_now(gang, allowed)
+        target, reason = free[:count], "its slots are free"
+        if len(target) < count:
+            victims = self._victims(gang, allowed, count - len(target))
+            if not victims and not self._is_due(gang):
+                return
+            for victim, why in victims:
+                self.leaving[victim.policy] = (gang, f"{why}; {self.claim(gang)}")
+                target += [slot for slot in victim.slots if slot in allowed]
+                reason = f"{victim.policy} leaves"
+            target = target[:count]  # of a gang that is due, perhaps not all: the rest follows
+        self.occupied.update(target)
+        if len(target) == count:
+            in_order = tuple(slot for slot in self.slots if slot in target)
+            self.targets[gang.policy] = (in_order, f"{self.claim(gang)}; {reason}")
+
+    def _ranks_now(self, gang: Gang, allowed: Collection[SlotName]) -> int:
+        """As many as there are slots without work, within the gang's limits: it takes no slots of policies with work
+        for more than its fewest ranks."""
+        if gang.fewest == gang.ranks:
+            return gang.ranks
+        idle = [slot for slot in allowed if slot not in self.occupied and self._idles(slot)]
+        if gang.phase is Phase.PREFETCHING or (gang.slots and set(gang.slots) <= set(idle)):
+            return len(gang.slots)
+        return min(gang.ranks, max(gang.fewest, len(idle)))
+
+    def _idles(self, slot: SlotName) -> bool:
+        holder = self.occupancy.holder(slot)
+        return holder is None or holder.policy in self.leaving or holder.starves
+
+    def _opens(self, slot: SlotName) -> bool:
+        """Nothing computes on ``slot``, or what does will leave."""
+        holder = self.occupancy.holder(slot)
+        return holder is None or holder.policy in self.leaving
+
+    def _victims(self, gang: Gang, allowed: Collection[SlotName], missing: int) -> list[tuple[Gang, str]]:
+        """Gangs that must leave so that ``gang`` gets ``missing`` more of the ``allowed`` slots, with the reasons.
+
+        Empty if that can't be, unless ``gang`` is due: then those that there are.
+        """
+
+        def gain(holder: Gang) -> int:
+            return sum(slot in allowed for slot in holder.slots)
+
+        def cost(victim: tuple[Gang, str]) -> tuple[object, ...]:
+            holder = victim[0]
+            is_loaded_there = set(holder.slots) <= set(gang.slots)
+            left_s = self.expected.running(holder, self.now)
+            return (
+                not holder.starves,
+                not is_loaded_there,
+                left_s,
+                abs(gain(holder) - missing),
+                holder.began,
+            )
+
+        bound = (holder for holder in self.gangs.values() if holder.phase is Phase.BOUND and gain(holder))
+        staying = (holder for holder in bound if holder.policy not in self.leaving)
+        candidates = sorted(
+            ((holder, why) for holder in staying if (why := self._reason_to_leave(holder, gang))), key=cost
+        )
+        victims: list[tuple[Gang, str]] = []
+        while candidates and missing > 0:
+            victims.append(candidates.pop(0))
+            missing -= gain(victims[-1][0])
+        if missing > 0 and not self._is_due(gang):
+            return []
+        for victim in list(victims):  # those that a later, larger one has made needless
+            if missing + gain(victim[0]) <= 0:
+                victims.remove(victim)
+                missing += gain(victim[0])
+        return victims
+
+    def _reason_to_leave(self, holder: Gang, gang: Gang) -> str:
+        """The reason for which the bound ``holder`` is to leave for ``gang``, at the end of its computation if one
+        runs. Empty if it may stay."""
+        if holder.starves:
+            return "no computation is ready"
+        if not holder.runs:
+            return ""
+        if self._is_due(gang):
+            return "it has had its turn"
+        if not self._is_critical(gang) or self._is_critical(holder):
+            return ""
+        swap_s = self.expected.swap(holder, gang)
+        if holder.computed_s < self.config.hysteresis * swap_s or self.expected.work(holder) <= swap_s:
+            return ""
+        return f"it has less work ({self.expected.work(holder):.3g} s) than {gang.policy}"
+
+    def _reason_to_grow(self, gang: Gang) -> str:
+        """The reason for which a bound gang is to leave its slots for more. Empty if it may stay."""
+        if not gang.is_at_boundary or len(gang.slots) == gang.ranks:
+            return ""
+        idle = sum(self._idles(slot) for slot in self.slots if slot not in gang.slots)
+        now, then = len(gang.slots), min(gang.ranks, len(gang.slots) + idle)
+        lost_s = gang.computed_s * (1 - now / then)
+        if lost_s <= self.config.hysteresis * self.expected.swap(gang, gang):
+            return ""
+        return f"{idle} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {gang.ranks} ranks"
+
+
+def join_names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,346 @@
+"""A slot of the training pool: a process that hosts the ranks of policies in turn.
+
+    prefetch  the base part and the step part from the host's memory, for a gang that has not met
+    bind      build, or resume: the same unless it was prefetched
+    compute   accumulate, optimizer_step, sft, end_sft, save; after those that change the base part: set_base
+    suspend   the step part into the host's memory: the base part is there already
+
+It owns nothing: the memory is the facade's, the rows are leased by the facade. If it dies, the facade begins again from
+the last whole base part, at another slot or at its next life.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from ....core.actor import Actor, endpoint
+from ....core.task_groups import first_error
+from ....core.waits import Wait
+from ....transport.device_memory.find import find_devices
+from ....transport.handle import LentMemory, StateHandle
+from ....transport.remote.bulk import Bulk
+from ....transport.state import StateTransport, payload_bytes
+from ...errors import WorkerReplaced
+from ...messages import (
+    BaseState,
+    GangPlace,
+    HostState,
+    LeasedBatch,
+    MicroBatchTrained,
+    Moved,
+    SlotApi,
+    SlotLife,
+    SlotStepped,
+    StateBytes,
+    Suspended,
+)
+from ...names import PolicyName, Step
+from ..backends.policy_backend import TrainingStep
+from ..trainer_setup import TrainerSetup
+from .host_memory import TRANSFER_TIMEOUT_S
+from .hosted_policies import HostedPolicies, reader_of
+from .resharding import reads_of_rank
+
+
+class SlotWorker(Actor, SlotApi):
+    def __init__(self, setup: TrainerSetup) -> None:
+        """Raises RecipeError if the recipe can't be loaded."""
+        self._policies = HostedPolicies(setup)
+        self._setup = setup
+        self._moving = {policy: asyncio.Lock() for policy in setup.policies}
+        """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
+        may be on its way."""
+        self._prefetched: dict[PolicyName, dict[str, Any]] = {}
+        self._gang = asyncio.Lock()
+        self._in_gang: PolicyName | None = None
+
+    async def on_start(self) -> None:
+        directory, setup = self.system.directory, self._setup
+        self._life = self.system.new_id()
+        self._torch = version("torch")
+        self._experience = reader_of(setup, self.system)
+        bulk = Bulk.of(self.system, encrypted=setup.encrypted)
+        transport = StateTransport(directory, find_devices(setup.devices), bulk=bulk)
+        self._transport = await transport.__aenter__()
+
+    async def on_stop(self) -> None:
+        self._policies.close()
+        self._experience.close()
+        await self._transport.close()
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``, and of the reader of samples."""
+        return self._transport.statistics().numbers() | self._experience.statistics()
+
+    # ------------------------------------------------------------------ lives
+
+    @endpoint
+    async def enlist(self) -> AsyncGenerator[SlotLife]:
+        yield SlotLife(self._life, self.system.incarnation, self._torch)
+        await asyncio.Event().wait()
+
+    def _check_life(self, life: str) -> None:
+        """Raises WorkerReplaced if ``life`` is not this one."""
+        if life != self._life:
+            raise WorkerReplaced(self._life, life)
+
+    # ------------------------------------------------------------------ states
+
+    @endpoint
+    async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
+        self._check_life(life)
+        async with self._moving[policy]:
+            place = await self._enter(policy, place)
+            await self._policies.compute(
+                f"the start of {policy}", partial(self._policies.build, policy, place)
+            )
+
+    @endpoint
+    async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
+        self._check_life(life)
+        async with self._moving[policy]:
+            return await self._prefetch(policy, state)
+
+    async def _prefetch(self, policy: PolicyName, state: HostState) -> Moved:
+        handles = [state.base.rest, *([] if state.step is None else [state.step])]
+        memory = self._policies.memory(policy, [spec for handle in handles for spec in handle.tensors])
+        parts = [(handle, {spec.name: memory[spec.name] for spec in handle.tensors}) for handle in handles]
+        moved = await self._fetch_all(parts)
+        self._prefetched[policy] = memory
+        return moved
+
+    @endpoint
+    async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
+        self._check_life(life)
+        async with self._moving[policy]:
+            place = await self._enter(policy, place)
+            if place.size > 1:
+                return await self._resume_rank(policy, place, state)
+            backend = await self._policies.compute(
+                f"room for {policy}", partial(self._policies.host, policy, place)
+            )
+            live = backend.weights() if state.base.weights_are_live else {}
+            gradient = {} if state.step is None else backend.gradients()
+            parts: list[tuple[StateHandle, Mapping[str, Any]]]
+            parts = [(state.base.rest, _exclude_live(backend.base_state(), live))]
+            if live:
+                parts.append((state.base.weights, live))
+            if state.step is not None:
+                parts.append((state.step, gradient))
+            moved = await self._fetch_all(parts)
+            await self._policies.compute(
+                f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
+            )
+            return moved
+
+    async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
+        """The state comes before the gang meets, so that the backend can take over its memory."""
+        assert not state.base.weights_are_live, "those of a gang are gathered copies"
+        moved = self._count_moved([])
+        if policy not in self._prefetched:
+            moved = await self._prefetch(policy, state)
+        memory = self._prefetched.pop(policy)
+
+        def host() -> None:
+            backend = self._policies.host(policy, place, memory)
+            gradient = {} if state.step is None else backend.gradients()
+            backend.load_state(TrainingStep(gradient, state.data))
+
+        await self._policies.compute(f"the state of {policy}", host)
+        return moved
+
+    @endpoint
+    async def reshard(
+        self, life: str, policy: PolicyName, place: GangPlace, ranks: list[tuple[HostState, StateBytes]]
+    ) -> Moved:
+        self._check_life(life)
+        async with self._moving[policy]:
+            place = await self._enter(policy, place)
+            backend = await self._policies.compute(
+                f"room for {policy}", partial(self._policies.host, policy, place)
+            )
+            state = ranks[0][0]
+            gradient = {} if state.step is None else backend.gradients()
+            live = {**backend.base_state(), **gradient}
+            moved = self._count_moved([])
+            for part in reads_of_rank(live, backend.parts(), ranks):
+                await self._transport.get(
+                    part.handle,
+                    names=part.into.keys(),
+                    rows=part.rows,
+                    into=part.into,
+                    timeout_s=TRANSFER_TIMEOUT_S,
+                )
+                moved = Moved(
+                    moved.size_bytes + payload_bytes(part.into), self._count_moved([part.handle]).path
+                )
+            await self._policies.compute(
+                f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
+            )
+            return moved
+
+    @endpoint
+    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
+        self._check_life(life)
+        async with self._moving[policy]:
+            backend = self._policies[policy]
+            return await self._set(f"{policy}/rest", backend.base_state(), backend.version, rest)
+
+    @endpoint
+    async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
+        self._check_life(life)
+        backend = self._policies[policy]
+        weights = await self._policies.compute(f"the weights of {policy}", backend.weights)
+        base = backend.base_state()
+        live = weights if _are_live(weights, base) else {}
+        step = payload_bytes(backend.gradients())
+        names = {_address(tensor): name for name, tensor in base.items()}
+        return StateBytes(
+            weights=payload_bytes(weights),
+            rest=payload_bytes(_exclude_live(base, live)),
+            step=step,
+            base=payload_bytes(base),
+            on_slot=payload_bytes(base) + step + payload_bytes(backend.frozen_state()),
+            rows={name: (part.start, part.stop) for name, part in backend.parts().items()},
+            live={name: names[_address(tensor)] for name, tensor in live.items()},
+        )
+
+    @endpoint
+    async def set_base(
+        self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
+    ) -> BaseState:
+        self._check_life(life)
+        async with self._moving[policy]:
+            self._experience.forget_consumed()
+            backend = self._policies[policy]
+            published = await self._policies.compute(f"the weights of {policy}", backend.weights)
+            are_live = _are_live(published, backend.base_state())
+            rest_tensors = _exclude_live(backend.base_state(), published if are_live else {})
+            with first_error():
+                async with asyncio.TaskGroup() as group:
+                    version = backend.version
+                    weights_set = group.create_task(self._set(policy, published, version, weights))
+                    rest_set = group.create_task(self._set(f"{policy}/rest", rest_tensors, version, rest))
+            data = backend.step_state().data
+            return BaseState(weights_set.result(), are_live, rest_set.result(), data)
+
+    @endpoint
+    async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
+        self._check_life(life)
+        async with self._moving[policy]:
+            backend = self._policies[policy]
+            state = backend.step_state()
+            handle = None
+            moved = Moved(0, "none")
+            if state.tensors:
+                handle = await self._set(f"{policy}/step", state.tensors, backend.version, step)
+                moved = Moved(handle.size_bytes, handle.sources[0].path)
+            await self._leave(policy)
+            return Suspended(handle, state.data, moved)
+
+    @endpoint
+    async def forget_copies(self, life: str, policy: PolicyName) -> None:
+        self._check_life(life)
+        for part in ("rest", "step"):
+            await self._transport.drop(f"{policy}/{part}")
+
+    @endpoint
+    async def drop(self, life: str, policy: PolicyName) -> None:
+        self._check_life(life)
+        async with self._moving[policy]:
+            await self._leave(policy)
+
+    async def _enter(self, policy: PolicyName, place: GangPlace) -> GangPlace:
+        """The place, with the path of the gang's meeting. Waits until this process is in no other gang: the policy that
+        leaves may still be on its way."""
+        if place.size > 1:
+            await self._gang.acquire()
+            self._in_gang = policy
+        return replace(place, meeting=str(self.system.directory / place.meeting))
+
+    async def _leave(self, policy: PolicyName) -> None:
+        self._prefetched.pop(policy, None)
+        try:
+            await self._policies.compute(f"the release of {policy}", partial(self._policies.release, policy))
+        finally:
+            if self._in_gang == policy:
+                self._in_gang = None
+                self._gang.release()
+
+    async def _set(self, key: str, tensors: Mapping[str, Any], version: int, lent: LentMemory) -> StateHandle:
+        return await self._transport.set(
+            key, tensors, version=version, lent=lent, timeout_s=TRANSFER_TIMEOUT_S
+        )
+
+    async def _fetch_all(self, parts: Sequence[tuple[StateHandle, Mapping[str, Any]]]) -> Moved:
+        """Copies each part of a state, by a thread of its own."""
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                for handle, into in parts:
+                    group.create_task(self._fetch(handle, into))
+        return self._count_moved([handle for handle, _ in parts])
+
+    def _count_moved(self, handles: Sequence[StateHandle]) -> Moved:
+        """States that were copied here."""
+        chosen = {choice.path for handle in handles if (choice := self._transport.chosen(handle.key))}
+        return Moved(sum(handle.size_bytes for handle in handles), ", ".join(sorted(chosen)) or "none")
+
+    async def _fetch(self, handle: StateHandle, into: Mapping[str, Any]) -> None:
+        await self._transport.get(handle, into=into, timeout_s=TRANSFER_TIMEOUT_S)
+
+    # ------------------------------------------------------------------ computations
+
+    @endpoint
+    async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+        self._check_life(life)
+        return await self._policies.accumulate(policy, await self._experience.samples(leased))
+
+    @endpoint
+    async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
+        self._check_life(life)
+        stats, version = await self._policies.optimizer_step(policy, step, attrgetter("version"))
+        return SlotStepped(version, stats)
+
+    @endpoint
+    async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
+        self._check_life(life)
+        return await self._policies.sft(policy, first_batch, count)
+
+    @endpoint
+    async def end_sft(self, life: str, policy: PolicyName) -> None:
+        self._check_life(life)
+        await self._policies.end_sft(policy, attrgetter("version"))
+
+    @endpoint
+    async def save(self, life: str, policy: PolicyName, folder: str) -> None:
+        self._check_life(life)
+        await self._policies.save(policy, Path(folder))
+
+    def waits(self) -> list[Wait]:
+        return self._policies.waits()
+
+    def progress(self) -> int:
+        return self._policies.progress()
+
+
+def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """True if published weights are the policy's own, not copies of them."""
+    addresses = set(map(_address, base.values()))
+    return bool(weights) and all(_address(tensor) in addresses for tensor in weights.values())
+
+
+def _exclude_live(base: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a base part that are not among the ``live`` weights."""
+    published = set(map(_address, live.values()))
+    return {name: tensor for name, tensor in base.items() if _address(tensor) not in published}
+
+
+def _address(tensor: Any) -> tuple[int, int]:
+    """Address and bytes of a tensor of PyTorch, or of an array."""
+    at = tensor.data_ptr() if hasattr(tensor, "data_ptr") else tensor.ctypes.data
+    return at, tensor.nbytes

@@ -1,0 +1,245 @@
+"""The ways of training states between the slots and the host's memory, and their events."""
+
+import asyncio
+import math
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from ....core.task_groups import first_error
+from ....transport.errors import TransportError
+from ....transport.state import StateTransport
+from ...errors import StateTooLarge
+from ...messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes
+from ...names import PolicyName
+from ...run_events import PolicyResumed, PolicySuspended, RunEvent
+from ..trainer_setup import SharedPoolSetup
+from .host_memory import HostMemory
+from .pool_record import PoolRecord
+from .pool_slots import HostedGang, PoolSlots
+
+# A call that computes with a lost rank fails at once, unless the gang has not met yet.
+_TORN_TIMEOUT_S: Final = 5.0
+_NOTHING: Final = Moved(0, "none")
+
+T = TypeVar("T")
+StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
+"""A ``SlotCall`` that is given the rank's state."""
+
+
+class StateMoves:
+    """``memory``: the host's. ``records``: of all policies. ``fewest_ranks``: of each policy. ``hosts``: is the gang
+    still the policy's? None of its slots was lost."""
+
+    def __init__(
+        self,
+        pool: SharedPoolSetup,
+        transport: StateTransport,
+        slots: PoolSlots,
+        fewest_ranks: Mapping[PolicyName, int],
+        hosts: Callable[[PolicyName, HostedGang], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        limit_gib = pool.config.host_memory_gib
+        limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
+        self.memory = HostMemory(transport, [*fewest_ranks], limit_bytes, pool.spill_dir)
+        self.records = {policy: PoolRecord() for policy in fewest_ranks}
+        self._fewest_ranks = fewest_ranks
+        self._clock = clock
+        self._pool, self._slots, self._hosts = pool, slots, hosts
+        self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
+
+    def clear_disk(self) -> None:
+        """Removes states that a run that was killed has left, or this one."""
+        shutil.rmtree(self._pool.spill_dir, ignore_errors=True)
+
+    # ------------------------------------------------------------------ to the slots
+
+    async def prefetch(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        if len(gang.slots) == 1 and len(self.memory[policy]) <= 1:
+            await self.load(policy, gang, reason)
+        elif len(self.memory[policy]) == len(gang.slots):  # else Bind builds it, or divides it differently
+            # A process can be in one gang at a time: the processes of this one meet when it is bound.
+            await self._resume(
+                policy, gang, reason, lambda slot, life, rank, state: slot.prefetch(life, policy, state)
+            )
+            gang.is_prefetched = True
+
+    async def load(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        """Has the gang ready to compute, built if it is the first time."""
+        if gang.is_loaded:
+            return
+
+        def resume(slot: SlotApi, life: str, rank: int, state: HostState) -> Awaitable[Moved]:
+            return slot.resume(life, policy, gang.places[rank], state)
+
+        states = self.memory.states(policy)
+        if states is None:
+            await self._build(policy, gang)
+        elif len(states) != len(gang.slots):
+            await self._reshard(policy, gang, reason)
+        elif gang.is_prefetched:
+            await self._slots.at(gang, lambda slot, life, rank: resume(slot, life, rank, states[rank]))
+        else:
+            await self._resume(policy, gang, reason, resume)
+        gang.is_loaded = True
+
+    async def _resume(self, policy: PolicyName, gang: HostedGang, reason: str, call: StateCall) -> None:
+        """Has each rank's state copied to its slot by ``call``, and reports it."""
+        began = self._clock()
+        was_on_disk = await self.memory.bring_back(policy)
+        states = self.memory.states(policy) or []
+        moved = await self._slots.at(gang, lambda slot, life, rank: call(slot, life, rank, states[rank]))
+        if was_on_disk:
+            moved = [replace(copy, path=f"disk, {copy.path}") for copy in moved]
+        self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
+
+    async def _reshard(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        """The policy continues with another number of ranks: each copies its rows of the state, and the base part is
+        then copied to the host's memory as these ranks have it. Until that is whole, the state before is kept."""
+        began = self._clock()
+        await self.memory.bring_back(policy)
+        before = self.memory.states(policy) or []
+        ranks = [(state, rank.needed) for state, rank in zip(before, self.memory[policy], strict=True)]
+        moved = await self._slots.at(
+            gang, lambda slot, life, rank: slot.reshard(life, policy, gang.places[rank], ranks)
+        )
+        needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
+        memory = self.memory.other_ranks(policy, needed)
+        try:
+            lent = [await rank.for_rest() for rank in memory]
+            rests = await self._slots.at(
+                gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank])
+            )
+            if self._hosts(policy, gang):
+                ranks_of = zip(memory, rests, lent, strict=True)
+                taking = [rank.take(rest, piece) for rank, rest, piece in ranks_of]
+                rests = await self._take(policy, gang, rests, taking)
+                self.memory.was_resharded(policy, memory, rests)
+        finally:
+            if self.memory[policy] is not memory:
+                for rank in memory:
+                    rank.free()
+        gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
+        reason = f"{reason}; its state is divided over {len(gang.slots)} slots, before over {len(before)}"
+        self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
+
+    async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
+        await self._slots.at(gang, lambda slot, life, rank: slot.build(life, policy, gang.places[rank]))
+        needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
+        self._check_room(policy, needed)
+        self.memory.was_built(policy, needed)
+        await self.set_base(policy, gang)
+
+    def _check_room(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
+        """Raises StateTooLarge if a slot has too little memory for the policy on its fewest ranks."""
+        room_gib, ranks = self._pool.config.slot_memory_gib, self._fewest_ranks[policy]
+        largest = max(needed, key=lambda size: size.on_slot)
+        more = len(needed) / ranks  # it may be resumed on fewer slots than it was built on
+        base, step = math.ceil(largest.base * more), math.ceil(largest.step * more)
+        frozen = largest.on_slot - largest.base - largest.step
+        if room_gib is not None and base + step + frozen > room_gib * 2**30:
+            raise StateTooLarge(policy, base, step, frozen, ranks, int(room_gib * 2**30))
+
+    # ------------------------------------------------------------------ from the slots
+
+    async def set_base(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Copies the base part to the host's memory: from then on the policy's state is this one."""
+        memory = self.memory[policy]
+        lent = [await rank.for_base() for rank in memory]
+        bases = await self._slots.at(gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank]))
+        if not self._hosts(policy, gang):
+            return
+        taking = [rank.take_base(base, pair) for rank, base, pair in zip(memory, bases, lent, strict=True)]
+        bases = await self._take(policy, gang, bases, taking)
+        for rank, base in zip(memory, bases, strict=True):
+            rank.base_was_set(base)
+        gang.has_computed = False
+
+    async def suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        self.records[policy].suspensions += 1
+        began = self._clock()
+        moved = [_NOTHING]
+        if gang.has_computed:
+            memory = self.memory[policy]
+            lent = [rank.for_step() for rank in memory]
+            steps = await self._slots.at(
+                gang, lambda slot, life, rank: slot.suspend(life, policy, lent[rank])
+            )
+            moved = [step.moved for step in steps]
+            if self._hosts(policy, gang):
+                taking = [
+                    rank.take_step(step, piece) for rank, step, piece in zip(memory, steps, lent, strict=True)
+                ]
+                steps = await self._take(policy, gang, steps, taking)
+                for rank, step in zip(memory, steps, strict=True):
+                    rank.was_suspended(step)
+        else:  # the state in the host's memory is this one
+            await self.drop(policy, gang)
+        self._report_move(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
+
+    async def _take(
+        self, policy: PolicyName, gang: HostedGang, set_by_slots: list[T], taking: Sequence[Awaitable[T]]
+    ) -> list[T]:
+        """States that the slots have set, now in the host's memory: ``taking`` fetches those of slots of other nodes.
+        Raises SlotLost if a slot was lost before it was fetched, and the errors of ``StateTransport.take``."""
+
+        async def forget(slot: SlotApi, life: str, _rank: int) -> None:
+            await slot.forget_copies(life, policy)
+
+        try:
+            states = await _all_of(taking)
+        except TransportError:
+            await self._slots.at(gang, forget)  # raises SlotLost if that is the reason
+            raise
+        if states != set_by_slots:
+            await self._slots.at(gang, forget)
+        return states
+
+    async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
+        def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
+            return slot.drop(life, policy)
+
+        if gang.is_torn:  # a rank may wait for the one that was lost: its process is of no use then
+            await self._slots.at_those_left(gang, drop, _TORN_TIMEOUT_S)
+        else:
+            await self._slots.at(gang, drop)
+
+    # ------------------------------------------------------------------ events
+
+    def _report_move(
+        self,
+        kind: type[PolicyResumed | PolicySuspended],
+        policy: PolicyName,
+        gang: HostedGang,
+        reason: str,
+        moved: Sequence[Moved],
+        seconds: float,
+    ) -> None:
+        """Counts and reports what was copied, of all ranks."""
+        size_bytes = sum(copy.size_bytes for copy in moved)
+        self.records[policy].moved_bytes += size_bytes
+        path = ", ".join(dict.fromkeys(copy.path for copy in moved))
+        self.report(kind(policy, ", ".join(gang.slots), reason, size_bytes, round(seconds, 6), path))
+
+    def report(self, event: RunEvent) -> None:
+        self._news.put_nowait(event)
+
+    async def send_news(self) -> None:
+        """The console may be stopped for hours (ctrl-Z): the pool does not wait for it."""
+        while True:
+            await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
+
+
+async def _all_of(moving: Sequence[Awaitable[T]]) -> list[T]:
+    """The results of all, at the same time. Raises the first error, when the others have ended."""
+
+    async def wait_for(awaitable: Awaitable[T]) -> T:
+        return await awaitable
+
+    with first_error():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(wait_for(awaitable)) for awaitable in moving]
+    return [task.result() for task in tasks]

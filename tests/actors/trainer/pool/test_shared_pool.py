@@ -1,0 +1,261 @@
+"""A trainer whose policies share slots, in virtual time: turns, suspensions, and slot workers that die."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flexmarl.actors.errors import StateTooLarge
+from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.core.errors import FlexmarlError
+from flexmarl.core.testing import virtual_time
+
+from ..pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
+
+POLICIES = {
+    SOLVER: simulated_policy("solver", token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", token_s=2.0, micro_batch_s=1.0),
+}
+GANGS = {
+    SOLVER: simulated_policy("solver", ranks=2, token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", ranks=3, token_s=2.0),
+}
+ELASTIC = {
+    SOLVER: simulated_policy("solver", ranks=3, min_ranks=1, token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", ranks=2, token_s=2.0),
+}
+STEPS = 2
+
+
+async def trained(home: House) -> dict[PolicyName, Any]:
+    """Both policies' losses and saved states after ``STEPS`` steps of several micro-batches each."""
+    losses: dict[PolicyName, list[float]] = {policy: [] for policy in POLICIES}
+    for policy in POLICIES:
+        losses[policy].append(await home.trainer.sft(policy, 0, 1))
+    for policy in POLICIES:
+        await home.trainer.publish(policy)
+
+    async def all_steps(policy: PolicyName) -> None:
+        for step in range(1, STEPS + 1):
+            await home.put(policy, step, 3)
+            losses[policy].append(await home.step(policy, step, [2, 1]))
+
+    async with asyncio.TaskGroup() as group:
+        for policy in POLICIES:
+            group.create_task(all_steps(policy))
+    return {policy: (losses[policy], await home.saved(policy)) for policy in POLICIES}
+
+
+def run(
+    folder: Path,
+    config: SharedPoolConfig | None,
+    fate: Fate | None = None,
+    events: list[dict[str, Any]] | None = None,
+    policies: dict[PolicyName, PolicySetup] = POLICIES,
+) -> dict[PolicyName, Any]:
+    """``events``: gets those of the run."""
+
+    async def main() -> dict[PolicyName, Any]:
+        async with house(folder, policies, config, fate) as home:
+            async with asyncio.timeout(10_000):
+                found = await trained(home)
+            if events is not None:
+                events.extend(home.listener.events)
+            return found
+
+    return virtual_time.run(main())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[PolicyName, Any]:
+    return run(tmp_path_factory.mktemp("static"), None)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("states", [1, 2])
+def test_policies_that_take_turns_learn_the_same(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], slots: int, states: int
+) -> None:
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=slots, states_per_slot=states), fate) == undisturbed
+    assert ("suspend" in fate.calls) == (slots == 1)
+
+
+def test_states_beyond_the_memory_go_to_the_disk_and_come_back(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any]
+) -> None:
+    events: list[dict[str, Any]] = []
+    config = SharedPoolConfig(slots=1, states_per_slot=1, host_memory_gib=1e-9)
+    assert run(tmp_path, config, events=events) == undisturbed
+    paths = {event["path"] for event in events if event["event"] == "policy_resumed"}
+    assert "disk, shm" in paths
+    assert not (tmp_path / "suspended").exists()
+
+
+def test_what_moves_is_reported_with_its_reason(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    run(tmp_path, SharedPoolConfig(slots=1, states_per_slot=1), events=events)
+    suspended = [event for event in events if event["event"] == "policy_suspended"]
+    assert suspended and {event["slots"] for event in suspended} == {"slot-0"}
+    assert all("no computation is ready" in event["reason"] for event in suspended)
+    assert {(event["size_bytes"], event["path"]) for event in suspended} <= {(8, "shm"), (0, "none")}
+    resumed = [event for event in events if event["event"] == "policy_resumed"]
+    assert {event["size_bytes"] for event in resumed} <= {16, 24}, "version and digest, and the gradient"
+
+
+def test_a_policy_that_does_not_fit_a_slot_is_refused(tmp_path: Path) -> None:
+    config = SharedPoolConfig(slots=1, slot_memory_gib=1e-9)
+    with pytest.raises(StateTooLarge, match="takes 24 bytes on a slot, which has 1 .* 16 of weights .* 8 of"):
+        run(tmp_path, config)
+
+
+def test_the_base_of_an_adapter_counts_as_memory_of_a_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimulatedPolicy, "frozen_state", lambda _: {"base": np.zeros(100, np.uint8)})
+    config = SharedPoolConfig(slots=1, slot_memory_gib=100 / 2**30)
+    text = "takes 124 bytes on a slot, which has 100 .* 16 of weights .* 8 of gradient, 100 of the base of"
+    with pytest.raises(StateTooLarge, match=text):
+        run(tmp_path, config)
+
+
+def test_a_policy_that_does_not_fit_its_fewest_slots_is_refused(tmp_path: Path) -> None:
+    """``min_ranks`` of 1: on one slot it has three times the state of its three ranks."""
+    config = SharedPoolConfig(slots=3, slot_memory_gib=48 / 2**30)
+    with pytest.raises(StateTooLarge, match="takes 72 bytes on a slot, which has 48 .* 48 of weights"):
+        run(tmp_path, config, policies=ELASTIC)
+    fixed = {**ELASTIC, SOLVER: GANGS[SOLVER]}
+    with pytest.raises(StateTooLarge, match=r"takes 24 bytes on a slot \(divided over 2\), which has 23 "):
+        run(tmp_path / "fixed", SharedPoolConfig(slots=3, slot_memory_gib=23 / 2**30), policies=fixed)
+
+
+def test_a_slot_worker_with_another_torch_is_refused(tmp_path: Path) -> None:
+    """It was restarted after another version had been installed."""
+    fate = Fate(dies_at=9, torch=("2.9.0", "2.10.1"))
+    with pytest.raises(FlexmarlError, match=r"one version of torch: slot-0 has .*, slot-1 has .*Install one"):
+        run(tmp_path, SharedPoolConfig(slots=2), fate)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_each_sample_counts_once_whenever_a_slot_worker_dies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], slots: int, before: bool
+) -> None:
+    """One run for each call that a slot worker gets, and for every third with two slots: it dies in that one."""
+    config = SharedPoolConfig(slots=slots)
+    calls = Fate()
+    run(tmp_path / "whole", config, calls)
+    for number in range(1, len(calls.calls) + 1, 1 if slots == 1 else 3):
+        fate = Fate(dies_at=number, before=before)
+        found = run(tmp_path / str(number), config, fate)
+        assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
+        assert len(fate.killed) == 1
+
+
+def test_gangs_that_take_turns_learn_the_same(tmp_path: Path, undisturbed: dict[PolicyName, Any]) -> None:
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=3), fate, policies=GANGS) == undisturbed
+    assert fate.calls.count("suspend") > 3
+
+
+def test_a_policy_resumed_on_fewer_slots_learns_the_same(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any]
+) -> None:
+    events: list[dict[str, Any]] = []
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=3), fate, events, ELASTIC) == undisturbed
+    assert "reshard" in fate.calls
+    resumed = [event for event in events if event["event"] == "policy_resumed"]
+    places = {len(event["slots"].split(", ")) for event in resumed if event["policy"] == SOLVER}
+    assert len(places) > 1, "it had other numbers of ranks"
+    assert any("its state is divided over 1 slots, before over 3" in event["reason"] for event in resumed)
+
+
+def test_a_policy_on_fewer_slots_moves_to_more_between_two_micro_batches_of_a_step(tmp_path: Path) -> None:
+    async def learned(home: House) -> dict[str, Any]:
+        """The judge has one micro-batch, and two slots for it; the solver has six."""
+        for policy, samples in ((JUDGE, 1), (SOLVER, 6)):
+            await home.trainer.publish(policy)
+            await home.put(policy, 1, samples)
+
+        async def train(policy: PolicyName, micro_batches: int) -> None:
+            for _ in range(micro_batches):
+                await home.trainer.train(policy, Version(0), 1)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(train(JUDGE, 1))
+            group.create_task(train(SOLVER, 6))
+        await home.trainer.optimizer_step(SOLVER, Step(1))
+        return await home.saved(SOLVER)
+
+    found: dict[str, Any] = {}
+    events: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        for name, config in (("static", None), ("shared", SharedPoolConfig(slots=3))):
+            async with house(tmp_path / name, ELASTIC, config) as home:
+                found[name] = await learned(home)
+                events[:] = home.listener.events
+
+    virtual_time.run(main())
+    assert found["shared"] == found["static"], "each sample has counted once"
+    left = [one["reason"] for one in events if one["event"] == "policy_suspended" and one["policy"] == SOLVER]
+    assert any("2 more slots are without work" in reason for reason in left), left
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_a_policy_that_changes_its_ranks_keeps_a_whole_state_whenever_a_slot_worker_dies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], before: bool
+) -> None:
+    config, calls = SharedPoolConfig(slots=3), Fate()
+    run(tmp_path / "whole", config, calls, policies=ELASTIC)
+    moving = [number for number, name in enumerate(calls.calls, 1) if name in ("reshard", "set_rest")]
+    for number in moving[:: 3 if before else 4]:
+        fate = Fate(dies_at=number, before=before)
+        found = run(tmp_path / str(number), config, fate, policies=ELASTIC)
+        assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
+        assert fate.killed
+
+
+def test_the_state_of_the_next_gang_is_loaded_while_another_computes(tmp_path: Path) -> None:
+    fate = Fate()
+    policies = {policy: simulated_policy(policy, ranks=2, token_s=1.0) for policy in (SOLVER, JUDGE)}
+
+    async def main() -> None:
+        async with house(tmp_path, policies, SharedPoolConfig(slots=2), fate) as home:
+            for policy in policies:
+                await home.trainer.publish(policy)
+                await home.put(policy, 1, 4)
+            await home.trainer.train(JUDGE, Version(0), 1)
+            del fate.calls[:], fate.ends[:]
+            async with asyncio.TaskGroup() as group:
+                computing = group.create_task(home.trainer.train(SOLVER, Version(0), 1))
+                while "accumulate" not in fate.calls:
+                    await asyncio.sleep(0.1)
+                group.create_task(home.trainer.train(JUDGE, Version(0), 1))
+                while fate.ends.count("prefetch") < 2:
+                    await asyncio.sleep(0.1)
+                assert not computing.done()
+
+    virtual_time.run(main())
+    assert fate.calls.count("prefetch") == 2, "one for each rank"
+    assert fate.ends.index("prefetch") < fate.ends.index("accumulate")
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_each_sample_counts_once_whenever_a_rank_of_a_gang_dies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any], before: bool
+) -> None:
+    """Some of the calls, at any rank; the others of its gang are dropped."""
+    config, calls = SharedPoolConfig(slots=3), Fate()
+    run(tmp_path / "whole", config, calls, policies=GANGS)
+    for number in range(1 + before, len(calls.calls) + 1, 5):
+        fate = Fate(dies_at=number, before=before)
+        found = run(tmp_path / str(number), config, fate, policies=GANGS)
+        assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
+        assert fate.killed, "and so do ranks that compute for longer than the pool waits for them"

@@ -1,0 +1,170 @@
+"""Policies of PyTorch that share a slot: what they learn is bit for bit what they learn in a static pool."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.messages import LoraConfig, ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig, SftConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.launch.config.config_reading import RECIPES
+
+from ..pools import JUDGE, RECIPE, SOLVER, Fate, House, house
+
+torch.set_num_threads(1)
+ARCHITECTURE = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 14,
+    "tie_word_embeddings": False, "max_position_embeddings": 32,
+}  # fmt: skip
+TOKENIZER = str(RECIPES / "sort_digits" / "tokenizer")
+RECIPE_OF_DIGITS = RECIPE.replace("12", "12=")
+
+
+def policy(
+    agent: str, dtype: str = "float32", hidden: int = 32, lora: LoraConfig | None = None, **loss: Any
+) -> PolicySetup:
+    credit = CreditConfig(name=loss.get("name", "grpo"))
+    architecture = {**ARCHITECTURE, "hidden_size": hidden}
+    return PolicySetup(
+        model=ModelConfig(config=architecture, tokenizer=TOKENIZER, dtype=dtype),
+        lora=lora,
+        optimizer=OptimizerConfig(lr=1e-2, schedule="linear"),
+        credit={AgentName(agent): credit},
+        loss=LossConfig(**loss),
+        sft=SftConfig(batches=1, batch_size=4),
+    )
+
+
+MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "equal shapes": ({}, {}),
+    "bfloat16 and other shapes": ({"dtype": "bfloat16"}, {"hidden": 64}),
+    "critic and reference": ({"name": "ppo", "kl_coefficient": 0.1}, {"kl_coefficient": 0.1}),
+    "adapters over one base": (
+        {"lora": LoraConfig(), "kl_coefficient": 0.1},
+        {"lora": LoraConfig(rank=2), "name": "ppo"},
+    ),
+    "an adapter beside full weights": ({"lora": LoraConfig()}, {}),
+    "held samples": ({"name": "reinforce_pp", "kl_coefficient": 0.1}, {}),
+}
+
+
+ONE_STATE = ("critic and reference", SharedPoolConfig(slots=1, states_per_slot=1))
+
+
+async def trained(home: House, names: Sequence[PolicyName] = (SOLVER, JUDGE)) -> dict[PolicyName, Any]:
+    """Losses, and digests of the saved files, after steps whose micro-batches alternate between the policies."""
+    found: dict[PolicyName, list[Any]] = {name: [] for name in names}
+    for name in found:
+        found[name].append(await home.trainer.sft(name, 0, 2))
+        await home.trainer.publish(name)
+    for step in (1, 2):
+        for name in found:
+            await home.put(name, step, 6, prompt=(1, 2, 10))
+        for count in (2, 1, 3):
+            for name in found:
+                await home.trainer.train(name, Version(step - 1), count)
+        for name in found:
+            stepped = (await home.trainer.optimizer_step(name, Step(step))).stats
+            compared = ("loss", "grad_norm", "ratio_deviation", "value_loss")
+            found[name].append([stepped.figures.get(figure) for figure in compared])
+    for name in found:
+        folder = home.folder / "saved" / name
+        await home.trainer.save(name, str(folder))
+        files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors")
+        found[name].append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+    return found
+
+
+def run(
+    folder: Path, mix: str, config: SharedPoolConfig | None, fate: Fate | None = None, *, apart: bool = False
+) -> dict[PolicyName, Any]:
+    first, second = MIXES[mix]
+    policies = {SOLVER: policy("solver", **first), JUDGE: policy("judge", **second)}
+
+    async def main() -> dict[PolicyName, Any]:
+        async with house(folder, policies, config, fate, RECIPE_OF_DIGITS, apart=apart) as home:
+            return await trained(home)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_policies_that_alternate_on_one_slot_learn_the_same_bit_for_bit(tmp_path: Path, mix: str) -> None:
+    static = run(tmp_path / "static", mix, None)
+    for states in (1, 2):
+        fate = Fate()
+        assert (
+            run(tmp_path / f"shared-{states}", mix, SharedPoolConfig(slots=1, states_per_slot=states), fate)
+            == static
+        )
+        assert fate.calls.count("suspend") >= 10
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[PolicyName, Any], list[str]]:
+    """The results of a run without a loss, and the calls to its slot worker."""
+    calls = Fate()
+    return run(tmp_path_factory.mktemp("whole"), *ONE_STATE, calls), calls.calls
+
+
+@pytest.mark.parametrize("call", ["resume", "accumulate", "suspend", "optimizer_step", "set_base"])
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_a_slot_worker_that_dies_changes_no_bit(
+    tmp_path: Path, undisturbed: tuple[dict[PolicyName, Any], list[str]], call: str, before: bool
+) -> None:
+    found, calls = undisturbed
+    last = max(number for number, name in enumerate(calls, 1) if name == call)
+    fate = Fate(dies_at=last, before=before)
+    assert run(tmp_path / "lost", *ONE_STATE, fate) == found
+    assert fate.killed == ["slot-0"]
+
+
+# ----------------------------------------------------------------------- slots on other hosts
+
+
+@pytest.mark.parametrize("mix", ["equal shapes", "critic and reference"])
+def test_states_that_resume_on_other_hosts_learn_the_same_bit_for_bit(tmp_path: Path, mix: str) -> None:
+    fate = Fate()
+    config = SharedPoolConfig(slots=1, states_per_slot=1)
+    assert run(tmp_path / "apart", mix, config, fate, apart=True) == run(tmp_path / "static", mix, None)
+    assert fate.calls.count("forget_copies") >= fate.calls.count("set_base")
+    assert fate.calls.count("suspend") >= 10
+    assert not list((tmp_path / "apart").glob("host-*/*.arena"))
+
+
+def test_a_state_whose_host_is_lost_resumes_on_another_one(tmp_path: Path) -> None:
+    async def main(folder: Path, fate: Fate) -> tuple[Any, list[Any]]:
+        config = SharedPoolConfig(slots=2, states_per_slot=1)
+        policies = {SOLVER: policy("solver")}
+        async with house(folder, policies, config, fate, RECIPE_OF_DIGITS, apart=True) as home:
+            found = await trained(home, [SOLVER])
+            return found, [event["slots"] for event in home.listener.events if "slots" in event]
+
+    whole, _ = asyncio.run(main(tmp_path / "whole", Fate()))
+    calls = Fate()
+    asyncio.run(main(tmp_path / "calls", calls))
+    last = max(number for number, name in enumerate(calls.calls, 1) if name == "accumulate")
+    found, slots = asyncio.run(main(tmp_path / "lost", Fate(dies_at=last)))
+    assert found == whole
+    assert slots == ["slot-1"]
+
+
+@pytest.mark.parametrize("call", ["suspend", "set_base", "forget_copies"])
+@pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+def test_a_slot_of_another_host_that_dies_changes_no_bit(tmp_path: Path, call: str, before: bool) -> None:
+    mix, config = "equal shapes", SharedPoolConfig(slots=1, states_per_slot=1)
+    calls = Fate()
+    undisturbed = run(tmp_path / "whole", mix, config, calls, apart=True)
+    last = max(number for number, name in enumerate(calls.calls, 1) if name == call)
+    fate = Fate(dies_at=last, before=before)
+    assert run(tmp_path / "lost", mix, config, fate, apart=True) == undisturbed
+    assert fate.killed == ["slot-0"]
