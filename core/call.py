@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .signature import Signature
 
 if TYPE_CHECKING:
-    from .delivery.calls import Caller
+    from .delivery.outbound import Outbound
 
 
 class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
@@ -21,7 +21,7 @@ class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
 
     __slots__ = ("owner", "request_id", "signature", "unsent")
 
-    owner: "Caller"
+    owner: "Outbound"
     """The connection that the call was made on."""
     signature: Signature | None
     """The endpoint's, for the result; None if it is unknown."""

@@ -14,7 +14,7 @@ from .protocol.open_requests import Callee
 from .signature import Signature, signature_of
 
 if TYPE_CHECKING:
-    from .delivery.connection import Peer
+    from .delivery.connection import Connection
     from .delivery.peers import Network
 
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
@@ -31,7 +31,7 @@ class ActorRef(Generic[Api]):
     restarted.
     """
 
-    __slots__ = ("_api", "_known_peer", "_network", "_proxy", "address", "name")
+    __slots__ = ("_api", "_connection", "_network", "_proxy", "address", "name")
 
     def __init__(
         self, name: str, address: str, network: "Network | None" = None, api: type | None = None
@@ -40,7 +40,7 @@ class ActorRef(Generic[Api]):
         self.address = address
         self._network = network
         self._api = api
-        self._known_peer: Peer | None = None
+        self._connection: Connection | None = None
         self._proxy: _Proxy | None = None
 
     @property
@@ -68,11 +68,11 @@ class ActorRef(Generic[Api]):
         """Calls an endpoint by name; awaiting it raises what ``within`` lists."""
         signature = self._signature(endpoint)
         try:
-            peer = self._peer()
-            callee = peer.callee(self.name, endpoint, timeout_s)
+            connection = self._connect()
+            callee = connection.callee(self.name, endpoint, timeout_s)
         except FlexmarlError as error:
             return _failed(error)
-        return peer.call(callee, args, kwargs, signature)
+        return connection.call(callee, args, kwargs, signature)
 
     def tell(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Call:
         """Sends at once, without a reply: delivered at most once, in order with this system's other requests.
@@ -80,17 +80,17 @@ class ActorRef(Generic[Api]):
         To be awaited: it waits for credit if a whole window of messages to the actor is not processed yet, and raises
         CallTimeout after ``timeout_s``.
         """
-        peer = self._known_peer
-        if peer is None or peer.dead is not None:
+        connection = self._connection
+        if connection is None or connection.dead is not None:
             try:
-                peer = self._peer()
+                connection = self._connect()
             except FlexmarlError as error:
                 return _failed(error)
-        return peer.tell(self.name, endpoint, args, kwargs, timeout_s)
+        return connection.tell(self.name, endpoint, args, kwargs, timeout_s)
 
     def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
         """``tell`` for code that can't wait: raises NoCredit if a whole window of messages is not processed yet."""
-        self._peer().tell_nowait(self.name, endpoint, args, kwargs)
+        self._connect().tell_nowait(self.name, endpoint, args, kwargs)
 
     def stream(
         self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
@@ -102,19 +102,19 @@ class ActorRef(Generic[Api]):
         """
         check_timeout(timeout_s)
         signature = self._signature(endpoint)
-        return self._peer().stream(self.name, endpoint, args, kwargs, timeout_s, signature)
+        return self._connect().stream(self.name, endpoint, args, kwargs, timeout_s, signature)
 
     def _signature(self, endpoint: str) -> Signature | None:
         return None if self._api is None else signature_of(self._api, endpoint)
 
-    def _peer(self) -> "Peer":
+    def _connect(self) -> "Connection":
         """The connection for calls. Raises LocalProtocolError, SystemClosed, or the reason of its process's end."""
-        peer = self._known_peer
-        if peer is None or peer.dead is not None:  # by now another actor may have that address
+        connection = self._connection
+        if connection is None or connection.dead is not None:  # by now another actor may have that address
             if self._network is None:
                 raise LocalProtocolError(f"the reference to {self.name} belongs to no actor system")
-            peer = self._known_peer = self._network.peer(self.address)
-        return peer
+            connection = self._connection = self._network.connection(self.address)
+        return connection
 
     def __wire__(self) -> dict[str, str]:
         return {"name": self.name, "address": self.address}
@@ -164,21 +164,21 @@ class _Proxy:
     def __getattr__(self, endpoint: str) -> Callable[..., Any]:
         ref, timeout_s = self._ref, self._timeout_s
         signature = ref._signature(endpoint)
-        peer: Peer | None = None
+        connection: Connection | None = None
         callee: Callee | None = None
 
         def stream(*args: Any, **kwargs: Any) -> Any:
             return ref.stream(endpoint, *args, timeout_s=timeout_s, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal peer, callee
-            if peer is None or callee is None or peer.dead is not None:
+            nonlocal connection, callee
+            if connection is None or callee is None or connection.dead is not None:
                 try:
-                    peer = ref._peer()
-                    callee = peer.callee(ref.name, endpoint, timeout_s)
+                    connection = ref._connect()
+                    callee = connection.callee(ref.name, endpoint, timeout_s)
                 except FlexmarlError as error:
                     return _failed(error)
-            return peer.call(callee, args, kwargs, signature)
+            return connection.call(callee, args, kwargs, signature)
 
         found = stream if signature is not None and signature.streams else call
         setattr(self, endpoint, found)  # the next use finds it there

@@ -90,7 +90,7 @@ class ActorSystem:
         local = self._local
         state = "closed" if local.closed else "failed" if self.failure.done() else "running"
         actors = sum(local.serves(name) for name in local.network.mailboxes) - local.serves("system")
-        peers = len(local.network.peers)
+        peers = len(local.network.connections)
         return f"<ActorSystem {self.name} at {self.address}: {state}, {actors} actors, {peers} peers>"
 
     # ------------------------------------------------------------------ from start to end

@@ -1,6 +1,6 @@
 """The connection to one peer: carries out the effects of its session, on a link and the loop.
 
-The requests of this side are in ``calls.py``, those of the peer in ``requests.py``.
+The requests of this side are in ``outbound.py``, those of the peer in ``inbound.py``.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from ..protocol.envelopes import REQUESTS, Envelope, Kind
 from ..protocol.session import Effects, LinkState
 from ..telemetry import get_logger
 from ..wire.wire import Frames, Link
-from .calls import Caller, Waiter, reject
-from .requests import Serving
+from .inbound import Inbound
+from .outbound import Outbound, Waiter, reject
 
 if TYPE_CHECKING:
     from .peers import Network
@@ -33,26 +33,26 @@ log = get_logger(__name__)
 EXIT_REASON_WAIT_S = 0.04
 
 
-class Peer(Caller):
+class Connection(Outbound):
     def __init__(self, network: "Network", link: Link, *, up: bool) -> None:
         """``up``: the peer has connected to this side."""
         super().__init__(network, link, up=up)
         self._incoming = up
         self._header = b""
-        self.serving = Serving(network, link, self.session, self._encoder, self._arm)
-        self._was_heard = True
+        self.inbound = Inbound(network, link, self.session, self._encoder, self._arm)
+        self._was_active = True
         self._down: asyncio.TimerHandle | None = None
         """Runs while the link is down and its exit reason may still come."""
         self._exit_reason: FlexmarlError | None = None
         self._left = False
         """It has said goodbye."""
         self._on: dict[int, Callable[[Envelope], None]] = {
-            **dict.fromkeys(REQUESTS, self.serving.on_requests),
+            **dict.fromkeys(REQUESTS, self.inbound.on_requests),
             Kind.REPLY: self._on_replies,
             Kind.ERROR: self._on_error,
             Kind.ITEM: self._on_item,
-            Kind.CANCEL: self.serving.on_cancel,
-            Kind.GRANT: self.serving.on_grant,
+            Kind.CANCEL: self.inbound.on_cancel,
+            Kind.GRANT: self.inbound.on_grant,
             Kind.DONE: self._on_done,
             Kind.PING: self._on_ping,
             Kind.PONG: self._on_pong,
@@ -60,7 +60,7 @@ class Peer(Caller):
             Kind.BYE: self._on_bye,
         }
         if link.may_call is not None:
-            self._on.update(dict.fromkeys(REQUESTS, self.serving.on_restricted_requests))
+            self._on.update(dict.fromkeys(REQUESTS, self.inbound.on_restricted_requests))
 
     @property
     def link(self) -> Link:
@@ -73,7 +73,7 @@ class Peer(Caller):
     @property
     def node(self) -> str:
         """The peer's name; empty until its first message."""
-        return self.serving.node
+        return self.inbound.node
 
     # ------------------------------------------------------------------ messages
 
@@ -93,15 +93,15 @@ class Peer(Caller):
             self._network.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
             if known and header != known:
-                self.serving.forget()
+                self.inbound.forget()
             self._header = header
-            self.serving.node = node
+            self.inbound.node = node
             if effects is not None:
                 self._carry_out(effects)
         else:
             envelopes = messages.unpack_envelopes(memoryview(message)[len(known) :], buffers)
             self.session.heard(self.session.epoch)
-        self._was_heard = True
+        self._was_active = True
         on = self._on
         for envelope in envelopes:
             on[envelope[0]](envelope)
@@ -109,11 +109,11 @@ class Peer(Caller):
     def replaced(self) -> None:
         """A later incarnation of the peer is known: this one is not served any more, should it still run."""
         self._header = b""  # its next message is checked again
-        self.serving.forget()
+        self.inbound.forget()
 
     def _on_pong(self, envelope: Envelope) -> None:
         if envelope[1] < 0:
-            self.serving.on_mark(-envelope[1])
+            self.inbound.on_mark(-envelope[1])
         else:
             self._carry_out(self.session.pong(envelope[1], envelope[2]))
 
@@ -127,8 +127,8 @@ class Peer(Caller):
             self._network.peer_left(self._link)
 
     def _on_ping(self, envelope: Envelope) -> None:
-        self.serving.send_done()
-        self._send([Kind.PONG, envelope[1], self.serving.ids()])
+        self.inbound.send_done()
+        self._send([Kind.PONG, envelope[1], self.inbound.ids()])
 
     # ------------------------------------------------------------------ the link
 
@@ -183,7 +183,7 @@ class Peer(Caller):
         for handle in (self._timer, self._down):
             if handle is not None:
                 handle.cancel()
-        self.serving.leave()
+        self.inbound.leave()
         self._send([Kind.BYE, 0])
         name = self._network.name
         effects = self.session.close(f"{name} was closed before they were known to be processed")
@@ -232,7 +232,7 @@ class Peer(Caller):
         if effects.gone:
             if not is_up:  # requests that have failed here must not run there later
                 self._link.forget_unsent()
-            self.serving.end_streams()
+            self.inbound.end_streams()
         self._arm()
         if effects.silent and self._link.drop():
             self._go_down(effects.reason)
@@ -252,7 +252,7 @@ class Peer(Caller):
         return ActorDead(actor, f"{reason} ({self.address})", stopped=self._left)
 
     @property
-    def is_gone(self) -> bool:
+    def is_forgettable(self) -> bool:
         """True if there is no connection, no request waits for one, and the reason is not known."""
         session = self.session
         return not (
@@ -263,7 +263,7 @@ class Peer(Caller):
             or self._down is not None
         )
 
-    def was_heard(self) -> bool:
+    def was_active(self) -> bool:
         """True if a message came since the last call of this, or a request of the peer is in service."""
-        was_heard, self._was_heard = self._was_heard, False
-        return was_heard or self.serving.is_active
+        was_active, self._was_active = self._was_active, False
+        return was_active or self.inbound.is_active

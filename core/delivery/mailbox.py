@@ -23,7 +23,7 @@ from ..telemetry import BoundedLog, get_logger
 from .streams import StreamWriter
 
 if TYPE_CHECKING:
-    from .requests import Serving
+    from .inbound import Inbound
 
 log = get_logger(__name__)
 
@@ -37,12 +37,22 @@ class Delivery:
     """One request of a peer to an actor of this side."""
 
     __slots__ = (
-        "args", "asker", "cancelled", "envelope", "id", "kind", "kwargs", "mailbox", "task", "trace_id", "writer"
+        "args",
+        "cancelled",
+        "envelope",
+        "id",
+        "inbound",
+        "kind",
+        "kwargs",
+        "mailbox",
+        "task",
+        "trace_id",
+        "writer"
     )  # fmt: skip
 
     def __init__(
         self,
-        asker: "Serving",
+        inbound: "Inbound",
         mailbox: "Mailbox",
         envelope: Envelope,
         request_id: int,
@@ -52,7 +62,7 @@ class Delivery:
     ) -> None:
         """``envelope``: of a run of requests (``envelopes.py``), without the requests. ``trace_id``: the id of the
         first request of the chain; kept from call to call."""
-        self.asker = asker
+        self.inbound = inbound
         self.mailbox = mailbox
         self.envelope = envelope
         self.kind: int = envelope[0]
@@ -89,7 +99,7 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
-        return f"{self.asker.node}:{self.id}"
+        return f"{self.inbound.node}:{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +181,12 @@ class Mailbox:
             if delivery.task is not None and delivery in self._running:
                 delivery.task.cancel()
 
-    def take_waiting(self, asker: "Serving") -> list[Delivery]:
+    def take_waiting(self, inbound: "Inbound") -> list[Delivery]:
         """Removes the requests of one peer that have not begun, and returns them in order."""
         waiting = [*self._queue]
         self._queue.clear()
-        self._queue += (delivery for delivery in waiting if delivery.asker is not asker)
-        return [delivery for delivery in waiting if delivery.asker is asker]
+        self._queue += (delivery for delivery in waiting if delivery.inbound is not inbound)
+        return [delivery for delivery in waiting if delivery.inbound is inbound]
 
     def fail(self, error: BaseException) -> list[asyncio.Task[None]]:
         """The actor has ended: fails all its requests. Returns the tasks that are being cancelled."""
@@ -186,7 +196,7 @@ class Mailbox:
         running = [*self._running] if self._current is None else [*self._running, self._current]
         for delivery in (*waiting, *running):
             delivery.cancelled = Fault.DEAD
-            delivery.asker.answer_fault(delivery, Fault.DEAD, text_of(error))
+            delivery.inbound.answer_fault(delivery, Fault.DEAD, text_of(error))
         tasks, self._tasks = list(self._tasks), set()
         for task in tasks:
             task.cancel()
@@ -248,16 +258,16 @@ class Mailbox:
                 if delivery.cancelled is not None:
                     self._count_cancelled(delivery)
                     continue
-                asker = delivery.asker
+                inbound = delivery.inbound
                 # Here and not on arrival: the loop may have been blocked, or the process stopped, in between.
-                if (time_s := now()) >= asker.lease.check_at and not asker.may_begin(delivery, time_s):
+                if (time_s := now()) >= inbound.lease.check_at and not inbound.may_begin(delivery, time_s):
                     continue
                 delivery.task = task
                 self._current = delivery
                 set_current(delivery)
                 before = copy_context()
                 try:
-                    asker.answer(delivery, await self._begin(delivery))
+                    inbound.answer(delivery, await self._begin(delivery))
                     self._served += 1
                 except _Misfit as error:
                     self._answer_misfit(delivery, text_of(error))
@@ -304,13 +314,13 @@ class Mailbox:
 
     async def _stream(self, delivery: Delivery, items: AsyncGenerator[Any, None]) -> int:
         """Sends the items; returns their number."""
-        asker = delivery.asker
-        delivery.writer = writer = StreamWriter(delivery.window, asker.window_bytes)
-        with asker.serving_stream():
+        inbound = delivery.inbound
+        delivery.writer = writer = StreamWriter(delivery.window, inbound.window_bytes)
+        with inbound.serving_stream():
             async with aclosing(items):
                 async for item in items:
                     await writer.wait_room()
-                    writer.sent(asker.send_item(delivery, writer.count, item))
+                    writer.sent(inbound.send_item(delivery, writer.count, item))
         return writer.count
 
     def _look_up(self, endpoint: str) -> _Endpoint:
@@ -329,7 +339,7 @@ class Mailbox:
             self._refusals.error(
                 "one-way message refused", actor=self.name, endpoint=delivery.endpoint, error=problem
             )
-        delivery.asker.answer_fault(delivery, Fault.PROTOCOL, problem)
+        delivery.inbound.answer_fault(delivery, Fault.PROTOCOL, problem)
 
     def _answer_error(self, delivery: Delivery, error: BaseException) -> None:
         self._failed += 1
@@ -342,7 +352,7 @@ class Mailbox:
             log.error("endpoint panicked", actor=self.name, endpoint=delivery.endpoint, error=text)
         known = self._endpoints.get(delivery.endpoint)
         errors = NO_ERRORS if known is None else known.signature.errors
-        delivery.asker.answer_error(delivery, error, errors)
+        delivery.inbound.answer_error(delivery, error, errors)
 
     def _answer_cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:
         if delivery.cancelled is not None:
@@ -355,4 +365,4 @@ class Mailbox:
     def _count_cancelled(self, delivery: Delivery) -> None:
         self._cancelled += 1
         if delivery.cancelled is not Fault.DEAD:  # else it was answered before
-            delivery.asker.answer_fault(delivery, delivery.cancelled or Fault.CANCELLED, "cancelled")
+            delivery.inbound.answer_fault(delivery, delivery.cancelled or Fault.CANCELLED, "cancelled")

@@ -21,7 +21,7 @@ from ..protocol.incarnations import Incarnations
 from ..protocol.session import Settings
 from ..telemetry import BoundedLog, get_logger
 from ..wire.wire import Frames, Link, Wire
-from .connection import Peer
+from .connection import Connection
 from .mailbox import Mailbox
 
 log = get_logger(__name__)
@@ -29,7 +29,7 @@ log = get_logger(__name__)
 # Peers that have connected, are idle this long and have no request in service are dropped.
 _IDLE_S = 600.0
 # From here on connections to systems that have gone are forgotten.
-_MANY_PEERS = 64
+_MANY_CONNECTIONS = 64
 # The reasons for which processes have ended, of those that ended last.
 _REMEMBERED_DEATHS = 256
 # A process that was replaced is refused for as long as its successor is one of so many that were heard last.
@@ -50,10 +50,10 @@ class Network:
         self.now = wire.now
         """The clock of the wire."""
         self.mailboxes = mailboxes
-        self._peers: dict[str, Peer] = {}  # those that this side calls, by address
-        self._incoming: dict[Peer, None] = {}
+        self._outgoing: dict[str, Connection] = {}  # those that this side calls, by address
+        self._incoming: dict[Connection, None] = {}
         self.on_crash: Callable[[], None] = lambda: None
-        self._prune_at = _MANY_PEERS
+        self._prune_at = _MANY_CONNECTIONS
         self._dead: OrderedDict[str, FlexmarlError] = OrderedDict()
         self._watched_processes: set[str] = set()
         self._incarnations = Incarnations(_REMEMBERED_LINEAGES)
@@ -74,15 +74,19 @@ class Network:
 
     async def wait_tells_done(self, timeout_s: float) -> None:
         """Waits until all one-way messages from here have been processed; for ``timeout_s`` at most."""
-        waiting = [asyncio.ensure_future(peer.wait_tells_done()) for peer in self.peers if peer.has_tells()]
+        waiting = [
+            asyncio.ensure_future(connection.wait_tells_done())
+            for connection in self.connections
+            if connection.has_tells()
+        ]
         if waiting:
             for late in (await asyncio.wait(waiting, timeout=timeout_s))[1]:
                 late.cancel()
 
     def close(self) -> None:
         self._closed = True
-        for peer in (*self._peers.values(), *self._incoming):
-            peer.close()
+        for connection in (*self._outgoing.values(), *self._incoming):
+            connection.close()
         self._wire.close()
         self._refusals.close()
 
@@ -91,17 +95,17 @@ class Network:
         return self._wire.address
 
     @property
-    def peers(self) -> list[Peer]:
-        return [*self._peers.values(), *self._incoming]
+    def connections(self) -> list[Connection]:
+        return [*self._outgoing.values(), *self._incoming]
 
-    def peer(self, address: str) -> Peer:
+    def connection(self, address: str) -> Connection:
         """The connection to the system that listens on ``address``.
 
         Raises SystemClosed, LocalProtocolError for an invalid address, PlainTcpRefused, or the reason of its death.
         """
-        peer = self._peers.get(address)
-        if peer is not None:
-            return peer
+        connection = self._outgoing.get(address)
+        if connection is not None:
+            return connection
         if self._closed:
             raise SystemClosed(f"{self.name} is closed")
         if address in self._dead:
@@ -113,10 +117,10 @@ class Network:
             if error.errno == errno.EMFILE:
                 raise LocalProtocolError(f"there is no connection to {address!r}: {error}") from error
             raise LocalProtocolError(f"{address!r} is not the address of a system: {error}") from error
-        link.peer = peer = self._peers[address] = Peer(self, link, up=False)
+        link.connection = connection = self._outgoing[address] = Connection(self, link, up=False)
         if address == self.address:
-            peer.connected()
-        return peer
+            connection.connected()
+        return connection
 
     def _loopback(self) -> Link:
         """A link to this system itself: encoded like any other, so that actors share no mutable values; no socket."""
@@ -144,7 +148,7 @@ class Network:
         """``process_ended`` will give the exit reason of the process at ``address``: failing calls wait for it."""
         self._watched_processes.add(address)
         if self._dead.pop(address, None) is not None:  # a new one of the same name
-            self._peers.pop(address, None)
+            self._outgoing.pop(address, None)
 
     def unwatch_process(self, address: str) -> None:
         """No exit reason of a process at ``address`` will be given any more."""
@@ -156,67 +160,71 @@ class Network:
             self._watched_processes.discard(address)
             self._dead[address] = error
             if len(self._dead) > _REMEMBERED_DEATHS:
-                self._peers.pop(self._dead.popitem(last=False)[0], None)
-        peer = self._peers.get(address)
-        if peer is not None:
-            peer.fail(error, for_good=for_good)
+                self._outgoing.pop(self._dead.popitem(last=False)[0], None)
+        connection = self._outgoing.get(address)
+        if connection is not None:
+            connection.fail(error, for_good=for_good)
             if for_good:
-                self._wire.disconnect(peer.link)
+                self._wire.disconnect(connection.link)
 
     def _forget_gone(self) -> None:
         """Ends the attempts to reach systems that have gone, and to which no request is open, once there are many."""
-        if len(self._peers) >= self._prune_at:
-            for peer in [peer for peer in self._peers.values() if peer.is_gone]:
-                del self._peers[peer.address]  # a later call makes another connection
-                peer.fail(Unreachable("system", f"there is no connection to {peer.address}"), for_good=True)
-                self._wire.disconnect(peer.link)
-            self._prune_at = max(_MANY_PEERS, 2 * len(self._peers))
+        if len(self._outgoing) >= self._prune_at:
+            for connection in [
+                connection for connection in self._outgoing.values() if connection.is_forgettable
+            ]:
+                del self._outgoing[connection.address]  # a later call makes another connection
+                connection.fail(
+                    Unreachable("system", f"there is no connection to {connection.address}"), for_good=True
+                )
+                self._wire.disconnect(connection.link)
+            self._prune_at = max(_MANY_CONNECTIONS, 2 * len(self._outgoing))
 
     # ------------------------------------------------------------------ wire.Listener
 
     def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
         if self._closed:
             return
-        peer: Peer | None = link.peer
-        if peer is None:
+        connection: Connection | None = link.connection
+        if connection is None:
             self._drop_silent()
-            link.peer = peer = Peer(self, link, up=True)
-            self._incoming[peer] = None
+            link.connection = connection = Connection(self, link, up=True)
+            self._incoming[connection] = None
         try:
-            peer.received(message, buffers)
+            connection.received(message, buffers)
         except RemoteProtocolError as error:
-            self._refuse(peer, link, error)
+            self._refuse(connection, link, error)
 
-    def _refuse(self, peer: Peer, link: Link, error: RemoteProtocolError) -> None:
+    def _refuse(self, connection: Connection, link: Link, error: RemoteProtocolError) -> None:
         self.refused_messages += 1
         self._refusals.warning(
-            "message refused", system=self.name, peer=peer.node or link.address, error=text_of(error)
+            "message refused", system=self.name, peer=connection.node or link.address, error=text_of(error)
         )
-        if peer not in self._incoming:
-            peer.refused(text_of(error))
+        if connection not in self._incoming:
+            connection.refused(text_of(error))
             return
         link.send(codec.Encoder().pack([Kind.REFUSE, 0, text_of(error)[:1000]]))
-        if not peer.node:  # a stranger: it is dropped
+        if not connection.node:  # a stranger: it is dropped
             link.flush()
             self.peer_left(link)
 
     def connected(self, link: Link) -> None:
-        if link.peer is not None:
-            link.peer.connected()
+        if link.connection is not None:
+            link.connection.connected()
 
     def disconnected(self, link: Link, reason: str) -> None:
-        if link.peer is not None:
-            link.peer.disconnected(reason)
+        if link.connection is not None:
+            link.connection.disconnected(reason)
 
     def crashed(self) -> None:
         self._closed = True
-        for peer in self.peers:
-            peer.close()
+        for connection in self.connections:
+            connection.close()
         self.on_crash()
 
     def refused(self, link: Link, reason: str) -> None:
-        if link.peer is not None:
-            link.peer.unreachable(reason)
+        if link.connection is not None:
+            link.connection.unreachable(reason)
 
     # ------------------------------------------------------------------ for connections
 
@@ -231,15 +239,15 @@ class Network:
     def heard_incarnation(self, epoch: int) -> None:
         """Ends the earlier incarnations of the one that was heard, which is not replaced."""
         if self._incarnations.heard(epoch):
-            for peer in self.peers:
-                if peer.session.epoch is not None and self.is_replaced(peer.session.epoch):
-                    peer.replaced()
+            for connection in self.connections:
+                if connection.session.epoch is not None and self.is_replaced(connection.session.epoch):
+                    connection.replaced()
 
     def peer_left(self, link: Link) -> None:
-        if link.peer is not None:
-            link.peer.serving.leave()
-            self._incoming.pop(link.peer, None)
-            link.peer = None
+        if link.connection is not None:
+            link.connection.inbound.leave()
+            self._incoming.pop(link.connection, None)
+            link.connection = None
         self._wire.disconnect(link)
 
     def _drop_silent(self) -> None:
@@ -247,6 +255,6 @@ class Network:
         now = self._loop.time()
         if now >= self._drop_at:
             self._drop_at = now + _IDLE_S
-            for peer in list(self._incoming):
-                if not peer.was_heard():
-                    self.peer_left(peer.link)
+            for connection in list(self._incoming):
+                if not connection.was_active():
+                    self.peer_left(connection.link)

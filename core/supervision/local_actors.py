@@ -302,7 +302,8 @@ class LocalActors:
             usage.cpu_s,
             sum_of_mailboxes(mailbox.statistics() for mailbox in self._mailboxes.values()),
             sum_of_peers(
-                [peer.session.statistics() for peer in self.network.peers], self.network.refused_messages
+                [connection.session.statistics() for connection in self.network.connections],
+                self.network.refused_messages,
             ),
             {name: figures for name, actor in self._actors.items() if (figures := _figures_of(name, actor))},
             sum(_report_of(name, actor.progress, 0) for name, actor in self._actors.items()),

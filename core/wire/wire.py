@@ -46,8 +46,8 @@ class Link:
         "_run_next",
         "_transmit",
         "address",
+        "connection",
         "may_call",
-        "peer",
         "trouble",
     )
 
@@ -62,7 +62,7 @@ class Link:
         """``address``: of the peer, or a text for people if it has none. ``forget``: drops transmitted messages that
         wait for a connection. ``drop``: ends the connection, and makes another; None if the peer made it."""
         self.address = address
-        self.peer: Any = None
+        self.connection: Any = None
         """The listener's own object for this peer."""
         self.may_call: Callable[[str, str], bool] | None = None
         """Decides about the peer's calls, by actor and endpoint; None: it may make all."""

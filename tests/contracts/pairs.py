@@ -24,14 +24,14 @@ async def two(
 
 def session_of(system: ActorSystem) -> SessionStatistics:
     """Statistics of the only peer that ``system`` has called."""
-    sessions = [peer.session.statistics() for peer in system._local.network.peers]
+    sessions = [connection.session.statistics() for connection in system._local.network.connections]
     asked = [session for session in sessions if session.requests]
     assert len(asked) <= 1
     return asked[0] if asked else SessionStatistics()
 
 
 def all_credit_is_back(system: ActorSystem, ref: ActorRef[Subject]) -> bool:
-    credit = system._local.network.peer(ref.address).session.requests.credit(ref.name)
+    credit = system._local.network.connection(ref.address).session.requests.credit(ref.name)
     return (session_of(system).in_flight, credit.requests, credit.size_bytes, len(credit.waiting)) == (
         0,
         0,

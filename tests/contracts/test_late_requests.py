@@ -97,7 +97,7 @@ async def test_a_stopped_process_that_continues_begins_nothing_of_callers_that_h
         counter = await asking.spawn(Counter, "counter", process=True)
         pid = await answer(lambda: counter.api.pid())
         process = psutil.Process(pid)
-        session = asking._local.network.peer(counter.address).session
+        session = asking._local.network.connection(counter.address).session
         for _ in range(3):
             await answer(lambda: counter.api.count("before"))
             os.kill(pid, signal.SIGSTOP)

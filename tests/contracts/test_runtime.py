@@ -74,7 +74,7 @@ class TestCalls:
                     assert await subject.api.move(Point(1)) == Point(2)
             events = [entry["event"] for entry in logs]
             assert events == ["endpoint panicked"] * 3 + ["one-way message failed"]
-            requests = asking._local.network.peer(subject.address).session.requests
+            requests = asking._local.network.connection(subject.address).session.requests
             await until(lambda all_open=requests: not len(all_open))  # type: ignore[misc]
             credit = requests.credit(subject.name)
             assert (credit.requests, credit.size_bytes) == (0, 0)
@@ -308,9 +308,9 @@ class TestEnding:
                 await serving.add(Subject(), "subject")
                 subject = asking.ref("subject", address, Subject)
                 assert await add_when_back(subject, turn) == 1
-            peer = asking._local.network.peer(address)
-            await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023
-            assert (peer.node, peer.session.statistics().in_flight) == ("serving", 0)
+            connection = asking._local.network.connection(address)
+            await until(lambda: asking._local.network.connection(address).session.state is LinkState.DOWN)  # noqa: B023
+            assert (connection.node, connection.session.statistics().in_flight) == ("serving", 0)
 
     @over_every_transport
     async def test_where_nobody_listens_is_unreachable_and_nothing_is_left_over(

@@ -115,4 +115,4 @@ class TestIncarnations:
                 assert await subject.within(PATIENCE_S).add_slowly(turn) == 2
             finally:
                 await serving.__aexit__(None, None, None)
-            await until(lambda: asking._local.network.peer(address).session.state is LinkState.DOWN)  # noqa: B023
+            await until(lambda: asking._local.network.connection(address).session.state is LinkState.DOWN)  # noqa: B023

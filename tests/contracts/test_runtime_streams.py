@@ -163,7 +163,7 @@ class TestBackPressure:
     @over_every_transport
     async def test_callers_that_wait_stay_within_the_byte_window(self, cluster: Cluster) -> None:
         asking, actor, subject = await two(cluster, Settings(window_bytes=2**16))
-        credit = asking._local.network.peer(subject.address).session.requests.credit("subject")
+        credit = asking._local.network.connection(subject.address).session.requests.credit("subject")
         actor.gate.clear()
         calls = [asyncio.create_task(subject.api.take(b"x" * 2**15)) for _ in range(50)]
         await until(lambda: len(credit.waiting) >= 48)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.delivery.connection import Peer
+from flexmarl.core.delivery.connection import Connection
 from flexmarl.core.delivery.mailbox import Mailbox
 from flexmarl.core.delivery.peers import Network
 from flexmarl.core.errors import FlexmarlError
@@ -87,7 +87,7 @@ class Fuzzed:
         self.incoming = self.wire.connect("a stranger")
         pong = messages.join([codec.Encoder().pack([Kind.PONG, 0, []])])
         self.network.received(self.incoming, header() + pong, [])
-        self.asked = self.network.peer(ADDRESS)
+        self.asked = self.network.connection(ADDRESS)
         serve_at_once(self.incoming)
         serve_at_once(self.asked.link)
         self.asked.connected()
@@ -99,9 +99,10 @@ class Fuzzed:
             asyncio.ensure_future(self._stream(self.asked)),
         ]
 
-    async def _stream(self, peer: Peer) -> list[Any]:
+    async def _stream(self, connection: Connection) -> list[Any]:
         return [
-            item async for item in peer.stream("far", "count", (3,), {}, 30.0, signature_of(Target, "count"))
+            item
+            async for item in connection.stream("far", "count", (3,), {}, 30.0, signature_of(Target, "count"))
         ]
 
     def feed(self, message: codec.Bytes, buffers: Frames = ()) -> None:
@@ -121,7 +122,7 @@ def header() -> bytes:
 
 def serve_at_once(link: Link) -> None:
     """The requests of this peer, which confirms no mark, begin when they come."""
-    link.peer.serving.lease.confirmed(math.inf)
+    link.connection.inbound.lease.confirmed(math.inf)
 
 
 def valid_envelopes() -> list[list[Any]]:

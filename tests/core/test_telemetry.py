@@ -207,7 +207,7 @@ class TestServicesThatEmbed:
         assert not result["after"][-1], "structlog has been configured"
         assert not errors
         (name, level, text, _, fields), mine, failed = result["records"]
-        assert (name, level) == ("flexmarl.core.delivery.requests", "WARNING")
+        assert (name, level) == ("flexmarl.core.delivery.inbound", "WARNING")
         assert text.startswith("one-way message for an unknown actor ") and "endpoint='hear'" in text
         assert fields["actor"] == "missing"
         fields = {"name": "a", "args": [1], "message": "%s"}

@@ -155,8 +155,8 @@ async def test_a_turn_that_is_interrupted_without_a_token_is_not_asked_for_for_e
 async def test_a_rollout_actor_that_the_router_has_given_up_is_lost(house: House) -> None:
     """As after SIGSTOP for longer than the heartbeats, and SIGCONT: the router has forgotten its turns."""
     rollout = await house.open(ONE_TURN)
-    for peer in house.system._local.network.peers:
-        peer.serving.end_streams()
+    for connection in house.system._local.network.connections:
+        connection.inbound.end_streams()
     lost = await asyncio.wait_for(house.system.failure, 60.0)
     assert isinstance(lost, ActorDead) and is_loss(lost)
     assert str(lost) == f"actor {rollout.ref.name} died: router has given it up for its silence"

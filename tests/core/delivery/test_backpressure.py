@@ -46,9 +46,9 @@ async def test_a_flood_slows_its_producer_and_neither_side_grows(
         if number % 100 == 0:
             here_most = max(here_most, own.memory_info().rss / 2**20)
             (session,) = (
-                peer.session.statistics()
-                for peer in system._local.network.peers
-                if peer.node == "consumer" and peer.session.requests.last_id
+                connection.session.statistics()
+                for connection in system._local.network.connections
+                if connection.node == "consumer" and connection.session.requests.last_id
             )
             assert session.in_flight <= system.settings.window_bytes / 50_000 + 1
     there = await consumer.within(60).rss_mib()

@@ -82,8 +82,8 @@ async def test_systems_that_have_gone_are_forgotten(tmp_path: Path) -> None:
             refs = [asking.ref("x", f"ipc://{tmp_path}/{turn}-{number}.sock", Filler) for number in range(20)]
             for error in await asyncio.gather(*(ref.api.count() for ref in refs), return_exceptions=True):
                 assert isinstance(error, Unreachable)
-            most = max(most, len(network.peers))
-            assert len(network.peers) <= 64
+            most = max(most, len(network.connections))
+            assert len(network.connections) <= 64
         assert most > 40
         # Descriptors are freed by a thread of libzmq.
         async with asyncio.timeout(PATIENCE_S):
@@ -110,9 +110,11 @@ async def test_processes_that_have_ended_for_good_are_forgotten() -> None:
         for number in range(3000):
             address = f"ipc:///tmp/flexmarl-missing-{number}.sock"
             network.watch_process(address)
-            network.peer(address)
+            network.connection(address)
             network.process_ended(address, ActorDead("x", f"reason {number}"), for_good=True)
-        assert len(network._dead) == 256 and len(network.peers) == 256 and not network._watched_processes
+        assert (
+            len(network._dead) == 256 and len(network.connections) == 256 and not network._watched_processes
+        )
         with pytest.raises(ActorDead, match="reason 2999"):
             await asking.ref("x", address, Filler).api.count()
 

@@ -47,7 +47,7 @@ Envelope = tuple[Any, ...]
 
 
 class Node:
-    """One side: a session, with the work of ``Peer`` around it. The test decides when it answers a request."""
+    """One side: a session, with the work of ``Connection`` around it. The test decides when it answers a request."""
 
     def __init__(self, name: str, epoch: int, world: "World") -> None:
         self.name = name

@@ -59,7 +59,7 @@ async def test_a_lost_message_is_found_out_by_the_next_heartbeat(world: World) -
     with pytest.raises(ActorDead, match="the message, or its answer, was lost on the way"):
         await call
     assert now_s() <= 10.0 and world.workers["b"].heard == []
-    session = world.systems["a"]._local.network.peer(ref.address).session.statistics()
+    session = world.systems["a"]._local.network.connection(ref.address).session.statistics()
     assert (session.in_flight, session.lost) == (0, 2)
 
 

@@ -119,7 +119,7 @@ async def test_rules_hold_for_requests_of_every_kind_and_change_at_once(tmp_path
         assert 2 <= len(refused) <= 10, "logged at a bounded rate"
         assert refused[0]["endpoint"] == "ask_again" and "subject:ask_again" in refused[0]["next"]
         assert await subject.api.ask(2) == 2 and actor.heard == []
-        requests = client._local.network.peer(run.address).session.requests
+        requests = client._local.network.connection(run.address).session.requests
         assert requests.credit("subject").requests == 0, "refused requests give their credit back"
         await run.allow(key, ["subject"])
         assert await subject.api.ask_again(5) == 5

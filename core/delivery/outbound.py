@@ -39,7 +39,7 @@ _UP = LinkState.UP
 Waiter: TypeAlias = Call | StreamReader
 
 
-class Caller(ABC):
+class Outbound(ABC):
     """Calls actors of one peer. The connection, which derives from this, keeps the link and the time."""
 
     def __init__(self, network: "Network", link: Link, *, up: bool) -> None:

@@ -38,7 +38,7 @@ _Item: TypeAlias = tuple[int, Any, dict[Any, Any], int]
 _TEXT_LIMIT = 2**16
 
 
-class Serving:
+class Inbound:
     """The requests of one peer that are being served.
 
     It is one class because a request's admission, answer and cancellation all use the same open requests and marks.

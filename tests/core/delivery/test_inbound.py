@@ -87,12 +87,12 @@ class House:
         self.network.start()
         mailboxes["actor"] = mailbox = Mailbox("actor", "here", None, self.wire.now)
         mailbox.open(self.actor)
-        self.peer = self.wire.connect("a peer")
+        self.link = self.wire.connect("a peer")
 
     async def receive(self, *envelopes: Envelope) -> None:
         """One message; returns when everything has been done that it causes at once."""
         packed = [codec.Encoder().pack(envelope) for envelope in envelopes]
-        self.network.received(self.peer, messages.join(packed, HEADER), [])
+        self.network.received(self.link, messages.join(packed, HEADER), [])
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -130,7 +130,7 @@ async def test_they_never_begin_if_their_peer_has_withdrawn_them_meanwhile(house
     await house.receive(call(2, "blocks", 10.0), call(3, "late"), call(4, "later", kind=Kind.TELL))
     await house.confirm([Kind.CANCEL, -4], call(5, "wanted"))
     assert house.actor.begun == ["first", "blocks", "wanted"]
-    assert len(house.peer.peer.serving) == 0
+    assert len(house.link.connection.inbound) == 0
 
 
 async def test_a_withdrawn_call_that_is_running_is_cancelled(house: House) -> None:
@@ -151,7 +151,7 @@ async def test_a_mark_in_the_second_half_of_the_lease_renews_it_and_nothing_wait
 
 
 async def test_a_new_incarnation_of_the_peer_confirms_a_mark_of_its_own(house: House) -> None:
-    house.peer.peer.serving.forget()
+    house.link.connection.inbound.forget()
     await house.receive(call(2, "second"))
     assert house.actor.begun == ["first"]
     await house.confirm()
@@ -167,7 +167,7 @@ async def test_what_a_peer_that_has_left_has_sent_begins_under_its_lease_or_is_d
 
 
 async def test_nothing_keeps_a_peer_that_has_left(house: House) -> None:
-    serving = weakref.ref(house.peer.peer.serving)
+    inbound = weakref.ref(house.link.connection.inbound)
     await house.receive(call(2, "blocks", math.inf), call(3, "late"), [Kind.BYE, 0])
     gc.collect()
-    assert serving() is None
+    assert inbound() is None
