@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..actor import Actor
 from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 log = get_logger(__name__)
-
-
-class SupervisedSystem(Protocol):
-    """The part of an ``ActorSystem`` that its supervisors use."""
-
-    _local: LocalActors
 
 
 class Child(ABC):

@@ -14,16 +14,17 @@ import signal
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..durable.files import open_private
 from ..errors import LocalProtocolError
-from ..protocol.session import Settings
-from ..wire.curve import Keys
-from ..wire.zeromq import Tcp, ipc_address, listening_socket, tcp_address
+from ..wire.zeromq import ipc_address, listening_socket, tcp_address
 from .forking import ForkedProcess, ForkServer
 from .node import NODE_DIRECTORY, Launch, Node, Running
 from .worker_init import WorkerInit, search_path, write_init
+
+if TYPE_CHECKING:
+    from ..system import ActorSystem
 
 # PF_EXITING of include/linux/sched.h
 _PF_EXITING = 0x4
@@ -33,24 +34,12 @@ _LOG_TAIL_LINES = 15
 _LOG_TAIL_BYTES = 2**16
 
 
-class NodeSystem(Protocol):
-    """The part of an ``ActorSystem`` that a node of its host uses."""
-
-    name: str
-    tcp: Tcp | None
-    keys: Keys | None
-    settings: Settings
-
-    @property
-    def keys_file(self) -> Path: ...
-
-
 class ProcessNode(Node):
     """Each actor in a process of its own, which holds nothing else."""
 
     def __init__(
         self,
-        system: NodeSystem,
+        system: "ActorSystem",
         directory: Path,
         log_directory: Path,
         env: Mapping[str, str] | None,

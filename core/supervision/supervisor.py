@@ -38,7 +38,7 @@ A process that is alive and silent takes the same way from ``end_lost`` on: it i
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 
 from ..actor import Actor, endpoint
 from ..errors import (
@@ -54,12 +54,15 @@ from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
 from ..waits import ProcessWaits, Wait
 from .asked_processes import ask_processes
-from .children import Child, LocalChild, NodeChild, SupervisedSystem
+from .children import Child, LocalChild, NodeChild
 from .node import Launch, Node
 from .process_statistics import ProcessStatistics
 from .restart_policy import Escalate, Intensity, Restarts
 from .system_api import SystemApi
 from .worker_init import constructor_arguments, import_path
+
+if TYPE_CHECKING:
+    from ..system import ActorSystem
 
 log = get_logger(__name__)
 
@@ -81,7 +84,7 @@ class Supervisor(Actor):
 
     def __init__(
         self,
-        system: SupervisedSystem,
+        system: "ActorSystem",
         node: Node,
         *,
         intensity: Intensity = NO_RESTARTS,

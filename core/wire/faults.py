@@ -5,11 +5,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import RemoteProtocolError
 from ..protocol import codec, messages
 from ..protocol.envelopes import Kind
+
+if TYPE_CHECKING:
+    from .memory import MemoryWire
 
 Frames = list[codec.Bytes]
 
@@ -99,25 +102,14 @@ def _both_ways(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     return {way for one, other in pairs for way in ((one, other), (other, one))}
 
 
-class PipeEnd(Protocol):
-    """A node at one end of a pipe. ``label``: its name and incarnation, for the log."""
-
-    host: str
-    label: str
-
-    def when_awake(self, do: Callable[[], None]) -> None:
-        """Runs ``do`` now, or after the node is resumed; never after it has ended."""
-        ...
-
-
 class Pipe:
     """One direction of a connection: keeps the order, except for the faults."""
 
     def __init__(
         self,
         medium: FaultyMedium,
-        sender: PipeEnd,
-        receiver: PipeEnd,
+        sender: "MemoryWire",
+        receiver: "MemoryWire",
         deliver: Callable[[Frames], None],
         ended: Callable[[], None],
     ) -> None:

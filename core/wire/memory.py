@@ -191,7 +191,8 @@ class MemoryNetwork(FaultyMedium):
 
 
 class MemoryWire:
-    """The connections of one node (``wire.Wire``). Made by ``MemoryNetwork.wire``."""
+    """The connections of one node (``wire.Wire``). Made by ``MemoryNetwork.wire``. ``label``: its name and incarnation,
+    for the log."""
 
     def __init__(self, network: MemoryNetwork, name: str, number: int, epoch: int | None) -> None:
         self.network = network
@@ -263,7 +264,7 @@ class MemoryWire:
     # ------------------------------------------------------------------ for the connections
 
     def when_awake(self, do: Callable[[], None]) -> None:
-        """See ``PipeEnd``."""
+        """Runs ``do`` now, or when the node is resumed; never after it has ended."""
         if not self.running:
             return
         if self.paused or self._held:
