@@ -207,6 +207,17 @@ class PieceLost(TransportError):
         self.reason = reason
 
 
+class RangesLost(TransportError):
+    """Bytes that another process serves by name can't be fetched. ``address``: its host and port. ``ranges``: the
+    number of those that are missing."""
+
+    def __init__(self, address: str, ranges: int, reason: str) -> None:
+        super().__init__(f"{ranges} ranges of bytes can't be fetched from {address}: {reason}")
+        self.address = address
+        self.ranges = ranges
+        self.reason = reason
+
+
 class SegmentFull(TransportError):
     """The writer's segment has too little room for a batch: it needs another one. Nothing was written."""
 

@@ -2,24 +2,19 @@
 
     writer   makes the segments that the store grants, and serves them        (``WriterNode``)
     store    counts them, and names those that have ended with the next grant
-    reader   maps them on the writer's node, or fetches pieces of them         (``FarReader``)
+    reader   maps them on the writer's node, or fetches ranges of them         (``FarReader``)
 
 The name of such a segment begins with its place: ``ADDRESS/WRITER/NAME``. It goes with its writer.
 """
 
 import re
 import shutil
-import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import xxhash
-
-from ..errors import ForeignHandle, PieceLost, UnsafeDirectory
+from ..errors import ForeignHandle, PieceLost, RangesLost, UnsafeDirectory
 from ..segments import (
     ByteRef,
     Medium,
@@ -31,16 +26,14 @@ from ..segments import (
     remove,
 )
 from ..statistics import NetworkStatistics
-from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
-from .fetch import connect
-from .frames import MOST_RANGE_BYTES, REPLY_BYTES, Answer, BadFrame, Reply, SegmentRange
+from .bulk import Bulk
+from .frames import MOST_RANGE_BYTES, NamedRange
+from .named_ranges import fetch_ranges
 from .server import BulkServer
 
 _WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# References of one batch that lie as near as this are one piece.
+# References of one batch that lie as near as this are fetched as one range.
 _GAP_BYTES: Final = 4096
-_REQUESTS_AHEAD: Final = 16
-_PAUSE_S: Final = 0.1
 
 Found = dict[ByteRef, memoryview]
 
@@ -68,7 +61,7 @@ class WriterNode:
     def memory(self) -> WriterMemory:
         """Raises OSError if this process can't listen."""
         if self._bulk is not None and self._server is None:
-            self._server = BulkServer(self._bulk, self.statistics, segments=self._piece)
+            self._server = BulkServer(self._bulk, self.statistics, named_bytes=self._bytes_of)
             self._place = f"{self._server.address}/{self._writer}"
         names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         held = [f"{self._place}/{name}" for name in names]
@@ -101,18 +94,18 @@ class WriterNode:
             self._server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _piece(self, piece: SegmentRange) -> memoryview:
-        """Raises ForeignHandle."""
+    def _bytes_of(self, request: NamedRange) -> memoryview:
+        """The bytes of a range of a segment. Raises ForeignHandle."""
         # A reader of its own: connections have threads, and a mapping lasts as long as its view.
-        reference = ByteRef(piece.segment, piece.start, piece.end - piece.start)
+        reference = ByteRef(request.name, request.start, request.end - request.start)
         try:
             return SegmentReader(self.directories).views([reference])[0]
         except UnsafeDirectory as error:  # there is no segment yet, or not any more
-            raise ForeignHandle(piece.segment, str(self.folder), error.reason) from error
+            raise ForeignHandle(request.name, str(self.folder), error.reason) from error
 
 
 class FarReader:
-    """Pieces of segments on any node."""
+    """Reads segments of writers on any node."""
 
     def __init__(self, root: Path, bulk: Bulk, run_blocking: Callable[..., Awaitable[Found]]) -> None:
         """``root``: of all writers of this node. ``run_blocking``: as of ``ActorSystem``."""
@@ -135,77 +128,37 @@ class FarReader:
 
     def _fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float, stop: threading.Event) -> Found:
         address = place.rpartition("/")[0]
-        contents: Found = {}
-        pieces = dict(_pieces(refs))
-        give_up_at = time.monotonic() + timeout_s
-        wrong = 0
-        while pieces:
-            try:
-                with (
-                    closing(connect(address)) as raw,
-                    closing(secure(raw, self._bulk, server=False)) as connection,
-                ):
-                    for piece, memory in _receive(connection, [*pieces]):
-                        if memory is None:
-                            wrong += 1
-                            if wrong > 1:
-                                raise PieceLost(
-                                    place, len(refs), "bytes have another digest than they were sent with"
-                                )
-                            continue
-                        for ref in pieces.pop(piece):
-                            start = ref.offset - piece.start
-                            contents[ref] = memory[start : start + ref.size_bytes]
-            except (Refused, BadFrame, ForeignHandle, ConnectionRefusedError, socket.gaierror) as error:
-                raise PieceLost(place, len(refs), str(error)) from error
-            except OSError as error:
-                if (refused := refusal(error)) is not None:
-                    raise PieceLost(place, len(refs), str(refused)) from error
-                if stop.is_set() or time.monotonic() >= give_up_at:
-                    raise PieceLost(place, len(refs), f"{error}, for {timeout_s:g} s") from error
-                stop.wait(_PAUSE_S)
-        return contents
+        refs_of = dict(_group(refs))
+        try:
+            memory_of = fetch_ranges(self._bulk, address, [*refs_of], timeout_s, stop)
+        except RangesLost as lost:
+            raise PieceLost(place, len(refs), lost.reason) from lost
+        return {
+            ref: memory_of[near][ref.offset - near.start : _end(ref) - near.start]
+            for near, together in refs_of.items()
+            for ref in together
+        }
 
 
-def _pieces(refs: Sequence[ByteRef]) -> Iterator[tuple[SegmentRange, list[ByteRef]]]:
-    """Pieces with the references that lie in them, near ones together."""
+def _group(refs: Sequence[ByteRef]) -> Iterator[tuple[NamedRange, list[ByteRef]]]:
+    """The ranges of segments to fetch, with the references that lie in each: near ones are fetched together."""
     together: list[ByteRef] = []
     for ref in sorted({ref for ref in refs if ref.size_bytes}):
         if together and (
             ref.segment != together[0].segment
-            or ref.offset > max(map(_end, together[-1:])) + _GAP_BYTES
+            or ref.offset > _end(together[-1]) + _GAP_BYTES
             or _end(ref) - together[0].offset > MOST_RANGE_BYTES
         ):
-            yield _piece_of(together), together
+            yield _range_of(together), together
             together = []
         together.append(ref)
     if together:
-        yield _piece_of(together), together
+        yield _range_of(together), together
 
 
-def _piece_of(refs: Sequence[ByteRef]) -> SegmentRange:
-    return SegmentRange(refs[0].segment, refs[0].offset, max(map(_end, refs)))
+def _range_of(refs: Sequence[ByteRef]) -> NamedRange:
+    return NamedRange(refs[0].segment, refs[0].offset, max(map(_end, refs)))
 
 
 def _end(ref: ByteRef) -> int:
     return ref.offset + ref.size_bytes
-
-
-def _receive(
-    connection: socket.socket, pieces: Sequence[SegmentRange]
-) -> Iterator[tuple[SegmentRange, memoryview | None]]:
-    """Each piece with its bytes; None if they have another digest. Raises OSError, BadFrame, ForeignHandle."""
-    request_count = 0
-    for number, piece in enumerate(pieces):
-        while request_count < min(len(pieces), number + _REQUESTS_AHEAD):
-            connection.sendall(pieces[request_count].encode())
-            request_count += 1
-        reply = Reply.decode(exactly(connection, REPLY_BYTES))
-        if reply.answer is Answer.FOREIGN:
-            raise ForeignHandle(piece.segment, "its writer", "it is not there")
-        if reply.answer is not Answer.PIECE or reply.size_bytes != piece.end - piece.start:
-            raise BadFrame(f"{reply.answer.name} with {reply.size_bytes} bytes")
-        memory = memoryview(bytearray(reply.size_bytes))
-        receive_into(connection, memory)
-        is_right = xxhash.xxh3_64_intdigest(memory) == reply.number
-        yield piece, memory.toreadonly() if is_right else None

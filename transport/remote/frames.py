@@ -1,13 +1,13 @@
-"""The messages between the reader of a state and its owner: bytes in, messages out, without I/O.
+"""The messages between the reader of bytes and their owner: bytes in, messages out, without I/O.
 
     reader  Open    names a version: its block, generation and size; the digest of a version that the reader has
     owner   Reply   opened, followed by the digest of every chunk (8 bytes each, little-endian); or stale, foreign
     reader  Read    bytes ``start`` to ``end`` of the version, a range; several may be under way
     owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``delta.py``)
 
-    reader  SegmentRange
-                    a part of a segment of samples (``far_segments.py``); several may be under way
-    owner   Reply   piece, followed by these bytes; or foreign
+    reader  NamedRange
+                    a range of bytes that the owner serves under a name (``named_ranges.py``); several may be under way
+    owner   Reply   named, followed by these bytes; or foreign
 
 Replies come in the order of the requests. The version can't change while it is open. A peer that breaks the rules, or
 closes, ends the connection. All sizes are checked before memory is allocated.
@@ -27,8 +27,8 @@ _PREFIX: Final = struct.Struct("!4sBxH")  # magic, kind, bytes that follow
 _OPEN: Final = struct.Struct("!QQ?Q")
 _READ: Final = struct.Struct("!QQ?")
 _REPLY: Final = struct.Struct("!4sB?xxQQ")
-_PIECE: Final = struct.Struct("!QQ")
-_OPEN_KIND, _READ_KIND, _PIECE_KIND = 1, 2, 3
+_NAMED: Final = struct.Struct("!QQ")
+_OPEN_KIND, _READ_KIND, _NAMED_KIND = 1, 2, 3
 REPLY_BYTES: Final = _REPLY.size
 
 
@@ -63,18 +63,18 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRange:
-    """Bytes ``start`` to ``end`` of a segment."""
+class NamedRange:
+    """Bytes ``start`` to ``end`` of those that their owner serves as ``name``."""
 
-    segment: str
+    name: str
     start: int
     end: int
 
     def encode(self) -> bytes:
-        return _frame(_PIECE_KIND, _PIECE.pack(self.start, self.end) + self.segment.encode())
+        return _frame(_NAMED_KIND, _NAMED.pack(self.start, self.end) + self.name.encode())
 
 
-Request = Open | Read | SegmentRange
+Request = Open | Read | NamedRange
 
 
 def _frame(kind: int, body: bytes) -> bytes:
@@ -117,11 +117,11 @@ def _request(kind: int, body: bytes) -> Request:
             if not (start < end <= start + MOST_RANGE_BYTES and start % CHUNK_BYTES == 0):
                 raise BadFrame(f"invalid range: bytes {start} to {end}")
             return Read(start, end, delta)
-        if kind == _PIECE_KIND:
-            start, end = _PIECE.unpack_from(body)
-            if not start < end:  # its segment bounds it
-                raise BadFrame(f"invalid piece: bytes {start} to {end}")
-            return SegmentRange(body[_PIECE.size :].decode(), start, end)
+        if kind == _NAMED_KIND:
+            start, end = _NAMED.unpack_from(body)
+            if not start < end:  # the bytes of that name bound it
+                raise BadFrame(f"invalid named range: bytes {start} to {end}")
+            return NamedRange(body[_NAMED.size :].decode(), start, end)
     except (struct.error, UnicodeDecodeError) as error:
         raise BadFrame(f"invalid request: {error}") from error
     raise BadFrame(f"unknown request {kind}")
@@ -133,13 +133,13 @@ class Answer(IntEnum):
     FOREIGN = 3
     RAW = 4
     DELTA = 5
-    PIECE = 6
+    NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """``size_bytes`` bytes follow. ``number``: of STALE, the version that was found + 1; 0: the owner has none; of
-    PIECE, the xxh3_64 of the bytes.
+    NAMED, the xxh3_64 of the bytes.
     ``has_base``: of OPENED, deltas against the reader's base can be sent."""
 
     answer: Answer

@@ -1,4 +1,4 @@
-"""Serves the blocks of shared memory in a process's directory to readers on other hosts, by threads.
+"""Serves the memory of a process to readers on other hosts, by threads: blocks of states, and bytes by name.
 
 Each connection has a thread. Encryption and digests are computed without the GIL, and a blocking ``sendall`` reads the
 shared memory in place. Python's ``ssl`` under asyncio would copy every byte twice more, on the event loop.
@@ -25,7 +25,7 @@ from ..payload import table_digest
 from ..statistics import NetworkStatistics
 from .bulk import Bulk, Refused, secure
 from .deltas import Deltas
-from .frames import Answer, BadFrame, Open, Read, Reply, Requests, SegmentRange
+from .frames import Answer, BadFrame, NamedRange, Open, Read, Reply, Requests
 
 # Why not the actors' connections: a message is in memory as a whole, passes the event loop and is paid for by credit,
 # and a Get of gigabytes would delay the calls beside it. Over one connection of the loopback, ZeroMQ with CURVE moves
@@ -41,8 +41,8 @@ Blocks = Callable[[str], tuple[Block, list[Block]]]
 """The block of a name, and the others with versions of its key. Raises StaleHandle, ForeignHandle."""
 
 
-Segments = Callable[[SegmentRange], memoryview]
-"""A piece of a segment. Raises ForeignHandle."""
+NamedBytes = Callable[[NamedRange], memoryview]
+"""The bytes of a range of a name. Raises ForeignHandle. Called by several threads."""
 
 
 def no_blocks(name: str) -> tuple[Block, list[Block]]:
@@ -50,24 +50,28 @@ def no_blocks(name: str) -> tuple[Block, list[Block]]:
     raise ForeignHandle(name, "this process", "it has no states")
 
 
-def no_segments(piece: SegmentRange) -> memoryview:
-    """``Segments`` of a process without samples."""
-    raise ForeignHandle(piece.segment, "this process", "it has no segments")
+def no_named_bytes(request: NamedRange) -> memoryview:
+    """``NamedBytes`` of a process that serves states alone."""
+    raise ForeignHandle(request.name, "this process", "it serves no bytes by name")
 
 
 class BulkServer:
-    """Listens until ``close``. ``address``: for readers. Raises OSError if it can't listen."""
+    """Listens until ``close``. ``address``: for readers. Raises OSError if it can't listen.
+
+    ``blocks``: the states that it serves. ``named_bytes``: a source of other bytes, whose names mean something to the
+    two ends alone; each range goes out with its digest.
+    """
 
     def __init__(
         self,
         bulk: Bulk,
         statistics: NetworkStatistics,
         blocks: Blocks = no_blocks,
-        segments: Segments = no_segments,
+        named_bytes: NamedBytes = no_named_bytes,
     ) -> None:
         self._bulk = bulk
         self._blocks = blocks
-        self.segment = segments
+        self.named_bytes = named_bytes
         self.statistics = statistics
         family = socket.AF_INET6 if ":" in bulk.host else socket.AF_INET
         self._listener = socket.create_server((bulk.host, bulk.port), family=family, backlog=128)
@@ -237,8 +241,8 @@ class _Session:
                         self._open(request)
                     case Read():
                         self._send(request)
-                    case SegmentRange():
-                        self._send_piece(request)
+                    case NamedRange():
+                        self._send_named(request)
 
     def _open(self, request: Open) -> None:
         if self._block is not None:
@@ -257,14 +261,14 @@ class _Session:
         reply = Reply(Answer.OPENED, len(table), has_base=self._deltas is not None)
         self._connection.sendall(reply.encode() + table)
 
-    def _send_piece(self, request: SegmentRange) -> None:
+    def _send_named(self, request: NamedRange) -> None:
         try:
-            memory = self._server.segment(request)
+            memory = self._server.named_bytes(request)
         except ForeignHandle:
             self._connection.sendall(Reply(Answer.FOREIGN, 0).encode())
             return
         digest = xxhash.xxh3_64_intdigest(memory)
-        self._connection.sendall(Reply(Answer.PIECE, len(memory), digest).encode())
+        self._connection.sendall(Reply(Answer.NAMED, len(memory), digest).encode())
         self._connection.sendall(memory)
         self._server.count(whole_bytes=len(memory))
 

@@ -34,7 +34,7 @@ from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.transport.remote.bulk import secure
 from flexmarl.transport.remote.far_segments import WriterNode
 from flexmarl.transport.remote.fetch import connect
-from flexmarl.transport.remote.frames import SegmentRange
+from flexmarl.transport.remote.frames import NamedRange
 from flexmarl.transport.segments import SegmentGrant
 
 from ...patience import PATIENCE_S
@@ -221,7 +221,7 @@ async def test_a_reader_that_dies_in_a_fetch_disturbs_nobody(hosts: Hosts) -> No
 
     def ask_and_leave() -> None:
         connection: socket.socket = secure(connect(segment.split("/")[0]), bulk, server=False)
-        connection.sendall(SegmentRange(segment, 0, SEGMENT).encode())
+        connection.sendall(NamedRange(segment, 0, SEGMENT).encode())
         connection.recv(10)
         connection.close()
 

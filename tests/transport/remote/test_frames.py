@@ -10,9 +10,11 @@ from flexmarl.transport.remote.frames import (
     REPLY_BYTES,
     Answer,
     BadFrame,
+    NamedRange,
     Open,
     Read,
     Reply,
+    Request,
     Requests,
 )
 
@@ -24,11 +26,18 @@ reads = st.builds(
     st.integers(1, MOST_RANGE_BYTES),
     st.booleans(),
 )
+names = st.builds(
+    lambda name, start, size: NamedRange(name, start, start + size),
+    st.text(max_size=200),
+    st.integers(0, 2**40),
+    st.integers(1, 2**40),
+)
+any_request = opens | reads | names
 
 
-@given(st.lists(opens | reads, max_size=8), st.lists(st.integers(0, 600), max_size=20))
+@given(st.lists(any_request, max_size=8), st.lists(st.integers(0, 600), max_size=20))
 def test_requests_come_out_as_they_went_in_however_they_are_cut(
-    requests: list[Open | Read], cuts: list[int]
+    requests: list[Request], cuts: list[int]
 ) -> None:
     sent = b"".join(request.encode() for request in requests)
     decoder, found, start = Requests(), [], 0
@@ -43,15 +52,13 @@ def test_any_bytes_are_requests_or_refused(received: bytes) -> None:
     decoder = Requests()
     try:
         for request in decoder.feed(received):
-            assert isinstance(request, (Open, Read))
+            assert isinstance(request, (NamedRange, Open, Read))
     except BadFrame:
         pass
 
 
-@given(opens | reads, st.integers(0, 100), st.integers(0, 255))
-def test_a_changed_byte_never_makes_an_impossible_request(
-    request: Open | Read, where: int, byte: int
-) -> None:
+@given(any_request, st.integers(0, 100), st.integers(0, 255))
+def test_a_changed_byte_never_makes_an_impossible_request(request: Request, where: int, byte: int) -> None:
     sent = bytearray(request.encode())
     sent[where % len(sent)] = byte
     try:
@@ -65,9 +72,16 @@ def test_a_changed_byte_never_makes_an_impossible_request(
 
 @pytest.mark.parametrize(
     "request_",
-    [Read(0, 0), Read(CHUNK_BYTES, 5), Read(1, 2), Read(0, MOST_RANGE_BYTES + 1), Open("x" * 2000, 0, 0)],
+    [
+        NamedRange("x", 5, 5),
+        Read(0, 0),
+        Read(CHUNK_BYTES, 5),
+        Read(1, 2),
+        Read(0, MOST_RANGE_BYTES + 1),
+        Open("x" * 2000, 0, 0),
+    ],
 )
-def test_impossible_requests_are_refused(request_: Open | Read) -> None:
+def test_impossible_requests_are_refused(request_: Request) -> None:
     with pytest.raises(BadFrame):
         Requests().feed(request_.encode())
 
