@@ -17,8 +17,8 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 
 from ...transport.handle import DTYPE_BYTES
-from ...transport.segments import ByteRef
 from ..errors import StoreError
+from ..segments.segments import ByteRef
 
 UTF8: Final = "utf8"
 ITEM_BYTES: Final = {**DTYPE_BYTES, UTF8: 1}

@@ -6,9 +6,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from ...core.ref import ActorRef
-from ...transport.segments import ByteRef, place_of
 from ..errors import StoreError
 from ..messages import StoreApi
+from ..segments.segments import ByteRef, place_of
 from .column_refs import UTF8, ColumnRefs, is_packed, is_ref, runs
 
 SEND_TIMEOUT_S: Final = 60.0

@@ -4,7 +4,7 @@ rollout   ExperienceWriter.put(samples)     copies token lists into a segment, s
 trainer   ExperienceReader.samples(batch)   maps the segments, and returns samples
 
 The segments of a writer on another host than the store are on its own host. Readers elsewhere get the bytes over the
-network: from that writer (``transport/remote/far_segments.py``), or from the store if they are on its host.
+network: from that writer (``segments/far_segments.py``), or from the store if they are on its host.
 """
 
 import asyncio
@@ -18,10 +18,16 @@ from ...core.errors import ActorDead
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.telemetry import get_logger
-from ...transport.errors import PieceLost, SegmentFull, UnsafeDirectory
+from ...transport.errors import UnsafeDirectory
 from ...transport.remote.bulk import Bulk
-from ...transport.remote.far_segments import FarReader, WriterNode
-from ...transport.segments import (
+from ...transport.select import this_node
+from ..errors import SamplesUnreachable, StoreFull
+from ..messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi, Truncation
+from ..names import AgentName
+from ..sample_id import SampleId
+from ..segments.errors import PieceLost, SegmentFull
+from ..segments.far_segments import FarReader, WriterNode
+from ..segments.segments import (
     ByteRef,
     Content,
     SegmentDirectories,
@@ -32,11 +38,6 @@ from ...transport.segments import (
     packed_bytes,
     place_of,
 )
-from ...transport.select import this_node
-from ..errors import SamplesUnreachable, StoreFull
-from ..messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreApi, Truncation
-from ..names import AgentName
-from ..sample_id import SampleId
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, pack_flat, runs, segments
 from .declared_columns import MAX_STRING
 from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, declared_values, sent

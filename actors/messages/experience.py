@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from ...core.actor import endpoint
-from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
 from ..errors import SamplesLost, SelectTimeout, StoreError, TooFewRows, TooManySelects, WriterRetired
 from ..names import AgentName, PolicyName, Step
+from ..segments.segments import ByteRef, SegmentGrant, WriterMemory
 from .rollouts import GroupClosed
 from .truncation import Truncation
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ...transport.segments import SegmentGrant
+from ..segments.segments import SegmentGrant
 
 GRANT: Final = 16  # writer, segment, size in bytes; if it is the writer's newest: number
 SEAL: Final = 17  # writer, segments

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from ...transport.segments import is_far
 from ..columns.column_refs import segments
 from ..errors import SamplesLost
 from ..messages import LeasedBatch
 from ..sample_id import SampleId
+from ..segments.segments import is_far
 from .policy_queue import PolicyQueue
 from .row import Row
 from .segment_arena import SegmentArena, writer_of

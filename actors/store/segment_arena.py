@@ -1,4 +1,4 @@
-"""The segments (``transport/segments.py``) of all tables: their writers, and which of their bytes rows refer to.
+"""The segments (``segments/segments.py``) of all tables: their writers, and which of their bytes rows refer to.
 
     grant --> the writer fills it, its rows are accepted (check, hold) --> seal --> release of the last row: removed
 
@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ...core.telemetry import get_logger
-from ...transport.segments import (
+from ..errors import ProtocolViolation, StoreError, StoreFull
+from ..segments.segments import (
     ByteRef,
     Medium,
     SegmentDirectories,
@@ -36,7 +37,6 @@ from ...transport.segments import (
     place_of,
     remove,
 )
-from ..errors import ProtocolViolation, StoreError, StoreFull
 
 __all__ = ["ArenaLimits", "ArenaStatistics", "ByteRef", "SegmentArena", "SegmentDirectories", "SegmentGrant"]
 

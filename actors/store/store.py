@@ -25,7 +25,6 @@ from ...core.actor import Actor, endpoint
 from ...core.errors import JournalError
 from ...core.telemetry import get_logger
 from ...core.waits import Wait
-from ...transport.segments import ByteRef, SegmentGrant, WriterMemory
 from ...transport.select import this_node
 from ..columns.column_refs import ValueRef
 from ..columns.store_client import segment_directories
@@ -41,6 +40,7 @@ from ..messages import (
 )
 from ..names import AgentName, PolicyName, Step
 from ..run_events import RunEvent, StoreBlocked, StoreUnblocked
+from ..segments.segments import ByteRef, SegmentGrant, WriterMemory
 from . import lost_bytes
 from .column_waits import ColumnWaits
 from .grants import GRANT, SEAL, Grants, grant_record, seal_record

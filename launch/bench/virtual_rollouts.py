@@ -27,6 +27,7 @@ from ...actors.names import PolicyName, Step, Version
 from ...actors.recipe.recipe import Recipe
 from ...actors.rollout.rollout import Rollout
 from ...actors.run_events import InstanceMoved, RunEvent
+from ...actors.segments.segments import WriterMemory
 from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy
@@ -34,7 +35,6 @@ from ...core.actor import Actor, endpoint
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.wire.memory import MemoryNetwork
-from ...transport.segments import WriterMemory
 from ...transport.state import StateTransport
 from ..config.run_config import RunConfig
 from ..errors import BenchmarkFailed

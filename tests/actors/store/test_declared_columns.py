@@ -17,13 +17,13 @@ from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample, StoreApi
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.run_events import ColumnsAwaited
+from flexmarl.actors.segments.segments import ByteRef
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
-from flexmarl.transport.segments import ByteRef
 
 from ...patience import PATIENCE_S
 from ..stores import SOLVER, store_setup

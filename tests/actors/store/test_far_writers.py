@@ -25,6 +25,8 @@ from flexmarl.actors.columns.store_client import (
 )
 from flexmarl.actors.errors import SamplesLost, SamplesUnreachable, StoreFull, TooFewRows
 from flexmarl.actors.messages import StoreApi
+from flexmarl.actors.segments.far_segments import WriterNode
+from flexmarl.actors.segments.segments import SegmentGrant
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
 from flexmarl.core.ref import ActorRef
@@ -32,10 +34,8 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import Tcp
 from flexmarl.transport.remote.bulk import secure
-from flexmarl.transport.remote.far_segments import WriterNode
 from flexmarl.transport.remote.fetch import connect
 from flexmarl.transport.remote.frames import NamedRange
-from flexmarl.transport.segments import SegmentGrant
 
 from ...patience import PATIENCE_S
 from ..stores import SOLVER, store_setup

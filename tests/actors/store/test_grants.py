@@ -4,8 +4,8 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.segments.segments import SegmentGrant
 from flexmarl.actors.store.grants import GRANT, Grants, grant_record, seal_record
-from flexmarl.transport.segments import SegmentGrant
 
 
 def read(records: list[bytes]) -> Grants:

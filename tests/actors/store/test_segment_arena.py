@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from flexmarl.actors.errors import ProtocolViolation, StoreError, StoreFull
+from flexmarl.actors.segments.errors import SegmentFull
+from flexmarl.actors.segments.segments import SegmentReader, SegmentWriter
 from flexmarl.actors.store.segment_arena import ArenaLimits, ByteRef, SegmentArena, SegmentDirectories
-from flexmarl.transport.errors import SegmentFull, UnsafeDirectory
-from flexmarl.transport.segments import SegmentReader, SegmentWriter
+from flexmarl.transport.errors import UnsafeDirectory
 
 from ...full_disk import room_for
 
@@ -321,7 +322,7 @@ import sys, os
 from pathlib import Path
 import msgpack, numpy as np
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentDirectories
-from flexmarl.transport.segments import SegmentWriter
+from flexmarl.actors.segments.segments import SegmentWriter
 folder = Path(sys.argv[1])
 places = SegmentDirectories(folder / "memory", folder / "disk")
 arena = SegmentArena(places, ArenaLimits(2**14, 2**14, 2**20, 0))

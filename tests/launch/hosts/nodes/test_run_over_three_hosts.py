@@ -46,7 +46,7 @@ from flexmarl.actors.columns.column_refs import segments
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import TrainerApi
 from flexmarl.core.supervision.system_api import SystemApi
-from flexmarl.transport.segments import is_far
+from flexmarl.actors.segments.segments import is_far
 
 async def is_there(run, name):
     found = await (await run._store_api()).column("solver", "tokens", [name])

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
-from flexmarl.transport.errors import ForeignHandle, SegmentFull, UnsafeDirectory
-from flexmarl.transport.segments import (
+from flexmarl.actors.segments.errors import SegmentFull
+from flexmarl.actors.segments.segments import (
     ALIGNMENT,
     ByteRef,
     Medium,
@@ -25,6 +25,7 @@ from flexmarl.transport.segments import (
     packed_bytes,
     remove,
 )
+from flexmarl.transport.errors import ForeignHandle, UnsafeDirectory
 
 SIZE = 2**16
 
@@ -67,7 +68,7 @@ def test_what_is_written_is_read(
     writer, reader = SegmentWriter(directories), SegmentReader(directories)
     writer.use(granted(directories, 2**17))
     with (
-        mock.patch("flexmarl.transport.segments._IOV_MAX", taken),
+        mock.patch("flexmarl.actors.segments.segments._IOV_MAX", taken),
         # A kernel that never writes all at once.
         mock.patch("os.pwritev", lambda fd, some, at: os.pwrite(fd, b"".join(some)[:taken], at)),
     ):

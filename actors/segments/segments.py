@@ -24,8 +24,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .errors import ForeignHandle, SegmentFull
-from .host_memory.block import check_directory
+from ...transport.errors import ForeignHandle
+from ...transport.host_memory.block import check_directory
+from .errors import SegmentFull
 
 Array = np.ndarray[Any, Any]
 Content = Array | bytes | bytearray | memoryview
@@ -74,7 +75,7 @@ class WriterMemory:
 @dataclass(frozen=True, slots=True)
 class SegmentDirectories:
     """The two directories of one owner's segments, both of mode 0700: ``memory`` on tmpfs, ``disk`` on a disk.
-    ``place``: before the names of segments on another node than their owner (``remote/far_segments.py``)."""
+    ``place``: before the names of segments on another node than their owner (``far_segments.py``)."""
 
     memory: Path
     disk: Path

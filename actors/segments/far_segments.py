@@ -14,8 +14,14 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ..errors import ForeignHandle, PieceLost, RangesLost, UnsafeDirectory
-from ..segments import (
+from ...transport.errors import ForeignHandle, RangesLost, UnsafeDirectory
+from ...transport.remote.bulk import Bulk
+from ...transport.remote.frames import MOST_RANGE_BYTES, NamedRange
+from ...transport.remote.named_ranges import fetch_ranges
+from ...transport.remote.server import BulkServer
+from ...transport.statistics import NetworkStatistics
+from .errors import PieceLost
+from .segments import (
     ByteRef,
     Medium,
     SegmentDirectories,
@@ -25,11 +31,6 @@ from ..segments import (
     create,
     remove,
 )
-from ..statistics import NetworkStatistics
-from .bulk import Bulk
-from .frames import MOST_RANGE_BYTES, NamedRange
-from .named_ranges import fetch_ranges
-from .server import BulkServer
 
 _WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # References of one batch that lie as near as this are fetched as one range.
