@@ -27,17 +27,9 @@ from ..names import AgentName
 from ..sample_id import SampleId
 from ..segments.errors import PieceLost, SegmentFull
 from ..segments.far_segments import FarReader, WriterNode
-from ..segments.segments import (
-    ByteRef,
-    Content,
-    SegmentDirectories,
-    SegmentGrant,
-    SegmentReader,
-    SegmentWriter,
-    is_far,
-    packed_bytes,
-    place_of,
-)
+from ..segments.reader import SegmentReader
+from ..segments.segments import ByteRef, SegmentDirectories, SegmentGrant, is_far, place_of
+from ..segments.writer import Content, SegmentWriter, packed_bytes
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, pack_flat, runs, segments
 from .declared_columns import MAX_STRING
 from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, declared_values, sent

@@ -21,16 +21,8 @@ from ...transport.remote.named_ranges import fetch_ranges
 from ...transport.remote.server import BulkServer
 from ...transport.statistics import NetworkStatistics
 from .errors import PieceLost
-from .segments import (
-    ByteRef,
-    Medium,
-    SegmentDirectories,
-    SegmentGrant,
-    SegmentReader,
-    WriterMemory,
-    create,
-    remove,
-)
+from .reader import SegmentReader
+from .segments import ByteRef, Medium, SegmentDirectories, SegmentGrant, WriterMemory, create, remove
 
 _WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # References of one batch that lie as near as this are fetched as one range.

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from ...core.telemetry import get_logger
 from ..errors import ProtocolViolation, StoreError, StoreFull
+from ..segments.reader import SegmentReader
 from ..segments.segments import (
     ByteRef,
     Medium,
     SegmentDirectories,
     SegmentGrant,
-    SegmentReader,
     WriterMemory,
     create,
     is_far,

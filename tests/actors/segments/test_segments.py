@@ -13,18 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
 from flexmarl.actors.segments.errors import SegmentFull
+from flexmarl.actors.segments.reader import SegmentReader
 from flexmarl.actors.segments.segments import (
-    ALIGNMENT,
     ByteRef,
     Medium,
     SegmentDirectories,
     SegmentGrant,
-    SegmentReader,
-    SegmentWriter,
     create,
-    packed_bytes,
     remove,
 )
+from flexmarl.actors.segments.writer import ALIGNMENT, SegmentWriter, packed_bytes
 from flexmarl.transport.errors import ForeignHandle, UnsafeDirectory
 
 SIZE = 2**16
@@ -68,7 +66,7 @@ def test_what_is_written_is_read(
     writer, reader = SegmentWriter(directories), SegmentReader(directories)
     writer.use(granted(directories, 2**17))
     with (
-        mock.patch("flexmarl.actors.segments.segments._IOV_MAX", taken),
+        mock.patch("flexmarl.actors.segments.writer._IOV_MAX", taken),
         # A kernel that never writes all at once.
         mock.patch("os.pwritev", lambda fd, some, at: os.pwrite(fd, b"".join(some)[:taken], at)),
     ):

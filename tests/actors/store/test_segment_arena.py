@@ -20,7 +20,8 @@ from structlog.testing import capture_logs
 
 from flexmarl.actors.errors import ProtocolViolation, StoreError, StoreFull
 from flexmarl.actors.segments.errors import SegmentFull
-from flexmarl.actors.segments.segments import SegmentReader, SegmentWriter
+from flexmarl.actors.segments.reader import SegmentReader
+from flexmarl.actors.segments.writer import SegmentWriter
 from flexmarl.actors.store.segment_arena import ArenaLimits, ByteRef, SegmentArena, SegmentDirectories
 from flexmarl.transport.errors import UnsafeDirectory
 
@@ -322,7 +323,7 @@ import sys, os
 from pathlib import Path
 import msgpack, numpy as np
 from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentDirectories
-from flexmarl.actors.segments.segments import SegmentWriter
+from flexmarl.actors.segments.writer import SegmentWriter
 folder = Path(sys.argv[1])
 places = SegmentDirectories(folder / "memory", folder / "disk")
 arena = SegmentArena(places, ArenaLimits(2**14, 2**14, 2**20, 0))
