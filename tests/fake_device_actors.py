@@ -11,7 +11,8 @@ from flexmarl.actors.inference.engines.embedded import embedded_factory as embed
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer import trainer
 from flexmarl.actors.trainer.pool import static_pool
-from flexmarl.transport.device_memory.fake import FakeDevices
+
+from .fake_devices import FakeDevices
 
 DEVICE = "GPU-simulated"
 TOTAL = 1 << 26

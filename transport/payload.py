@@ -6,18 +6,38 @@ digest is computed while the bytes are in the cache, large enough that a switch 
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from .errors import StateMismatch, TransportClosed
 from .handle import ALIGNMENT, TensorSpec
 from .host_memory.arena import Share
 from .host_memory.block import CHUNK_BYTES
-from .tensors.kinds import kind_of, torch_kind
 from .tensors.tensor_kind import TensorKind
+
+
+def kind_of(tensors: Iterable[Any]) -> TensorKind[Any]:
+    """NumPy's for arrays, else PyTorch's. Raises TypeError for a mixture."""
+    kinds = {isinstance(tensor, np.ndarray) for tensor in tensors}
+    if len(kinds) > 1:
+        raise TypeError("a state has either tensors of PyTorch or arrays of NumPy")
+    if kinds == {True}:
+        from .tensors import numpy_arrays
+
+        return numpy_arrays.KIND
+    return torch_kind()
+
+
+def torch_kind() -> TensorKind[Any]:
+    """PyTorch's kind; imports PyTorch."""
+    # Not at the top: it takes a second and 170 MB, which a process of arrays alone, such as the store, does not need.
+    from .tensors import torch_tensors
+
+    return torch_tensors.KIND
 
 
 @dataclass(frozen=True, slots=True)

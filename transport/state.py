@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..core.telemetry import get_logger
 from .device_memory.device_memory import DeviceMemory
-from .device_memory.devices import Devices, MemoryUse
+from .device_memory.devices import Devices
 from .errors import TransportClosed
 from .groups.collective import CollectivePath
 from .groups.plan import Shards
@@ -53,12 +53,11 @@ from .host_memory.arena import Arena
 from .host_memory.block import check_directory, file_bytes
 from .host_memory.host_memory import HostMemory
 from .memory import Memory, ReadRequest, TransferPath, handle_of
-from .payload import Layout, destinations
+from .payload import Layout, destinations, kind_of, torch_kind
 from .remote.bulk import Bulk
 from .remote.remote import Remote
 from .select import CPU, Place, Reader, choose, this_node
-from .statistics import Chosen, TransportStatistics
-from .tensors.kinds import kind_of, torch_kind
+from .statistics import Chosen, MemoryUse, TransportStatistics
 from .tensors.tensor_kind import Tensors
 from .transfers import Transfer, Transfers
 from .workers import CopyWorkers
@@ -92,7 +91,7 @@ class StateTransport:
 
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
-    ``devices``: those that states are offered on and read into (``device_memory/find.py``); None: there are none.
+    ``devices``: those that states are offered on and read into (``devices.find_devices``); None: there are none.
     ``path``: the only one that states are offered by and read from; None: the readers choose. ``bulk``: how states are
     exchanged with other hosts; None: they are not.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to

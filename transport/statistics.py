@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass, field
 
-from .device_memory.devices import MemoryUse
 from .handle import PathName
 
 
@@ -29,6 +28,14 @@ class NetworkStatistics:
     got_delta_bytes: int = 0
     reconnects: int = 0
     refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one device."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from ...core.actor import Actor, endpoint
 from ...core.collector import spare_collector
 from ...core.errors import FlexmarlError, text_of
 from ...core.waits import OpenWaits, Wait
-from ...transport.device_memory.find import find_devices
+from ...transport.device_memory.devices import find_devices
 from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion

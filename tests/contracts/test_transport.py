@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from flexmarl.core import Keys
 from flexmarl.transport import StateHandle
-from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.errors import NoPath, StaleHandle, StateMismatch, TransportClosed
 from flexmarl.transport.groups.group import GroupAddress
 from flexmarl.transport.handle import DTYPE_BYTES, PathName
 from flexmarl.transport.remote.bulk import Bulk
 from flexmarl.transport.state import StateTransport
+
+from ..fake_devices import FakeDevices
 
 torch.set_num_threads(1)
 KEYS = Keys.make()

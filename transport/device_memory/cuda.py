@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, OutOfDeviceMemory, UnknownDevice
-from .checksums import checksum
-from .devices import MemoryUse
+from ..statistics import MemoryUse
+from ..tensors.torch_tensors import checksum
 
 _HANDLE_BYTES: Final = 64
 _OUT_OF_MEMORY: Final = 2

@@ -34,7 +34,6 @@ from ..host_memory.arena import Arena
 from ..host_memory.block import Block
 from ..memory import Offer, ReadRequest
 from ..select import Place
-from ..tensors.kinds import torch_kind
 from ..tensors.tensor_kind import Tensors
 from ..versioned_memory import VersionedMemory
 from ..workers import CopyWorkers
@@ -130,7 +129,7 @@ class DeviceMemory:
             if self._closed:
                 raise TransportClosed
             layout = written.layout_of(tensors)
-            sources = [torch_kind().adopt(tensor) for tensor in tensors.values()]
+            sources = [payload.torch_kind().adopt(tensor) for tensor in tensors.values()]
             device = self._device_of(sources)
             ranges = buffer_ranges(layout.specs, layout.size_bytes)
             buffers = await self._begin_set(key, written, ranges, device, version, layout.size_bytes)
@@ -220,7 +219,7 @@ class DeviceMemory:
                 raise TransportClosed
             inside = [n for n, spec in enumerate(layout.specs) if start <= spec.offset and _end(spec) <= end]
             specs = [layout.specs[n] for n in inside]
-            views = payload.make_views(torch_kind(), buffer.tensor, -start, specs)
+            views = payload.make_views(payload.torch_kind(), buffer.tensor, -start, specs)
             self._devices.copy(device, views, [sources[n] for n in inside]).synchronize()
             checksum = self._devices.checksum(buffer.tensor)
             described.append(BufferSource(handle, start, end - start, checksum))
@@ -273,11 +272,13 @@ class DeviceMemory:
 
             def open_all(stop: threading.Event) -> None:
                 for memory, part, specs in self._open_buffers(request, buffers, stop, checked=checked):
-                    tensors = payload.make_views(torch_kind(), memory.tensor, -part.start, specs)
+                    tensors = payload.make_views(payload.torch_kind(), memory.tensor, -part.start, specs)
                     views.update(zip((spec.name for spec in specs), tensors, strict=True))
 
             await self._workers.run(request.size_bytes, open_all)
-            empty = {spec.name: torch_kind().empty(spec) for spec in request.tensors if not spec.size_bytes}
+            empty = {
+                spec.name: payload.torch_kind().empty(spec) for spec in request.tensors if not spec.size_bytes
+            }
             yield {spec.name: (empty | views)[spec.name] for spec in request.tensors}
 
     def _begin_watching(self) -> None:
@@ -290,10 +291,10 @@ class DeviceMemory:
         self, request: ReadRequest[CudaIpcSource], targets: Sequence[Any], stop: threading.Event
     ) -> None:
         names = [spec.name for spec in request.tensors]
-        into = dict(zip(names, map(torch_kind().adopt, targets), strict=True))
+        into = dict(zip(names, map(payload.torch_kind().adopt, targets), strict=True))
         with self._reading(request) as buffers:
             for memory, part, specs in self._open_buffers(request, buffers, stop, checked=True):
-                views = payload.make_views(torch_kind(), memory.tensor, -part.start, specs)
+                views = payload.make_views(payload.torch_kind(), memory.tensor, -part.start, specs)
                 copied = self._devices.copy(request.source.device, [into[spec.name] for spec in specs], views)
                 copied.synchronize()
         _check_generation(request, buffers)

@@ -9,20 +9,13 @@ The rules are those of CUDA:
 - Memory is freed after every process that has opened it has closed it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ..statistics import MemoryUse
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes of one device."""
-
-    free_bytes: int
-    total_bytes: int
 
 
 class DeviceBuffer(Protocol):
@@ -99,3 +92,15 @@ class Devices(Protocol[B]):
     def pin(self, address: int, size_bytes: int) -> Callable[[], None]:
         """Makes memory of the host fit for fast copies; returns the function that undoes it."""
         ...
+
+
+def find_devices(names: Iterable[str]) -> Devices[Any] | None:
+    """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``.
+
+    Raises UnknownDevice for ``cuda`` if this process sees none.
+    """
+    if set(names) <= {"cpu"}:
+        return None
+    from .cuda import CudaDevices  # imports PyTorch
+
+    return CudaDevices()

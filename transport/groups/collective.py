@@ -22,7 +22,6 @@ from .. import payload
 from ..errors import MemberMissing, StaleHandle, StateMismatch, TransportClosed
 from ..handle import CollectiveSource, PathName, Rows, StateHandle, TensorSpec
 from ..memory import Offer, ReadRequest
-from ..tensors.kinds import torch_kind
 from ..tensors.tensor_kind import Tensors
 from ..workers import INLINE_BYTES, CopyWorkers
 from .plan import Plan, Shards, make_plan, whole
@@ -179,7 +178,7 @@ class CollectivePath:
             raise TransportClosed
         _, targets = payload.destinations(handle.key, request.tensors, into)
         tensors = {
-            spec.name: torch_kind().adopt(target)
+            spec.name: payload.torch_kind().adopt(target)
             for spec, target in zip(request.tensors, targets, strict=True)
         }
         group = self._groups[source.group]
@@ -288,7 +287,7 @@ async def _wait_word(listen: Callable[[], str | None], after: int | None = None)
 
 
 def _copies(layout: payload.Layout, tensors: Sequence[Any], stop: threading.Event) -> "dict[str, Tensor]":
-    sources = [torch_kind().adopt(tensor).detach() for tensor in tensors]
+    sources = [payload.torch_kind().adopt(tensor).detach() for tensor in tensors]
     return {spec.name: tensor.clone() for spec, tensor in zip(layout.specs, sources, strict=True)}
 
 

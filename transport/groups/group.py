@@ -20,10 +20,9 @@ import xxhash
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore
 
-from ..device_memory.checksums import checksum
 from ..errors import CorruptState, MemberMissing, TransportClosed
 from ..handle import TensorSpec
-from ..tensors.torch_dtypes import TORCH_DTYPES
+from ..tensors.torch_tensors import TORCH_DTYPES, checksum
 from .plan import Plan, RowRange, Step
 
 _DIGEST_BYTES: Final = 8

@@ -22,7 +22,6 @@ from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSo
 from ..memory import Offer, ReadRequest
 from ..remote.remote import Remote
 from ..select import Place
-from ..tensors.kinds import torch_kind
 from ..tensors.tensor_kind import T, TensorKind, Tensors
 from ..versioned_memory import VersionedMemory
 from ..workers import CopyWorkers
@@ -389,7 +388,7 @@ class HostMemory:
                 await self._workers.run(request.size_bytes, work)
         except payload.WrongDigest as wrong:
             raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
-        views = _Mapped(block).views(torch_kind(), request.tensors)
+        views = _Mapped(block).views(payload.torch_kind(), request.tensors)
         yield {spec.name: view for spec, view in zip(request.tensors, views, strict=True)}
 
     def _map(self, name: str, key: str, version: int) -> _Mapped:

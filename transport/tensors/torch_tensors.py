@@ -1,13 +1,16 @@
-"""PyTorch's tensors in payloads."""
+"""PyTorch's tensors in payloads, and their bytes in device memory."""
 
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..handle import TensorSpec
+from ..handle import DTYPE_BYTES, TensorSpec
 from .tensor_kind import TensorKind
-from .torch_dtypes import DTYPE_NAMES, TORCH_DTYPES
+
+TORCH_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in DTYPE_BYTES}
+DTYPE_NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class TorchTensors:
@@ -51,3 +54,15 @@ class TorchTensors:
 
 
 KIND: Final[TensorKind[Tensor]] = TorchTensors()
+
+
+def checksum(tensor: Tensor) -> int:
+    """The sum of the 64-bit words of ``tensor`` (uint8, one dimension), modulo 2**64, computed by its device."""
+    # Not xxh3, as in host memory: it runs on CPUs only, and the bytes would leave the device to be checked.
+    whole = tensor.numel() // 8 * 8
+    total = int(tensor[:whole].view(torch.int64).sum()) if whole else 0
+    if whole < tensor.numel():
+        total += int(
+            pad(tensor[whole:].contiguous(), (0, 8 - tensor.numel() + whole)).view(torch.int64).sum()
+        )
+    return total % 2**64

@@ -24,10 +24,10 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.transport import StateHandle
 from flexmarl.transport.device_memory import device_memory
-from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.state import StateTransport
 
 from ...fake_device_actors import DEVICE, TOTAL, on_device
+from ...fake_devices import FakeDevices
 from ...patience import PATIENCE_S
 from . import weight_sender
 from .test_instance import SOLVER, model, turn

@@ -17,8 +17,9 @@ from pydantic import TypeAdapter
 
 from flexmarl.transport import StateHandle
 from flexmarl.transport.device_memory import device_memory
-from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.state import StateTransport
+
+from ...fake_devices import FakeDevices
 
 
 def draw(weights: dict[str, torch.Tensor], version: int) -> None:

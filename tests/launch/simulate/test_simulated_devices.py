@@ -7,9 +7,9 @@ from ..conftest import REPRODUCIBLE, UNCHECKED, Launched, Launcher
 PRELUDE = f"""{UNCHECKED}
 import os
 from flexmarl.launch.run import actor_specs
-os.environ["PYTHONPATH"] += ":{Path(__file__).parents[2]}"
-actor_specs._TRAINER = "fake_device_actors:Trainer"
-actor_specs._INSTANCE = "fake_device_actors:Instance"
+os.environ["PYTHONPATH"] += ":{Path(__file__).parents[3]}"
+actor_specs._TRAINER = "tests.fake_device_actors:Trainer"
+actor_specs._INSTANCE = "tests.fake_device_actors:Instance"
 """
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from flexmarl.transport.device_memory import device_memory
 from flexmarl.transport.device_memory.device_memory import buffer_ranges
-from flexmarl.transport.device_memory.fake import FakeBuffer, FakeDevices
 from flexmarl.transport.errors import (
     CorruptState,
     ForeignHandle,
@@ -31,6 +30,7 @@ from flexmarl.transport.errors import (
 from flexmarl.transport.handle import CudaIpcSource, StateHandle, TensorSpec
 from flexmarl.transport.state import StateTransport
 
+from ...fake_devices import FakeBuffer, FakeDevices
 from ...patience import PATIENCE_S
 
 torch.set_num_threads(1)
@@ -382,7 +382,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 from flexmarl.transport import StateHandle
-from flexmarl.transport.device_memory.fake import FakeDevices
+from tests.fake_devices import FakeDevices
 from flexmarl.transport.state import StateTransport
 
 class Deadly(FakeDevices):
@@ -404,9 +404,13 @@ async def test_a_reader_killed_in_its_copy_holds_nothing_up(
 ) -> None:
     handle = await publish(trainer, 1, 0)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PEER, str(tmp_path),
-        stdin=asyncio.subprocess.PIPE, env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        PEER,
+        str(tmp_path),
+        stdin=asyncio.subprocess.PIPE,
+        env={"PYTHONPATH": ":".join([*sys.path, str(Path(__file__).parents[3])]), "OMP_NUM_THREADS": "1"},
+    )
     try:
         async with asyncio.timeout(PATIENCE_S):
             await process.communicate(TypeAdapter(StateHandle).dump_json(handle))

@@ -16,12 +16,12 @@ from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, Engi
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.inference_config import VllmEngineConfig
 from flexmarl.actors.pretrained import empty_model
-from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.errors import CorruptState, StateMismatch
 from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.host_memory.block import Block
 from flexmarl.transport.state import StateTransport
 
+from ....fake_devices import FakeDevices
 from .vllm_engines import VOCABULARY, Learner, far_apart, made, model_of, request_of
 
 pytestmark = pytest.mark.vllm

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexmarl.transport.device_memory.fake import FakeDevices
 from flexmarl.transport.errors import DeviceError, OutOfDeviceMemory, UnknownDevice
+
+from .fake_devices import FakeDevices
 
 SIZES = {"GPU-a": 1000, "GPU-b": 500}
 
@@ -41,15 +42,17 @@ def test_memory_that_one_process_takes_the_others_lack(process: Process) -> None
 def test_the_memory_of_a_killed_process_is_free(process: Process, tmp_path: Path) -> None:
     program = """
 import pathlib, sys
-from flexmarl.transport.device_memory.fake import FakeDevices
+from tests.fake_devices import FakeDevices
 devices = FakeDevices(pathlib.Path(sys.argv[1]), {"GPU-a": 1000, "GPU-b": 500})
 print(devices.export(devices.allocate("GPU-a", 900)).hex(), flush=True)
 sys.stdin.read()
 """
     holder = subprocess.Popen(
         [sys.executable, "-c", program, tmp_path],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": ":".join(sys.path)},
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": ":".join([*sys.path, str(Path(__file__).parents[1])])},
+    )
     try:
         assert holder.stdout is not None
         handle = bytes.fromhex(holder.stdout.readline().decode())

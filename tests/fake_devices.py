@@ -19,11 +19,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..errors import DeviceError, OutOfDeviceMemory, UnknownDevice
-from ..host_memory.block import check_directory
-from ..host_memory.locks import is_locked, try_lock, unlock
-from .checksums import checksum
-from .devices import MemoryUse
+from flexmarl.transport.errors import DeviceError, OutOfDeviceMemory, UnknownDevice
+from flexmarl.transport.host_memory.block import check_directory
+from flexmarl.transport.host_memory.locks import is_locked, try_lock, unlock
+from flexmarl.transport.statistics import MemoryUse
+from flexmarl.transport.tensors.torch_tensors import checksum
 
 _OWNER: Final = 0
 _OPEN: Final = 1
