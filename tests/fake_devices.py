@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from flexmarl.transport.errors import DeviceError, OutOfDeviceMemory, UnknownDevice
-from flexmarl.transport.host_memory.block import check_directory
-from flexmarl.transport.host_memory.locks import is_locked, try_lock, unlock
+from flexmarl.transport.host_memory.block import check_directory, is_locked, try_lock, unlock
 from flexmarl.transport.statistics import MemoryUse
 from flexmarl.transport.tensors.torch_tensors import checksum
 

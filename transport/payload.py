@@ -15,8 +15,7 @@ import xxhash
 
 from .errors import StateMismatch, TransportClosed
 from .handle import ALIGNMENT, TensorSpec
-from .host_memory.arena import Share
-from .host_memory.block import CHUNK_BYTES
+from .host_memory.block import CHUNK_BYTES, Share
 from .tensors.tensor_kind import TensorKind
 
 

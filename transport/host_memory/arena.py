@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import ArenaSpace
-from .block import Block, file_bytes, remove_abandoned
+from .block import Block, Share, file_bytes, populate, remove_abandoned
 
 # A spare block this many times as large as needed is left for larger states.
 _MOST_WASTE: Final = 1.25
-_POPULATED_AT_ONCE: Final = 16 << 20
-
-Share = Callable[[int, Callable[[int], None]], None]
-"""Calls a function with 0 .. count - 1, from several threads."""
 
 
 class Arena:
@@ -148,15 +144,3 @@ class Arena:
             unpin()
         block.unlink()
         block.close()
-
-
-def populate(block: Block, share: Share) -> None:
-    """Gives all pages of a block to this process, by several threads."""
-    size = len(block.memory)
-    count = -(-size // _POPULATED_AT_ONCE)
-
-    def populate_part(index: int) -> None:
-        start = index * _POPULATED_AT_ONCE
-        block.populate(start, min(start + _POPULATED_AT_ONCE, size))
-
-    share(count, populate_part)

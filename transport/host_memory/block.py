@@ -9,25 +9,32 @@ that finds the generation of its handle before and after copying has copied exac
 aligned machine words stored by one instruction. x86-64 keeps stores and loads in order; on other machines the digests
 detect a mix of versions.
 
-Bytes of page 0 are locked (``locks.py``): ``OWNER`` by the process that made the file, as long as it lives; ``USE``
+Bytes of page 0 are locked: ``OWNER`` by the process that made the file, as long as it lives; ``USE``
 shared by each reader that uses the memory in place, exclusively by a writer. A block without tensors orders the use of
 memory elsewhere: there ``OPEN`` is locked by each process that has that memory open, and one byte more by each user,
-whose process id the payload has. The kernel removes the locks of a killed process.
+whose process id the payload has.
+
+A lock is held by an open file description (Linux's open file description locks, fcntl(2)). The kernel removes it with
+the last reference to the description, and a memory mapping is one. So a lock ends with the mapping that it protects, or
+with the process, also after ``kill -9``. Two descriptions of one process exclude each other as those of two processes
+do. The byte need not exist.
 
 The module works on bytes, without torch.
 """
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import re
 import stat
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from ..errors import ArenaSpace, ForeignHandle, UnsafeDirectory
-from .locks import is_locked, try_lock, unlock, unlock_all
 
 CHUNK_BYTES: Final = 1 << 20
 OWNER: Final = 0
@@ -43,6 +50,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arena")
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # its calls release the GIL
+_POPULATED_AT_ONCE: Final = 16 << 20
+# struct flock of 64-bit Linux: type, whence, start, length, process (0: the description holds the lock).
+_FLOCK = struct.Struct("hhqqi4x")
+
+Share = Callable[[int, Callable[[int], None]], None]
+"""Calls a function with 0 .. count - 1, from several threads."""
 
 
 def check_directory(directory: Path) -> None:
@@ -300,6 +313,18 @@ class Block:
             self._descriptor = None
 
 
+def populate(block: Block, share: Share) -> None:
+    """Gives all pages of a block to this process, by several threads."""
+    size = len(block.memory)
+    count = -(-size // _POPULATED_AT_ONCE)
+
+    def populate_part(index: int) -> None:
+        start = index * _POPULATED_AT_ONCE
+        block.populate(start, min(start + _POPULATED_AT_ONCE, size))
+
+    share(count, populate_part)
+
+
 def _open_file(directory: Path, name: str) -> tuple[int, int]:
     """The descriptor and size of another process's file."""
     if not is_block_name(name):
@@ -343,3 +368,38 @@ def remove_abandoned(directory: Path) -> list[str]:
         finally:
             os.close(descriptor)
     return removed
+
+
+# --------------------------------------------------------------------------- locks
+
+
+def try_lock(descriptor: int, byte: int, *, exclusive: bool) -> bool:
+    """Locks ``byte`` and returns True, or returns False at once if another description's lock excludes it."""
+    try:
+        _set_lock(descriptor, byte, fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def unlock(descriptor: int, byte: int) -> None:
+    """Removes this description's lock, if it has one."""
+    _set_lock(descriptor, byte, fcntl.F_UNLCK)
+
+
+def unlock_all(descriptor: int) -> None:
+    """Removes all locks of this description."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def is_locked(descriptor: int, byte: int) -> bool:
+    """True if another description holds a lock of ``byte``, of either kind."""
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    lock_type: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0]
+    return lock_type != fcntl.F_UNLCK
+
+
+def _set_lock(descriptor: int, byte: int, kind: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))

@@ -26,8 +26,8 @@ from ..tensors.tensor_kind import T, TensorKind, Tensors
 from ..versioned_memory import VersionedMemory
 from ..workers import CopyWorkers
 from . import lent_files
-from .arena import Arena, populate
-from .block import Block, file_bytes
+from .arena import Arena
+from .block import Block, file_bytes, populate
 
 
 class _Mapped:

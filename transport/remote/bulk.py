@@ -1,11 +1,12 @@
 """The security of bulk between hosts: both sides prove that they have the keys of the run.
 
-``encrypted``: TLS 1.3. Each side has the run's certificate (``certificate.py``) and accepts no other.
+``encrypted``: TLS 1.3. Each side has the run's ``certificate`` and accepts no other.
 Not ``encrypted``, for networks where every machine is trusted: plain TCP. Each side proves by a digest of the other's
 random number that it has the run's secret. A machine on the way could read and change the bytes that follow; changes
 are noticed by the digests of a state, if they are made by mistake.
 """
 
+import datetime
 import functools
 import hmac
 import os
@@ -21,6 +22,8 @@ from ...core.errors import InvalidKeys
 from ...core.wire.curve import Keys
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from ...core.system import ActorSystem
 
 _NONCE_BYTES = 32
@@ -118,8 +121,6 @@ def refusal(error: OSError) -> Refused | None:
 
 @functools.lru_cache(maxsize=8)
 def _context(keys: Keys, server: bool) -> ssl.SSLContext:
-    from .certificate import certificate, pem
-
     seed = secret_of(keys, "certificate")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -129,11 +130,53 @@ def _context(keys: Keys, server: bool) -> ssl.SSLContext:
     context.load_verify_locations(cadata=certificate(seed))
     descriptor = os.memfd_create("certificate")  # OpenSSL reads a file; this one is never on a disk
     try:
-        os.write(descriptor, pem(seed))
+        os.write(descriptor, _pem(seed))
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
     return context
+
+
+def certificate(seed: bytes) -> bytes:
+    """The certificate of a run, in DER, of the key ``seed`` (32 bytes, a secret of its nodes); valid for ever.
+
+    Every node computes the same one, and admits no other: an Ed25519 key (RFC 8032) in a self-signed certificate
+    (RFC 5280). Python's ``ssl`` needs a certificate for TLS 1.3, and makes none. The key is used for nothing else.
+    """
+    from cryptography.hazmat.primitives import serialization
+
+    return _certificate(seed).public_bytes(serialization.Encoding.DER)
+
+
+def _pem(seed: bytes) -> bytes:
+    """The certificate and its secret key, as ``SSLContext.load_cert_chain`` reads them."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    secret = Ed25519PrivateKey.from_private_bytes(seed).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return _certificate(seed).public_bytes(serialization.Encoding.PEM) + secret
+
+
+def _certificate(seed: bytes) -> "x509.Certificate":
+    """Equal for equal seeds: nothing in it is random, nor is the signature."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "flexmarl")])
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime.datetime(1970, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, None)
+    )
 
 
 def _prove(connection: socket.socket, keys: Keys, *, server: bool) -> None:

@@ -24,12 +24,11 @@ from ..errors import (
     TransportError,
 )
 from ..handle import StateHandle, TcpSource
-from ..host_memory.arena import Share
-from ..host_memory.block import CHUNK_BYTES, Block
+from ..host_memory.block import CHUNK_BYTES, Block, Share
 from ..memory import Progress
 from ..payload import table_digest
 from ..statistics import NetworkStatistics
-from . import delta
+from . import deltas
 from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
 
@@ -122,7 +121,7 @@ class Fetch:
                     self._receive_all(connection, requests)
             except Refused as refused:
                 raise self._error_of(f"refused: {refused}", PeerRefused) from None
-            except (BadFrame, delta.BadDelta) as broken:
+            except (BadFrame, deltas.BadDelta) as broken:
                 raise self._error_of(str(broken)) from broken
             except ConnectionRefusedError:
                 raise self._error_of("connection refused: its owner has left") from None
@@ -224,10 +223,10 @@ class Fetch:
             padded = -(-last // 8) * 8  # memory ends with a page
             chunk = self._target.payload[first:padded]
             chunk[:] = self._base.payload[first:padded]
-            read += delta.apply(changes[read:], chunk)
+            read += deltas.apply(changes[read:], chunk)
             is_right &= self._is_right(first, last)
         if read != len(changes):
-            raise delta.BadDelta(f"{len(changes) - read} bytes too many")
+            raise deltas.BadDelta(f"{len(changes) - read} bytes too many")
         return is_right
 
     def _is_right(self, first: int, last: int) -> bool:

@@ -3,7 +3,7 @@
     reader  Open    names a version: its block, generation and size; the digest of a version that the reader has
     owner   Reply   opened, followed by the digest of every chunk (8 bytes each, little-endian); or stale, foreign
     reader  Read    bytes ``start`` to ``end`` of the version, a range; several may be under way
-    owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``delta.py``)
+    owner   Reply   raw, followed by these bytes; or delta, followed by the changes (``deltas.py``)
 
     reader  NamedRange
                     a range of bytes that the owner serves under a name (``named_ranges.py``); several may be under way

@@ -14,8 +14,8 @@ from flexmarl.transport.host_memory.block import (
     file_bytes,
     free_bytes,
     remove_abandoned,
+    try_lock,
 )
-from flexmarl.transport.host_memory.locks import try_lock
 
 
 def test_a_block_is_private_and_whole_from_the_start(tmp_path: Path) -> None:

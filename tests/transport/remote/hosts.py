@@ -14,7 +14,7 @@ import torch
 from flexmarl.core import Keys
 from flexmarl.transport.handle import StateHandle, TcpSource
 from flexmarl.transport.remote.bulk import Bulk
-from flexmarl.transport.remote.copies import LOCK_FILE
+from flexmarl.transport.remote.remote import LOCK_FILE
 from flexmarl.transport.state import StateTransport
 from flexmarl.transport.statistics import NetworkStatistics
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flexmarl.transport.host_memory.block import CHUNK_BYTES, Block
-from flexmarl.transport.remote import delta
+from flexmarl.transport.remote import deltas
 from flexmarl.transport.remote.deltas import Deltas
 
 from ...patience import PATIENCE_S
@@ -33,24 +33,24 @@ def test_each_chunk_is_computed_once_however_many_threads_want_it(
 ) -> None:
     computed: Counter[int] = Counter()
     starting = threading.Barrier(4)
-    encode = delta.encode
+    encode = deltas.encode
 
     def counted(old: memoryview, new: memoryview) -> bytes | None:
         computed[bytes(new[:_CHUNKS]).index(1)] += 1
         return encode(old, new)
 
-    monkeypatch.setattr(delta, "encode", counted)
+    monkeypatch.setattr(deltas, "encode", counted)
     size = _CHUNKS * CHUNK_BYTES
-    deltas = Deltas(*blocks, size)
+    pair = Deltas(*blocks, size)
 
     def writer() -> None:
         starting.wait(PATIENCE_S)
         for start in range(0, size, CHUNK_BYTES):
-            deltas.compute(start)
+            pair.compute(start)
 
     def reader() -> bytes | None:
         starting.wait(PATIENCE_S)
-        return deltas.of(0, size)
+        return pair.of(0, size)
 
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(work) for work in (writer, writer)]
@@ -63,7 +63,7 @@ def test_each_chunk_is_computed_once_however_many_threads_want_it(
     target = bytearray(size)
     read = 0
     for start in range(0, size, CHUNK_BYTES):
-        read += delta.apply(memoryview(changes)[read:], memoryview(target)[start : start + CHUNK_BYTES])
+        read += deltas.apply(memoryview(changes)[read:], memoryview(target)[start : start + CHUNK_BYTES])
     assert target == blocks[1].payload
 
 
@@ -77,14 +77,14 @@ def test_an_error_reaches_all_that_wait_and_the_next_reader_tries_again(
         may_end.wait(PATIENCE_S)
         raise MemoryError("no room")
 
-    deltas = Deltas(*blocks, CHUNK_BYTES)
+    pair = Deltas(*blocks, CHUNK_BYTES)
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
-        patch.setattr(delta, "encode", fails)
-        first = pool.submit(deltas.of, 0, CHUNK_BYTES)
+        patch.setattr(deltas, "encode", fails)
+        first = pool.submit(pair.of, 0, CHUNK_BYTES)
         assert begun.wait(PATIENCE_S)
-        second = pool.submit(deltas.of, 0, CHUNK_BYTES)
+        second = pool.submit(pair.of, 0, CHUNK_BYTES)
         may_end.set()
         for job in (first, second):
             with pytest.raises(MemoryError, match="no room"):
                 job.result(PATIENCE_S)
-    assert deltas.of(0, CHUNK_BYTES) is not None
+    assert pair.of(0, CHUNK_BYTES) is not None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.transport.remote import delta
+from flexmarl.transport.remote import deltas
 
 
 def changed(size: int, seed: int, words: list[int]) -> tuple[bytearray, bytearray]:
@@ -18,9 +18,9 @@ def changed(size: int, seed: int, words: list[int]) -> tuple[bytearray, bytearra
 
 
 def round_trip(old: bytearray, new: bytearray) -> bytes:
-    changes = delta.encode(memoryview(old), memoryview(new))
+    changes = deltas.encode(memoryview(old), memoryview(new))
     assert changes is not None
-    assert delta.apply(memoryview(changes + b"next"), memoryview(old)) == len(changes)
+    assert deltas.apply(memoryview(changes + b"next"), memoryview(old)) == len(changes)
     assert old == new
     return changes
 
@@ -28,9 +28,9 @@ def round_trip(old: bytearray, new: bytearray) -> bytes:
 @given(st.integers(1, 40_000), st.integers(0, 2**32), st.lists(st.integers(0, 2**32), max_size=40))
 def test_every_bit_arrives(quads: int, seed: int, words: list[int]) -> None:
     old, new = changed(8 * quads, seed, words)
-    changes = delta.encode(memoryview(old), memoryview(new))
+    changes = deltas.encode(memoryview(old), memoryview(new))
     if changes is None:
-        assert 8 * 4 * len(words) > delta.MOST_SHARE * len(new) - 8
+        assert 8 * 4 * len(words) > deltas.MOST_SHARE * len(new) - 8
     else:
         round_trip(old, new)
 
@@ -50,7 +50,7 @@ def test_one_percent_takes_two_percent() -> None:
 
 def test_many_changes_are_not_worth_it() -> None:
     old, new = changed(1 << 20, 0, list(range(0, 1 << 19, 8)))
-    assert delta.encode(memoryview(old), memoryview(new)) is None
+    assert deltas.encode(memoryview(old), memoryview(new)) is None
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
@@ -58,7 +58,7 @@ def test_any_bytes_are_changes_within_the_chunk_or_refused(changes: bytes, quads
     memory = bytearray(8 * quads + 64)
     chunk = memoryview(memory)[: 8 * quads]
     try:
-        assert delta.apply(memoryview(changes), chunk) <= len(changes)
-    except delta.BadDelta:
+        assert deltas.apply(memoryview(changes), chunk) <= len(changes)
+    except deltas.BadDelta:
         assert not any(memory)
     assert not any(memory[8 * quads :])

@@ -10,9 +10,9 @@ import xxhash
 
 from flexmarl.transport.host_memory.block import CHUNK_BYTES, Block
 from flexmarl.transport.payload import Copying, Part
-from flexmarl.transport.remote import delta
+from flexmarl.transport.remote import deltas
 from flexmarl.transport.remote.bulk import Bulk
-from flexmarl.transport.remote.copies import NodeCopies
+from flexmarl.transport.remote.remote import NodeCopies
 from flexmarl.transport.select import Place
 from flexmarl.transport.state import StateTransport
 
@@ -152,13 +152,13 @@ async def test_set_compares_what_it_writes_with_the_version_that_a_reader_has(
     owner: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[int] = []
-    encode = delta.encode
+    encode = deltas.encode
 
     def counted(old: memoryview, new: memoryview) -> bytes | None:
         compared.append(len(new))
         return encode(old, new)
 
-    monkeypatch.setattr(delta, "encode", counted)
+    monkeypatch.setattr(deltas, "encode", counted)
     expected = weights()
     await owner.set("weights", expected, version=0)
     handle = await owner.set("weights", expected, version=1)
@@ -177,7 +177,7 @@ async def test_changes_of_a_set_that_has_failed_are_not_sent(
 ) -> None:
     expected = weights()
     await same(reader, await owner.set("weights", expected, version=0), expected)
-    encode = delta.encode
+    encode = deltas.encode
     compared: list[int] = []
 
     def fails_late(old: memoryview, new: memoryview) -> bytes | None:
@@ -187,7 +187,7 @@ async def test_changes_of_a_set_that_has_failed_are_not_sent(
         return encode(old, new)
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
-        patch.setattr(delta, "encode", fails_late)
+        patch.setattr(deltas, "encode", fails_late)
         await owner.set("weights", {name: tensor + 1 for name, tensor in expected.items()}, version=1)
     expected["w"][5] += 1
     handle = await owner.set("weights", expected, version=1)
