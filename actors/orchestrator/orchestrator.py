@@ -27,6 +27,43 @@ The concurrent parts, and the event that unblocks each:
 
 Each decision runs as a task of its own; the order of two messages to the same actor is the order of the
 decisions. A task that raises ends the run.
+
+From a query's text to the optimizer step, with mode strict. Here:
+
+    Pipeline.start              decides StartStep, with the versions that generate the step's turns
+    RunQueries.draw             has the recipe's query source give the queries, in a thread (``RecipeData.call``)
+    RolloutWorkers.begin        deals each query to the worker with the fewest open groups (``Dealing.deal``)
+
+In a rollout worker, where all groups of the step run at once:
+
+    Rollout.start_step          begins a task per group; ``Group.start`` decides how many trajectories it gets
+    Recipe.workflow             the user's function. It comes back by ``AgentHandle.generate`` -> ``Rollout.generate``
+    turn_request                checks prompt and options. A text stays text: the instance has the tokenizer
+    TurnRoutes.route            asks the router: ``Router.requested`` queues the turn, ``Router.decisions`` finds it an
+                                instance that serves its version. The trajectory's deadline is paused meanwhile
+    Instance.generate           straight from the worker to the instance: ``prompt_tokens`` encodes, the engine samples.
+                                It checks the version again, as weights may have arrived since the route
+    ResumableTurn.take          keeps the very tokens and their log-probabilities; a lost instance means another route
+    trajectory_rewards          gives every turn its reward, once the workflow has returned (or a program outside the
+                                run has judged: ``OutsideRewards.of``)
+    GroupRun.close              once ``Group`` has settled it: ``assign_credit`` compares the rewards and gives each
+                                turn its advantage. A trainer may only transform it (``transforms.py``)
+    ExperienceWriter.put        copies tokens into shared memory and sends references, with the group's report.
+                                ``Store.put`` answers when both are in the journal. Only then ``group_closed`` is sent
+                                here, so that no row is counted before it is durable
+
+Here, and in the trainer:
+
+    Pipeline.group_closed       counts the rows, and decides Train for each micro-batch: other groups still run
+    Trainer.train               leases the rows under a fence (``Store.lease``), in the order of the decisions
+    ExperienceReader.samples    maps the tokens; ``TrainingPool.accumulate`` computes where the policy lies
+    TorchPolicy.accumulate      forward and backward (``batch_loss``). The gradient is a sum: nothing is divided yet
+    Pipeline.trained            decides StepOptimizer, once the step is rolled out and all its rows are trained
+    TorchPolicy.optimizer_step  divides once by the step's tokens or sequences, clips, AdamW
+    Trainer.optimizer_step      sends the fences to ``Store.commit``, and at the same time publishes the weights
+    Pipeline.stepped            decides Publish: ``RouterActor.publish`` returns when every instance has the version
+
+Then ``Pipeline.applied`` lets turns of the next version begin.
 """
 
 import asyncio
