@@ -57,10 +57,12 @@ class CreditConfig(Config):
 
     @property
     def row(self) -> Algorithm:
+        """The algorithm that ``name`` chooses."""
         return ALGORITHMS[self.name]
 
     @property
     def estimator(self) -> Estimator:
+        """The algorithm's estimator of advantages, with ``scale_rewards``."""
         return self.row.estimator(self.scale_rewards)
 
     @property

@@ -223,6 +223,8 @@ class StoreApi(Protocol):
         """The samples of a trajectory in the tables of all agents, turn by turn. ``name``: the trajectory's,
         ``{step}:{query}_{trajectory}``, or the id of one of its samples."""
 
-    async def table_statistics(self) -> dict[str, TableStatistics]: ...
+    async def table_statistics(self) -> dict[str, TableStatistics]:
+        """Counts of rows, by agent."""
 
-    async def store_statistics(self) -> StoreStatistics: ...
+    async def store_statistics(self) -> StoreStatistics:
+        """Bytes of segments, rows and journal now, and the journal's compactions since the store's start."""

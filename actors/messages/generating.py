@@ -33,12 +33,14 @@ class VersionRange:
 
     @classmethod
     def exactly(cls, version: Version) -> "VersionRange":
+        """The range of this one version."""
         return cls(version, version)
 
     def __contains__(self, version: object) -> bool:
         return isinstance(version, int) and self.oldest <= version and not self._ends_before(version)
 
     def has_later_than(self, version: int) -> bool:
+        """True if a version after ``version`` is in the range."""
         return not self._ends_before(version + 1)
 
     def _ends_before(self, version: int) -> bool:

@@ -109,6 +109,7 @@ class GroupClosed:
 
     @property
     def generated_tokens(self) -> int:
+        """Tokens of all turns of the trajectories that count."""
         return int(sum(turns.figures.get("tokens", 0) for turns in self.turns.values()))
 
 

@@ -48,7 +48,8 @@ class ConsoleApi(Protocol):
     async def phase(self, text: str, done: int | None, total: int | None) -> None:
         """The run's present work, and how much of it is done."""
 
-    async def event(self, event: RunEvent) -> None: ...
+    async def event(self, event: RunEvent) -> None:
+        """An event of the run has happened: for ``events.jsonl``, and for the person."""
 
     async def ended(self, result: RunResult) -> None:
         """The last message of a run that did not fail."""

@@ -19,6 +19,7 @@ class Truncation:
 
     @property
     def leaves_all(self) -> bool:
+        """True if no token is cut off."""
         return self.top_k == 0 and self.top_p == 1 and self.min_p == 0
 
     def problem(self) -> str | None:

@@ -114,7 +114,7 @@ from .pipeline import Pipeline
 from .queries.run_queries import RunQueries
 from .queries.submissions import SUBMITTED
 from .recorder import StepRecord
-from .rollout_workers import GroupWork, RolloutWorkers
+from .rollout_workers import GroupWork, Listener, RolloutWorkers
 
 _LOSS_KNOWN_S = 60.0
 _TRAIN_AGAIN_S = 0.1
@@ -122,7 +122,7 @@ _NAMED: Final = "recipe"
 """The waits of the recipe's data and of the rollout workers name more."""
 
 
-class Orchestrator(Actor, OrchestratorApi):
+class Orchestrator(Actor, OrchestratorApi, Listener):
     """Carries out the decisions of the pipeline, and reports their results to it.
 
     It is one class because each decision is one method, and all of them report to one pipeline.

@@ -72,6 +72,7 @@ class Pipeline:
     # ------------------------------------------------------------------ events
 
     def start(self) -> list[Decision]:
+        """The run begins: the first step, or the evaluation before it."""
         return self._advance()
 
     def request_stop(self) -> list[Decision]:
@@ -139,6 +140,7 @@ class Pipeline:
         return self._feed(step, policy)
 
     def trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
+        """The gradient of ``count`` rows is accumulated. Raises ProtocolViolation if they are more than were sent."""
         state = self._step(step).policies[policy]
         state.trained += count
         if state.trained > state.sent:
@@ -146,6 +148,8 @@ class Pipeline:
         return self._feed(step, policy)
 
     def stepped(self, policy: PolicyName, step: Step) -> list[Decision]:
+        """The optimizer has stepped, and the policy's next version can be published. Raises ProtocolViolation if no
+        StepOptimizer was decided."""
         state = self._step(step).policies[policy]
         if not state.optimizing:
             raise ProtocolViolation(f"{policy} stepped although step {step} did not ask it to")
@@ -162,14 +166,17 @@ class Pipeline:
         return self._policy_done(step, policy)
 
     def saved(self, policy: PolicyName, step: Step) -> list[Decision]:
+        """The policy's state after the step is on the disk, in the folder of a checkpoint that is not committed yet."""
         self._step(step).saved.add(policy)
         return self._advance()
 
     def committed(self, step: Step) -> list[Decision]:
+        """The checkpoint of the step is complete on the disk: a run can resume from it."""
         self._step(step).committed = True
         return self._advance()
 
     def evaluated(self, step: Step) -> list[Decision]:
+        """The evaluation after ``step`` has ended; 0: the one before the first step."""
         self._evaluating = False
         self._evaluated = step
         if (state := self._steps.get(step)) is not None:

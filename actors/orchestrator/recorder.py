@@ -130,6 +130,7 @@ class StepRecord:
             merged.update({"stale_samples": stale, "max_staleness": age})
 
     def optimizer_stepped(self, policy: PolicyName, result: PolicyStepped, now: float) -> None:
+        """``policy`` has trained the step, at ``now``: adds its figures, and those of its agents."""
         self._policies[policy].stepped(result, now)
         for agent, numbers in result.stats.by_agent.items():
             self._agents[agent].figures.update(numbers)

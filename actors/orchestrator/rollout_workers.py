@@ -56,7 +56,9 @@ class Listener(Protocol):
     """The orchestrator, as its workers' view sees it. ``finished``: nothing is needed of the workers any more."""
 
     @property
-    def finished(self) -> bool: ...
+    def finished(self) -> bool:
+        """True once the run needs nothing more of its workers: a lost one is not replaced."""
+
     async def worker_lost(self, event: WorkerLost, groups: Mapping[Step, int]) -> None:
         """``groups``: begun again, by step."""
 
@@ -79,6 +81,7 @@ class GroupWork:
 
     @property
     def key(self) -> GroupKey:
+        """Names the group in a run: no step has two queries with the same id."""
         return self.step, self.query.id
 
 

@@ -29,6 +29,7 @@ class PolicyStep:
 
     @property
     def rows(self) -> int:
+        """Rows that the policy may train in the step: those that earlier steps left, and those of closed groups."""
         return self.carried + self.closed
 
     @property
@@ -52,6 +53,7 @@ class PolicyStep:
         return self.rows if batch is None else min(self.rows, max(batch, self.carried))
 
     def begin(self, version: Version) -> None:
+        """Makes the step the policy's current one: it trains it with ``version``."""
         self.version, self.current = version, True
 
     def follow(self, before: "PolicyStep") -> None:
@@ -82,17 +84,21 @@ class StepState:
 
     @property
     def left_over(self) -> dict[PolicyName, int]:
+        """By policy: ``PolicyStep.left_over``."""
         return {policy: state.left_over for policy, state in self.policies.items()}
 
     @property
     def complete(self) -> bool:
+        """True once every policy is done: it has applied its next version, or keeps the one it has."""
         return all(state.done for state in self.policies.values())
 
     @property
     def unsaved(self) -> bool:
+        """True from the first Save of a policy until the checkpoint is committed."""
         return bool(self.save_asked) and not self.committed
 
     @property
     def may_be_committed(self) -> bool:
+        """True if all policies are saved, no evaluation is missing, and CommitCheckpoint has not been decided yet."""
         all_saved = len(self.saved) == len(self.policies)
         return all_saved and self.complete and not self.awaits_evaluation and not self.committing

@@ -21,6 +21,7 @@ class AgentHandle:
         self._trajectory = trajectory
 
     async def generate(self, prompt: Prompt, *, on_text: OnText | None = None, **options: Any) -> Turn:
+        """Generates a turn of the agent: see ``workflow.Agent.generate``. Raises TypeError for an unknown option."""
         chosen = TurnOptions(**options) if options else NO_OPTIONS
         return await self._generate(self._agent, self._trajectory, prompt, chosen, on_text)
 

@@ -38,9 +38,11 @@ class RolloutWaits:
             self._setup = None
 
     def began(self, trajectory: Trajectory, work: "asyncio.Task[Any]") -> None:
+        """A trajectory has begun; ``work`` is the task in which its workflow runs."""
         self._running[trajectory] = work
 
     def over(self, trajectory: Trajectory) -> None:
+        """A trajectory has ended, or its deadline has passed: it waits for nothing any more."""
         self.ended += 1
         del self._running[trajectory]
 
@@ -74,6 +76,7 @@ class RolloutWaits:
     # ------------------------------------------------------------------ for people
 
     def current(self) -> list[Wait]:
+        """All waits of this worker now: of the recipe's setup, of trajectories in the recipe's own code, of turns."""
         now = asyncio.get_running_loop().time()
         return [*self._of_setup(now), *self._of_trajectories(now), *self._open.current()]
 

@@ -52,6 +52,7 @@ class Deadline:
             self._count()
 
     def resume(self) -> None:
+        """Lets the time continue, at the last of as many calls as ``pause`` had."""
         self._pauses -= 1
         if not self._pauses:
             self._counted_until = self._loop.time()
@@ -203,6 +204,7 @@ class Trajectory:
         self._closed = True
 
     def turns_of(self, agent: AgentName) -> AgentTurns:
+        """The figures of the agent's turns that have ended, and their lengths in tokens."""
         turns = [turn for of_agent, turn in self._turns if of_agent == agent]
         lengths = tuple(len(turn.tokens) for turn in turns)
         truncated = sum(turn.truncated for turn in turns)
@@ -211,6 +213,7 @@ class Trajectory:
         )
 
     def turns_to_reward(self) -> list[EndedTurn]:
+        """Its turns that have ended, in the order of their ends."""
         return [EndedTurn(agent, turn.request.sample_id, len(turn.tokens)) for agent, turn in self._turns]
 
     def prefix(self, prompt: tuple[str | tuple[int, ...], ...]) -> str:
@@ -230,6 +233,7 @@ class Trajectory:
         return next((agent for agent, raised in self._overran if raised in inner), None)
 
     def turn_begins(self, now: float) -> None:
+        """Notes that a turn goes to an instance at ``now``, in seconds of the system's clock."""
         self.first_turn_at = min(self.first_turn_at, now)
 
     def samples(

@@ -197,4 +197,5 @@ def _punished(
 
 
 def unknown_agent(agent: str, known: Iterable[str], subject: str) -> RecipeError:
+    """The error for an agent's name that the config lacks. ``subject``: begins the sentence, and ends with its verb."""
     return RecipeError(f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(known)}")

@@ -82,6 +82,7 @@ class TurnRoutes:
                 future.set_exception(WrongVersion(policy, versions.oldest, served))
 
     def close(self) -> None:
+        """Cancels messages that have not been sent: the router forgets the turns when the session's stream ends."""
         for handle in (self._soon, self._later):
             if handle is not None:
                 handle.cancel()

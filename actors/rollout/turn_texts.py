@@ -72,5 +72,7 @@ class TurnTexts:
             del self._streams[number]
 
     def take(self, stream: int, start: int, text: str) -> None:
+        """Passes a part of a stream's text, from the character ``start`` on, to its turn; drops it if the stream has
+        ended."""
         if (turn := self._streams.get(stream)) is not None:
             turn.take(start, text)

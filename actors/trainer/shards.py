@@ -21,10 +21,12 @@ class Shard:
 
     @property
     def is_whole(self) -> bool:
+        """True if the rank has all rows: the tensor is not divided, or only one rank has rows of it."""
         return self.own_shape == self.shape
 
     @property
     def own_shape(self) -> tuple[int, ...]:
+        """The shape of this part alone: its rows, and the other dimensions of the whole."""
         return (self.stop - self.start, *self.shape[1:]) if self.shape else ()
 
 

@@ -122,10 +122,13 @@ class LossConfig(Config):
 
     @property
     def row(self) -> Algorithm:
+        """The algorithm that ``name`` chooses."""
         return ALGORITHMS[self.name]
 
     @property
     def kl_in_loss(self) -> bool:
+        """True if a KL to the reference policy is a term of the loss: each sample needs a forward of the reference,
+        also one whose advantage is 0."""
         return self.kl_coefficient > 0 and not self.kl_in_reward
 
     @property

@@ -45,6 +45,7 @@ def trajectory(run: Path, name: str) -> Selection:
 
 
 def show(found: Selection) -> None:
+    """Prints the rows as a table, without columns that are empty or that the sample id repeats, and their number."""
     console = Terminal()
     if not console.is_terminal:
         console.width = _PIPED_WIDTH

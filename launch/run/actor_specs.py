@@ -126,6 +126,8 @@ def modules_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def rollout_setup(config: RunConfig, references: References, store_dir: Path, logs: Path) -> RolloutSetup:
+    """The setup of each rollout worker of the run; all have the same. ``logs``: the folder for reports of blocked event
+    loops."""
     return RolloutSetup(
         recipe=config.recipe_config(),
         agents={

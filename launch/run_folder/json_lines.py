@@ -52,6 +52,8 @@ _EVENT: Final[TypeAdapter[RunEvent]] = TypeAdapter(RunEvent)
 
 
 def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
+    """The line of a step in ``metrics.jsonl``: one flat mapping, whose keys are ``figure`` or ``figure/name``. Figures
+    that were not measured are left out."""
     line: dict[str, Any] = {name: getattr(metrics, name) for name in _FIELDS} | metrics.figures
     line |= {key: dict(getattr(metrics, key)) for key in VERSIONS}
     for part in SUBJECT_OF:

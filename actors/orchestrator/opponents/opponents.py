@@ -170,6 +170,8 @@ class Opponents:
     # ------------------------------------------------------------------ results
 
     def closed(self, group: GroupClosed) -> None:
+        """Keeps the games of a group until its step is complete. A group that begins again, and closes again, counts
+        once."""
         for pool in self._pools.values():
             games = [Game(*game) for game in group.games.get(pool.policy, ())]
             pool.results.setdefault(group.step, {})[group.query] = games
@@ -189,6 +191,8 @@ class Opponents:
         return {policy: pool.metrics_of(step) for policy, pool in self._pools.items()}
 
     async def write_results(self) -> None:
+        """Writes ratings and pay-offs of each pool to ``<policy>.json``, off the event loop; one call after the
+        other."""
         async with self._writing:
             for pool in self._pools.values():
                 await self._system().run_blocking(pool.write_results, pool.results_now())
@@ -200,6 +204,7 @@ class Opponents:
         return {policy: pool.state_after(step) for policy, pool in self._pools.items()}
 
     def committed(self, step: Step) -> None:
+        """Forgets the states before ``step``: no checkpoint of an earlier step will be made."""
         for pool in self._pools.values():
             pool.forget_states_before(step)
 

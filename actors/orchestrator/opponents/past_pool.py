@@ -31,6 +31,7 @@ class Game:
 
     @property
     def score(self) -> float:
+        """The score of the policy in training: 1, 0.5 or 0."""
         return 0.5 * ((self.reward > self.against) + (self.reward >= self.against))
 
 
@@ -75,6 +76,7 @@ class PastPool:
 
     @property
     def playing(self) -> Member:
+        """The member that plays the present step. Raises StopIteration before the first ``play``."""
         return next(member for member in self.members if member.step == self.member)
 
     def add(self, step: Step, version: Version, size: int) -> bool:

@@ -21,14 +21,17 @@ Rule = Callable[[Sequence[Member]], Sequence[float]]
 
 
 def uniform(members: Sequence[Member]) -> list[float]:
+    """The weight 1 for each member."""
     return [1.0] * len(members)
 
 
 def latest(members: Sequence[Member]) -> list[float]:
+    """The weight 1 for the newest member, which is the last, 0 for the others."""
     return [0.0] * (len(members) - 1) + [1.0]
 
 
 def pfsp(members: Sequence[Member], power: float = 2.0) -> list[float]:
+    """``(1 - win rate) ** power`` for each member: 0 for one that the policy always beats."""
     return [(1.0 - member.win_rate) ** power for member in members]
 
 

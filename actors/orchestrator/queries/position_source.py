@@ -55,4 +55,5 @@ def digest(query: Query) -> str:
 
 
 def digest_of_all(queries: Sequence[Query]) -> str:
+    """One digest of a list of queries, which depends on their order."""
     return xxhash.xxh3_64_hexdigest(" ".join(map(digest, queries)).encode())

@@ -43,6 +43,7 @@ class RecipeData:
             self._calls.remove(call)
 
     def waits(self) -> list[Wait]:
+        """The calls of the recipe's functions under way, with the line at which its code stands, and since when."""
         now, limit = asyncio.get_running_loop().time(), f"training.data_timeout_s={self._timeout_s:g} ends it"
         return [
             Wait(f"{function()} of {self._recipe.file.name}{self._place()}", now - began, limit)

@@ -71,9 +71,11 @@ class Group:
         self.settled = False
 
     def start(self) -> list[Decision]:
+        """The group begins: its first trajectories."""
         return [self._start() for _ in range(self._rules.wanted + self._rules.extra)]
 
     def succeeded(self, trajectory: int) -> list[Decision]:
+        """A trajectory has its rewards. Raises ProtocolViolation if it was not running."""
         self._ended(trajectory)
         if self.settled:
             return []

@@ -38,6 +38,7 @@ class ClosingRules:
 
     @property
     def agents(self) -> Collection[AgentName]:
+        """All agents of the run, also those that are not trained."""
         return self.credit.keys()
 
 
@@ -65,6 +66,7 @@ class GroupRun:
         self.started = self.clock()
 
     def begin(self, number: int) -> Trajectory:
+        """Makes the trajectory that a Start of the group has decided."""
         trajectory = Trajectory(self.query, self.step, number, self.versions)
         self.trajectories[number] = trajectory
         return trajectory

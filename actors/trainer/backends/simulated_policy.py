@@ -71,6 +71,7 @@ class SimulatedPolicy:
 
     @property
     def version(self) -> int:
+        """Optimizer steps so far."""
         return int(self._state[0])
 
     @property

@@ -24,6 +24,7 @@ _LOADS: Final = ("pause", "transfer", "load")
 
 
 def instances(history: History) -> str:
+    """The section about instances, as HTML; empty without any figure of them."""
     rows = _rows(history.steps[-1].by_actor) if history.steps else []
     loads, moves = _loads(history) + _paths(history), _moves(history)
     if not (rows or loads or moves):

@@ -24,6 +24,7 @@ _RAW_CURVES = 6  # with more curves the unsmoothed ones hide one another and are
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "numbers") -> str:
+    """A table as HTML; the first cell of each row is its head. ``css``: the table's class. All texts are escaped."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
     body = []
     for first, *rest in rows:
@@ -34,6 +35,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "numbe
 
 
 def note(text: str) -> str:
+    """A paragraph in small print, as HTML. The text is escaped."""
     return f'<p class="note">{escape(text)}</p>'
 
 
@@ -59,6 +61,8 @@ def grid(cells: Sequence[str]) -> str:
 
 
 def smoothing_words(steps: int, resumed: bool, raw: bool = True) -> str:
+    """The sentences below charts over ``steps`` steps. ``resumed``: there are lines that mark a resumed run; ``raw``:
+    the unsmoothed curves are drawn too."""
     half_width = _half_width(steps)
     words = (
         f"Bold: running mean over {2 * half_width + 1} steps." if half_width else "Every step as measured."

@@ -74,10 +74,12 @@ class History:
 
     @cached_property
     def policies(self) -> list[PolicyName]:
+        """All policies with a version, in order of first appearance."""
         return list(dict.fromkeys(name for step in self.steps for name in step.versions))
 
     @cached_property
     def processes(self) -> list[str]:
+        """The processes with figures, in order of first appearance."""
         return list(dict.fromkeys(name for step in self.steps for name in step.by_process))
 
     @cached_property
@@ -103,12 +105,15 @@ class History:
         return [(step, value / whole) for step, value in points if (whole := wholes.get(step))]
 
     def of_policy(self, name: PolicyName, figure: str) -> list[Point]:
+        """(step, value) of a policy's figure, for the steps that have it. Raises UnknownFigure."""
         return self._of_part("by_policy", name, figure)
 
     def of_process(self, name: str, figure: str) -> list[Point]:
+        """(step, value) of a process's figure. Raises UnknownFigure."""
         return self._of_part("by_process", name, figure)
 
     def of_device(self, uuid: str, figure: str) -> list[Point]:
+        """(step, value) of a GPU's figure. Raises UnknownFigure."""
         return self._of_part("by_device", uuid, figure)
 
     def _of_part(self, part: str, name: str, figure: str) -> list[Point]:
@@ -150,6 +155,7 @@ class History:
 
     @cached_property
     def step_seconds(self) -> float:
+        """Seconds of all steps together."""
         return self.total("step_s")
 
     def found(self, *kinds: type[Event]) -> list[Event]:

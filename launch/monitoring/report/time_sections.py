@@ -65,6 +65,7 @@ def _time_columns(history: History, split: Mapping[Part, Sequence[Point]]) -> st
 
 
 def throughput(history: History) -> str:
+    """The section about generated tokens per second, as HTML; empty for a run without a step."""
     points = history.of_step("tokens_per_s")
     if not points:
         return ""
@@ -119,6 +120,8 @@ def _per_turn(history: History, policy: PolicyName, kind: str) -> list[Point]:
 
 
 def processes(history: History) -> str:
+    """The section about event loops and memory of the processes, GPUs and statistics of actors, as HTML; empty without
+    any."""
     rows = []
     for process in history.processes:
         lag = sorted(y for _, y in history.of_process(process, "loop_lag_ms"))

@@ -21,10 +21,12 @@ _QUANTILES: Final = {
 
 
 def percent(value: float) -> str:
+    """A share as a percentage of three digits."""
     return f"{100 * value:.3g}%"
 
 
 def rewards(history: History) -> str:
+    """The section about rewards, a curve for each agent, as HTML; empty without rewards."""
     curves = {str(agent): rewards_of(history, agent) for agent in history.agents}
     if not curves:
         return ""

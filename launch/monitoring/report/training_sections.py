@@ -110,4 +110,5 @@ def _at_the_end(points: list[Point], form: str) -> str:
 
 
 def rewards_of(history: History, agent: AgentName) -> list[Point]:
+    """(step, value) of the agent's mean reward."""
     return history.of_agent(agent, "reward")

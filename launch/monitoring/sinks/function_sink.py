@@ -7,15 +7,15 @@ from typing import Any
 
 from ....actors.errors import ConfigError
 from ....actors.recipe.recipe import module_of
-from .sink import Figures, SinkRun
+from .sink import Figures, Sink, SinkRun
 
 MetricsFunction = Callable[[int, Mapping[str, float]], object]
 """Gets the step and its figures by their keys in ``metrics.jsonl``; an evaluation comes before its step, with keys
 that begin with ``eval/``."""
 
 
-class FunctionSink:
-    """Implements ``Sink``. A resumed run reports again the steps that it repeats."""
+class FunctionSink(Sink):
+    """Calls the function again for the steps that a resumed run repeats."""
 
     appends_only = False
 

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from .sink import Figures, SinkRun
+from .sink import Figures, Sink, SinkRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -15,8 +15,8 @@ _REFUSED: Final = re.compile(r"[^\w\-. /]")
 """Characters that MLflow refuses in names, as the ``@`` of ``pass@8``."""
 
 
-class MlflowSink:
-    """Implements ``Sink``. A resumed run continues the run of MLflow, whose figures can't be replaced."""
+class MlflowSink(Sink):
+    """A resumed run continues the run of MLflow, whose figures can't be replaced."""
 
     appends_only = True
 

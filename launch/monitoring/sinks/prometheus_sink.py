@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ...run_folder.json_lines import label_of
-from .sink import Figures, SinkRun
+from .sink import Figures, Sink, SinkRun
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -21,8 +21,8 @@ _REFUSED: Final = re.compile(r"\W", re.ASCII)
 _OF_ACTOR: Final = "actor."
 
 
-class PrometheusSink:
-    """Implements ``Sink``."""
+class PrometheusSink(Sink):
+    """Keeps the newest value of each figure. Nothing is written: Prometheus fetches them."""
 
     appends_only = False
 

@@ -45,9 +45,11 @@ class RunSinks:
                 closing.create_task(thread.close(timeout_s, failed=error is not None))
 
     def step(self, metrics: StepMetrics) -> None:
+        """Passes the figures of a complete step to all sinks. Returns at once: their threads write."""
         self._put(partial(figures_of_step, metrics, self._clock()))
 
     def event(self, event: RunEvent) -> None:
+        """Passes an evaluation to all sinks, as ``step`` does; other events have no figures."""
         if isinstance(event, Evaluated):
             self._put(partial(figures_of_evaluation, event, self._clock()))
 

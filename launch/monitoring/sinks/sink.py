@@ -31,6 +31,7 @@ class SinkRun:
 
     @property
     def name(self) -> str:
+        """The run's name, which is that of its folder."""
         return self.folder.name
 
 
@@ -52,7 +53,8 @@ class Sink(Protocol):
         """
         ...
 
-    def write(self, figures: Figures) -> None: ...
+    def write(self, figures: Figures) -> None:
+        """Called for each step and evaluation, after ``open``, in their order."""
 
     def close(self, failed: bool) -> None:
         """Called once after ``open``, when the run has ended. ``failed``: by an error."""

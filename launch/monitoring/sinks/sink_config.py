@@ -33,6 +33,10 @@ class _OptionalSink(Config):
             return None
         return f"{self.module} is not installed: pip install 'flexmarl[{self.label}]'"
 
+    def sink(self) -> Sink:
+        """The sink with these settings, which is not open yet."""
+        raise NotImplementedError
+
 
 class TensorboardConfig(_OptionalSink):
     """``folder``: for the event files of all runs, each in a folder of the run's name; by default the run's folder has
@@ -100,12 +104,15 @@ class FunctionConfig(Config):
 
     @property
     def label(self) -> str:
+        """Its name in events and messages."""
         return self.function
 
     def unavailable(self) -> str | None:
+        """None: it needs no package."""
         return None
 
     def sink(self) -> Sink:
+        """The sink; the file is read when the sink is opened, in its thread."""
         return FunctionSink(self.function)
 
 

@@ -20,6 +20,8 @@ def figures_of_step(metrics: StepMetrics, time_s: float) -> Figures:
 
 
 def figures_of_evaluation(event: Evaluated, time_s: float) -> Figures:
+    """The metrics of an evaluation as ``eval/<name>``, and its seconds as ``eval_s``; those that are not finite are
+    left out."""
     found = {
         f"eval/{name}": known for name, value in event.metrics.items() if (known := number(value)) is not None
     }

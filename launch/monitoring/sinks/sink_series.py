@@ -28,13 +28,16 @@ class SinkSeries:
             )
 
     def has(self, figures: Figures) -> bool:
+        """True if the series has the step or evaluation of ``figures`` already: a resumed run repeats steps."""
         return figures.step <= self._last.get(figures.kind, -1)
 
     def named(self, name: str) -> None:
+        """Notes the series' name at the service, on the disk too."""
         self.name = name
         self._write()
 
     def written(self, figures: Figures) -> None:
+        """Notes that ``figures`` are in the series, on the disk too."""
         self._last[figures.kind] = figures.step
         self._write()
 

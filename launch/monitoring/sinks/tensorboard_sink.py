@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .sink import Figures, SinkRun
+from .sink import Figures, Sink, SinkRun
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 _FLUSH_S = 5
 
 
-class TensorboardSink:
-    """Implements ``Sink``. A resumed run marks the steps that it repeats as void: TensorBoard shows the new ones."""
+class TensorboardSink(Sink):
+    """A resumed run marks the steps that it repeats as void: TensorBoard shows the new ones."""
 
     appends_only = False
 

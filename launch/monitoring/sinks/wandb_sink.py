@@ -4,7 +4,7 @@ import secrets
 from typing import TYPE_CHECKING, Literal
 
 from ....actors.errors import ConfigError
-from .sink import Figures, SinkRun
+from .sink import Figures, Sink, SinkRun
 
 if TYPE_CHECKING:
     import wandb
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 WandbMode = Literal["online", "offline"]
 
 
-class WandbSink:
-    """Implements ``Sink``. A resumed run continues the run of Weights & Biases, whose steps can't be replaced."""
+class WandbSink(Sink):
+    """A resumed run continues the run of Weights & Biases, whose steps can't be replaced."""
 
     appends_only = True
 

@@ -102,6 +102,7 @@ class CriticModel:
             local(own[name]).copy_(local(tensor))
 
     def gradient_norm(self, tokens: int) -> float:
+        """The norm of the critic's gradient, divided by ``tokens``, over all ranks of its gang."""
         return gradient_norm(self._parameters, tokens, self._gang)
 
     def optimizer_step(self, tokens: int, norm: float, step: int, total_steps: int) -> None:
@@ -116,6 +117,7 @@ class CriticModel:
         )
 
     def drop_gradient(self) -> None:
+        """Forgets the accumulated gradient."""
         drop_gradient(self._optimizer)
 
     def gradients(self) -> dict[str, Tensor]:

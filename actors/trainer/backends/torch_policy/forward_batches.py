@@ -31,6 +31,7 @@ class TrainedSample:
 
     @property
     def has_signal(self) -> bool:
+        """True if a policy gradient of it is not 0: one of its tokens has an advantage."""
         return bool(self.advantage if isinstance(self.advantage, float) else self.advantage.any())
 
 
@@ -77,6 +78,8 @@ def make_chunks(
 
 
 def idle_chunk(device: torch.device) -> Chunk:
+    """A forward of one token that counts for nothing. All ranks of a gang must have as many forwards, else their
+    collectives would wait for each other."""
     zero, one = torch.zeros(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
     return Chunk([], pad_rows(IDLE_ROWS, 1).to(device), zero, zero, zero, one, 1.0, idle=True)
 

@@ -45,6 +45,8 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Returns the normed rows times ``weight``. Keeps ``n`` and ``1 / rms(x)``, so that the backward needs no
+        second pass."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         # The operations of transformers' own forward, so that the result has the same bits.
         scale = wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -57,6 +59,7 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Returns ``dx`` in the type of ``x``, ``dweight`` in that of ``weight``, and None for ``eps``."""
         normed, scale, weight = ctx.saved_tensors
         size = normed.shape[-1]
         gradient = gradient.to(normed.dtype).contiguous()  # mixed strides cost more than this copy
@@ -79,9 +82,11 @@ class FusedRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
+        """``[..., H]`` to ``[..., H]``. The parameter has the name that transformers' norms give it."""
         return rms_norm(hidden_states, self.weight, self.eps)
 
     def extra_repr(self) -> str:
+        """Size and eps, as transformers' norms show them in a printed model."""
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 

@@ -45,6 +45,7 @@ class OneDnnLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # its name in torch
+        """``[..., in]`` to ``[..., out]``, in the type of ``input``."""
         if input.dtype != torch.float32 or self.weight.dtype != torch.float32 or not input.numel():
             return super().forward(input)  # oneDNN has no product of no rows, as an expert may get them
         return linear(input, self.weight, self.bias)
@@ -63,12 +64,15 @@ class OneDnnLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns ``y``, ``[rows, out]`` float32."""
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Returns ``dx``, ``dW`` and ``db`` for ``gradient`` ``[rows, out]``; None for each that autograd does not
+        need."""
         x, weight = ctx.saved_tensors
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:

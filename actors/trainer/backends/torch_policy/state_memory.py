@@ -34,6 +34,7 @@ class StateMemory:
 
 
 def new_memory(specs: Iterable[TensorSpec], device: torch.device) -> StateMemory:
+    """Allocates a tensor for each of ``specs`` on ``device``, without setting its contents."""
     return StateMemory(
         {
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
@@ -51,11 +52,13 @@ class KeptMemories:
         self._lock = threading.Lock()
 
     def keep(self, memory: StateMemory) -> None:
+        """Keeps the memory for a later ``take``; beyond ``most`` the oldest one is freed."""
         with self._lock:
             self._kept.append(memory)
             del self._kept[: -self._most or None]
 
     def clear(self) -> None:
+        """Frees all memories that are kept."""
         with self._lock:
             self._kept.clear()
 

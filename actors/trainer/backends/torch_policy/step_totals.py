@@ -34,6 +34,7 @@ class StepTotals:
     agent_advantages: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: "StepTotals") -> None:
+        """Adds the sums of ``other``, a micro-batch of the same step."""
         for name in ("samples", "tokens", "stale", *_COUNTS):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.add_sums(other.sums)
@@ -44,6 +45,7 @@ class StepTotals:
             self.agent_advantages[agent] = self.agent_advantages.get(agent, 0.0) + total
 
     def add_sums(self, sums: Mapping[str, float]) -> None:
+        """Adds ``sums``, by the names of their figures; missing ones count as 0."""
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
@@ -73,6 +75,7 @@ class StepTotals:
         return shares
 
     def add_values(self, sums: Iterable[float]) -> None:
+        """Adds the four sums of ``value_sums``: of a critic's values and returns over tokens."""
         first, second, third, fourth = (a + b for a, b in zip(self.values, sums, strict=True))
         self.values = first, second, third, fourth
 
@@ -98,8 +101,10 @@ class StepTotals:
 
     @property
     def ratio_deviation(self) -> float:
+        """The mean over the trained tokens of ``|ratio - 1|``, between trainer and engine; 0 without tokens."""
         return self.sums.get("ratio_deviation", 0.0) / max(1, self.trained_tokens)
 
     @property
     def value_loss(self) -> float:
+        """Half the mean squared error of the critic's values, over all tokens of the step."""
         return self.values[3] / 2 / max(1, self.tokens)

@@ -144,6 +144,7 @@ class TrainedModels:
             self.critic.start_from(self.completions)
 
     def drop_gradients(self) -> None:
+        """Forgets the accumulated gradients, of the critic too."""
         drop_gradient(self.optimizer)
         if self.critic is not None:
             self.critic.drop_gradient()
