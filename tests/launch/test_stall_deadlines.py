@@ -90,8 +90,8 @@ def test_a_teardown_that_hangs_is_named_and_costs_no_result(
 def test_the_only_instance_is_restarted_if_it_is_silent_in_a_standstill(launcher: Launcher) -> None:
     run = launcher.train("restarted-instance", "supervision.silence_s=10", recipe=STALLS)
     stop("solver-0")(run)
+    run.wait_for_output("solver-0 is restarted: actor solver-0 died: its process runs, but has not answered")
     run.wait_for_output("the run continues after")
-    assert "solver-0 is restarted: actor solver-0 died: its process runs, but has not answered" in run.text
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text
     run.assert_nothing_is_left()
