@@ -1,20 +1,18 @@
 """A reference to an actor: a value that can be kept, compared and sent in a message."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-from .call import Call
+from .delivery.outbound import Call, Outbound, failed_call
 from .errors import FlexmarlError, LocalProtocolError
 from .protocol.messages import check_timeout
 from .protocol.open_requests import Callee
 from .signature import Signature, signature_of
 
 if TYPE_CHECKING:
-    from .delivery.connection import Connection
     from .delivery.peers import Network
 
 # Covariant: a reference to an actor serves wherever one to a protocol that it fulfils is asked for.
@@ -31,7 +29,7 @@ class ActorRef(Generic[Api]):
     restarted.
     """
 
-    __slots__ = ("_api", "_connection", "_network", "_proxy", "address", "name")
+    __slots__ = ("_api", "_network", "_outbound", "_proxy", "address", "name")
 
     def __init__(
         self, name: str, address: str, network: "Network | None" = None, api: type | None = None
@@ -40,15 +38,15 @@ class ActorRef(Generic[Api]):
         self.address = address
         self._network = network
         self._api = api
-        self._connection: Connection | None = None
+        self._outbound: Outbound | None = None
         self._proxy: _Proxy | None = None
 
     @property
     def api(self) -> Api:
         """The actor's endpoints, as methods; each call has the default deadline.
 
-        A call is sent at once, in the order of the program, and may be awaited later (``call.Call``). If credit is
-        missing it waits behind earlier calls, with its arguments as they were.
+        A call is sent at once, in the order of the program, and may be awaited later (``delivery.outbound.Call``). If
+        credit is missing it waits behind earlier calls, with its arguments as they were.
         """
         if self._proxy is None:
             self._proxy = _Proxy(self, DEFAULT_TIMEOUT_S)
@@ -68,11 +66,11 @@ class ActorRef(Generic[Api]):
         """Calls an endpoint by name; awaiting it raises what ``within`` lists."""
         signature = self._signature(endpoint)
         try:
-            connection = self._connect()
-            callee = connection.callee(self.name, endpoint, timeout_s)
+            outbound = self._connect()
+            callee = outbound.callee(self.name, endpoint, timeout_s)
         except FlexmarlError as error:
-            return _failed(error)
-        return connection.call(callee, args, kwargs, signature)
+            return failed_call(error)
+        return outbound.call(callee, args, kwargs, signature)
 
     def tell(self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any) -> Call:
         """Sends at once, without a reply: delivered at most once, in order with this system's other requests.
@@ -80,13 +78,13 @@ class ActorRef(Generic[Api]):
         To be awaited: it waits for credit if a whole window of messages to the actor is not processed yet, and raises
         CallTimeout after ``timeout_s``.
         """
-        connection = self._connection
-        if connection is None or connection.dead is not None:
+        outbound = self._outbound
+        if outbound is None or outbound.dead is not None:
             try:
-                connection = self._connect()
+                outbound = self._connect()
             except FlexmarlError as error:
-                return _failed(error)
-        return connection.tell(self.name, endpoint, args, kwargs, timeout_s)
+                return failed_call(error)
+        return outbound.tell(self.name, endpoint, args, kwargs, timeout_s)
 
     def tell_nowait(self, endpoint: str, *args: Any, **kwargs: Any) -> None:
         """``tell`` for code that can't wait: raises NoCredit if a whole window of messages is not processed yet."""
@@ -107,14 +105,14 @@ class ActorRef(Generic[Api]):
     def _signature(self, endpoint: str) -> Signature | None:
         return None if self._api is None else signature_of(self._api, endpoint)
 
-    def _connect(self) -> "Connection":
-        """The connection for calls. Raises LocalProtocolError, SystemClosed, or the reason of its process's end."""
-        connection = self._connection
-        if connection is None or connection.dead is not None:  # by now another actor may have that address
+    def _connect(self) -> Outbound:
+        """The connection's half for calls. Raises LocalProtocolError, SystemClosed, or the process's exit reason."""
+        outbound = self._outbound
+        if outbound is None or outbound.dead is not None:  # by now another actor may have that address
             if self._network is None:
                 raise LocalProtocolError(f"the reference to {self.name} belongs to no actor system")
-            connection = self._connection = self._network.connection(self.address)
-        return connection
+            outbound = self._outbound = self._network.connection(self.address).outbound
+        return outbound
 
     def __wire__(self) -> dict[str, str]:
         return {"name": self.name, "address": self.address}
@@ -148,12 +146,6 @@ class ActorRef(Generic[Api]):
         return core_schema.union_schema([core_schema.is_instance_schema(cls), from_wire])
 
 
-def _failed(error: FlexmarlError) -> Call:
-    call = Call(loop=asyncio.get_running_loop())
-    call.set_exception(error)
-    return call
-
-
 class _Proxy:
     """Turns ``proxy.endpoint(...)`` into a call; to type checkers it is the actor's API."""
 
@@ -164,21 +156,21 @@ class _Proxy:
     def __getattr__(self, endpoint: str) -> Callable[..., Any]:
         ref, timeout_s = self._ref, self._timeout_s
         signature = ref._signature(endpoint)
-        connection: Connection | None = None
+        outbound: Outbound | None = None
         callee: Callee | None = None
 
         def stream(*args: Any, **kwargs: Any) -> Any:
             return ref.stream(endpoint, *args, timeout_s=timeout_s, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal connection, callee
-            if connection is None or callee is None or connection.dead is not None:
+            nonlocal outbound, callee
+            if outbound is None or callee is None or outbound.dead is not None:
                 try:
-                    connection = ref._connect()
-                    callee = connection.callee(ref.name, endpoint, timeout_s)
+                    outbound = ref._connect()
+                    callee = outbound.callee(ref.name, endpoint, timeout_s)
                 except FlexmarlError as error:
-                    return _failed(error)
-            return connection.call(callee, args, kwargs, signature)
+                    return failed_call(error)
+            return outbound.call(callee, args, kwargs, signature)
 
         found = stream if signature is not None and signature.streams else call
         setattr(self, endpoint, found)  # the next use finds it there

@@ -48,7 +48,6 @@ EXCEPTIONS: dict[str, int] = {
     "exited": 2,
     "expanded": 1,
     "explained": 1,
-    "failed": 1,
     "flattened": 1,
     "found": 72,
     "gathered": 3,

@@ -91,13 +91,16 @@ def test_an_import_for_types_may_point_back_inside_a_folder() -> None:
     assert import_cycle(sources) == []
     assert import_cycle(sources | {"actors/b.py": "def f():\n    from .c import y"})
     across = {
-        "core/call.py": for_types.format("delivery.outbound"),
-        "core/delivery/outbound.py": "from ..call import x",
+        "core/call_context.py": for_types.format("delivery.mailbox"),
+        "core/delivery/mailbox.py": "from ..call_context import x",
     }
     assert import_cycle(across) == []
     assert against_the_order_of_core(across) == []
     assert import_cycle(
-        {"core/halves.py": across["core/call.py"], "core/delivery/outbound.py": "from ..halves import x"}
+        {
+            "core/halves.py": across["core/call_context.py"],
+            "core/delivery/mailbox.py": "from ..halves import x",
+        }
     )
 
 

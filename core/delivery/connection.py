@@ -8,74 +8,74 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import (
-    ActorDead,
-    CallTimeout,
-    FlexmarlError,
-    RemoteProtocolError,
-    SystemClosed,
-    Unreachable,
-)
+from ..errors import ActorDead, FlexmarlError, RemoteProtocolError, SystemClosed, Unreachable
 from ..protocol import codec, messages
 from ..protocol.envelopes import REQUESTS, Envelope, Kind
-from ..protocol.session import Effects, LinkState
-from ..telemetry import get_logger
+from ..protocol.session import Effects, LinkState, Session
 from ..wire.wire import Frames, Link
 from .inbound import Inbound
-from .outbound import Outbound, Waiter, reject
+from .outbound import Outbound, Waiter
 
 if TYPE_CHECKING:
     from .peers import Network
 
-log = get_logger(__name__)
-
 # If the exit reason of a peer's process will be known here, the calls to it wait this long for it.
 EXIT_REASON_WAIT_S = 0.04
 
+_UP = LinkState.UP  # a global name costs less than an enum's attribute
 
-class Connection(Outbound):
+
+class Connection:
+    """Owns the link, the timer and the session; its two halves, the requests in each direction."""
+
     def __init__(self, network: "Network", link: Link, *, up: bool) -> None:
         """``up``: the peer has connected to this side."""
-        super().__init__(network, link, up=up)
+        self.network = network
+        self.link = link
+        self.loop = asyncio.get_running_loop()
+        self.encoder = codec.Encoder()
+        trusted = network.trusts(link.address)
+        self.session: Session[Waiter] = Session(network.settings, up=up, trusted=trusted)
+        self.node = ""
+        """The peer's name; empty until its first message."""
+        self.outbound = Outbound(self)
+        self.inbound = inbound = Inbound(self)
         self._incoming = up
         self._header = b""
-        self.inbound = Inbound(network, link, self.session, self._encoder, self._arm)
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+        """The time of ``_timer``."""
         self._was_active = True
         self._down: asyncio.TimerHandle | None = None
         """Runs while the link is down and its exit reason may still come."""
         self._exit_reason: FlexmarlError | None = None
         self._left = False
         """It has said goodbye."""
+        on_requests = inbound.on_requests if link.may_call is None else inbound.on_restricted_requests
         self._on: dict[int, Callable[[Envelope], None]] = {
-            **dict.fromkeys(REQUESTS, self.inbound.on_requests),
-            Kind.REPLY: self._on_replies,
-            Kind.ERROR: self._on_error,
-            Kind.ITEM: self._on_item,
-            Kind.CANCEL: self.inbound.on_cancel,
-            Kind.GRANT: self.inbound.on_grant,
-            Kind.DONE: self._on_done,
+            **dict.fromkeys(REQUESTS, on_requests),
+            Kind.REPLY: self.outbound.on_replies,
+            Kind.ERROR: self.outbound.on_error,
+            Kind.ITEM: self.outbound.on_item,
+            Kind.DONE: self.outbound.on_done,
+            Kind.CANCEL: inbound.on_cancel,
+            Kind.GRANT: inbound.on_grant,
             Kind.PING: self._on_ping,
             Kind.PONG: self._on_pong,
             Kind.REFUSE: self._on_refuse,
             Kind.BYE: self._on_bye,
         }
-        if link.may_call is not None:
-            self._on.update(dict.fromkeys(REQUESTS, self.inbound.on_restricted_requests))
-
-    @property
-    def link(self) -> Link:
-        return self._link
 
     @property
     def address(self) -> str:
-        return self._link.address
-
-    @property
-    def node(self) -> str:
-        """The peer's name; empty until its first message."""
-        return self.inbound.node
+        """The peer's, or a text for people if it has none."""
+        return self.link.address
 
     # ------------------------------------------------------------------ messages
+
+    def send(self, envelope: Envelope) -> None:
+        """Sends an envelope of its own. Requests and results share theirs, so they leave by ``Link.send_item``."""
+        self.link.send(self.encoder.pack(envelope))
 
     def received(self, message: codec.Bytes, buffers: Frames) -> None:
         """Raises RemoteProtocolError if the message is malformed; no envelope of it has been processed then."""
@@ -84,18 +84,18 @@ class Connection(Outbound):
             node, epoch, size = messages.unpack_header(message)
             header = bytes(message[:size])
             envelopes = messages.unpack_envelopes(memoryview(message)[size:], buffers)
-            if self.session.is_over(epoch) or self._network.is_replaced(epoch):
+            if self.session.is_over(epoch) or self.network.is_replaced(epoch):
                 if self._incoming:
                     raise RemoteProtocolError(
                         f"{node} was replaced: a later incarnation of it has been started"
                     )
                 return  # it was under way when its sender was restarted
-            self._network.heard_incarnation(epoch)
+            self.network.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
             if known and header != known:
                 self.inbound.forget()
             self._header = header
-            self.inbound.node = node
+            self.node = node
             if effects is not None:
                 self._carry_out(effects)
         else:
@@ -124,15 +124,16 @@ class Connection(Outbound):
         self._left = True
         self._go_down("its system was closed")
         if self._incoming:
-            self._network.peer_left(self._link)
+            self.network.peer_left(self.link)
 
     def _on_ping(self, envelope: Envelope) -> None:
         self.inbound.send_done()
-        self._send([Kind.PONG, envelope[1], self.inbound.ids()])
+        self.send([Kind.PONG, envelope[1], self.inbound.ids()])
 
     # ------------------------------------------------------------------ the link
 
     def connected(self) -> None:
+        """The wire reports that the link is up."""
         if self._down is not None:  # down and up again before the callers were notified
             self._down.cancel()
             self._link_down("the connection was lost")
@@ -140,11 +141,12 @@ class Connection(Outbound):
         self._carry_out(self.session.connected())
 
     def disconnected(self, reason: str) -> None:
+        """The wire reports that the link went down. The calls fail at once, or when the exit reason is known."""
         if self._exit_reason is not None:
             self._go_down(reason, self._exit_reason)
         elif self._down is None:
-            wait_s = EXIT_REASON_WAIT_S if self._network.exit_reason_follows(self.address) else 0.0
-            self._down = self._loop.call_later(wait_s, self._link_down, reason)
+            wait_s = EXIT_REASON_WAIT_S if self.network.exit_reason_follows(self.address) else 0.0
+            self._down = self.loop.call_later(wait_s, self._link_down, reason)
 
     def _link_down(self, reason: str) -> None:
         self._down = None
@@ -170,84 +172,77 @@ class Connection(Outbound):
             self._down.cancel()
             self._down = None
         if for_good:
-            self.dead = error
+            self.outbound.dead = error
             self._carry_out(self.session.close(str(error)), error)
         elif link_is_down:
             self._go_down(str(error), error)
-        elif self.session.state is LinkState.UP:
+        elif self.session.state is _UP:
             self._exit_reason = error  # for the moment at which the wire notices
 
     def close(self) -> None:
         """This side leaves: notifies the peer, and fails all requests to it."""
-        self.dead = SystemClosed(f"{self._network.name} is closed")
+        self.outbound.dead = SystemClosed(f"{self.network.name} is closed")
         for handle in (self._timer, self._down):
             if handle is not None:
                 handle.cancel()
         self.inbound.leave()
-        self._send([Kind.BYE, 0])
-        name = self._network.name
-        effects = self.session.close(f"{name} was closed before they were known to be processed")
-        self._log_lost(effects)
-        for request in effects.dead:
-            reject(request.waiter, self._closed_during(request))
-        for actor, waiter in effects.waiting:
-            reject(waiter, SystemClosed(f"{name} closed while a call to {actor} waited for credit"))
+        self.send([Kind.BYE, 0])
+        reason = f"{self.network.name} was closed before they were known to be processed"
+        self.outbound.close(self.session.close(reason))
 
     # ------------------------------------------------------------------ the time, and the effects
 
-    def _arm(self) -> None:
+    def need_peer(self, deadline: float = math.inf) -> None:
+        """A request to the peer is under way, or waits for credit: has the timer run for it.
+
+        On every call's way, so all the cheap cases come first: a burst of calls sets one timer.
+        """
+        session = self.session
+        if session.next_tick is None or session.state is not _UP:
+            session.need(self.loop.time())
+            self.arm()
+        elif deadline < self._due:
+            self.arm()
+
+    def arm(self) -> None:
+        """Sets the timer to the session's next work."""
         due = self.session.wake_at()
         if due is None or (self._timer is not None and self._due <= due):
             return
         if self._timer is not None:
             self._timer.cancel()
         self._due = due
-        self._timer = self._loop.call_at(due, self._wake)
+        self._timer = self.loop.call_at(due, self._wake)
 
     def _wake(self) -> None:
-        now, due = self._loop.time(), self._due
+        now, due = self.loop.time(), self._due
         self._timer, self._due = None, math.inf
         self._carry_out(self.session.advance(now, now - due))
 
     def _carry_out(self, effects: Effects[Waiter], error: FlexmarlError | None = None) -> None:
         """``error``: raised in the waiters instead of an error made from the effects' reason."""
-        is_up = self.session.state is LinkState.UP
-        for request in effects.expired:
-            phase = "waiting for the reply" if is_up else f"waiting for a connection to {self.address}"
-            callee = request.callee
-            reject(request.waiter, CallTimeout(callee.actor, callee.endpoint, callee.timeout_s, phase))
-            self._send([Kind.CANCEL, request.id])
-        for request in effects.dead:
-            reject(request.waiter, error or self._death(request.actor, effects.reason))
-        for actor, waiter in effects.waiting:
-            reject(waiter, error or self._death(actor, effects.reason))
-        self._log_lost(effects)
-        self._give_credit(effects.granted)
+        is_up = self.session.state is _UP
+        phase = "waiting for the reply" if is_up else f"waiting for a connection to {self.address}"
+        self.outbound.expire(effects.expired, phase)
+        self.outbound.fail(effects, lambda actor: error or self._death(actor, effects.reason))
+        self.outbound.send_granted(effects.granted)
         for request_id in effects.cancel:
-            self._send([Kind.CANCEL, request_id])
+            self.send([Kind.CANCEL, request_id])
         if effects.withdraw:
-            self._send([Kind.CANCEL, -effects.withdraw])
+            self.send([Kind.CANCEL, -effects.withdraw])
         if effects.ping is not None:
-            self._send([Kind.PING, effects.ping])
+            self.send([Kind.PING, effects.ping])
         if effects.gone:
             if not is_up:  # requests that have failed here must not run there later
-                self._link.forget_unsent()
+                self.link.forget_unsent()
             self.inbound.end_streams()
-        self._arm()
-        if effects.silent and self._link.drop():
+        self.arm()
+        if effects.silent and self.link.drop():
             self._go_down(effects.reason)
-
-    def _log_lost(self, effects: Effects[Waiter]) -> None:
-        if effects.lost_tells:
-            log.warning(
-                "one-way messages lost", count=effects.lost_tells, peer=self.address, why=effects.reason
-            )
-        if self._tells_done is not None:
-            self._tells_done.set()
 
     def _death(self, actor: str, reason: str) -> ActorDead:
         if self.session.state is LinkState.CONNECTING:
-            trouble = f": {self._link.trouble}" if self._link.trouble else ""
+            trouble = f": {self.link.trouble}" if self.link.trouble else ""
             return Unreachable(actor, f"{reason} ({self.address}{trouble})")
         return ActorDead(actor, f"{reason} ({self.address})", stopped=self._left)
 
@@ -256,8 +251,8 @@ class Connection(Outbound):
         """True if there is no connection, no request waits for one, and the reason is not known."""
         session = self.session
         return not (
-            self.dead is not None
-            or session.state is LinkState.UP
+            self.outbound.dead is not None
+            or session.state is _UP
             or session.requests
             or session.requests.waiting_for_credit()
             or self._down is not None

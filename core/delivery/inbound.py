@@ -5,7 +5,7 @@ answer to ``answer``, ``answer_error`` or ``answer_fault``.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,18 +16,18 @@ from ..protocol import codec
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.lease import Lease
 from ..protocol.messages import REPLIES
-from ..protocol.session import Admission, Session
+from ..protocol.session import Admission
 from ..telemetry import BoundedLog, get_logger
-from ..wire.wire import Link
 from .mailbox import Delivery
-from .unread import SMALL_BYTES, Unread
 
 if TYPE_CHECKING:
-    from .peers import Network
+    from .connection import Connection
 
 log = get_logger(__name__)
 
 _TELL = int(Kind.TELL)  # comparing with an enum's member costs three times as much
+# Answers up to this size are not counted by ``ReplyWindow``.
+SMALL_BYTES = 4096
 # A mark that a peer has not confirmed is sent again after this time, then after twice as long, up to a heartbeat.
 _MARK_AGAIN_S = 0.05
 # None, packed: the most frequent result.
@@ -38,38 +38,74 @@ _Item: TypeAlias = tuple[int, Any, dict[Any, Any], int]
 _TEXT_LIMIT = 2**16
 
 
+class ReplyWindow:
+    """Bounds the large answers that the peer has not confirmed to have received, by marks that it returns. Sans-I/O.
+
+    Answers of at most ``SMALL_BYTES`` are not counted: the window of requests bounds them. After each quarter of the
+    window a mark is sent. Messages are in order, so a mark that came back confirms all before it, and a peer that reads
+    is never waited for. A peer that does not read (it is frozen, say) gets a window of answers, no more.
+    """
+
+    def __init__(self, window_bytes: int) -> None:
+        self._window_bytes = window_bytes
+        self._marks: deque[tuple[int, int, float]] = deque()
+        """Marks under way: their number, the bytes that were sent between the one before and each, and its time."""
+        self._last_mark = 0
+        self._since_mark = 0
+        self._unconfirmed = 0
+
+    def sent(self, size_bytes: int) -> bool:
+        """An answer was sent; True if it is time for a mark."""
+        self._unconfirmed += size_bytes
+        self._since_mark += size_bytes
+        return 4 * self._since_mark >= self._window_bytes
+
+    def mark(self, now: float) -> int:
+        """A number, from 1, to be sent to the peer, which returns it."""
+        size_bytes, self._since_mark = self._since_mark, 0
+        if not size_bytes and self._marks:  # it stands for the one before too, which may have been lost
+            size_bytes = self._marks.pop()[1]
+        self._last_mark += 1
+        self._marks.append((self._last_mark, size_bytes, now))
+        return self._last_mark
+
+    def confirmed(self, mark: int) -> float | None:
+        """The peer has received all that was sent before ``mark``. Marks before it may have been lost. Returns the time
+        of the last mark that is confirmed by this one; None if it confirms no mark."""
+        sent_at = None
+        while self._marks and self._marks[0][0] <= mark:
+            _, size_bytes, sent_at = self._marks.popleft()
+            self._unconfirmed -= size_bytes
+        return sent_at
+
+    @property
+    def is_full(self) -> bool:
+        return self._unconfirmed >= self._window_bytes
+
+
 class Inbound:
-    """The requests of one peer that are being served.
+    """The inbound half of a connection: the requests of the peer that are in service.
 
     It is one class because a request's admission, answer and cancellation all use the same open requests and marks.
     """
 
-    def __init__(
-        self,
-        network: "Network",
-        link: Link,
-        session: Session[Any],
-        encoder: codec.Encoder,
-        arm: Callable[[], None],
-    ) -> None:
-        """``arm``: sets the timer to the session's next work."""
-        self.node = ""
-        """The peer's name; empty until its first message."""
+    def __init__(self, connection: "Connection") -> None:
+        network = connection.network
         self.window_bytes = network.settings.window_bytes
         self._now = network.now
+        self._connection = connection
         self._network = network
-        self._link = link
-        self._session = session
-        self._encoder = encoder
+        self._link = connection.link
+        self._session = connection.session
+        self._encoder = connection.encoder
         self._error_encoder = codec.Encoder(inline_bytes=codec.MAX_BODY_BYTES)
         """Puts the buffers of an error's fields into its envelope."""
-        self._arm = arm
-        self._loop = asyncio.get_running_loop()
-        self._serving: dict[int, Delivery] = {}
+        self._loop = connection.loop
+        self._open: dict[int, Delivery] = {}
         self._refusals = BoundedLog(log)
         self._done: list[int] = []
         """One-way messages that were processed, as ranges of ids; not reported yet."""
-        self._unread = Unread(network.settings.window_bytes)
+        self._replies = ReplyWindow(network.settings.window_bytes)
         self.lease = Lease(network.settings)
         self._held: deque[Delivery] | None = None
         """Requests that begin when the peer has confirmed a mark: it has read enough of its answers, and has not given
@@ -78,20 +114,25 @@ class Inbound:
         self._left = False
         """The peer confirms no mark any more."""
 
+    @property
+    def node(self) -> str:
+        """The peer's name."""
+        return self._connection.node
+
     def __len__(self) -> int:
-        return len(self._serving)
+        return len(self._open)
 
     @property
     def is_active(self) -> bool:
         """True if a request is in service, and not only held."""
-        return len(self._serving) > len(self._held or ())
+        return len(self._open) > len(self._held or ())
 
     def ids(self) -> list[int]:
-        return list(self._serving)
+        return list(self._open)
 
     def forget(self) -> None:
         """The process that sent these requests has ended; its successor uses the same ids for other requests."""
-        served, self._serving = self._serving, {}
+        served, self._open = self._open, {}
         self.lease = Lease(self._network.settings)
         self._drop_held()
         for delivery in served.values():
@@ -105,7 +146,7 @@ class Inbound:
 
     def end_streams(self) -> None:
         """The peer does not receive items any more."""
-        for delivery in list(self._serving.values()):
+        for delivery in list(self._open.values()):
             if delivery.kind == Kind.STREAM:
                 delivery.mailbox.cancel(delivery)
 
@@ -128,7 +169,7 @@ class Inbound:
             for request_id, args, kwargs, trace_id in admitted
         ]
         for delivery in deliveries:
-            self._serving[delivery.id] = delivery
+            self._open[delivery.id] = delivery
         if self._held is None:
             mailbox.deliver(deliveries)
         else:
@@ -177,34 +218,34 @@ class Inbound:
         if envelope[1] < 0:
             self._withdraw(-envelope[1])
             return
-        delivery = self._serving.get(envelope[1])
+        delivery = self._open.get(envelope[1])
         # A one-way message that has begun is processed to its end.
         if delivery is not None and (delivery.kind != _TELL or delivery.task is None):
             delivery.mailbox.cancel(delivery)
 
     def _withdraw(self, last: int) -> None:
         """The peer has connected again, and wants no request up to ``last``."""
-        for delivery in list(self._serving.values()):
+        for delivery in list(self._open.values()):
             if delivery.id > last or delivery.cancelled is not None:
                 continue
             if delivery.task is None:
-                del self._serving[delivery.id]  # it is not answered
+                del self._open[delivery.id]  # it is not answered
                 delivery.mailbox.cancel(delivery)
             elif delivery.kind != _TELL:  # a one-way message is processed to its end
                 delivery.mailbox.cancel(delivery)
 
     def on_grant(self, envelope: Envelope) -> None:
-        delivery = self._serving.get(envelope[1])
+        delivery = self._open.get(envelope[1])
         if delivery is not None and delivery.writer is not None:
             delivery.writer.grant(envelope[2])
 
     def answer(self, delivery: Delivery, value: Any) -> None:
         """Raises LocalProtocolError if ``value`` can't be sent; the request is still open then."""
-        serving, request_id = self._serving, delivery.id
-        if serving.get(request_id) is not delivery:
+        open_requests, request_id = self._open, delivery.id
+        if open_requests.get(request_id) is not delivery:
             return  # it was answered before
         if delivery.kind == _TELL:
-            del serving[request_id]
+            del open_requests[request_id]
             self._report_done(request_id)
             return
         packed, buffers = _NONE, _NO_BUFFERS
@@ -216,10 +257,10 @@ class Inbound:
                 raise LocalProtocolError(f"its result: {error}") from error.__cause__
             if encoder.buffers:
                 buffers = codec.unchanging(encoder.take_buffers())
-        del serving[request_id]
+        del open_requests[request_id]
         self._link.send_item(REPLIES, request_id, packed, buffers)
         if buffers or len(packed) > SMALL_BYTES:
-            self._count_unread(len(packed) + sum(buffer.nbytes for buffer in buffers))
+            self._count_reply(len(packed) + sum(buffer.nbytes for buffer in buffers))
 
     def answer_error(self, delivery: Delivery, error: BaseException, errors: DeclaredErrors) -> None:
         """The endpoint raised ``error``; ``errors``: those that it declares. One that it got as the answer to a call of
@@ -236,7 +277,7 @@ class Inbound:
                 packed = self._error_encoder.pack([*head, "", {}])
             self._link.send(packed)
             if len(packed) > SMALL_BYTES:
-                self._count_unread(len(packed))
+                self._count_reply(len(packed))
 
     def answer_fault(self, delivery: Delivery, fault: Fault, message: str) -> None:
         """Answers for the runtime."""
@@ -256,16 +297,16 @@ class Inbound:
     @contextmanager
     def serving_stream(self) -> Iterator[None]:
         self._session.serve_stream(self._loop.time())
-        self._arm()
+        self._connection.arm()
         try:
             yield
         finally:
             self._session.end_stream()
 
     def _end(self, delivery: Delivery) -> bool:
-        if self._serving.get(delivery.id) is not delivery:
+        if self._open.get(delivery.id) is not delivery:
             return False  # it was answered before
-        del self._serving[delivery.id]
+        del self._open[delivery.id]
         return True
 
     # ------------------------------------------------------------------ requests that wait for a mark
@@ -280,17 +321,17 @@ class Inbound:
         self._send_mark()
         return True
 
-    def _count_unread(self, size_bytes: int) -> None:
+    def _count_reply(self, size_bytes: int) -> None:
         """Sends marks among the answers. If a window of answers is not confirmed, the peer's next requests wait."""
-        if self._unread.sent(size_bytes):
+        if self._replies.sent(size_bytes):
             self._send_mark()
-        if self._unread.is_full:
+        if self._replies.is_full:
             self._hold()
 
     def _hold(self) -> deque[Delivery]:
         """Requests that have not begun wait from now on, until the peer confirms a mark. Returns them."""
         if self._held is None:
-            mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._serving.values())
+            mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._open.values())
             self._held = deque(waiting for mailbox in mailboxes for waiting in mailbox.take_waiting(self))
             if not self._left:
                 self._mark_again(_MARK_AGAIN_S)
@@ -307,14 +348,14 @@ class Inbound:
             self._mark_again(min(2 * waited_s, self._network.settings.heartbeat_s))
 
     def _send_mark(self) -> None:
-        self._link.send(self._encoder.pack([Kind.PING, -self._unread.mark(self._now())]))
+        self._connection.send([Kind.PING, -self._replies.mark(self._now())])
 
     def on_mark(self, mark: int) -> None:
         """The peer has returned a mark."""
-        sent_at = self._unread.confirmed(mark)
+        sent_at = self._replies.confirmed(mark)
         if sent_at is not None:
             self.lease.confirmed(sent_at)
-        if self._held is None or self._unread.is_full or self.lease.is_over(self._now()):
+        if self._held is None or self._replies.is_full or self.lease.is_over(self._now()):
             return
         held = self._drop_held()
         for delivery in held:
@@ -346,7 +387,7 @@ class Inbound:
         """Reports the one-way messages that were processed since the last report."""
         if self._done:
             ranges, self._done = self._done, []
-            self._link.send(self._encoder.pack([Kind.DONE, 0, ranges]))
+            self._connection.send([Kind.DONE, 0, ranges])
 
     def _send_fault(self, request_id: int, fault: Fault, message: str) -> None:
-        self._link.send(self._encoder.pack([Kind.ERROR, request_id, fault, message, "", "", {}]))
+        self._connection.send([Kind.ERROR, request_id, fault, message, "", "", {}])

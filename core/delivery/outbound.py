@@ -1,12 +1,13 @@
-"""Requests of this side to the actors of one peer, and the answers to them: calls, one-way messages, streams."""
+"""Requests of this side to the actors of one peer, and the answers to them: calls, one-way messages, streams.
+
+See the top of ``connection.py`` for the way of a call, out and back.
+"""
 
 import asyncio
 import math
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..call import Call
 from ..call_context import current_delivery
 from ..errors import (
     ActorDead,
@@ -23,47 +24,130 @@ from ..protocol import codec
 from ..protocol.credit import CreditWaiter
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.open_requests import Callee, Request
-from ..protocol.session import LinkState, Session
 from ..signature import Signature
-from ..wire.wire import Link
+from ..telemetry import get_logger
 from .streams import StreamReader
-from .unsent import Packed, Unsent
 
 if TYPE_CHECKING:
-    from .peers import Network
+    from ..protocol.session import Effects
+    from .connection import Connection
+
+log = get_logger(__name__)
 
 # A global name costs less than an enum's attribute.
 _CALL, _TELL, _STREAM = Kind.CALL, Kind.TELL, Kind.STREAM
-_UP = LinkState.UP
+
+Packed: TypeAlias = tuple[bytes, Sequence[memoryview], int]
+"""A request: the fields that are its own, its buffers, and the size of both in bytes."""
+
+
+class Call(asyncio.Future[Any], Coroutine[Any, Any, Any]):
+    """The result of a call, which was sent when it was made.
+
+    A future, so that ``gather``, ``wait_for`` and ``shield`` make no task for it, and a coroutine too, because
+    ``create_task`` and ``TaskGroup.create_task`` take nothing else. ``asyncio.wait`` refuses coroutines: give it tasks.
+    As with any future, cancelling an awaiter cancels the call, and the event loop logs the error of a call that is
+    never awaited.
+    """
+
+    __slots__ = ("outbound", "request_id", "signature", "unsent")
+
+    outbound: "Outbound"
+    signature: Signature | None
+    """The endpoint's, for the result; None if it is unknown."""
+    request_id: int
+    """The request's, once it has been sent."""
+    unsent: "Unsent | None"
+    """The request while it waits for credit."""
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancels the call at the callee too."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self.outbound.cancel_call(self)
+        return cancelled
+
+    # ------------------------------------------------------------------ as a coroutine, which waits for the future
+
+    def send(self, value: Any, /) -> Any:
+        """See ``Coroutine``."""
+        return self.__await__().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See ``Coroutine``; cancels the call."""
+        self.cancel()
+        return self.__await__().throw(*error)
+
+    def close(self) -> None:
+        """See ``Coroutine``; cancels the call."""
+        self.cancel()
+
+
+def failed_call(error: FlexmarlError) -> Call:
+    """A call that could not be sent: awaiting it raises ``error``."""
+    call = Call(loop=asyncio.get_running_loop())
+    call.set_exception(error)
+    return call
+
 
 Waiter: TypeAlias = Call | StreamReader
 
 
-class Outbound(ABC):
-    """Calls actors of one peer. The connection, which derives from this, keeps the link and the time."""
+class Unsent:
+    """A request that waits for credit, packed already. ``reader``: of a stream's items."""
 
-    def __init__(self, network: "Network", link: Link, *, up: bool) -> None:
-        self._network = network
-        self._link = link
-        self._loop = asyncio.get_running_loop()
-        trusted = network.trusts(link.address)
-        self.session: Session[Waiter] = Session(network.settings, up=up, trusted=trusted)
+    __slots__ = ("call", "callee", "deadline", "packed", "reader", "timer")
+
+    def __init__(
+        self, call: Call, callee: Callee, packed: Packed, reader: StreamReader | None = None
+    ) -> None:
+        """``call``: done when its reply arrives; in case of a message without a reply, or a stream, when it is sent."""
+        self.call = call
+        self.callee = callee
+        self.packed = packed
+        self.reader = reader
+        self.deadline = math.inf
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.packed[2]
+
+    def done(self) -> bool:
+        return self.call.done()
+
+    def set_exception(self, error: Exception, /) -> None:
+        self.stop_waiting()
+        self.call.set_exception(error)
+
+    def stop_waiting(self) -> None:
+        """Cancels its timer. Its owner removes it from the queue for credit."""
+        self.call.unsent = None
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class Outbound:
+    """The outbound half of a connection.
+
+    It is one class because a request is sent, waits for credit, is cancelled and is answered with the same open
+    requests and credit.
+    """
+
+    def __init__(self, connection: "Connection") -> None:
         self.dead: FlexmarlError | None = None
         """Set when the peer can't be called any more."""
-        self._requests = self.session.requests
-        self._trace_ids = network.trace_ids
-        self._encoder = codec.Encoder()
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf
-        """The time of ``_timer``."""
+        self._connection = connection
+        self._network = connection.network
+        self._link = connection.link
+        self._loop = connection.loop
+        self._encoder = connection.encoder
+        self._requests = connection.session.requests
+        self._trace_ids = connection.network.trace_ids
         self._tells_done: asyncio.Event | None = None
         self._sent = self._new_call(None)
         """The result of every ``tell`` that did not wait."""
         self._sent.set_result(None)
-
-    @abstractmethod
-    def _arm(self) -> None:
-        """Sets the timer to the session's next work."""
 
     # ------------------------------------------------------------------ requests
 
@@ -95,15 +179,23 @@ class Outbound(ABC):
             callee = self._requests.callee(_TELL._value_, actor, endpoint, timeout_s)
             packed = self._pack(callee, args, kwargs)
         except LocalProtocolError as error:
-            call = self._new_call(None)
-            call.set_exception(error)
-            return call
+            return failed_call(error)
         if self.dead is None and callee.credit.take(packed[2]):
             self._send_tell(callee, packed)
             return self._sent
         call = self._new_call(None)
         self._wait_credit(Unsent(call, callee, packed))
         return call
+
+    def tell_nowait(self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises NoCredit if ``tell`` would wait, LocalProtocolError, or the reason for which the peer is dead."""
+        if self.dead is not None:
+            raise self.dead
+        callee = self._requests.callee(_TELL._value_, actor, endpoint, 0.0)
+        packed, credit = self._pack(callee, args, kwargs), callee.credit
+        if not credit.take(packed[2]):
+            raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
+        self._send_tell(callee, packed)
 
     def has_tells(self) -> bool:
         """True if a one-way message waits for credit, or is not known to be processed."""
@@ -118,16 +210,6 @@ class Outbound(ABC):
             self._tells_done.clear()
             await self._tells_done.wait()
 
-    def tell_nowait(self, actor: str, endpoint: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raises NoCredit if ``tell`` would wait."""
-        if self.dead is not None:
-            raise self.dead
-        callee = self._requests.callee(_TELL._value_, actor, endpoint, 0.0)
-        packed, credit = self._pack(callee, args, kwargs), callee.credit
-        if not credit.take(packed[2]):
-            raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
-        self._send_tell(callee, packed)
-
     async def stream(
         self,
         actor: str,
@@ -137,6 +219,7 @@ class Outbound(ABC):
         timeout_s: float,
         signature: Signature | None,
     ) -> AsyncIterator[Any]:
+        """The items of a streaming endpoint, each within ``timeout_s``; see ``ActorRef.within`` for the errors."""
         callee = self._requests.callee(_STREAM._value_, actor, endpoint, timeout_s)
         packed = self._pack(callee, args, kwargs)
         reader, sent = StreamReader(actor), self._new_call(None)
@@ -151,7 +234,7 @@ class Outbound(ABC):
         try:
             while True:
                 if taken and not reader.holds_items():  # the sender may lack room for another, however large
-                    self._send([Kind.GRANT, request_id, taken])
+                    self._connection.send([Kind.GRANT, request_id, taken])
                     taken = 0
                 try:
                     item = await reader.wait_item(timeout_s)
@@ -166,7 +249,7 @@ class Outbound(ABC):
                     raise declared from error
                 taken += 1
                 if taken >= max(1, window // 2):
-                    self._send([Kind.GRANT, request_id, taken])
+                    self._connection.send([Kind.GRANT, request_id, taken])
                     taken = 0
                 yield item if signature is None else signature.result(item, self._network)
         finally:
@@ -178,7 +261,7 @@ class Outbound(ABC):
 
     def _new_call(self, signature: Signature | None) -> Call:
         call = Call(loop=self._loop)
-        call.owner, call.signature, call.unsent, call.request_id = self, signature, None, 0
+        call.outbound, call.signature, call.unsent, call.request_id = self, signature, None, 0
         return call
 
     def _pack(self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
@@ -201,29 +284,21 @@ class Outbound(ABC):
         """Sends a one-way message that has taken credit."""
         item, buffers, size_bytes = packed
         self._link.send_item(callee, self._requests.tell(callee.credit, size_bytes), item, buffers)
-        session = self.session
-        if session.next_tick is None or session.state is not _UP:
-            session.need(self._loop.time())
-            self._arm()
+        self._connection.need_peer()
 
     def _send_request(
         self, callee: Callee, packed: Packed, rest_s: float, waiter: Call | StreamReader
     ) -> int:
         """Sends a request that has taken credit; returns its id. ``rest_s``: until its deadline."""
-        session, requests = self.session, self._requests
         item, buffers, size_bytes = packed
         deadline = self._loop.time() + rest_s if callee.is_call else math.inf
-        request_id = requests.add(deadline, callee, waiter, size_bytes).id
+        request_id = self._requests.add(deadline, callee, waiter, size_bytes).id
         if callee.is_call:
             self._link.send_item(callee, request_id, item, buffers)
         else:
-            further = self._encoder.pack_items((session.settings.stream_window,))
+            further = self._encoder.pack_items((self._network.settings.stream_window,))
             self._link.send(callee.pack(request_id, (item,), further), buffers)
-        if session.next_tick is None or session.state is not _UP:
-            session.need(self._loop.time())
-            self._arm()
-        elif deadline < self._due:
-            self._arm()
+        self._connection.need_peer(deadline)
         return request_id
 
     # ------------------------------------------------------------------ credit
@@ -233,14 +308,12 @@ class Outbound(ABC):
         if self.dead is not None:
             unsent.call.set_exception(self.dead)
             return
-        now = self._loop.time()
         unsent.call.unsent = unsent
-        unsent.deadline = now + unsent.callee.timeout_s
+        unsent.deadline = self._loop.time() + unsent.callee.timeout_s
         if unsent.deadline < math.inf:
             unsent.timer = self._loop.call_at(unsent.deadline, self._credit_is_late, unsent)
         unsent.callee.credit.waiting.append(unsent)
-        self.session.need(now)
-        self._arm()
+        self._connection.need_peer()
 
     def _credit_is_late(self, unsent: Unsent) -> None:
         if not unsent.done():
@@ -249,11 +322,11 @@ class Outbound(ABC):
             phase = f"waiting for credit, {credit.requests} requests are under way to it"
             unsent.set_exception(CallTimeout(callee.actor, callee.endpoint, callee.timeout_s, phase))
 
-    def _give_credit(self, granted: list[CreditWaiter]) -> None:
+    def send_granted(self, granted: Iterable[CreditWaiter]) -> None:
         """Sends the requests that hold credit now."""
         for unsent in granted:
             assert isinstance(unsent, Unsent), "only these wait for credit"
-            unsent.settle()
+            unsent.stop_waiting()
             call, callee, rest_s = unsent.call, unsent.callee, max(unsent.deadline - self._loop.time(), 0.0)
             if callee.kind is _TELL:
                 self._send_tell(callee, unsent.packed)
@@ -263,31 +336,14 @@ class Outbound(ABC):
             if callee.kind is _STREAM:
                 call.set_result(None)
 
-    # ------------------------------------------------------------------ callers that give up
-
-    def give_up(self, call: Call) -> None:
-        unsent: Unsent | None = call.unsent
-        if unsent is None:
-            self._abandon(call.request_id)
-        else:
-            unsent.settle()
-            unsent.callee.credit.waiting.remove(unsent)
-
-    def _abandon(self, request_id: int) -> None:
-        request = self._requests.get(request_id)
-        if request is not None and self._requests.abandon(request):
-            self._send([Kind.CANCEL, request_id])
-
-    def _send(self, envelope: Envelope) -> None:
-        self._link.send(self._encoder.pack(envelope))
-
     # ------------------------------------------------------------------ answers
 
-    def _on_replies(self, envelope: Envelope) -> None:
+    def on_replies(self, envelope: Envelope) -> None:
+        """The results of a run of calls, or the end of a stream."""
         values = envelope[2]
         requests, granted = self._requests.answered(envelope[1], len(values))
         if granted:
-            self._give_credit(granted)
+            self.send_granted(granted)
         for request, value in zip(requests, values, strict=True):
             waiter = None if request is None else request.waiter
             if isinstance(waiter, Call):
@@ -302,9 +358,10 @@ class Outbound(ABC):
             elif isinstance(waiter, StreamReader):
                 waiter.set_result(value)
 
-    def _on_error(self, envelope: Envelope) -> None:
+    def on_error(self, envelope: Envelope) -> None:
+        """An endpoint raised, or the peer's runtime refuses a request."""
         (request,), granted = self._requests.answered(envelope[1], 1)
-        self._give_credit(granted)
+        self.send_granted(granted)
         if request is None:
             return
         error = _error_of(request, *envelope[2:])
@@ -318,20 +375,71 @@ class Outbound(ABC):
             declared = self._declared(error, request.waiter.signature)
             if declared is not error:
                 declared.__cause__ = error
-            reject(request.waiter, declared)
+            _reject(request.waiter, declared)
         else:
-            reject(request.waiter, error)
+            _reject(request.waiter, error)
 
-    def _closed_during(self, request: Request[Waiter]) -> SystemClosed:
-        return SystemClosed(f"{self._network.name} closed during {request.actor}.{request.endpoint}")
-
-    def _on_item(self, envelope: Envelope) -> None:
+    def on_item(self, envelope: Envelope) -> None:
+        """An item of a stream."""
         request = self._requests.get(envelope[1])
         if request is not None and isinstance(request.waiter, StreamReader):
             request.waiter.push(envelope[2], envelope[3])
 
-    def _on_done(self, envelope: Envelope) -> None:
-        self._give_credit(self._requests.done(envelope[2]))
+    def on_done(self, envelope: Envelope) -> None:
+        """One-way messages that have been processed."""
+        self.send_granted(self._requests.done(envelope[2]))
+        if self._tells_done is not None:
+            self._tells_done.set()
+
+    # ------------------------------------------------------------------ requests that get no answer
+
+    def cancel_call(self, call: Call) -> None:
+        """The caller has given up: notifies the callee, unless the request still waits for credit."""
+        unsent = call.unsent
+        if unsent is None:
+            self._abandon(call.request_id)
+        else:
+            unsent.stop_waiting()
+            unsent.callee.credit.waiting.remove(unsent)
+
+    def _abandon(self, request_id: int) -> None:
+        request = self._requests.get(request_id)
+        if request is not None and self._requests.abandon(request):
+            self._connection.send([Kind.CANCEL, request_id])
+
+    def expire(self, requests: Iterable[Request[Waiter]], phase: str) -> None:
+        """Their deadlines have passed: raises CallTimeout in their waiters, and cancels them at the callee."""
+        for request in requests:
+            callee = request.callee
+            _reject(request.waiter, CallTimeout(callee.actor, callee.endpoint, callee.timeout_s, phase))
+            self._connection.send([Kind.CANCEL, request.id])
+
+    def fail(self, effects: "Effects[Waiter]", error_for: Callable[[str], FlexmarlError]) -> None:
+        """Fails the requests that the peer will not answer. ``error_for``: makes the error, from the actor's name."""
+        for request in effects.dead:
+            _reject(request.waiter, error_for(request.actor))
+        for actor, waiter in effects.waiting:
+            _reject(waiter, error_for(actor))
+        self._log_lost(effects)
+
+    def close(self, effects: "Effects[Waiter]") -> None:
+        """As ``fail``, when this side leaves: the errors name what was interrupted."""
+        for request in effects.dead:
+            _reject(request.waiter, self._closed_during(request))
+        for actor, waiter in effects.waiting:
+            text = f"{self._network.name} closed while a call to {actor} waited for credit"
+            _reject(waiter, SystemClosed(text))
+        self._log_lost(effects)
+
+    def _closed_during(self, request: Request[Waiter]) -> SystemClosed:
+        return SystemClosed(f"{self._network.name} closed during {request.actor}.{request.endpoint}")
+
+    def _log_lost(self, effects: "Effects[Waiter]") -> None:
+        if effects.lost_tells:
+            log.warning(
+                "one-way messages lost",
+                count=effects.lost_tells, peer=self._link.address, why=effects.reason,
+            )  # fmt: skip
         if self._tells_done is not None:
             self._tells_done.set()
 
@@ -358,6 +466,6 @@ def _error_of(
     return RemoteError(request.actor, request.endpoint, kind, message, remote_traceback, declared, fields)
 
 
-def reject(waiter: Waiter | CreditWaiter | None, error: Exception) -> None:
+def _reject(waiter: Waiter | CreditWaiter | None, error: Exception) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_exception(error)

@@ -75,9 +75,9 @@ class Network:
     async def wait_tells_done(self, timeout_s: float) -> None:
         """Waits until all one-way messages from here have been processed; for ``timeout_s`` at most."""
         waiting = [
-            asyncio.ensure_future(connection.wait_tells_done())
+            asyncio.ensure_future(connection.outbound.wait_tells_done())
             for connection in self.connections
-            if connection.has_tells()
+            if connection.outbound.has_tells()
         ]
         if waiting:
             for late in (await asyncio.wait(waiting, timeout=timeout_s))[1]:

@@ -92,17 +92,19 @@ class Fuzzed:
         serve_at_once(self.asked.link)
         self.asked.connected()
         signature = signature_of(Target, "echo")
-        callee = self.asked.callee("far", "echo", 30.0)
+        callee = self.asked.outbound.callee("far", "echo", 30.0)
         self.calls = [
-            asyncio.ensure_future(self.asked.call(callee, (1,), {}, signature)),
-            asyncio.ensure_future(self.asked.tell("far", "echo", (1,), {}, 30.0)),
+            asyncio.ensure_future(self.asked.outbound.call(callee, (1,), {}, signature)),
+            asyncio.ensure_future(self.asked.outbound.tell("far", "echo", (1,), {}, 30.0)),
             asyncio.ensure_future(self._stream(self.asked)),
         ]
 
     async def _stream(self, connection: Connection) -> list[Any]:
         return [
             item
-            async for item in connection.stream("far", "count", (3,), {}, 30.0, signature_of(Target, "count"))
+            async for item in connection.outbound.stream(
+                "far", "count", (3,), {}, 30.0, signature_of(Target, "count")
+            )
         ]
 
     def feed(self, message: codec.Bytes, buffers: Frames = ()) -> None:

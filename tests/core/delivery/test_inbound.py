@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.delivery.inbound import ReplyWindow
 from flexmarl.core.delivery.mailbox import Mailbox
 from flexmarl.core.delivery.peers import Network
 from flexmarl.core.protocol import codec, messages
@@ -171,3 +172,24 @@ async def test_nothing_keeps_a_peer_that_has_left(house: House) -> None:
     await house.receive(call(2, "blocks", math.inf), call(3, "late"), [Kind.BYE, 0])
     gc.collect()
     assert inbound() is None
+
+
+def test_a_window_of_answers_that_no_mark_confirms_is_full() -> None:
+    window = ReplyWindow(1000)
+    assert not window.sent(200) and window.sent(100), "a quarter of the window"
+    assert window.mark(1.0) == 1
+    assert window.sent(700) and window.is_full
+    assert window.mark(2.0) == 2
+    assert (window.confirmed(1), window.is_full) == (1.0, False)
+    assert window.confirmed(1) is None, "it came back twice"
+    assert window.confirmed(2) == 2.0
+
+
+def test_a_mark_that_is_sent_again_stands_for_the_lost_one_and_takes_no_memory() -> None:
+    window = ReplyWindow(1000)
+    window.sent(1000)
+    for turn in range(1, 1001):
+        assert window.mark(float(turn)) == turn
+    assert len(window._marks) == 1 and window.is_full
+    assert window.confirmed(999) is None and window.is_full
+    assert window.confirmed(1000) == 1000.0 and not window.is_full

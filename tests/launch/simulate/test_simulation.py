@@ -116,7 +116,9 @@ def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
     """Strings hash differently in each process, and objects lie elsewhere."""
-    program = f"from tests.launch.simulate.test_simulation import *\nprint(simulated({seed}, troubles=TROUBLES))"
+    program = (
+        f"from tests.launch.simulate.test_simulation import *\nprint(simulated({seed}, troubles=TROUBLES))"
+    )
     digests = []
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes, "SIMULATION": f"{os.getpid()}-{seed}"}
