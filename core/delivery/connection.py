@@ -1,6 +1,38 @@
 """The connection to one peer: carries out the effects of its session, on a link and the loop.
 
-The requests of this side are in ``outbound.py``, those of the peer in ``inbound.py``.
+``await ref.api.f(x)``, out and back, over a link that is up. Out, in the caller's process:
+
+    _Proxy, in ref.py       keeps the connection's ``Outbound``, and what all calls of ``f`` share: a ``Callee``, whose
+                            fields are packed once, and which has the actor's credit
+    Outbound.call           packs the arguments before it returns: they are sent as they are now, also if they must wait
+    Credit.take             counts the request, and its bytes, against the actor's window. Without credit the request
+                            waits (``Outbound._wait_credit``), until an answer gives credit back (``send_granted``)
+    OpenRequests.add        gives the request its id, the next one on this link, and keeps it with its deadline
+    Link.send_item          sends it at once, or joins it with the others of this tick
+    Connection.need_peer    sets the timer, for the deadline and for heartbeats
+
+In, in the process of the actor:
+
+    Network.received        finds the connection by the link; a stranger's first message makes one
+    Connection.received     checks all envelopes of the message before any is processed: a malformed message changes
+                            nothing. Then each goes to the half that it concerns
+    Inbound.on_requests     delivers what the session admits: each request once, in the order of sending
+    Mailbox._work           begins requests in this order. Under the peer's lease only: one whose caller has given up
+                            must not begin (``Inbound.may_begin``)
+    Signature.arguments     validates them against the annotations of ``f``, which is called then
+
+Back:
+
+    Inbound.answer          packs the result; a large one counts until the peer confirms a mark (``ReplyWindow``)
+    Link.send_item          replies that follow one another share an envelope, as requests do
+    Connection.received     in the caller's process, by the same steps as above
+    Outbound.on_replies     finds the call by its id, takes back its credit, and sends requests that have waited for it
+    Signature.result        validates the result; setting it wakes the awaiter
+
+Without an answer a call ends too. ``Session.advance``, which the timer calls, finds expired deadlines and silent peers;
+``Session.disconnected`` the requests under way on a link that went down; ``Session.pong`` those that were lost. They
+are failed by ``_carry_out``. ``Call.cancel`` sends CANCEL. The callee answers an expired or cancelled request all the
+same, which holds its credit until then: a slow actor gets no more work because its callers lose their patience.
 """
 
 import asyncio
