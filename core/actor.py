@@ -3,13 +3,14 @@
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .ref import ActorRef
 from .signature import EndpointOptions, endpoint_options, mark_endpoint
 from .waits import Wait
 
 if TYPE_CHECKING:
+    from .supervision.local_actors import LocalActors
     from .system import ActorSystem
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -59,14 +60,6 @@ def _check_implements(cls: type, protocol: type) -> None:
             )
 
 
-class Runtime(Protocol):
-    """Runs the background work of actors, and notifies them of the deaths of others."""
-
-    def run_background(self, actor: "Actor", work: Coroutine[Any, Any, None], name: str) -> None: ...
-
-    def watch(self, actor: "Actor", ref: ActorRef[Any]) -> None: ...
-
-
 class Actor:
     """Base class of all actors. Calls begin in the order of their arrival and run concurrently, as tasks of one loop:
     state that an endpoint changes across an ``await`` needs a lock or a queue of its own."""
@@ -75,7 +68,7 @@ class Actor:
     """The system that the actor belongs to; set before ``on_start`` runs."""
     ref: ActorRef[Any]
     """A reference to this actor, to be sent in messages."""
-    _runtime: Runtime
+    _runtime: "LocalActors"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raises TypeError if the class lacks a method of a ``Protocol`` among its bases, or does not mark it as the

@@ -262,9 +262,10 @@ class LocalActors:
         else:
             self.failure.set_result(error)
 
-    # ------------------------------------------------------------------ Runtime, for Actor
+    # ------------------------------------------------------------------ for Actor
 
     def watch(self, actor: Actor, ref: ActorRef[Any]) -> None:
+        """See ``Actor.watch``."""
         self.monitors.watch(actor, ref)
 
     def run_background(self, actor: Actor, work: Coroutine[Any, Any, None], name: str) -> None:

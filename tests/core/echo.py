@@ -5,11 +5,10 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flexmarl.core.actor import Actor, DeadActor, endpoint
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.supervision.local_actors import LocalActors
 from flexmarl.core.supervision.system_api import SystemApi
 
 
@@ -171,7 +170,7 @@ class Worker(Actor):
 
     @endpoint
     async def watchers(self) -> int:
-        return len(cast(LocalActors, self._runtime).monitors.undelivered())
+        return len(self._runtime.monitors.undelivered())
 
     @endpoint
     async def seen(self) -> list[DeadActor]:
