@@ -51,7 +51,8 @@ from .outbound import Outbound, Waiter
 if TYPE_CHECKING:
     from .peers import Network
 
-# If the exit reason of a peer's process will be known here, the calls to it wait this long for it.
+# If the exit reason of a peer's process will be known here, the calls to it wait this long for it: the socket closes
+# before the parent has the exit status, and "killed by signal 9" says more than "the connection was lost".
 EXIT_REASON_WAIT_S = 0.04
 
 _UP = LinkState.UP  # a global name costs less than an enum's attribute
@@ -111,6 +112,8 @@ class Connection:
 
     def received(self, message: codec.Bytes, buffers: Frames) -> None:
         """Raises RemoteProtocolError if the message is malformed; no envelope of it has been processed then."""
+        # All messages of one incarnation begin with the same bytes: comparing them replaces decoding them. After a
+        # disconnection the sender is checked again, even if it is the one from before.
         known = self._header
         if not known or message[: len(known)] != known or self.session.epoch is None:
             node, epoch, size = messages.unpack_header(message)
@@ -225,11 +228,11 @@ class Connection:
     # ------------------------------------------------------------------ the time, and the effects
 
     def need_peer(self, deadline: float = math.inf) -> None:
-        """A request to the peer is under way, or waits for credit: has the timer run for it.
-
-        On every call's way, so all the cheap cases come first: a burst of calls sets one timer.
-        """
+        """Has the timer run for a request that is under way, or waits for credit."""
         session = self.session
+        # On the way of every request, and nearly always there is nothing to do: while heartbeats run, the timer is set
+        # to the next one at the latest, so only an earlier deadline matters. A link that is not up is another matter:
+        # the session counts ``connect_timeout_s`` from the request that needs it, not from the start of heartbeats.
         if session.next_tick is None or session.state is not _UP:
             session.need(self.loop.time())
             self.arm()
@@ -239,6 +242,7 @@ class Connection:
     def arm(self) -> None:
         """Sets the timer to the session's next work."""
         due = self.session.wake_at()
+        # A timer that is early does no harm: ``advance`` finds nothing, and sets it again. So answers never touch it.
         if due is None or (self._timer is not None and self._due <= due):
             return
         if self._timer is not None:
@@ -269,6 +273,7 @@ class Connection:
                 self.link.forget_unsent()
             self.inbound.end_streams()
         self.arm()
+        # Last, as it runs this function again: everything else belongs to the link that is being dropped.
         if effects.silent and self.link.drop():
             self._go_down(effects.reason)
 

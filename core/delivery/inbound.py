@@ -62,6 +62,7 @@ class ReplyWindow:
 
     def mark(self, now: float) -> int:
         """A number, from 1, to be sent to the peer, which returns it."""
+        # A mark that is sent again takes the place of the one before: a silent peer costs no memory.
         size_bytes, self._since_mark = self._since_mark, 0
         if not size_bytes and self._marks:  # it stands for the one before too, which may have been lost
             size_bytes = self._marks.pop()[1]
@@ -80,6 +81,7 @@ class ReplyWindow:
 
     @property
     def is_full(self) -> bool:
+        """True if a whole window of answers is not confirmed."""
         return self._unconfirmed >= self._window_bytes
 
 
@@ -128,6 +130,7 @@ class Inbound:
         return len(self._open) > len(self._held or ())
 
     def ids(self) -> list[int]:
+        """The ids of the requests in service, for PONG: the peer fails the others that it waits for."""
         return list(self._open)
 
     def forget(self) -> None:
@@ -157,6 +160,7 @@ class Inbound:
         admitted: Iterable[_Item] = zip(
             itertools.count(first), items[::3], items[1::3], items[2::3], strict=False
         )
+        # A run that follows the one before is admitted by one comparison, as nearly all are.
         if not self._session.admit_run(first, count):
             admitted = [item for item in admitted if self._admits(item[0], kind)]
         mailbox = self._network.mailboxes.get(actor)
@@ -215,6 +219,7 @@ class Inbound:
                 self._send_fault(request_id, Fault.NOT_ALLOWED, "")
 
     def on_cancel(self, envelope: Envelope) -> None:
+        """The peer has given up a request; or, with an id below 0, all requests up to it."""
         if envelope[1] < 0:
             self._withdraw(-envelope[1])
             return
@@ -235,6 +240,7 @@ class Inbound:
                 delivery.mailbox.cancel(delivery)
 
     def on_grant(self, envelope: Envelope) -> None:
+        """A stream may send further items."""
         delivery = self._open.get(envelope[1])
         if delivery is not None and delivery.writer is not None:
             delivery.writer.grant(envelope[2])
@@ -242,6 +248,7 @@ class Inbound:
     def answer(self, delivery: Delivery, value: Any) -> None:
         """Raises LocalProtocolError if ``value`` can't be sent; the request is still open then."""
         open_requests, request_id = self._open, delivery.id
+        # By identity: a new incarnation of the peer counts its ids from 1 again, so the id may be another request's.
         if open_requests.get(request_id) is not delivery:
             return  # it was answered before
         if delivery.kind == _TELL:
@@ -256,7 +263,9 @@ class Inbound:
             except LocalProtocolError as error:
                 raise LocalProtocolError(f"its result: {error}") from error.__cause__
             if encoder.buffers:
+                # The handler may keep the array that it has returned, and write to it while the socket still sends.
                 buffers = codec.unchanging(encoder.take_buffers())
+        # Only here: while the result can still prove impossible to send, ``answer_error`` needs the request.
         del open_requests[request_id]
         self._link.send_item(REPLIES, request_id, packed, buffers)
         if buffers or len(packed) > SMALL_BYTES:
@@ -296,6 +305,7 @@ class Inbound:
 
     @contextmanager
     def serving_stream(self) -> Iterator[None]:
+        """Has heartbeats run while a stream is sent: nothing else would show that its reader has vanished."""
         self._session.serve_stream(self._loop.time())
         self._connection.arm()
         try:
@@ -330,6 +340,7 @@ class Inbound:
 
     def _hold(self) -> deque[Delivery]:
         """Requests that have not begun wait from now on, until the peer confirms a mark. Returns them."""
+        # From all mailboxes at once: a later request must not overtake one that waits here.
         if self._held is None:
             mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._open.values())
             self._held = deque(waiting for mailbox in mailboxes for waiting in mailbox.take_waiting(self))
@@ -379,6 +390,7 @@ class Inbound:
         if ranges and ranges[-1] == request_id - 1:
             ranges[-1] = request_id
             return
+        # Not one by one: the messages that one tick of the mailbox has processed share a report.
         if not ranges:
             self._loop.call_soon(self.send_done)
         ranges += (request_id, request_id)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# After this many handlers other callbacks of the loop get their turn.
+# After this many handlers other callbacks of the loop get their turn: the queue may hold a window of requests of every
+# peer, and meanwhile no heartbeat of this process would leave.
 _BUDGET = 256
 _STREAM = int(Kind.STREAM)  # comparing with an enum's member costs three times as much
 _TAKEN = list[Any]()
@@ -75,19 +76,23 @@ class Delivery:
 
     @property
     def actor(self) -> str:
+        """The name of the actor that serves it."""
         return self.mailbox.name
 
     @property
     def node(self) -> str:
+        """The name of that actor's system."""
         return self.mailbox.node
 
     @property
     def endpoint(self) -> str:
+        """The name of the endpoint that is called."""
         name: str = self.envelope[3]
         return name
 
     @property
     def timeout_s(self) -> float:
+        """The caller's timeout; for a stream, of each item."""
         seconds: float = self.envelope[4]
         return seconds
 
@@ -99,6 +104,7 @@ class Delivery:
 
     @property
     def message_id(self) -> str:
+        """``SENDER:NUMBER``, for log lines."""
         return f"{self.inbound.node}:{self.id}"
 
 
@@ -113,8 +119,8 @@ class MailboxStatistics:
     cancelled: int
 
 
-class _Misfit(Exception):
-    """A request that does not fit any endpoint."""
+class _BadRequest(Exception):
+    """A request that fits no endpoint."""
 
 
 def _is_unchanged(before: Context) -> bool:
@@ -145,7 +151,7 @@ class Mailbox:
         self._context = context
         self._now = now
         self._loop = asyncio.get_running_loop()
-        # The context of the callback that delivers holds variables of other requests.
+        # Not the context of the callback that delivers: it holds variables of other requests.
         self._clean = copy_context()
         self._actor: object | None = None
         self._endpoints: dict[str, _Endpoint] = {}
@@ -162,11 +168,13 @@ class Mailbox:
     def open(self, actor: object) -> None:
         """Begins to serve; requests that have arrived before are kept."""
         self._actor = actor
+        # They hold bound methods of the actor before, which a restart has replaced.
         self._endpoints.clear()
         for delivery in self._queue:
             self._make_ready(delivery)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Queues requests, which begin in this order from the next tick on."""
         self._queue += deliveries
         if self._suspending:
             for delivery in deliveries:
@@ -209,11 +217,28 @@ class Mailbox:
         return task is not None and any(d is not None and d.task is task for d in running)
 
     def statistics(self) -> MailboxStatistics:
+        """The present numbers of requests, and the counts since the start."""
         return MailboxStatistics(
             len(self._queue), len(self._running), self._served, self._failed, self._cancelled
         )
 
     # ------------------------------------------------------------------ the tasks that run handlers
+    #
+    # A message has brought requests 1, 2 and 3, and the handler of 2 suspends:
+    #
+    #     deliver        queue: 1 2 3   _start_task schedules task A, and right behind it _after_step
+    #     A, in _work    queue: 3       1 begins, ends and is answered. 2 begins and suspends: this step of A is over
+    #     _after_step    queue: 3       finds 2 in _current, so it has suspended: moves it to _running, with a timer for
+    #                                   its deadline. As 3 waits, schedules task B, and right behind it _after_step
+    #     B, in _work    queue: empty   3 begins, ends and is answered
+    #     _after_step                   _current is None: nothing has suspended
+    #     A, ticks later                2 ends. It is not _current any more, so its answer is the last work of A
+    #
+    # Why a callback: code can't notice that it has suspended itself. Why the request keeps task A, and the queue gets a
+    # new one: ``asyncio.timeout`` and ``TaskGroup`` cancel the task in which they were entered.
+    #
+    # With one new task a tick, a burst of handlers that all suspend would begin one a tick. So an endpoint whose last
+    # call has suspended (``suspends``) gets a task for each of its requests from the start (``_make_ready``).
 
     def _make_ready(self, delivery: Delivery) -> None:
         known = self._endpoints.get(delivery.endpoint)
@@ -265,12 +290,12 @@ class Mailbox:
                 delivery.task = task
                 self._current = delivery
                 set_current(delivery)
-                before = copy_context()
+                before = copy_context()  # a constant time: contexts share their variables until one is set
                 try:
                     inbound.answer(delivery, await self._begin(delivery))
                     self._served += 1
-                except _Misfit as error:
-                    self._answer_misfit(delivery, text_of(error))
+                except _BadRequest as error:
+                    self._answer_bad_request(delivery, text_of(error))
                 except asyncio.CancelledError as error:
                     self._answer_cancelled(delivery, error)
                 except (KeyboardInterrupt, SystemExit):
@@ -296,7 +321,7 @@ class Mailbox:
             self._tasks.discard(task)
 
     def _begin(self, delivery: Delivery) -> Awaitable[Any]:
-        """Calls the endpoint. Raises _Misfit if there is no such endpoint, or the arguments don't fit it."""
+        """Calls the endpoint. Raises _BadRequest if there is no such endpoint, or the arguments don't fit it."""
         try:
             known = self._endpoints.get(delivery.envelope[3]) or self._look_up(delivery.envelope[3])
             if known.streams != (delivery.kind == _STREAM):
@@ -306,7 +331,7 @@ class Mailbox:
             # The handler has them now. Its tasks may keep this delivery alive, which must not keep the arguments too.
             delivery.args, delivery.kwargs = _TAKEN, {}
         except RemoteProtocolError as error:
-            raise _Misfit(text_of(error)) from None
+            raise _BadRequest(text_of(error)) from None
         if known.streams:
             return self._stream(delivery, known.method(*args, **kwargs))
         called: Awaitable[Any] = known.method(*args, **kwargs)
@@ -333,7 +358,7 @@ class Mailbox:
         known = self._endpoints[endpoint] = _Endpoint(getattr(actor, endpoint), signature)
         return known
 
-    def _answer_misfit(self, delivery: Delivery, problem: str) -> None:
+    def _answer_bad_request(self, delivery: Delivery, problem: str) -> None:
         self._failed += 1
         if delivery.kind == Kind.TELL:
             self._refusals.error(

@@ -111,12 +111,15 @@ class Unsent:
 
     @property
     def size_bytes(self) -> int:
+        """See ``CreditWaiter``."""
         return self.packed[2]
 
     def done(self) -> bool:
+        """See ``CreditWaiter``."""
         return self.call.done()
 
     def set_exception(self, error: Exception, /) -> None:
+        """See ``CreditWaiter``."""
         self.stop_waiting()
         self.call.set_exception(error)
 
@@ -145,8 +148,8 @@ class Outbound:
         self._requests = connection.session.requests
         self._trace_ids = connection.network.trace_ids
         self._tells_done: asyncio.Event | None = None
+        # The result of every ``tell`` that did not wait: a future for each would make messages a quarter slower.
         self._sent = self._new_call(None)
-        """The result of every ``tell`` that did not wait."""
         self._sent.set_result(None)
 
     # ------------------------------------------------------------------ requests
@@ -233,7 +236,9 @@ class Outbound:
         taken = 0
         try:
             while True:
-                if taken and not reader.holds_items():  # the sender may lack room for another, however large
+                # Below, half a window is granted at a time. But large items fill the window's bytes before its number:
+                # a reader that would wait now grants all it has taken, or both sides would wait for each other.
+                if taken and not reader.holds_items():
                     self._connection.send([Kind.GRANT, request_id, taken])
                     taken = 0
                 try:
@@ -260,6 +265,7 @@ class Outbound:
         return error if signature is None else signature.errors.from_wire(error, self._network)
 
     def _new_call(self, signature: Signature | None) -> Call:
+        # No constructor: ``asyncio.Future`` is made in C, and an ``__init__`` in Python takes three times as long.
         call = Call(loop=self._loop)
         call.outbound, call.signature, call.unsent, call.request_id = self, signature, None, 0
         return call
@@ -278,6 +284,8 @@ class Outbound:
             return item, (), len(item)
         buffers = encoder.take_buffers()
         size_bytes = len(item) + sum(buffer.nbytes for buffer in buffers)
+        # The caller of a call or a stream leaves its arrays alone until the answer. After ``tell`` it may write to them
+        # at once, while libzmq still reads them.
         return item, codec.unchanging(buffers) if callee.kind is _TELL else buffers, size_bytes
 
     def _send_tell(self, callee: Callee, packed: Packed) -> None:
@@ -311,6 +319,7 @@ class Outbound:
         unsent.call.unsent = unsent
         unsent.deadline = self._loop.time() + unsent.callee.timeout_s
         if unsent.deadline < math.inf:
+            # A timer of its own: the session knows requests by their ids, and this one has an id only when it is sent.
             unsent.timer = self._loop.call_at(unsent.deadline, self._credit_is_late, unsent)
         unsent.callee.credit.waiting.append(unsent)
         self._connection.need_peer()
@@ -370,6 +379,7 @@ class Outbound:
             and self._network.closing
             and self._link.address == self._network.address
         ):
+            # The mailboxes of this system end first, and answer as those of a dead actor do.
             error = self._closed_during(request)
         if isinstance(error, RemoteError) and isinstance(request.waiter, Call):
             declared = self._declared(error, request.waiter.signature)

@@ -84,6 +84,7 @@ class Network:
                 late.cancel()
 
     def close(self) -> None:
+        """Says goodbye to all peers, fails the requests to them with SystemClosed, and closes the wire."""
         self._closed = True
         for connection in (*self._outgoing.values(), *self._incoming):
             connection.close()
@@ -92,10 +93,12 @@ class Network:
 
     @property
     def address(self) -> str:
+        """The address at which others reach this system; complete once it has been started."""
         return self._wire.address
 
     @property
     def connections(self) -> list[Connection]:
+        """Those that this side calls, and those that have connected to it."""
         return [*self._outgoing.values(), *self._incoming]
 
     def connection(self, address: str) -> Connection:
@@ -126,6 +129,7 @@ class Network:
         """A link to this system itself: encoded like any other, so that actors share no mutable values; no socket."""
         there: Link
 
+        # By way of the loop, as ``Listener`` promises: an answer must not arrive while its request is still being sent.
         def back_and_forth(to: Link, frames: list[codec.Bytes]) -> None:
             self._loop.call_soon(self.received, to, frames[0], frames[1:])
 
@@ -178,11 +182,13 @@ class Network:
                     Unreachable("system", f"there is no connection to {connection.address}"), for_good=True
                 )
                 self._wire.disconnect(connection.link)
+            # Twice as many as are left: so a search of all of them costs each new connection a constant time.
             self._prune_at = max(_MANY_CONNECTIONS, 2 * len(self._outgoing))
 
     # ------------------------------------------------------------------ wire.Listener
 
     def received(self, link: Link, message: codec.Bytes, buffers: Frames) -> None:
+        """See ``Listener``. A stranger's first message makes its connection: a socket alone costs nothing here."""
         if self._closed:
             return
         connection: Connection | None = link.connection
@@ -209,20 +215,24 @@ class Network:
             self.peer_left(link)
 
     def connected(self, link: Link) -> None:
+        """See ``Listener``."""
         if link.connection is not None:
             link.connection.connected()
 
     def disconnected(self, link: Link, reason: str) -> None:
+        """See ``Listener``."""
         if link.connection is not None:
             link.connection.disconnected(reason)
 
     def crashed(self) -> None:
+        """See ``Listener``."""
         self._closed = True
         for connection in self.connections:
             connection.close()
         self.on_crash()
 
     def refused(self, link: Link, reason: str) -> None:
+        """See ``Listener``."""
         if link.connection is not None:
             link.connection.unreachable(reason)
 
@@ -244,6 +254,7 @@ class Network:
                     connection.replaced()
 
     def peer_left(self, link: Link) -> None:
+        """Drops the connection of a peer that had connected to this side. One that returns is a new peer."""
         if link.connection is not None:
             link.connection.inbound.leave()
             self._incoming.pop(link.connection, None)

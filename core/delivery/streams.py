@@ -1,4 +1,8 @@
-"""The two ends of a stream: items wait at the reader, the writer waits for room."""
+"""The two ends of a stream: items wait at the reader, the writer waits for room.
+
+The reader grants room for as many items as its consumer has taken (GRANT), not for those that have arrived: so a slow
+consumer slows the writer, and a window of items is the most that is held on the way.
+"""
 
 import asyncio
 from collections import deque
@@ -20,7 +24,8 @@ class StreamReader:
         self._arrived = asyncio.Event()
 
     def push(self, number: int, item: Any) -> None:
-        """Ignores a duplicate; if an item before this one is missing, the stream ends with an error."""
+        """Adds an item. Ignores a duplicate; if an item before this one is missing, the stream ends with an error."""
+        # Items are numbered, as their loss would show nowhere else: requests have ids without a gap, items have not.
         if self._ended or number < self._count:
             return
         if number > self._count:
@@ -54,9 +59,11 @@ class StreamReader:
             self._end()
 
     def done(self) -> bool:
+        """True if no item will arrive any more; some may still have to be taken."""
         return self._ended
 
     def holds_items(self) -> bool:
+        """True if ``wait_item`` would not wait."""
         return bool(self._items)
 
     async def wait_item(self, timeout_s: float) -> Any:
@@ -80,11 +87,13 @@ class StreamWriter:
         """The number of items that were sent."""
         self._room = max(window, 1)
         self._window_bytes = window_bytes
-        self._unread: deque[int] = deque()  # sizes of the items that the receiver has not taken yet
+        # Sizes of the items that the receiver has not taken yet: GRANT counts items, not bytes.
+        self._unread: deque[int] = deque()
         self._unread_bytes = 0
         self._granted = asyncio.Event()
 
     def sent(self, size_bytes: int) -> None:
+        """Takes room for an item of that size, which has left."""
         self.count += 1
         self._room -= 1
         self._unread.append(size_bytes)
@@ -92,6 +101,7 @@ class StreamWriter:
 
     def grant(self, count: int) -> None:
         """The receiver has taken ``count`` items."""
+        # A peer that grants more than it was sent gets no more room by it.
         for _ in range(min(count, len(self._unread))):
             self._unread_bytes -= self._unread.popleft()
             self._room += 1
