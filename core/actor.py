@@ -23,6 +23,13 @@ def endpoint(*, raises: Sequence[type[Exception]] = ()) -> Callable[[Method], Me
 def endpoint(method: Method | None = None, *, raises: Sequence[type[Exception]] = ()) -> Any:
     """Makes an async method callable by message. Messages are checked against its annotations.
 
+        class Greeter(Actor):
+            @endpoint(raises=(UnknownName,))
+            async def greet(self, name: str) -> str: ...
+
+            @endpoint
+            async def count(self, up_to: int) -> AsyncIterator[int]: ...
+
     An async generator is a stream: its caller iterates over it, and a slow caller slows it down.
 
     ``raises``: error classes that callers get as such instead of RemoteError; an actor that derives from its callers'
@@ -106,7 +113,14 @@ class Actor:
         """
 
     def watch(self, ref: ActorRef[Any]) -> None:
-        """Calls ``on_dead`` once, when the actor behind ``ref`` ends; at once if it has ended already."""
+        """Calls ``on_dead`` once, when the actor behind ``ref`` ends; at once if it has ended already.
+
+        async def on_start(self) -> None:
+            self.watch(self.store)
+
+        async def on_dead(self, dead: DeadActor) -> None:
+            log.warning("the store has ended", why=dead.reason)
+        """
         self._runtime.watch(self, ref)
 
     def background(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -24,6 +24,11 @@ DEFAULT_TIMEOUT_S = 30.0
 class ActorRef(Generic[Api]):
     """The name and address of an actor and, through the system that holds the reference, a way to call it.
 
+        store = await system.lookup("store", StoreApi)       # an ActorRef[StoreApi]
+        rows = await store.api.select(10)                    # within DEFAULT_TIMEOUT_S, 30 s
+        rows = await store.within(2.0).select(10)            # within 2 s
+        await store.tell("put", rows[0])                     # one way: no answer
+
     ``Api`` is the class whose endpoints may be called: the actor's own or a protocol that it fulfils. A parameter
     annotated ``ActorRef[StoreApi]`` receives a reference that is ready to use. It stays valid when the actor is
     restarted.
@@ -94,6 +99,10 @@ class ActorRef(Generic[Api]):
         self, endpoint: str, *args: Any, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """The items of a streaming endpoint, each within ``timeout_s``; raises what ``within`` lists.
+
+            async with aclosing(greeter.stream("count", 3)) as numbers:      # or greeter.api.count(3)
+                async for number in numbers:
+                    print(number)
 
         To leave the iteration early, put ``contextlib.aclosing`` around it: otherwise the stream ends only when the
         garbage collector finds it.

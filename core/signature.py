@@ -24,6 +24,7 @@ class EndpointOptions:
     """The options of ``@endpoint``."""
 
     raises: tuple[type[Exception], ...] = ()
+    """The error classes that callers get as such."""
 
 
 def mark_endpoint(method: Any, options: EndpointOptions) -> None:

@@ -1,13 +1,4 @@
-"""An actor system: the actors of one process, and its calls to the actors of others.
-
-    async with ActorSystem("service") as system:
-        greeter = await system.spawn(Greeter, "greeter")                  # in this process
-        worker = await system.spawn(Worker, "worker", process=True)       # in one of its own
-        await greeter.api.greet("world")
-
-It lives on the running loop and changes nothing global: no signal handler, no logging root, no event-loop policy, no
-os.environ.
-"""
+"""An actor system: the actors of one process, and its calls to the actors of others."""
 
 import asyncio
 import itertools
@@ -48,6 +39,17 @@ THREE_A_MINUTE = Intensity(max_restarts=3, period_s=60.0)
 
 
 class ActorSystem:
+    """The actors of one process, and its calls to the actors of others.
+
+        async with ActorSystem("service") as system:
+            greeter = await system.spawn(Greeter, "greeter")                  # in this process
+            worker = await system.spawn(Worker, "worker", process=True)       # in one of its own
+            print(await greeter.api.greet("world"))
+
+    It lives on the running loop and changes nothing global: no signal handler, no logging root, no event-loop policy,
+    no os.environ.
+    """
+
     def __init__(
         self,
         name: str,

@@ -143,6 +143,11 @@ class _Endpoint:
 
 
 class Mailbox:
+    """The requests for one actor, and the tasks that run their handlers.
+
+    It is one class because the queue, the running handlers and the tasks are one state: see the picture below.
+    """
+
     def __init__(self, name: str, node: str, context: Any, now: Callable[[], float]) -> None:
         """``node``: the name of the actor's system. ``context``: passed to the validation of arguments; it makes
         references ready to use. ``now``: the clock of the requesters' leases."""

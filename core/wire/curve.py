@@ -41,6 +41,11 @@ MAX_FILE_BYTES: Final = 64 * 1024  # about 1400 allowed clients
 class Keys:
     """CURVE keys of one side of a run. Each is 32 bytes as 40 characters of Z85.
 
+        keys = Keys.for_client(server_public)                            # on a machine outside, from the service's key
+        await system.allow(keys.client_public, calls=["store"])          # in the service, which got this public key
+        async with ActorSystem("client", keys=keys) as client:           # outside again
+            store = client.ref("store", address, StoreApi)
+
     The nodes of a run share one file, whose server key pair and client key pair they all use. A client from outside
     gets its own with ``for_client``: it has only the public key of the server, ``server_secret`` is None.
     Raises InvalidKeys if a key is malformed, or a public key does not belong to its secret one.

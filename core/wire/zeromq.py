@@ -62,6 +62,9 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.ENODEV)
 class Tcp:
     """An address at which a system listens for peers on other hosts. With port 0 the kernel chooses a free port.
 
+        async with ActorSystem("service", tcp=Tcp("0.0.0.0", 7000, advertise="host-3")) as system:
+            print(system.address, system.keys.server_public)      # what a client needs: see ``Keys``
+
     Connections are encrypted and only clients of the keys' allow-list are admitted; if ``keys`` is None, the system
     makes new ones. ``plain`` does without: on loopback, or beyond it by ``plain_beyond_loopback``, for networks
     where every machine is trusted. ``advertise``: the host name that peers use, if ``host`` is ``*`` or ``0.0.0.0``.
