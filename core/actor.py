@@ -58,10 +58,10 @@ def _check_implements(cls: type, protocol: type) -> None:
     for name, declared in vars(protocol).items():
         if name.startswith("_") or not isfunction(declared):
             continue
-        found = getattr(cls, name)
-        if found is declared:
+        method = getattr(cls, name)
+        if method is declared:
             raise TypeError(f"{cls.__qualname__} does not implement {protocol.__qualname__}.{name}")
-        if endpoint_options(declared) is not None and endpoint_options(found) is None:
+        if endpoint_options(declared) is not None and endpoint_options(method) is None:
             raise TypeError(
                 f"{cls.__qualname__}.{name} must be marked as in {protocol.__qualname__}: @endpoint"
             )

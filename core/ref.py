@@ -181,6 +181,6 @@ class _Proxy:
                     return failed_call(error)
             return outbound.call(callee, args, kwargs, signature)
 
-        found = stream if signature is not None and signature.streams else call
-        setattr(self, endpoint, found)  # the next use finds it there
-        return found
+        method = stream if signature is not None and signature.streams else call
+        setattr(self, endpoint, method)  # the next use finds it there
+        return method

@@ -80,17 +80,17 @@ class Signature:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments for the function, by position and by name. Raises RemoteProtocolError naming the field that is
         wrong."""
-        given: Any = args
+        arguments: Any = args
         if not args:
             if not kwargs and self._needs_none:
                 return (), {}
-            given = kwargs
+            arguments = kwargs
         elif isinstance(args, Undecodable):
             raise RemoteProtocolError(f"{self.name}: its arguments {args.reason}")
         elif kwargs:
-            given = ArgsKwargs(tuple(args), kwargs)
+            arguments = ArgsKwargs(tuple(args), kwargs)
         try:
-            return self._arguments.validate_python(given, context=context)  # type: ignore[no-any-return]
+            return self._arguments.validate_python(arguments, context=context)  # type: ignore[no-any-return]
         except ValidationError as error:
             if error.errors(include_url=False)[0]["type"] == "unexpected_positional_argument":
                 problem = f"{self.name} takes {len(self._positional)} arguments by position, got more"

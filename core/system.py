@@ -281,11 +281,11 @@ class ActorSystem:
                 None,
                 directory_is_private=self._given_directory is None,
             )
-            self._own_supervisor = own = Supervisor(
+            self._own_supervisor = supervisor = Supervisor(
                 self, node, intensity=self._intensity, name="system-supervisor"
             )
-            await own.__aenter__()
-            own.failure.add_done_callback(self._supervisor_failed)
+            await supervisor.__aenter__()
+            supervisor.failure.add_done_callback(self._supervisor_failed)
         return await self._own_supervisor.spawn(actor_class, name, setup, process=process)
 
     def _supervisor_failed(self, failure: asyncio.Future[FlexmarlError]) -> None:
@@ -327,9 +327,9 @@ class ActorSystem:
         self._check_running()
         try:
             async with asyncio.timeout(timeout_s):
-                found = await self._directory.find(name)
+                actor = await self._directory.find(name)
         except TimeoutError:
             raise CallTimeout("system", "lookup", timeout_s, f"asking others for {name}") from None
-        if found is None:
+        if actor is None:
             raise ActorNotFound(name, self.name)
-        return self.ref(found.name, found.address, api)
+        return self.ref(actor.name, actor.address, api)

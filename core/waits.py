@@ -53,18 +53,18 @@ class OpenWaits:
     def current(self) -> list[Wait]:
         """The oldest first; equal ones are counted, not repeated."""
         now = asyncio.get_running_loop().time()
-        return grouped(
+        return group_waits(
             Wait(text, now - began, limit, actor) for began, text, limit, actor in self._began.values()
         )
 
 
-def grouped(waits: Iterable[Wait]) -> list[Wait]:
+def group_waits(waits: Iterable[Wait]) -> list[Wait]:
     """``waits`` with equal ones as one, which has the time of the oldest; the oldest first."""
     counts: dict[tuple[str, str, str], list[float]] = {}
     for wait in waits:
         counts.setdefault((wait.text, wait.limit, wait.actor), []).append(wait.seconds)
-    found = [
+    distinct = [
         Wait(text if len(seconds) == 1 else f"{text} ({len(seconds)} times)", max(seconds), limit, actor)
         for (text, limit, actor), seconds in counts.items()
     ]
-    return sorted(found, key=lambda wait: -wait.seconds)
+    return sorted(distinct, key=lambda wait: -wait.seconds)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.waits import OpenWaits, Wait, grouped
+from ...core.waits import OpenWaits, Wait, group_waits
 from ..recipe.recipe_lines import lines_of_task, lines_of_threads
 from .rollout_config import RolloutConfig
 from .trajectory import Trajectory
@@ -101,7 +101,7 @@ class RolloutWaits:
             noun = "trajectory" if len(trajectories) == 1 else "trajectories"
             text = f"{len(trajectories)} {noun} ({', '.join(names)}{more}) {place}"
             waits.append(Wait(text, now - min(one.active_at for one in trajectories), limit))
-        return grouped(waits)
+        return group_waits(waits)
 
     def _place(self, trajectory: Trajectory, work: "asyncio.Task[Any]") -> tuple[str, str]:
         """The trajectory's place, and the setting that ends it."""

@@ -82,7 +82,7 @@ class Connection:
         self._down: asyncio.TimerHandle | None = None
         """Runs while the link is down and its exit reason may still come."""
         self._exit_reason: FlexmarlError | None = None
-        self._left = False
+        self._has_left = False
         """It has said goodbye."""
         on_requests = inbound.on_requests if link.may_call is None else inbound.on_restricted_requests
         self._on: dict[int, Callable[[Envelope], None]] = {
@@ -114,10 +114,10 @@ class Connection:
         """Raises RemoteProtocolError if the message is malformed; no envelope of it has been processed then."""
         # All messages of one incarnation begin with the same bytes: comparing them replaces decoding them. After a
         # disconnection the sender is checked again, even if it is the one from before.
-        known = self._header
-        if not known or message[: len(known)] != known or self.session.epoch is None:
+        header = self._header
+        if not header or message[: len(header)] != header or self.session.epoch is None:
             node, epoch, size = messages.unpack_header(message)
-            header = bytes(message[:size])
+            sender_header = bytes(message[:size])
             envelopes = messages.unpack_envelopes(memoryview(message)[size:], buffers)
             if self.session.is_over(epoch) or self.network.is_replaced(epoch):
                 if self._incoming:
@@ -127,14 +127,14 @@ class Connection:
                 return  # it was under way when its sender was restarted
             self.network.heard_incarnation(epoch)
             effects = self.session.heard(epoch)
-            if known and header != known:
+            if header and sender_header != header:
                 self.inbound.forget()
-            self._header = header
+            self._header = sender_header
             self.node = node
             if effects is not None:
                 self._carry_out(effects)
         else:
-            envelopes = messages.unpack_envelopes(memoryview(message)[len(known) :], buffers)
+            envelopes = messages.unpack_envelopes(memoryview(message)[len(header) :], buffers)
             self.session.heard(self.session.epoch)
         self._was_active = True
         on = self._on
@@ -156,7 +156,7 @@ class Connection:
         self.refused(envelope[2])
 
     def _on_bye(self, envelope: Envelope) -> None:
-        self._left = True
+        self._has_left = True
         self._go_down("its system was closed")
         if self._incoming:
             self.network.peer_left(self.link)
@@ -172,7 +172,7 @@ class Connection:
         if self._down is not None:  # down and up again before the callers were notified
             self._down.cancel()
             self._link_down("the connection was lost")
-        self._left = False
+        self._has_left = False
         self._carry_out(self.session.connected())
 
     def disconnected(self, reason: str) -> None:
@@ -281,7 +281,7 @@ class Connection:
         if self.session.state is LinkState.CONNECTING:
             trouble = f": {self.link.trouble}" if self.link.trouble else ""
             return Unreachable(actor, f"{reason} ({self.address}{trouble})")
-        return ActorDead(actor, f"{reason} ({self.address})", stopped=self._left)
+        return ActorDead(actor, f"{reason} ({self.address})", stopped=self._has_left)
 
     @property
     def is_forgettable(self) -> bool:

@@ -113,7 +113,7 @@ class Inbound:
         """Requests that begin when the peer has confirmed a mark: it has read enough of its answers, and has not given
         up. None if they need not wait."""
         self._mark_timer: asyncio.TimerHandle | None = None
-        self._left = False
+        self._has_left = False
         """The peer confirms no mark any more."""
 
     @property
@@ -144,7 +144,7 @@ class Inbound:
 
     def leave(self) -> None:
         """This side or the peer leaves: the requests that wait for a mark never begin."""
-        self._left = True
+        self._has_left = True
         self._drop_held()
 
     def end_streams(self) -> None:
@@ -344,16 +344,16 @@ class Inbound:
         if self._held is None:
             mailboxes = dict.fromkeys(delivery.mailbox for delivery in self._open.values())
             self._held = deque(waiting for mailbox in mailboxes for waiting in mailbox.take_waiting(self))
-            if not self._left:
+            if not self._has_left:
                 self._mark_again(_MARK_AGAIN_S)
         return self._held
 
     def _mark_again(self, wait_s: float) -> None:
         """Sends a mark, and another one after ``wait_s`` if requests still wait: it may be lost."""
         self._send_mark()
-        self._mark_timer = self._loop.call_later(wait_s, self._not_confirmed, wait_s)
+        self._mark_timer = self._loop.call_later(wait_s, self._check_mark, wait_s)
 
-    def _not_confirmed(self, waited_s: float) -> None:
+    def _check_mark(self, waited_s: float) -> None:
         self._mark_timer = None
         if self._held:  # else the next request sends a mark
             self._mark_again(min(2 * waited_s, self._network.settings.heartbeat_s))

@@ -246,8 +246,8 @@ class Mailbox:
     # call has suspended (``suspends``) gets a task for each of its requests from the start (``_make_ready``).
 
     def _make_ready(self, delivery: Delivery) -> None:
-        known = self._endpoints.get(delivery.endpoint)
-        if self._actor is not None and (self._ready == 0 or (known is not None and known.suspends)):
+        target = self._endpoints.get(delivery.endpoint)
+        if self._actor is not None and (self._ready == 0 or (target is not None and target.suspends)):
             self._start_task()
 
     def _start_task(self) -> None:
@@ -268,9 +268,9 @@ class Mailbox:
                 if is_call
                 else None
             )
-            known = self._endpoints.get(delivery.endpoint)
-            if known is not None:
-                known.suspends = self._suspending = True
+            target = self._endpoints.get(delivery.endpoint)
+            if target is not None:
+                target.suspends = self._suspending = True
         if self._queue and self._ready == 0:
             self._start_task()
 
@@ -318,8 +318,8 @@ class Mailbox:
                         timer.cancel()
                     return
                 self._current = None
-                if self._suspending and (known := self._endpoints.get(delivery.endpoint)) is not None:
-                    known.suspends = known.streams
+                if self._suspending and (target := self._endpoints.get(delivery.endpoint)) is not None:
+                    target.suspends = target.streams
                 if not _is_unchanged(before):  # the next handler must not see this one's variables
                     return
         finally:
@@ -328,18 +328,18 @@ class Mailbox:
     def _begin(self, delivery: Delivery) -> Awaitable[Any]:
         """Calls the endpoint. Raises _BadRequest if there is no such endpoint, or the arguments don't fit it."""
         try:
-            known = self._endpoints.get(delivery.envelope[3]) or self._look_up(delivery.envelope[3])
-            if known.streams != (delivery.kind == _STREAM):
-                problem = "is a stream: iterate over it" if known.streams else "is not a stream: await it"
-                raise RemoteProtocolError(f"{known.signature.name} {problem}")
-            args, kwargs = known.signature.arguments(delivery.args, delivery.kwargs, self._context)
+            target = self._endpoints.get(delivery.envelope[3]) or self._look_up(delivery.envelope[3])
+            if target.streams != (delivery.kind == _STREAM):
+                problem = "is a stream: iterate over it" if target.streams else "is not a stream: await it"
+                raise RemoteProtocolError(f"{target.signature.name} {problem}")
+            args, kwargs = target.signature.arguments(delivery.args, delivery.kwargs, self._context)
             # The handler has them now. Its tasks may keep this delivery alive, which must not keep the arguments too.
             delivery.args, delivery.kwargs = _TAKEN, {}
         except RemoteProtocolError as error:
             raise _BadRequest(text_of(error)) from None
-        if known.streams:
-            return self._stream(delivery, known.method(*args, **kwargs))
-        called: Awaitable[Any] = known.method(*args, **kwargs)
+        if target.streams:
+            return self._stream(delivery, target.method(*args, **kwargs))
+        called: Awaitable[Any] = target.method(*args, **kwargs)
         return called
 
     async def _stream(self, delivery: Delivery, items: AsyncGenerator[Any, None]) -> int:
@@ -360,8 +360,8 @@ class Mailbox:
         signature = signature_of(owner, endpoint)
         if signature is None or not signature.is_endpoint:
             raise RemoteProtocolError(f"{owner.__name__} has no endpoint {endpoint!r}")
-        known = self._endpoints[endpoint] = _Endpoint(getattr(actor, endpoint), signature)
-        return known
+        target = self._endpoints[endpoint] = _Endpoint(getattr(actor, endpoint), signature)
+        return target
 
     def _answer_bad_request(self, delivery: Delivery, problem: str) -> None:
         self._failed += 1
@@ -380,8 +380,8 @@ class Mailbox:
             # A defect, as a panic of a Rust library.
             text = traceback_of(error)
             log.error("endpoint panicked", actor=self.name, endpoint=delivery.endpoint, error=text)
-        known = self._endpoints.get(delivery.endpoint)
-        errors = NO_ERRORS if known is None else known.signature.errors
+        target = self._endpoints.get(delivery.endpoint)
+        errors = NO_ERRORS if target is None else target.signature.errors
         delivery.inbound.answer_error(delivery, error, errors)
 
     def _answer_cancelled(self, delivery: Delivery, error: asyncio.CancelledError) -> None:

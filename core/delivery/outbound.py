@@ -233,14 +233,14 @@ class Outbound:
             await sent
             request_id = sent.request_id
         window = self._network.settings.stream_window
-        taken = 0
+        ungranted = 0
         try:
             while True:
                 # Below, half a window is granted at a time. But large items fill the window's bytes before its number:
                 # a reader that would wait now grants all it has taken, or both sides would wait for each other.
-                if taken and not reader.holds_items():
-                    self._connection.send([Kind.GRANT, request_id, taken])
-                    taken = 0
+                if ungranted and not reader.holds_items():
+                    self._connection.send([Kind.GRANT, request_id, ungranted])
+                    ungranted = 0
                 try:
                     item = await reader.wait_item(timeout_s)
                 except StopAsyncIteration:
@@ -248,19 +248,19 @@ class Outbound:
                 except TimeoutError:
                     raise CallTimeout(actor, endpoint, timeout_s, "waiting for the next item") from None
                 except RemoteError as error:
-                    declared = self._declared(error, signature)
+                    declared = self._rebuild_error(error, signature)
                     if declared is error:
                         raise
                     raise declared from error
-                taken += 1
-                if taken >= max(1, window // 2):
-                    self._connection.send([Kind.GRANT, request_id, taken])
-                    taken = 0
+                ungranted += 1
+                if ungranted >= max(1, window // 2):
+                    self._connection.send([Kind.GRANT, request_id, ungranted])
+                    ungranted = 0
                 yield item if signature is None else signature.result(item, self._network)
         finally:
             self._abandon(request_id)
 
-    def _declared(self, error: RemoteError, signature: Signature | None) -> Exception:
+    def _rebuild_error(self, error: RemoteError, signature: Signature | None) -> Exception:
         """The error of the class that the caller's signature declares for ``error``; ``error`` itself if none is."""
         return error if signature is None else signature.errors.from_wire(error, self._network)
 
@@ -382,7 +382,7 @@ class Outbound:
             # The mailboxes of this system end first, and answer as those of a dead actor do.
             error = self._closed_during(request)
         if isinstance(error, RemoteError) and isinstance(request.waiter, Call):
-            declared = self._declared(error, request.waiter.signature)
+            declared = self._rebuild_error(error, request.waiter.signature)
             if declared is not error:
                 declared.__cause__ = error
             _reject(request.waiter, declared)

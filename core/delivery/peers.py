@@ -127,15 +127,15 @@ class Network:
 
     def _loopback(self) -> Link:
         """A link to this system itself: encoded like any other, so that actors share no mutable values; no socket."""
-        there: Link
+        far_end: Link
 
         # By way of the loop, as ``Listener`` promises: an answer must not arrive while its request is still being sent.
         def back_and_forth(to: Link, frames: list[codec.Bytes]) -> None:
             self._loop.call_soon(self.received, to, frames[0], frames[1:])
 
-        here = Link(self.address, self._header, lambda frames: back_and_forth(there, frames))
-        there = Link(self.address, self._header, lambda frames: back_and_forth(here, frames))
-        return here
+        near_end = Link(self.address, self._header, lambda frames: back_and_forth(far_end, frames))
+        far_end = Link(self.address, self._header, lambda frames: back_and_forth(near_end, frames))
+        return near_end
 
     # ------------------------------------------------------------------ who is dead
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flexmarl.core.testing import virtual_time
-from flexmarl.core.waits import OpenWaits, Wait, grouped
+from flexmarl.core.waits import OpenWaits, Wait, group_waits
 
 
 def test_open_waits_are_listed_the_oldest_first_with_their_time() -> None:
@@ -58,9 +58,9 @@ async def test_a_wait_that_fails_or_is_cancelled_is_not_open_any_more() -> None:
 def test_equal_waits_are_one_with_the_time_of_the_oldest() -> None:
     turn, other = "a turn of solver", "rollout.turn_timeout_s ends it"
     waits = [Wait(turn, 1.0, other), Wait("a load", 2.0), Wait(turn, 3.0, other), Wait(turn, 2.5)]
-    assert grouped(waits) == [
+    assert group_waits(waits) == [
         Wait(f"{turn} (2 times)", 3.0, other),
         Wait(turn, 2.5),
         Wait("a load", 2.0),
     ], "with another limit it is another wait"
-    assert grouped([]) == []
+    assert group_waits([]) == []
