@@ -33,17 +33,20 @@ def open_descriptor(path: Path, flags: int) -> int:
 
 
 def replace_private(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too.
-    ``durable``: forces it to the disk before it appears. Raises OSError."""
-    temporary = path.with_suffix(".tmp")
+    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too. For one
+    writer of ``path`` at a time. ``durable``: forces it to the disk before it appears. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.tmp")  # a hidden name, which no file of the user has
     try:
-        with open_private(temporary, "wb") as file:
+        # Opening it would not do: the draft of a process that was killed may be a file of another user or another mode,
+        # and the content may be a secret.
+        temporary.unlink(missing_ok=True)
+        with open_private(temporary, "xb") as file:
             file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         temporary.rename(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

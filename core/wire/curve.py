@@ -14,7 +14,6 @@ import ipaddress
 import json
 import os
 import re
-import secrets
 import stat
 import struct
 from collections.abc import Iterable, Mapping
@@ -25,6 +24,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils import z85
 
+from ..durable.files import replace_private
 from ..errors import InvalidKeys, PlainTcpRefused, UnsafeKeys
 from ..telemetry import BoundedLog, get_logger
 from .permissions import DEFAULT_CALLS, checked_calls
@@ -99,7 +99,7 @@ class Keys:
         content = self.to_json()
         if len(content) > MAX_FILE_BYTES:
             raise InvalidKeys(f"{len(self.allowed)} allowed clients make a file over {MAX_FILE_BYTES} bytes")
-        write_private(Path(path), content)
+        replace_private(Path(path), content.encode("ascii"))
 
     def to_json(self) -> str:
         """The content of a file of keys: a secret."""
@@ -162,19 +162,6 @@ def _check_pair(whose: str, public: Any, secret: Any) -> None:
     _check_key(f"{whose}_secret", secret)
     if zmq.curve_public(secret.encode("ascii")) != public.encode("ascii"):
         raise InvalidKeys(f"{whose}_public does not belong to {whose}_secret")
-
-
-def write_private(path: Path, content: str) -> None:
-    """Writes a file, readable by this user alone; it appears whole or not at all. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(content)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink()
-        raise
 
 
 def read_private(path: Path) -> bytes:

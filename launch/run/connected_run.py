@@ -25,13 +25,12 @@ from ...actors.names import AgentName
 from ...actors.recipe.query_problem import query_problem
 from ...actors.run_events import RunEnded, RunEvent
 from ...actors.step_metrics import StepMetrics
+from ...core.durable.files import replace_private
 from ...core.errors import ActorDead, CallNotAllowed, CallTimeout, LocalProtocolError
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
-from ...core.wire.curve import Keys, write_private
+from ...core.wire.curve import Keys
 from ..errors import RunDirectoryError, RunUnreachable
-from ..run_folder import stored_run
-from ..run_folder.run_directory import RunDirectory
 from .run_address import SCHEMES, RunAddress
 from .run_control import NAME, Right, RunControl, RunStatus
 
@@ -148,7 +147,7 @@ class ConnectedRun:
             )
         keys = Keys.for_client(run_keys.server_public)
         await self._control.within(_TIMEOUT_S).admit(keys.client_public, [*rights])
-        write_private(file, RunAddress(self._address.address, keys).text())
+        replace_private(file, RunAddress(self._address.address, keys).text().encode("ascii"))
 
     async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
         """Has the run roll out and train these queries, and waits for it: returns an answer for each, in their order,

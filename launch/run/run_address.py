@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from ...core.durable.files import replace_private
 from ...core.errors import UnsafeKeys
 from ...core.system import ActorSystem
-from ...core.wire.curve import Keys, read_private, write_private
+from ...core.wire.curve import Keys, read_private
 
 SCHEMES: Final = ("ipc://", "tcp://")
 
@@ -55,7 +56,7 @@ class RunAddress:
     @contextlib.contextmanager
     def published(self, path: Path) -> Iterator[None]:
         """Writes the file, and removes it at the end. A killed run leaves it behind."""
-        write_private(path, self.text())
+        replace_private(path, self.text().encode("ascii"))
         try:
             yield
         finally:

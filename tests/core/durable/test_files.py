@@ -75,3 +75,14 @@ class TestPrivate:
         assert other.exists() == there and (not there or other.read_text() == "another's")
         replace_private(tmp_path / "file", b"new")
         assert not (tmp_path / "file").is_symlink() and other.exists() == there
+
+
+def test_a_draft_of_another_mode_does_not_open_a_secret_to_others(tmp_path: Path) -> None:
+    draft = tmp_path / ".keys.json.tmp"
+    draft.touch()
+    draft.chmod(0o666)
+    with draft.open("rb") as reader:
+        replace_private(tmp_path / "keys.json", b"secret")
+        assert reader.read() == b""
+    assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["keys.json"]
