@@ -199,7 +199,7 @@ def main() -> None:
             except Exception:  # noqa: BLE001  # an actor that needs it reports the error as its own
                 traceback.print_exc()
     server.serve()
-    if directory is not None and worker_main.is_ending(parent):
+    if directory is not None and worker_main.has_parent_ended(parent):
         server.end_actors()
         shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)  # a regular exit of the interpreter, with torch in it, takes seconds

@@ -10,7 +10,6 @@ pipe open, so the process also watches the parent itself.
 
 import functools
 import os
-import select
 import signal
 import sys
 import threading
@@ -22,12 +21,12 @@ import uvloop
 
 from .hosted_actor import HostedActor
 from .private_directory import use_with_others
-from .supervision.forking import NO_DESCRIPTOR
+from .supervision.forking import NO_DESCRIPTOR, has_ended
 from .supervision.worker_init import WorkerInit, read_init
 from .system import ActorSystem
 from .telemetry import configure_logging
 from .wire.curve import Keys
-from .wire.zeromq import ZmqWire, ipc_address
+from .wire.zeromq import ZmqWire, ipc_address, remove_socket
 
 _ENDING_MS: Final = 5000.0
 
@@ -71,13 +70,13 @@ def _wait_pipe_closed(parent: int) -> None:
     """Waits until the other end of standard input is closed, as when the parent has ended. Ends this process if the
     parent lives on: it has given this actor up, and others may use the directory."""
     os.read(sys.stdin.fileno(), 1)  # nothing is written after the init
-    if not is_ending(parent):
+    if not has_parent_ended(parent):
         os._exit(1)
 
 
-def is_ending(parent: int) -> bool:
+def has_parent_ended(parent: int) -> bool:
     """True if the process of the pidfd ``parent`` has closed its files because it ends, as it does first."""
-    return parent == NO_DESCRIPTOR or _has_ended(parent, _ENDING_MS)
+    return parent == NO_DESCRIPTOR or has_ended(parent, _ENDING_MS)
 
 
 def pidfd_of_parent(parent: int) -> int:
@@ -97,21 +96,14 @@ def _wait_process_gone(parent: int) -> None:
     """Waits until the process of the pidfd ``parent`` has ended."""
     if parent == NO_DESCRIPTOR:
         threading.Event().wait()
-    _has_ended(parent, None)
-
-
-def _has_ended(process: int, timeout_ms: float | None) -> bool:
-    """``process``: a pidfd. ``timeout_ms``: time to wait for its end, None: any."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(timeout_ms))
+    has_ended(parent, None)
 
 
 def _end_with_parent(wait_gone: Callable[[], None], directory: Path, name: str) -> NoReturn:
     """Ends the process when the parent has died. Runs in a thread of its own: a busy loop would notice too late."""
     wait_gone()
     # The launcher can't clean up any more. A directory that is the run's own is removed by the process of the forks.
-    Path(ipc_address(directory, name).removeprefix("ipc://")).unlink(missing_ok=True)
+    remove_socket(ipc_address(directory, name))
     os._exit(1)
 
 

@@ -23,8 +23,7 @@ class Lease:
 
     def __init__(self, settings: Settings) -> None:
         """It begins when the peer has confirmed its first mark."""
-        silence_s = settings.heartbeat_s * max(settings.missed_heartbeats - 1, 1)
-        self._length_s = silence_s * (1 - _RATE_DIFFERENCE)
+        self._length_s = settings.silence_s * (1 - _RATE_DIFFERENCE)
         self._ends = self.check_at = -math.inf
 
     def is_over(self, now: float) -> bool:

@@ -47,6 +47,18 @@ class Settings:
     window_bytes: int = 8 * 2**20
     stream_window: int = 64
 
+    @property
+    def ticks_of_silence(self) -> int:
+        """The heartbeats in a row without a sign of life after which a peer is given up."""
+        # One less than may be missed: the peer may have fallen silent right after a tick, and the heartbeat of its last
+        # message counts too.
+        return max(self.missed_heartbeats - 1, 1)
+
+    @property
+    def silence_s(self) -> float:
+        """The least time in seconds for which a peer that is given up has been silent."""
+        return self.heartbeat_s * self.ticks_of_silence
+
 
 DEFAULT_SETTINGS = Settings()
 
@@ -320,11 +332,9 @@ class Session(Generic[Waiter]):
             return effects
         self._missed = 0 if self._heard or self.trusted else self._missed + 1
         self._heard = False
-        # It may have fallen silent right after a tick: the heartbeat of its last message counts too.
-        if self._missed >= max(self.settings.missed_heartbeats - 1, 1):
-            silent_s = self.settings.heartbeat_s * self._missed
+        if self._missed >= self.settings.ticks_of_silence:
             self._missed = 0
-            reason = f"silent for over {silent_s:g} s: it hangs, is stopped, or was cut off"
+            reason = f"silent for over {self.settings.silence_s:g} s: it hangs, is stopped, or was cut off"
             failed = self.fail(reason)
             failed.expired, failed.silent = effects.expired, True
             effects = failed

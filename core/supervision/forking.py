@@ -33,6 +33,14 @@ _FORK_TIMEOUT_S = 600.0
 _STATUS_TIMEOUT_S = 10.0
 
 
+def has_ended(pidfd: int, timeout_ms: float | None) -> bool:
+    """True if the process of ``pidfd`` has ended, or ends within ``timeout_ms``, for which this thread waits. None:
+    waits until it has."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
 class ForkedProcess:
     """A process that another one has forked. ``exited``: set when it has ended."""
 
@@ -50,9 +58,7 @@ class ForkedProcess:
         """True if it has ended, also if the loop does not know yet."""
         if self.exited.is_set() or self._pidfd == NO_DESCRIPTOR:
             return self.exited.is_set()
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return has_ended(self._pidfd, 0.0)
 
     async def wait_exit(self) -> str:
         """Waits for its end; returns its manner."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..durable.files import open_private
 from ..errors import LocalProtocolError
-from ..wire.zeromq import ipc_address, listening_socket, tcp_address
+from ..wire.zeromq import ipc_address, listening_socket, remove_socket, tcp_address
 from .forking import ForkedProcess, ForkServer
 from .node import NODE_DIRECTORY, Launch, Node, Running
 from .worker_init import WorkerInit, search_path, write_init
@@ -142,18 +142,12 @@ class ProcessNode(Node):
             keys_file = system.keys_file
             if not keys_file.exists():
                 system.keys.save(keys_file)
-        name, address = launch.supervisor
-        return WorkerInit(
-            launch.actor_class,
-            launch.args,
-            launch.kwargs,
-            {"name": name, "address": address},
-            None if system.tcp is None else dataclasses.replace(system.tcp, keys=None),
-            None if keys_file is None else str(keys_file),
+        return WorkerInit.of(
+            launch,
             system.settings,
-            launch.epoch,
-            search_path() if self._env is None else [],
-            launch.log_level,
+            tcp=None if system.tcp is None else dataclasses.replace(system.tcp, keys=None),
+            keys_file=None if keys_file is None else str(keys_file),
+            search_path=search_path() if self._env is None else (),
         )
 
     def release(self, actor: str) -> None:
@@ -161,7 +155,7 @@ class ProcessNode(Node):
         if listening is not None:
             listening.close()
         # A killed process leaves it behind.
-        Path(ipc_address(self._directory, actor).removeprefix("ipc://")).unlink(missing_ok=True)
+        remove_socket(ipc_address(self._directory, actor))
         self._names.discard(actor)
         if not self._names and self._server is not None:
             self._server.close()
@@ -220,7 +214,7 @@ class ChildProcess(Running):
         return self._process.pid
 
     def has_exited(self) -> bool:
-        return self._process.has_exited() or is_ending(self.pid)
+        return self._process.has_exited() or is_exiting(self.pid)
 
     def description(self) -> str:
         if is_stopped(self.pid):
@@ -244,7 +238,7 @@ class ChildProcess(Running):
         return _last_lines(self._log_path)
 
 
-def is_ending(pid: int) -> bool:
+def is_exiting(pid: int) -> bool:
     """True from the time on at which the kernel begins to end the process. Its sockets are closed some time before it
     can be waited for."""
     fields = _stat(pid)

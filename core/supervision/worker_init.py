@@ -4,11 +4,11 @@ import functools
 import importlib
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgpack
 from pydantic import TypeAdapter
@@ -19,6 +19,9 @@ from ..protocol import codec
 from ..protocol.session import Settings
 from ..telemetry import LogLevel
 from ..wire.zeromq import Tcp
+
+if TYPE_CHECKING:
+    from .node import Launch
 
 _LENGTH = struct.Struct("!I")
 
@@ -42,6 +45,31 @@ class WorkerInit:
     epoch: int
     search_path: list[str]
     log_level: LogLevel
+
+    @classmethod
+    def of(
+        cls,
+        launch: "Launch",
+        settings: Settings,
+        *,
+        tcp: Tcp | None = None,
+        keys_file: str | None = None,
+        search_path: Sequence[str] = (),
+    ) -> "WorkerInit":
+        """The first message to the process of ``launch``, whose system has ``settings``."""
+        name, address = launch.supervisor
+        return cls(
+            actor_class=launch.actor_class,
+            args=launch.args,
+            kwargs=launch.kwargs,
+            supervisor={"name": name, "address": address},
+            tcp=tcp,
+            keys_file=keys_file,
+            settings=settings,
+            epoch=launch.epoch,
+            search_path=list(search_path),
+            log_level=launch.log_level,
+        )
 
 
 def write_init(init: WorkerInit) -> bytes:

@@ -65,19 +65,7 @@ class MemoryNode(Node):
         return f"{self.name}/{actor}"
 
     async def launch(self, launch: Launch) -> "MemoryProcess":
-        name, address = launch.supervisor
-        init = WorkerInit(
-            launch.actor_class,
-            launch.args,
-            launch.kwargs,
-            {"name": name, "address": address},
-            None,
-            None,
-            self._settings,
-            launch.epoch,
-            [],
-            launch.log_level,
-        )
+        init = WorkerInit.of(launch, self._settings)
         sent = read_init(io.BytesIO(write_init(init)))  # as a process gets it
         wire = self._network.wire(self._wire_name(launch.name), launch.epoch)
         process = MemoryProcess(launch.name, sent, wire, self)

@@ -81,14 +81,29 @@ class Tcp:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"invalid port {self.port}: use 0 to 65535")
-        if self.host in ("*", "0.0.0.0", "::") and self.advertise is None:
-            raise ValueError(
-                f"peers can't connect to {self.host!r}: say which host name they use, by advertise="
-            )
+        check_advertised(self.host, self.advertise)
+
+
+def check_advertised(host: str, advertise: str | None) -> None:
+    """Raises ValueError if ``host`` means every address of this machine, which no peer can connect to, and
+    ``advertise`` does not name one."""
+    if host in ("", "*", "0.0.0.0", "::") and advertise is None:
+        raise ValueError(f"peers can't connect to {host!r}: name the host that they use, by advertise=")
 
 
 def ipc_address(directory: Path, name: str) -> str:
+    """The address of the system ``name`` that listens on a socket in ``directory``."""
     return f"ipc://{directory / name}.sock"
+
+
+def _socket_path(ipc_address: str) -> str:
+    return ipc_address.removeprefix("ipc://")
+
+
+def remove_socket(ipc_address: str) -> None:
+    """Removes the socket's file, which a killed process leaves behind. Raises OSError if it is there and can't be
+    removed."""
+    Path(_socket_path(ipc_address)).unlink(missing_ok=True)
 
 
 def listening_socket(tcp: Tcp) -> socket.socket:
@@ -311,7 +326,7 @@ class ZmqWire:
         if self._context is not None:
             _terminate(self._context, self.address)
         if self._router is not None and self.address.startswith("ipc://"):
-            Path(self.address.removeprefix("ipc://")).unlink(missing_ok=True)
+            remove_socket(self.address)
 
     def _from_incoming(self, frames: Frames) -> None:
         route = bytes(frames[0])
@@ -362,7 +377,7 @@ def _refuse_to_steal(address: str) -> None:
     """Raises OSError if another socket listens on ``address``: libzmq would take the address away from it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
-            probe.connect(address.removeprefix("ipc://"))
+            probe.connect(_socket_path(address))
         except OSError:  # the file does not exist, or a killed process has left it
             return
     raise OSError(errno.EADDRINUSE, f"can't listen on {address}: another system does")

@@ -20,6 +20,7 @@ from zmq.utils import z85
 
 from ...core.errors import InvalidKeys
 from ...core.wire.curve import Keys
+from ...core.wire.zeromq import check_advertised
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -48,8 +49,7 @@ class Bulk:
 
     def __post_init__(self) -> None:
         secret_of(self.keys, "check")
-        if self.host in ("", "0.0.0.0", "::") and self.advertise is None:
-            raise ValueError(f"readers can't connect to {self.host!r}: name the host, by advertise=")
+        check_advertised(self.host, self.advertise)
 
     @classmethod
     def of(cls, system: "ActorSystem", *, encrypted: bool) -> "Bulk | None":

@@ -3,7 +3,9 @@
 import pytest
 
 from flexmarl.core.protocol.lease import Lease
-from flexmarl.core.protocol.session import Settings
+from flexmarl.core.protocol.session import Session, Settings
+
+from .sessions import Caller
 
 # A caller gives up after 10 s of silence, at the earliest.
 SETTINGS = Settings(heartbeat_s=5.0, missed_heartbeats=3)
@@ -48,3 +50,17 @@ def test_a_peer_that_notices_each_missing_heartbeat_has_a_lease_of_one() -> None
     lease = Lease(Settings(heartbeat_s=1.0, missed_heartbeats=1))
     lease.confirmed(0.0)
     assert not lease.is_over(0.9) and lease.is_over(1.0)
+
+
+@pytest.mark.parametrize("missed_heartbeats", [1, 2, 3, 8])
+def test_a_silent_peer_is_given_up_after_the_end_of_its_lease_there(missed_heartbeats: int) -> None:
+    settings = Settings(heartbeat_s=5.0, missed_heartbeats=missed_heartbeats)
+    session: Session[Caller] = Session(settings, up=True)
+    session.serve_stream(0.0)
+    session.heard(1)  # right before the tick at 5 s: the shortest silence
+    times = iter(range(5, 100, 5))
+    given_up_at = next(time for time in times if session.advance(time).silent)
+    assert given_up_at - 5.0 == settings.silence_s
+    lease = Lease(settings)
+    lease.confirmed(5.0)
+    assert lease.is_over(given_up_at) and not lease.is_over(given_up_at - 0.1)

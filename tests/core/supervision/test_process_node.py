@@ -15,7 +15,7 @@ import structlog
 from flexmarl.core.errors import ActorDead, ActorFailed, ActorNotFound, LocalProtocolError, TooManyRestarts
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.supervision.forking import ForkServer
-from flexmarl.core.supervision.process_node import ChildProcess, _last_lines, is_ending
+from flexmarl.core.supervision.process_node import ChildProcess, _last_lines, is_exiting
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.zeromq import Tcp
@@ -25,16 +25,16 @@ from ..echo import Echo, Worker
 from .workers import bench, eventually, fate, pid_of
 
 
-def test_a_process_is_ending_from_its_death_until_it_is_waited_for() -> None:
+def test_a_process_is_exiting_from_its_death_until_it_is_waited_for() -> None:
     pid = os.fork()
     if not pid:
         signal.pause()
-    assert not is_ending(pid) and not is_ending(os.getpid())
+    assert not is_exiting(pid) and not is_exiting(os.getpid())
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert is_ending(pid)
+    assert is_exiting(pid)
     os.waitpid(pid, 0)
-    assert not is_ending(pid)
+    assert not is_exiting(pid)
 
 
 @pytest.mark.parametrize("tcp", [None, Tcp(), Tcp(plain=True)], ids=["ipc", "curve", "plain"])
