@@ -237,7 +237,8 @@ class UnsafeKeys(FlexmarlError):
 
 
 class UnsafeDirectory(FlexmarlError):
-    """A folder for sockets and keys can't be trusted: other users may have access to it."""
+    """A folder for sockets, keys or shared memory can't be trusted: other users may have access to it, or it does not
+    exist."""
 
     def __init__(self, path: Path, problem: str, remedy: str) -> None:
         super().__init__(f"the folder {path} is refused: {problem}; {remedy}")

@@ -62,8 +62,11 @@ def use_with_others(path: Path) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Raises UnsafeDirectory if another user may have access to a folder, OSError if it does not exist."""
-    status = path.stat()
+    """Raises UnsafeDirectory if another user may have access to a folder, or it does not exist; OSError."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise UnsafeDirectory(path, "it does not exist", "make it, with mode 0700") from None
     if not stat.S_ISDIR(status.st_mode):
         raise UnsafeDirectory(path, "it is a file", "name a folder")
     if status.st_uid != os.geteuid():

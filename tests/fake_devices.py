@@ -19,8 +19,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from flexmarl.core.private_directory import check_private
 from flexmarl.transport.errors import DeviceError, OutOfDeviceMemory, UnknownDevice
-from flexmarl.transport.host_memory.block import check_directory, is_locked, try_lock, unlock
+from flexmarl.transport.host_memory.block import is_locked, try_lock, unlock
 from flexmarl.transport.statistics import MemoryUse
 from flexmarl.transport.tensors.torch_tensors import checksum
 
@@ -82,7 +83,7 @@ class FakeDevices:
         visible: Sequence[str] | None = None,
         unreachable: Sequence[tuple[str, str]] = (),
     ) -> None:
-        check_directory(directory)
+        check_private(directory)
         self._directory = directory
         self._total_bytes = dict(total_bytes)
         self._visible = list(total_bytes if visible is None else visible)

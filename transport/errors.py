@@ -74,15 +74,6 @@ class ForeignHandle(TransportError):
         self.reason = reason
 
 
-class UnsafeDirectory(TransportError):
-    """The directory for states or segments is missing or open to other users."""
-
-    def __init__(self, directory: str, reason: str) -> None:
-        super().__init__(f"states can't be kept in {directory}: {reason}")
-        self.directory = directory
-        self.reason = reason
-
-
 class ArenaSpace(TransportError):
     """The memory for a state does not fit into the file system of its directory."""
 

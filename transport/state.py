@@ -42,6 +42,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from ..core.private_directory import check_private
 from ..core.telemetry import get_logger
 from .device_memory.device_memory import DeviceMemory
 from .device_memory.devices import Devices
@@ -50,7 +51,7 @@ from .groups.collective import CollectivePath
 from .groups.plan import Shards
 from .handle import LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
 from .host_memory.arena import Arena
-from .host_memory.block import check_directory, file_bytes
+from .host_memory.block import file_bytes
 from .host_memory.host_memory import HostMemory
 from .memory import Memory, ReadRequest, TransferPath, handle_of
 from .payload import Layout, destinations, kind_of, torch_kind
@@ -133,7 +134,7 @@ class StateTransport:
         self._open = False
 
     async def __aenter__(self) -> "StateTransport":
-        check_directory(self._runtime_dir)
+        check_private(self._runtime_dir)
         if removed := self._arena.remove_abandoned():
             log.info("memory of ended processes removed", files=len(removed))
         self._open = True

@@ -14,11 +14,10 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from ...core.errors import ActorDead
+from ...core.errors import ActorDead, UnsafeDirectory
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.telemetry import get_logger
-from ...transport.errors import UnsafeDirectory
 from ...transport.remote.bulk import Bulk
 from ...transport.select import this_node
 from ..errors import SamplesUnreachable, StoreFull

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ...transport.errors import ForeignHandle, RangesLost, UnsafeDirectory
+from ...core.errors import UnsafeDirectory
+from ...transport.errors import ForeignHandle, RangesLost
 from ...transport.remote.bulk import Bulk
 from ...transport.remote.frames import MOST_RANGE_BYTES, NamedRange
 from ...transport.remote.named_ranges import fetch_ranges
@@ -94,7 +95,7 @@ class WriterNode:
         try:
             return SegmentReader(self.directories).views([reference])[0]
         except UnsafeDirectory as error:  # there is no segment yet, or not any more
-            raise ForeignHandle(request.name, str(self.folder), error.reason) from error
+            raise ForeignHandle(request.name, str(self.folder), error.problem) from error
 
 
 class FarReader:

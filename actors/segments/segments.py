@@ -20,8 +20,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...core.private_directory import check_private
 from ...transport.errors import ForeignHandle
-from ...transport.host_memory.block import check_directory
 
 _NAME: Final = re.compile(r"([md])-[0-9a-f]{32}")
 
@@ -85,8 +85,8 @@ class SegmentDirectories:
 
     def check(self) -> None:
         """Raises UnsafeDirectory unless both are this user's and closed to all others."""
-        check_directory(self.memory)
-        check_directory(self.disk)
+        check_private(self.memory)
+        check_private(self.disk)
 
 
 def is_segment_name(name: str) -> bool:

@@ -31,6 +31,8 @@ from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...core.wire.curve import Keys
 from ..errors import RunDirectoryError, RunUnreachable
+from ..run_folder import stored_run
+from ..run_folder.run_directory import RunDirectory
 from .run_address import SCHEMES, RunAddress
 from .run_control import NAME, Right, RunControl, RunStatus
 

@@ -115,5 +115,5 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch(mode=0o600)
     with pytest.raises(UnsafeDirectory, match="it is a file"):
         check_private(tmp_path / "file")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UnsafeDirectory, match="it does not exist"):
         check_private(tmp_path / "missing")

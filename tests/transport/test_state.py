@@ -12,6 +12,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from flexmarl.core.errors import UnsafeDirectory
 from flexmarl.transport import StateHandle
 from flexmarl.transport.errors import (
     ForeignHandle,
@@ -19,7 +20,6 @@ from flexmarl.transport.errors import (
     StaleHandle,
     TransferTimeout,
     TransportClosed,
-    UnsafeDirectory,
 )
 from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.host_memory.block import Block

@@ -34,7 +34,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ..errors import ArenaSpace, ForeignHandle, UnsafeDirectory
+from ..errors import ArenaSpace, ForeignHandle
 
 CHUNK_BYTES: Final = 1 << 20
 OWNER: Final = 0
@@ -56,17 +56,6 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 Share = Callable[[int, Callable[[int], None]], None]
 """Calls a function with 0 .. count - 1, from several threads."""
-
-
-def check_directory(directory: Path) -> None:
-    """Raises UnsafeDirectory unless ``directory`` is this user's and closed to all others (mode 0700)."""
-    if not directory.is_dir():
-        raise UnsafeDirectory(str(directory), "it is not a directory")
-    status = directory.stat()
-    if status.st_uid != os.geteuid():
-        raise UnsafeDirectory(str(directory), f"it belongs to user {status.st_uid}, not {os.geteuid()}")
-    if status.st_mode & 0o077:
-        raise UnsafeDirectory(str(directory), f"its mode is {stat.S_IMODE(status.st_mode):04o}, not 0700")
 
 
 def free_bytes(directory: Path) -> int:

@@ -23,7 +23,8 @@ from flexmarl.actors.segments.segments import (
     remove,
 )
 from flexmarl.actors.segments.writer import ALIGNMENT, SegmentWriter, packed_bytes
-from flexmarl.transport.errors import ForeignHandle, UnsafeDirectory
+from flexmarl.core.errors import UnsafeDirectory
+from flexmarl.transport.errors import ForeignHandle
 
 SIZE = 2**16
 

@@ -23,7 +23,7 @@ from flexmarl.actors.segments.errors import SegmentFull
 from flexmarl.actors.segments.reader import SegmentReader
 from flexmarl.actors.segments.writer import SegmentWriter
 from flexmarl.actors.store.segment_arena import ArenaLimits, ByteRef, SegmentArena, SegmentDirectories
-from flexmarl.transport.errors import UnsafeDirectory
+from flexmarl.core.errors import UnsafeDirectory
 
 from ...full_disk import room_for
 

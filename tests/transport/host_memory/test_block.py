@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.transport.errors import ArenaSpace, ForeignHandle, UnsafeDirectory
+from flexmarl.transport.errors import ArenaSpace, ForeignHandle
 from flexmarl.transport.host_memory.arena import Arena
 from flexmarl.transport.host_memory.block import (
     Block,
-    check_directory,
     file_bytes,
     free_bytes,
     remove_abandoned,
@@ -203,15 +202,6 @@ def test_things_that_are_no_files_are_refused(tmp_path: Path) -> None:
             Block.open(tmp_path, name)
     with pytest.raises(FileNotFoundError):
         Block.open(tmp_path, "missing.arena")
-
-
-def test_a_directory_others_can_enter_is_refused(tmp_path: Path) -> None:
-    check_directory(tmp_path)
-    with pytest.raises(UnsafeDirectory, match="not a directory"):
-        check_directory(tmp_path / "missing")
-    tmp_path.chmod(0o750)
-    with pytest.raises(UnsafeDirectory, match="0750"):
-        check_directory(tmp_path)
 
 
 def test_a_file_that_was_taken_for_abandoned_before_it_was_locked_is_made_again(
