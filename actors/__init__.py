@@ -7,7 +7,7 @@ Names are imported when they are first used. None of them imports torch.
 
 from typing import TYPE_CHECKING
 
-from ..core.front_door import lazy_exports
+from ..core.base.front_door import lazy_exports
 
 if TYPE_CHECKING:
     from .environments.environment import Ask, Environment

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Final, Literal, Protocol, Self
 
-from ..core.halves import holds_half
+from ..core.base.texts import holds_half
 from .environments.tool_calls import Tool, ToolCall, parse_tool_calls
 from .errors import InvalidReward, RecipeError
 from .messages import Query

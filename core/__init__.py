@@ -16,6 +16,7 @@ Names are imported when they are first used. None of them imports torch or NumPy
 
 from typing import TYPE_CHECKING
 
+from .base.front_door import lazy_exports
 from .errors import (
     ActorDead,
     ActorFailed,
@@ -36,7 +37,6 @@ from .errors import (
     UnsafeDirectory,
     UnsafeKeys,
 )
-from .front_door import lazy_exports
 
 if TYPE_CHECKING:
     from .actor import Actor, DeadActor, endpoint

@@ -3,29 +3,14 @@
 A message says what happened, where, and what to do next; the numbers in it are attributes too.
 """
 
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .halves import escaped
+from .base.texts import listing, text_of, traceback_of
 
 
 class FlexmarlError(Exception):
     """Base of all errors below."""
-
-
-def text_of(error: BaseException) -> str:
-    """``str(error)`` as it can be sent to people (``halves.py``), also if ``__str__`` of its class raises."""
-    try:
-        return escaped(str(error))
-    except Exception as broken:  # noqa: BLE001  # the class is a user's, and the first error matters more
-        return f"(no text: its __str__ raised {type(broken).__name__})"
-
-
-def listing(lines: list[str], at_most: int = 20) -> str:
-    """``lines`` for the end of a message, one under the other; after ``at_most`` lines the rest is counted."""
-    more = [f"and {len(lines) - at_most} more"] if len(lines) > at_most else []
-    return "".join(f"\n  {line}" for line in lines[:at_most] + more)
 
 
 class Origin(NamedTuple):
@@ -44,11 +29,6 @@ def origin_of(error: BaseException, actor: str) -> Origin:
     if isinstance(answer, RemoteError) and answer.declared == kind:
         actor = answer.actor
     return Origin(actor, kind, text_of(error))
-
-
-def traceback_of(error: BaseException) -> str:
-    """As it can be sent to people."""
-    return escaped("".join(traceback.format_exception(error)))
 
 
 # --------------------------------------------------------------------------- the runtime

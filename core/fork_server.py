@@ -32,7 +32,7 @@ import msgpack
 import setproctitle
 
 from . import worker_main
-from .collector import importing
+from .base.collector import importing
 from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR
 
 # Why not multiprocessing's forkserver: its children have the environment of the server, share its descriptors, are

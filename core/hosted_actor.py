@@ -5,8 +5,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from .actor import Actor
-from .collector import importing, spare_collector
-from .errors import origin_of, traceback_of
+from .base.collector import importing, spare_collector
+from .base.texts import traceback_of
+from .errors import origin_of
 from .ref import ActorRef
 from .signature import constructor_signature
 from .supervision.worker_init import WorkerInit, import_class

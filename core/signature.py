@@ -10,10 +10,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
 
-from .declared_errors import DeclaredErrors
 from .errors import RemoteProtocolError
+from .protocol.declared_errors import DeclaredErrors
 from .protocol.messages import Undecodable
-from .wire_types import arguments_validator, first_problem, wire_type
+from .protocol.wire_types import arguments_validator, first_problem, wire_type
 
 _MARK = "__flexmarl_endpoint__"
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
 from .actor import Actor
+from .base.names import checked_name
+from .base.threads import in_thread
 from .delivery.peers import Network
+from .durable.private_directory import PrivateDirectory, check_private
 from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
-from .names import checked_name
-from .private_directory import PrivateDirectory, check_private
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
 from .supervision.directory import Directory
@@ -23,7 +24,6 @@ from .supervision.restart_policy import Intensity
 from .supervision.supervisor import Supervisor
 from .supervision.system_actor import SystemActor
 from .supervision.system_api import SystemApi
-from .threads import in_thread
 from .wire.curve import Keys
 from .wire.permissions import DEFAULT_CALLS, checked_calls
 from .wire.wire import Wire
@@ -200,7 +200,7 @@ class ActorSystem:
         executor. In virtual time, which has no threads, the loop itself calls it.
 
         A cancellation sets ``stop`` and waits until ``work`` has ended, so that its caller may close what ``work`` has
-        worked with; with ``abandon`` it does not wait (``core/threads.py``)."""
+        worked with; with ``abandon`` it does not wait (``base/threads.py``)."""
         if getattr(asyncio.get_running_loop(), "is_virtual", False):
             await asyncio.sleep(0)
             return work(*args)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast, get_args
 
+from .base.texts import printable
 from .call_context import current_delivery
-from .printable import printable
 
 if TYPE_CHECKING:
     from structlog.typing import Processor

@@ -19,8 +19,8 @@ from typing import Final, NoReturn
 
 import uvloop
 
+from .durable.private_directory import use_with_others
 from .hosted_actor import HostedActor
-from .private_directory import use_with_others
 from .supervision.forking import NO_DESCRIPTOR, has_ended
 from .supervision.worker_init import WorkerInit, read_init
 from .system import ActorSystem

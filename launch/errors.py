@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ..core.errors import FlexmarlError, listing
+from ..core.base.texts import listing
+from ..core.errors import FlexmarlError
 
 
 class RunDirectoryError(FlexmarlError):

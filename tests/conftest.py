@@ -12,9 +12,9 @@ import hypothesis
 import pytest
 import structlog
 
-from flexmarl.core.collector import spare_collector
+from flexmarl.core.base.collector import spare_collector
 from flexmarl.core.delivery import connection
-from flexmarl.core.private_directory import private_directory
+from flexmarl.core.durable.private_directory import private_directory
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from flexmarl.core.private_directory import check_private
+from flexmarl.core.durable.private_directory import check_private
 from flexmarl.transport.errors import DeviceError, OutOfDeviceMemory, UnknownDevice
 from flexmarl.transport.host_memory.block import is_locked, try_lock, unlock
 from flexmarl.transport.statistics import MemoryUse

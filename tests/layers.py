@@ -17,10 +17,7 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "front_door", "collector", "task_groups", "threads", "halves", "errors", "names", "call_context", "printable",
-    "telemetry", "private_directory",
-    "protocol", "wire_types",
-    "waits", "declared_errors", "signature", "wire", "durable",
+    "base", "errors", "call_context", "telemetry", "protocol", "waits", "signature", "call", "durable", "wire",
     "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "fork_server", "testing",
 )  # fmt: skip
 # Imports for types only that point back over a folder's edge, as (file, imported file).
@@ -217,7 +214,7 @@ RULES = (
     Rule(
         "modules are imported by name only for actors, engines, a front door's names, a recipe, commands, in_process",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/front_door\.py|actors/(recipe/recipe|environments/process_main)\.py"
+        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/base/front_door\.py|actors/(recipe/recipe|environments/process_main)\.py"
         r"|actors/inference/engines/factories\.py|launch/cli/registry\.py",
         banned=(
             ".exec_module",

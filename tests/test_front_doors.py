@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flexmarl.core.front_door import lazy_exports
+from flexmarl.core.base.front_door import lazy_exports
 
 from .patience import PATIENCE_S
 

@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.front_door import lazy_exports
+from ..core.base.front_door import lazy_exports
 from .handle import LentMemory, StateHandle, TensorSpec
 from .remote.bulk import Bulk
 from .select import Place

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..core.protocol.codec import Buffer, register_encoder
-from ..core.wire_types import register_type, wire_type
+from ..core.protocol.wire_types import register_type, wire_type
 from .handle import DTYPE_BYTES
 
 _MAX_DIMENSIONS: Final = 32

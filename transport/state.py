@@ -42,7 +42,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ..core.private_directory import check_private
+from ..core.durable.private_directory import check_private
 from ..core.telemetry import get_logger
 from .device_memory.device_memory import DeviceMemory
 from .device_memory.devices import Devices

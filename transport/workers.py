@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from ..core.threads import wait_ended
+from ..core.base.threads import wait_ended
 from .errors import TransportClosed
 
 T = TypeVar("T")

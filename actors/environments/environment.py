@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard
 
-from ...core.task_groups import first_error
+from ...core.base.task_groups import first_error
 from ..errors import InvalidEnvironment, LimitReached
 from ..messages import Query
 from ..workflow import Agent, Agents, Message, Prompt, Rewards, Turn

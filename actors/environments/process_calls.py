@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...core.errors import LocalProtocolError
 from ...core.protocol.codec import MAX_ENVELOPE_BYTES, Encoder, unpack
-from ...core.wire_types import first_problem, wire_type
+from ...core.protocol.wire_types import first_problem, wire_type
 from ...transport import message_arrays  # noqa: F401  # lets arrays be sent
 
 LENGTH: Final = struct.Struct("!I")

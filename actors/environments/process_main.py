@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any, BinaryIO, Final
 
-from ...core.errors import text_of, traceback_of
+from ...core.base.texts import text_of, traceback_of
 from ..recipe.recipe import Recipe, RecipeConfig
 from .process_calls import LENGTH, arguments_of, frame, message_of
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...core.actor import Actor, endpoint
-from ...core.collector import spare_collector
-from ...core.errors import FlexmarlError, text_of
+from ...core.base.collector import spare_collector
+from ...core.base.texts import text_of
+from ...core.errors import FlexmarlError
 from ...core.waits import OpenWaits, Wait
 from ...transport.device_memory.devices import find_devices
 from ...transport.remote.bulk import Bulk

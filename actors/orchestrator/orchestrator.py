@@ -73,7 +73,7 @@ from dataclasses import replace
 from typing import Final
 
 from ...core.actor import Actor, endpoint
-from ...core.task_groups import first_error
+from ...core.base.task_groups import first_error
 from ...core.waits import OpenWaits, Wait
 from ..errors import SamplesUnreachable, StoreError, TooFewRows
 from ..messages import (

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from ...core.errors import FlexmarlError, text_of
-from ...core.halves import escaped, half_problem
+from ...core.base.texts import escaped, half_problem, text_of
+from ...core.errors import FlexmarlError
 from ..config_base import Config
 from ..environments.environment import Environment, Environments
 from ..errors import RecipeError

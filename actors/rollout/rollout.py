@@ -22,8 +22,9 @@ from statistics import fmean
 from typing import Any
 
 from ...core.actor import Actor, endpoint
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of, text_of
-from ...core.task_groups import first_error
+from ...core.base.task_groups import first_error
+from ...core.base.texts import text_of
+from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
 from ..environments.process_pool import Processes, current_pool

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import xxhash
 
-from ...core.halves import half_problem, holds_half
+from ...core.base.texts import half_problem, holds_half
 from ..errors import InvalidRequest, RecipeError
 from ..messages import Chat, GenerateRequest
 from ..names import AgentName

@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...core.private_directory import check_private
+from ...core.durable.private_directory import check_private
 from ...transport.errors import ForeignHandle
 
 _NAME: Final = re.compile(r"([md])-[0-9a-f]{32}")

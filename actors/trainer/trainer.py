@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.actor import Actor, DeadActor, endpoint
-from ...core.task_groups import first_error
+from ...core.base.task_groups import first_error
 from ...core.waits import OpenWaits, Wait
 from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..declared_errors import DeclaredErrors
-from ..errors import LocalProtocolError, origin_of, traceback_of
-from ..halves import escaped
+from ..base.texts import escaped, traceback_of
+from ..errors import LocalProtocolError, origin_of
 from ..protocol import codec
+from ..protocol.declared_errors import DeclaredErrors
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.lease import Lease
 from ..protocol.messages import REPLIES

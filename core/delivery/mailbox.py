@@ -13,9 +13,10 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..base.texts import text_of, traceback_of
 from ..call_context import current_delivery
-from ..declared_errors import NO_ERRORS
-from ..errors import RemoteProtocolError, text_of, traceback_of
+from ..errors import RemoteProtocolError
+from ..protocol.declared_errors import NO_ERRORS
 from ..protocol.envelopes import Envelope, Fault, Kind
 from ..protocol.messages import Undecodable
 from ..signature import Signature, signature_of

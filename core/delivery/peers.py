@@ -7,14 +7,8 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from ..errors import (
-    FlexmarlError,
-    LocalProtocolError,
-    RemoteProtocolError,
-    SystemClosed,
-    Unreachable,
-    text_of,
-)
+from ..base.texts import text_of
+from ..errors import FlexmarlError, LocalProtocolError, RemoteProtocolError, SystemClosed, Unreachable
 from ..protocol import codec, messages
 from ..protocol.envelopes import Kind
 from ..protocol.incarnations import Incarnations

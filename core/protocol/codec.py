@@ -16,8 +16,8 @@ import msgpack
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
+from ..base.texts import half_problem
 from ..errors import LocalProtocolError, RemoteProtocolError
-from ..halves import half_problem
 
 Value = TypeVar("Value")
 Bytes = bytes | bytearray | memoryview

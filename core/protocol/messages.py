@@ -11,8 +11,8 @@ from typing import Any
 
 import msgpack
 
+from ..base.texts import half_problem
 from ..errors import LocalProtocolError, RemoteProtocolError
-from ..halves import half_problem
 from .codec import MAX_BODY_ITEMS, Bytes, UnholdableError, unpack
 from .envelopes import FIELDS, ITEM_FIELDS, MAGIC, REQUESTS, VERSION, Envelope, Fault, Kind
 

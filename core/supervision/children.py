@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..actor import Actor
-from ..errors import ActorDead, ActorFailed, FlexmarlError, text_of
+from ..base.texts import text_of
+from ..errors import ActorDead, ActorFailed, FlexmarlError
 from ..telemetry import get_logger
 from ..waits import Wait
 from .local_actors import LocalActors

@@ -9,18 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..actor import Actor
+from ..base.names import checked_name
+from ..base.texts import text_of, traceback_of
 from ..delivery.mailbox import Mailbox
 from ..delivery.peers import Network
-from ..errors import (
-    ActorDead,
-    FlexmarlError,
-    LocalProtocolError,
-    SystemClosed,
-    failure_of,
-    text_of,
-    traceback_of,
-)
-from ..names import checked_name
+from ..errors import ActorDead, FlexmarlError, LocalProtocolError, SystemClosed, failure_of
 from ..ref import ActorRef
 from ..telemetry import LoopLag, get_logger, process_usage
 from ..waits import Wait

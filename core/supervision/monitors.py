@@ -7,7 +7,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ..actor import Actor, DeadActor
-from ..errors import ActorDead, ActorFailed, RemoteError, RemoteProtocolError, text_of
+from ..base.texts import text_of
+from ..errors import ActorDead, ActorFailed, RemoteError, RemoteProtocolError
 from ..ref import ActorRef
 from .system_api import FOR_EVER
 

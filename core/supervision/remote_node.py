@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ..actor import Actor, endpoint
-from ..errors import ActorDead, CallTimeout, FlexmarlError, LocalProtocolError, RemoteError, text_of
+from ..base.texts import text_of
+from ..errors import ActorDead, CallTimeout, FlexmarlError, LocalProtocolError, RemoteError
 from ..ref import ActorRef
 from ..telemetry import get_logger
 from .node import Launch, Node, Running

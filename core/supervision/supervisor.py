@@ -41,15 +41,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 
 from ..actor import Actor, endpoint
-from ..errors import (
-    ActorDead,
-    ActorFailed,
-    FlexmarlError,
-    TooManyRestarts,
-    failure_of,
-    text_of,
-)
-from ..names import checked_name
+from ..base.names import checked_name
+from ..base.texts import text_of
+from ..errors import ActorDead, ActorFailed, FlexmarlError, TooManyRestarts, failure_of
 from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
 from ..waits import ProcessWaits, Wait

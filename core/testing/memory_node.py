@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ..actor import Actor
-from ..errors import LocalProtocolError, traceback_of
+from ..base.texts import traceback_of
+from ..errors import LocalProtocolError
 from ..hosted_actor import HostedActor
 from ..protocol.session import DEFAULT_SETTINGS, Settings
 from ..supervision.node import Launch, Node, Running

@@ -10,7 +10,7 @@ system:lookup     finding actors by name
 import re
 from collections.abc import Iterable
 
-from ..names import checked_name
+from ..base.names import checked_name
 
 DEFAULT_CALLS = ("*",)
 """Those of a client for which there are no rules."""

@@ -29,7 +29,7 @@ import msgpack
 import numpy as np
 import zmq
 
-from ...core.threads import in_thread
+from ...core.base.threads import in_thread
 from ..errors import BenchmarkFailed
 from .joined_zeromq import JoinedCalls
 from .measure import ONE_WAY_BURST, calls_in_flight, one_after_another_blocking, one_way

@@ -47,7 +47,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...core.collector import spare_collector
+from ...core.base.collector import spare_collector
 from ...core.ref import ActorRef
 from ..hosts import env
 from . import flexmarl_calls, machine, other_frameworks

@@ -44,7 +44,7 @@ from ...actors.messages import (
 from ...actors.names import PolicyName, Version
 from ...actors.rollout.turn_routes import TurnRoutes
 from ...core.actor import Actor, endpoint
-from ...core.collector import spare_collector
+from ...core.base.collector import spare_collector
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ...transport.handle import StateHandle

@@ -41,11 +41,11 @@ from ...actors.trainer.pool.static_pool import StaticPool
 from ...actors.trainer.pool.training_pool import TrainingPool
 from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
 from ...core.actor import Actor, endpoint
+from ...core.base.task_groups import first_error
 from ...core.ref import ActorRef
 from ...core.supervision.process_node import ProcessNode
 from ...core.supervision.supervisor import Supervisor
 from ...core.system import ActorSystem
-from ...core.task_groups import first_error
 from ..config.config_reading import RECIPES
 from ..hosts import env
 from . import machine

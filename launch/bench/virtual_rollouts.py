@@ -27,8 +27,8 @@ from ...actors.names import PolicyName, Step, Version
 from ...actors.recipe.recipe import Recipe
 from ...actors.rollout.rollout import Rollout
 from ...actors.run_events import InstanceMoved, RunEvent
-from ...actors.segments.segments import WriterMemory
-from ...actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
+from ...actors.segments.segments import SegmentGrant, WriterMemory
+from ...actors.store.segment_arena import ArenaLimits, SegmentArena
 from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from ...actors.trainer.backends.simulated_policy import SimulatedPolicy
 from ...core.actor import Actor, endpoint

@@ -9,8 +9,9 @@ from typing import Final
 import click
 import uvloop
 
-from ...core.errors import FlexmarlError, is_loss, text_of
-from ...core.names import checked_name
+from ...core.base.names import checked_name
+from ...core.base.texts import text_of
+from ...core.errors import FlexmarlError, is_loss
 from ...core.telemetry import configure_logging
 from ..hosts.nodes.joining import Dismissal
 from ..hosts.nodes.node_process import NodeOptions, serve

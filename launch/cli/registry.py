@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import click
 
-from ...core.collector import importing
+from ...core.base.collector import importing
 from .exit_status import exit_status
 
 # Each command NAME is the function NAME of the module NAME in this folder.

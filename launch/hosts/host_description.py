@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from ...core.halves import escaped
+from ...core.base.texts import escaped
 from ...transport.host_memory.block import free_bytes
 from . import env
 from .cgroup import cgroup_limits

@@ -29,11 +29,12 @@ from ...actors.orchestrator.checkpoint import RunState
 from ...actors.rollout.block_watch import read_report, report_file
 from ...actors.run_events import ActorEndedBadly, ActorRestarted, ActorSilent, WorkflowBlocked
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
-from ...core.errors import ActorDead, FlexmarlError, text_of
+from ...core.base.task_groups import first_error
+from ...core.base.texts import text_of
+from ...core.base.threads import in_thread
+from ...core.errors import ActorDead, FlexmarlError
 from ...core.ref import ActorRef
 from ...core.supervision.asked_processes import STATISTICS_TIMEOUT_S
-from ...core.task_groups import first_error
-from ...core.threads import in_thread
 from ..config.run_config import RunConfig
 from ..hosts.nvidia import DeviceMonitor
 from ..monitoring.console.run_console import RunConsole

@@ -26,13 +26,13 @@ from typing import Any, Final, Self, TypeVar
 from ...actors.messages import ArchiveApi, OrchestratorApi, RunResult
 from ...actors.run_events import RunEvent
 from ...actors.step_metrics import StepMetrics
+from ...core.base.threads import in_thread
+from ...core.durable.private_directory import private_directory
 from ...core.errors import FlexmarlError, is_loss
-from ...core.private_directory import private_directory
 from ...core.ref import ActorRef
 from ...core.supervision.process_node import ProcessNode
 from ...core.system import ActorSystem
 from ...core.telemetry import LogLevel
-from ...core.threads import in_thread
 from ..config.config_reading import flattened
 from ..config.config_warnings import warnings_about
 from ..errors import Interrupted

@@ -14,7 +14,8 @@ from ...actors.errors import (
     UnsupportedModel,
 )
 from ...actors.messages import RunResult
-from ...core.errors import ActorDead, ActorFailed, text_of
+from ...core.base.texts import text_of
+from ...core.errors import ActorDead, ActorFailed
 from ..errors import Interrupted
 from ..monitoring.formatting import OF_REWARDS, change, count, duration
 

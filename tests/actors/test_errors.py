@@ -3,7 +3,7 @@
 import pytest
 
 from flexmarl.actors import errors
-from flexmarl.core.declared_errors import DeclaredErrors
+from flexmarl.core.protocol.declared_errors import DeclaredErrors
 
 ERRORS = [
     found

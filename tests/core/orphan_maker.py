@@ -10,7 +10,7 @@ import time
 import warnings
 from pathlib import Path
 
-from flexmarl.core.private_directory import private_directory
+from flexmarl.core.durable.private_directory import private_directory
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem

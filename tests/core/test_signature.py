@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from flexmarl.core.errors import RemoteProtocolError
 from flexmarl.core.protocol import codec
 from flexmarl.core.protocol.codec import Buffer, Encoder
+from flexmarl.core.protocol.wire_types import register_type, wire_type
 from flexmarl.core.signature import (
     EndpointOptions,
     Signature,
@@ -19,7 +20,6 @@ from flexmarl.core.signature import (
     mark_endpoint,
     signature_of,
 )
-from flexmarl.core.wire_types import register_type, wire_type
 
 
 class Vector:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flexmarl.core.declared_errors import DeclaredErrors
+from flexmarl.core.protocol.declared_errors import DeclaredErrors
 from flexmarl.transport import errors
 
 ERRORS = [

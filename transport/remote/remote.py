@@ -22,7 +22,7 @@ from typing import Final
 
 import xxhash
 
-from ...core.threads import wait_ended
+from ...core.base.threads import wait_ended
 from ..errors import ForeignHandle, TransportClosed
 from ..handle import ShmSource, StateHandle, TcpSource
 from ..host_memory.block import Block, Share, is_locked, populate, try_lock

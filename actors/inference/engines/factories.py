@@ -7,7 +7,7 @@ engines.
 import asyncio
 import importlib
 
-from ....core.collector import importing
+from ....core.base.collector import importing
 from ...errors import EngineUnavailable
 from ...messages import ModelConfig
 from ..inference_config import EngineConfig

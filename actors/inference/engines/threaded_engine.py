@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ....core.errors import FlexmarlError, text_of
+from ....core.base.texts import text_of
+from ....core.errors import FlexmarlError
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits

@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from ....core.errors import text_of
+from ....core.base.texts import text_of
 from ....transport.handle import StateHandle
 from ....transport.state_dict import without_ties
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight

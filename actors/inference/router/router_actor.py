@@ -21,7 +21,8 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 
 from ....core.actor import Actor, DeadActor, endpoint
-from ....core.errors import FlexmarlError, is_loss, text_of
+from ....core.base.texts import text_of
+from ....core.errors import FlexmarlError, is_loss
 from ....core.ref import ActorRef
 from ....core.waits import Wait
 from ....transport.statistics import Chosen

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ....core.collector import importing
+from ....core.base.collector import importing
 from ....core.system import ActorSystem
 from ....core.waits import Wait
 from ....transport.handle import TensorSpec

@@ -11,7 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from ....core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss, text_of
+from ....core.base.texts import text_of
+from ....core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss
 from ....core.ref import ActorRef
 from ....core.supervision.system_api import FOR_EVER
 from ....core.telemetry import get_logger

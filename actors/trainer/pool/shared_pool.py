@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ....core.base.task_groups import first_error
 from ....core.errors import FlexmarlError
 from ....core.ref import ActorRef
 from ....core.system import ActorSystem
-from ....core.task_groups import first_error
 from ....core.telemetry import get_logger
 from ....core.waits import Wait
 from ....transport.remote.bulk import Bulk

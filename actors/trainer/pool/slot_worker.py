@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ....core.actor import Actor, endpoint
-from ....core.task_groups import first_error
+from ....core.base.task_groups import first_error
 from ....core.waits import Wait
 from ....transport.device_memory.devices import find_devices
 from ....transport.handle import LentMemory, StateHandle

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from ....core.task_groups import first_error
+from ....core.base.task_groups import first_error
 from ....transport.errors import TransportError
 from ....transport.state import StateTransport
 from ...errors import StateTooLarge

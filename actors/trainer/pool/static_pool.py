@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ....core.base.task_groups import first_error
 from ....core.system import ActorSystem
-from ....core.task_groups import first_error
 from ....core.waits import Wait
 from ....transport.device_memory.devices import find_devices
 from ....transport.remote.bulk import Bulk

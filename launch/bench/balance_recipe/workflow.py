@@ -6,7 +6,8 @@ Twice: a plan, then its parts worked out at once (10 and 9), then a critic and a
 import asyncio
 from collections.abc import Sequence
 
-from flexmarl.actors.workflow import Agents, Query, Rewards
+from ....actors.messages.rollouts import Query
+from ....actors.workflow import Agents, Rewards
 
 PARTS = (10, 9)
 

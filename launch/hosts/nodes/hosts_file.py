@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....actors.errors import ConfigError
-from ....core.errors import listing
-from ....core.names import checked_name
+from ....core.base.names import checked_name
+from ....core.base.texts import listing
 
 _OPTIONS = ("port", "python")
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ....core.actor import endpoint
-from ....core.errors import FlexmarlError, listing
-from ....core.names import checked_name
+from ....core.base.names import checked_name
+from ....core.base.texts import listing
+from ....core.errors import FlexmarlError
 from ....core.protocol.session import Settings
 from ....core.ref import ActorRef
 from ....core.supervision.remote_node import NodeApi

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ....core.errors import ActorDead, CallNotAllowed, CallTimeout, FlexmarlError, text_of
-from ....core.private_directory import private_directory
+from ....core.base.texts import text_of
+from ....core.durable.private_directory import private_directory
+from ....core.errors import ActorDead, CallNotAllowed, CallTimeout, FlexmarlError
 from ....core.supervision.process_node import ProcessNode
 from ....core.system import ActorSystem
 from ....core.wire.zeromq import Tcp

@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from ....actors.errors import ConfigError
-from ....core.errors import listing
+from ....core.base.texts import listing
 from ..diagnosis import Diagnosis
 from ..host_description import version_problems
 from ..local_address import own_address

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
+from ....core.base.texts import listing
 from ....core.durable.files import open_private
-from ....core.errors import listing
 from ...errors import NodesNotStarted
 from ...run.run_address import RunAddress
 from .hosts_file import SshHost

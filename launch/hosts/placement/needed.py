@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ....actors.errors import ConfigError
-from ....core.errors import listing
+from ....core.base.texts import listing
 
 Purpose = Literal["training", "generation"]
 """The two uses of a GPU. One actor of each may share a GPU if there are too few for all."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ....core.printable import printable
+from ....core.base.texts import printable
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ....actors.figures import Numbers
 from ....actors.names import AgentName, PolicyName
 from ....actors.step_metrics import StepMetrics
-from ....core.printable import printable
+from ....core.base.texts import printable
 from ..formatting import number
 from .rate_limit import Clock
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from ....core.printable import printable
+from ....core.base.texts import printable
 from ..formatting import compact, duration, words_wrapped
 from .progress_state import ProgressState, one_line
 from .rate_limit import RateLimit

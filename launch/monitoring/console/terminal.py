@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from ....core.printable import printable
+from ....core.base.texts import printable
 
 
 class Terminal(Console):

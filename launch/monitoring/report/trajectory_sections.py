@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
-from ....core.printable import printable
+from ....core.base.texts import printable
 from ...errors import SamplesUnreadable
 from ...run_folder.run_directory import RunDirectory
 from ...run_folder.samples.conversation import facts_of, title_of

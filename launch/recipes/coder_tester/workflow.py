@@ -18,7 +18,8 @@ from math import prod
 from random import Random
 from zlib import crc32
 
-from flexmarl.actors.workflow import Agents, Query, Rewards
+from ....actors.messages.rollouts import Query
+from ....actors.workflow import Agents, Rewards
 
 LARGEST = 5
 DIGITS = "01234"

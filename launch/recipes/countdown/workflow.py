@@ -14,7 +14,8 @@ from itertools import permutations
 from random import Random
 from zlib import crc32
 
-from flexmarl.actors.workflow import Agents, Query, Rewards
+from ....actors.messages.rollouts import Query
+from ....actors.workflow import Agents, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

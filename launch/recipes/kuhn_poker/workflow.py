@@ -17,7 +17,8 @@ from itertools import permutations, product
 from math import exp
 from random import Random
 
-from flexmarl.actors.workflow import Agent, Agents, Query, Rewards
+from ....actors.messages.rollouts import Query
+from ....actors.workflow import Agent, Agents, Rewards
 
 CARDS = "JQK"
 DEALS = [*permutations(CARDS, 2)]

@@ -12,7 +12,8 @@ from functools import cache
 from itertools import permutations
 from random import Random
 
-from flexmarl.actors.workflow import Agents, Query, Rewards
+from ....actors.messages.rollouts import Query
+from ....actors.workflow import Agents, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

@@ -14,7 +14,9 @@ import re
 from random import Random
 from zlib import crc32
 
-from flexmarl.actors.workflow import Agents, Query, Rewards, ToolCall
+from ....actors.environments.tool_calls import ToolCall
+from ....actors.messages.rollouts import Query
+from ....actors.workflow import Agents, Rewards
 
 THINGS = ("nuts", "pears", "plums", "figs")
 STORIES = {"+": "{a} {thing} and {b}", "-": "{a} {thing} without {b}", "*": "{a} boxes of {b} {thing}"}

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 from ....actors.environments.tool_calls import foreign_form
 from ....actors.messages import ModelConfig
 from ....actors.model_sources import architecture_of, load_tokenizer
-from ....core.errors import text_of
+from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
 
 _HUB_TIMEOUT_S = 5.0

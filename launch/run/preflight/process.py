@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ....core.collector import importing
+from ....core.base.collector import importing
 
 with importing():
     from ....actors.recipe.recipe_lines import lines_of_threads

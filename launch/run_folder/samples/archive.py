@@ -1,6 +1,6 @@
 """The launcher's actor that keeps the run's recorded trajectories.
 
-    one call at a time    uses the file, in a thread; the end of the actor waits for it (``core/threads.py``)
+    one call at a time    uses the file, in a thread; the end of the actor waits for it (``core/base/threads.py``)
     locked                by another process: the call tries again for ``LOCK_PATIENCE_S``, between calls of the thread
     damaged               it is kept under another name, and a new file takes its place
     any other trouble     the call's records are lost, and counted; the next call opens the file again

@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
-from ....core.printable import printable
+from ....core.base.texts import printable
 
 Pieces = Callable[[RecordedTurn], Sequence[str]]
 """The text of each of a turn's tokens."""

@@ -9,7 +9,7 @@ states), ``flexmarl.actors`` (the five roles) and ``flexmarl.launch`` (processes
 
 from typing import TYPE_CHECKING
 
-from .core.front_door import lazy_exports
+from .core.base.front_door import lazy_exports
 
 if TYPE_CHECKING:
     from .actors.recipe.query_source import QuerySource

@@ -19,7 +19,7 @@ Names are imported when they are first used.
 
 from typing import TYPE_CHECKING
 
-from .core.front_door import lazy_exports
+from .core.base.front_door import lazy_exports
 
 if TYPE_CHECKING:
     from .actors.inference.engines.simulated_engine import SimulatedEngine

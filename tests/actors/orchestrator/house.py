@@ -34,9 +34,9 @@ from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from flexmarl.actors.run_events import RunEvent
-from flexmarl.actors.segments.segments import WriterMemory
+from flexmarl.actors.segments.segments import SegmentGrant, WriterMemory
 from flexmarl.actors.step_metrics import StepMetrics
-from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena
 from flexmarl.actors.store.writers import Writers
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef

@@ -12,8 +12,8 @@ from flexmarl.actors.errors import SelectTimeout, StoreError, TooManySelects
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.store.select_pool import SelectLimits, SelectPool
 from flexmarl.actors.store.store import Store
+from flexmarl.core.base.threads import in_thread
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.threads import in_thread
 
 from ...patience import PATIENCE_S
 from ..stores import store_setup

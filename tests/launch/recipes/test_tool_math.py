@@ -2,7 +2,8 @@
 
 import pytest
 
-from flexmarl.actors.workflow import Query, Turn
+from flexmarl.actors.messages.rollouts import Query
+from flexmarl.actors.workflow import Turn
 from flexmarl.launch.recipes.tool_math.workflow import CALL, agreement, calculate, workflow
 
 from .scripted import Scripted

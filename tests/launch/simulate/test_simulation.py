@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from flexmarl.core.collector import spare_collector
+from flexmarl.core.base.collector import spare_collector
 from flexmarl.core.wire.faults import Faults
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig

@@ -18,7 +18,7 @@ import structlog
 from flexmarl.actors.messages import Selection
 from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import TrajectoryFailed
-from flexmarl.core.printable import printable
+from flexmarl.core.base.texts import printable
 from flexmarl.core.telemetry import configure_logging, get_logger
 from flexmarl.launch.cli import doctor
 from flexmarl.launch.cli.exit_status import exit_status

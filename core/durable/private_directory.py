@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from .errors import UnsafeDirectory
-from .telemetry import get_logger
+from ..errors import UnsafeDirectory
+from ..telemetry import get_logger
 
 log = get_logger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from .errors import RemoteError, text_of
-from .halves import escaped
+from ..base.texts import escaped, text_of
+from ..errors import RemoteError
 from .wire_types import fields_type, first_problem
 
 _NOT_BY_COROUTINES = (StopIteration, StopAsyncIteration)

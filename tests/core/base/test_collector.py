@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.collector import importing, spare_collector
+from flexmarl.core.base.collector import importing, spare_collector
 from flexmarl.core.supervision.supervisor import Supervisor
 
 AT_IMPORT = gc.isenabled()
@@ -56,7 +56,7 @@ def test_it_is_enabled_again_after_an_error_and_at_the_end_of_the_outer_block() 
 
 
 async def test_an_actors_process_imports_its_class_without_it(supervisor: Supervisor) -> None:
-    actor = await supervisor.spawn(f"{__name__.rpartition('.')[2]}:Rests", "rests")
+    actor = await supervisor.spawn("base.test_collector:Rests", "rests")
     while_imported, afterwards, frozen = await actor.api.collector()
     assert not while_imported
     assert afterwards

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.core.actor import Actor, endpoint
-from flexmarl.core.declared_errors import DeclaredErrors
 from flexmarl.core.errors import (
     ActorDead,
     CallNotAllowed,
@@ -24,6 +23,7 @@ from flexmarl.core.errors import (
     UnsafeKeys,
 )
 from flexmarl.core.protocol import codec
+from flexmarl.core.protocol.declared_errors import DeclaredErrors
 from flexmarl.core.signature import signature_of
 
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, PlainValidator, TypeAdapt
 from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
-from .protocol import codec
+from ..protocol import codec
 
 Value = TypeVar("Value")
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.core.durable.private_directory import PrivateDirectory, check_private, use_with_others
 from flexmarl.core.errors import UnsafeDirectory
-from flexmarl.core.private_directory import PrivateDirectory, check_private, use_with_others
 from flexmarl.core.system import ActorSystem
 
 ROOT = Path(__file__).parents[2]
 MAKE = """
 import sys
 from pathlib import Path
-from flexmarl.core.private_directory import PrivateDirectory, use_with_others
+from flexmarl.core.durable.private_directory import PrivateDirectory, use_with_others
 if sys.argv[1] == "make":
     directory = PrivateDirectory(Path(sys.argv[2]))
     (directory.path / "content").write_text("x")

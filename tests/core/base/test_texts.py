@@ -5,7 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.core.printable import printable
+from flexmarl.core.base.texts import printable
 
 # The order of reading: Unicode Standard Annex 9, table 4 and 2.4 to 2.6.
 TURNING = [*map(chr, (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))]

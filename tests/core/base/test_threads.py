@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from flexmarl.core.threads import in_thread
+from flexmarl.core.base.threads import in_thread
 
-from ..patience import PATIENCE_S
+from ...patience import PATIENCE_S
 
 
 class Door:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from flexmarl.core.task_groups import first_error
+from flexmarl.core.base.task_groups import first_error
 
 
 async def fail(error: Exception) -> None:
