@@ -16,13 +16,12 @@ from .durable.private_directory import PrivateDirectory, check_private
 from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
-from .supervision.directory import Directory
 from .supervision.local_actors import CLOSE_GRACE_S, LocalActors
 from .supervision.process_node import ProcessNode
 from .supervision.process_statistics import ProcessStatistics
 from .supervision.restart_policy import Intensity
 from .supervision.supervisor import Supervisor
-from .supervision.system_actor import SystemActor
+from .supervision.system_actor import Directory, SystemActor
 from .supervision.system_api import SystemApi
 from .wire.curve import Keys
 from .wire.permissions import DEFAULT_CALLS, checked_calls

@@ -20,13 +20,13 @@ Rules:
   than a heartbeat puts them off.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic
 
 from .credit import CreditWaiter
-from .id_gaps import IdGaps
 from .incarnations import Incarnations, lineage_of
 from .open_requests import OpenRequests, Request, Waiter
 
@@ -64,6 +64,9 @@ DEFAULT_SETTINGS = Settings()
 
 # Lineages that have followed one another at one address, and are remembered as over.
 _REMEMBERED_LINEAGES = 64
+# A late id of a range that is forgotten is taken for a duplicate: its sender learns from the next PONG that the request
+# was lost.
+_REMEMBERED_GAPS = 256
 
 
 class LinkState(Enum):
@@ -158,6 +161,35 @@ class SessionStatistics:
     lost: int = 0
     duplicates: int = 0
     out_of_order: int = 0
+
+
+class IdGaps:
+    """Gaps in the received ids, which distinguish a late request from a duplicate: ranges, ascending. Takes bounded
+    time and memory, however large the ranges are."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, first: int, last: int) -> None:
+        """``first`` is above all ids that were added before."""
+        self._ranges.append((first, last))
+        del self._ranges[:-_REMEMBERED_GAPS]
+
+    def take(self, number: int) -> bool:
+        """Removes ``number``; False if it is in no gap."""
+        at = bisect_right(self._ranges, number, key=lambda known: known[0]) - 1
+        if at < 0 or number > self._ranges[at][1]:
+            return False
+        first, last = self._ranges[at]
+        left = ((first, number - 1), (number + 1, last))
+        self._ranges[at : at + 1] = [known for known in left if known[0] <= known[1]]
+        del self._ranges[:-_REMEMBERED_GAPS]
+        return True
+
+    def clear(self) -> None:
+        self._ranges.clear()
 
 
 class Session(Generic[Waiter]):

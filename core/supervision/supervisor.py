@@ -47,12 +47,11 @@ from ..errors import ActorDead, ActorFailed, FlexmarlError, TooManyRestarts, fai
 from ..ref import ActorRef
 from ..telemetry import LogLevel, get_logger
 from ..waits import ProcessWaits, Wait
-from .asked_processes import ask_processes
 from .children import Child, LocalChild, NodeChild
 from .node import Launch, Node
 from .process_statistics import ProcessStatistics
 from .restart_policy import Escalate, Intensity, Restarts
-from .system_api import SystemApi
+from .system_api import SystemApi, ask_processes
 from .worker_init import constructor_arguments, import_path
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""The actor named ``system``: control of a process by other processes."""
+"""The actor named ``system``: control of a process by other processes, and its answers to searches for names."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -9,10 +9,39 @@ from ..actor import Actor, DeadActor, endpoint
 from ..ref import ActorRef
 from ..telemetry import LoopLag
 from ..waits import Wait
-from .directory import Directory
 from .local_actors import LocalActors
 from .process_statistics import ProcessStatistics
 from .system_api import SystemApi
+
+
+class Directory:
+    """Actors by name: of this process, of the processes it has started, and of the systems it is connected to."""
+
+    def __init__(self, local: LocalActors) -> None:
+        self._local = local
+        self._upstream: list[ActorRef[SystemApi]] = []
+
+    def add_upstream(self, address: str) -> None:
+        """Adds ``address`` to the systems that are asked for names, without contacting it."""
+        ref = self._local.system_actor(address)
+        if ref not in self._upstream:
+            self._upstream.append(ref)
+
+    async def find(self, name: str, asked: Iterable[str] = ()) -> ActorRef[Any] | None:
+        """The actor ``name``. ``asked``: the addresses of systems that take part in the search already, so that none is
+        asked twice. Raises what a call to another system raises."""
+        local = self._local
+        if local.address in asked:
+            return None
+        if local.has_actor(name):
+            return local.ref(name, local.address)
+        for supervisor in local.supervisors:
+            if (child := supervisor.find(name)) is not None:
+                return child
+        for upstream in self._upstream:
+            if (found := await upstream.api.lookup(name, (*asked, local.address))) is not None:
+                return found
+        return None
 
 
 class SystemActor(Actor, SystemApi):

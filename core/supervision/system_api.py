@@ -1,15 +1,21 @@
-"""The endpoints of the actor named ``system``, which every actor system has."""
+"""The endpoints of the actor named ``system``, which every actor system has; and those of many processes at once."""
 
+import asyncio
+import contextlib
 import math
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol, TypeVar
 
 from ..actor import DeadActor, endpoint
+from ..errors import ActorDead, ActorFailed, CallTimeout
 from ..ref import ActorRef
 from ..waits import Wait
 from .process_statistics import ProcessStatistics
 
-FOR_EVER = math.inf
+Report = TypeVar("Report")
+
+FOR_EVER: Final = math.inf
+STATISTICS_TIMEOUT_S: Final = 10.0
 
 
 class SystemApi(Protocol):
@@ -37,3 +43,23 @@ class SystemApi(Protocol):
     @endpoint
     def exits(self, name: str) -> AsyncGenerator[DeadActor]:
         """The exit of the actor ``name`` as soon as it has ended: one item."""
+
+
+async def ask_processes(
+    systems: Mapping[str, ActorRef[SystemApi]],
+    ask: Callable[[SystemApi], Awaitable[Report]],
+    timeout_s: float = STATISTICS_TIMEOUT_S,
+    reported: Callable[[str, Report], None] = lambda name, report: None,
+) -> dict[str, Report]:
+    """The reports of the processes that answer within ``timeout_s``, by name. ``reported``: is called with each as it
+    comes: one process that is silent delays the others' reports here."""
+    reports: dict[str, Report] = {}
+
+    async def asked(name: str, ref: ActorRef[SystemApi]) -> None:
+        # A process that is gone, or too busy or too stuck to answer, has no report.
+        with contextlib.suppress(ActorDead, ActorFailed, CallTimeout):
+            reports[name] = await ask(ref.within(timeout_s))
+            reported(name, reports[name])
+
+    await asyncio.gather(*(asked(name, ref) for name, ref in systems.items()))
+    return {name: reports[name] for name in systems if name in reports}

@@ -34,7 +34,7 @@ from ...core.base.texts import text_of
 from ...core.base.threads import in_thread
 from ...core.errors import ActorDead, FlexmarlError
 from ...core.ref import ActorRef
-from ...core.supervision.asked_processes import STATISTICS_TIMEOUT_S
+from ...core.supervision.system_api import STATISTICS_TIMEOUT_S
 from ..config.run_config import RunConfig
 from ..hosts.nvidia import DeviceMonitor
 from ..monitoring.console.run_console import RunConsole

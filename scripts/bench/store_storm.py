@@ -40,6 +40,11 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing.stepping_clock import SteppingClock
 from flexmarl.launch.hosts import env
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.stepping_clock import SteppingClock  # noqa: E402
+
 AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
 # Enough for a store to restart and read its journal, which takes well below a second.
 PATIENCE_S = 60.0

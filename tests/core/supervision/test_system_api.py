@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 from flexmarl.core.errors import ActorDead, CallTimeout
-from flexmarl.core.supervision.asked_processes import ask_processes
+from flexmarl.core.supervision.system_api import ask_processes
 from flexmarl.core.testing import virtual_time
 
 
