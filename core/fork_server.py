@@ -187,6 +187,7 @@ def _open_files() -> Iterator[Path]:
 
 
 def main() -> None:
+    """Serves forks until the node has gone or kills this process. Arguments: see the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     node = socket.socket(fileno=int(sys.argv[1]))
     parent, modules = worker_main.pidfd_of_parent(int(sys.argv[2])), sys.argv[4].strip().split(",")

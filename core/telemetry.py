@@ -65,17 +65,21 @@ class LoopLag:
         self._schedule()
 
     def read_ms(self) -> float:
+        """The longest delay since the last reading, in milliseconds; 0 in the first one, which begins the
+        measurement."""
         if self._timer is None:
             self._schedule()
         worst_s, self._worst_s = max(self._worst_s, time.monotonic() - self._due), 0.0
         return worst_s * 1e3
 
     def close(self) -> None:
+        """Ends the measurement. Can be repeated."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 def process_usage(lag: LoopLag) -> ProcessUsage:
+    """The figures of this process now. ``lag``: is read, as by ``read_ms``."""
     import psutil
 
     process = psutil.Process()
@@ -140,11 +144,25 @@ class _Logger:
 class EventLogger(Protocol):
     """Logs events with fields: ``log.warning("message refused", peer="a")``."""
 
-    def debug(self, event: str, **fields: Any) -> Any: ...
-    def info(self, event: str, **fields: Any) -> Any: ...
-    def warning(self, event: str, **fields: Any) -> Any: ...
-    def error(self, event: str, **fields: Any) -> Any: ...
-    def exception(self, event: str, **fields: Any) -> Any: ...
+    def debug(self, event: str, **fields: Any) -> Any:
+        """Logs what only a developer looks for."""
+        ...
+
+    def info(self, event: str, **fields: Any) -> Any:
+        """Logs a normal event."""
+        ...
+
+    def warning(self, event: str, **fields: Any) -> Any:
+        """Logs an event after which the program continues, and that someone should look at."""
+        ...
+
+    def error(self, event: str, **fields: Any) -> Any:
+        """Logs a failure."""
+        ...
+
+    def exception(self, event: str, **fields: Any) -> Any:
+        """Logs a failure with the traceback of the exception that is being handled."""
+        ...
 
 
 def get_logger(name: str) -> EventLogger:
@@ -172,10 +190,12 @@ class BoundedLog:
         """By event and key."""
 
     def warning(self, event: str, key: str = "", **fields: Any) -> None:
+        """Logs a warning, if there is room for one of ``event`` and ``key``."""
         if self._has_room(event, key, fields):
             self._logger.warning(event, **fields)
 
     def error(self, event: str, key: str = "", **fields: Any) -> None:
+        """Logs an error, if there is room for one of ``event`` and ``key``."""
         if self._has_room(event, key, fields):
             self._logger.error(event, **fields)
 

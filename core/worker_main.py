@@ -32,6 +32,8 @@ _ENDING_MS: Final = 5000.0
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
+    """Runs one actor, and ends the process: with status 0 if the actor was asked to stop, 1 if it failed, its parent
+    ended or gave it up. Arguments: see the module."""
     # The launcher handles the terminal's ctrl-C, and stops its actors.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, listening = int(arguments[0]), int(arguments[1])

@@ -28,6 +28,7 @@ def escaped(text: str) -> str:
 
 
 def holds_half(text: str) -> bool:
+    """True if ``text`` holds half of a surrogate pair: no message can hold it."""
     if text.isascii():
         return False
     try:

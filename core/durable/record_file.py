@@ -61,6 +61,7 @@ class Head:
 
     @property
     def content(self) -> bytes:
+        """The bytes with which a file begins."""
         return self.magic + _VERSION_FIELD.pack(self.version)
 
 
@@ -110,6 +111,7 @@ class RecordFile:
 
     @property
     def is_open(self) -> bool:
+        """True until ``close``, ``discard`` or the use as a replacement."""
         return self._descriptor >= 0
 
     def append(self, records: bytes) -> None:

@@ -13,7 +13,9 @@ class CreditWaiter(Protocol):
     """A waiter for credit: a request that is packed already, say."""
 
     @property
-    def size_bytes(self) -> int: ...
+    def size_bytes(self) -> int:
+        """The bytes that it needs credit for."""
+        ...
 
     def done(self) -> bool:
         """True if it has given up, or has been failed."""

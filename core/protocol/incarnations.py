@@ -18,6 +18,7 @@ def new_epoch() -> int:
 
 
 def lineage_of(epoch: int) -> int:
+    """The lineage of an epoch."""
     return epoch >> _COUNT_BITS
 
 

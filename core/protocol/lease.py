@@ -27,6 +27,7 @@ class Lease:
         self._ends = self.check_at = -math.inf
 
     def is_over(self, now: float) -> bool:
+        """True if no request may begin at ``now``, in seconds of the clock of ``confirmed``."""
         return now >= self._ends
 
     def renewing(self) -> None:

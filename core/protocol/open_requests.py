@@ -25,7 +25,9 @@ _KNOWN_CALLEES = 256
 class RequestWaiter(Protocol):
     """Waits for an answer: a future, say."""
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """True if it has its answer, or has given up."""
+        ...
 
 
 Waiter = TypeVar("Waiter", bound=RequestWaiter)
@@ -60,10 +62,12 @@ class Request(Generic[Waiter]):
 
     @property
     def actor(self) -> str:
+        """The name of the actor that is asked."""
         return self.callee.actor
 
     @property
     def endpoint(self) -> str:
+        """The name of its endpoint."""
         return self.callee.endpoint
 
 
@@ -96,6 +100,7 @@ class OpenRequests(Generic[Waiter]):
         return Callee(Kind(kind), actor, endpoint, timeout_s, self.credit(actor))
 
     def credit(self, actor: str) -> Credit:
+        """The window towards ``actor``, one for all requests to it that are open or wait."""
         credit = self._credit.get(actor)
         if credit is None:
             credit = self._credit[actor] = Credit(*self._window)
@@ -199,6 +204,7 @@ class OpenRequests(Generic[Waiter]):
     # ------------------------------------------------------------------ the time and losses
 
     def next_deadline(self) -> float | None:
+        """The earliest deadline of an open request, as a time of the session's clock; None without one."""
         while self._deadlines and self._deadlines[0][1] not in self._open:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -230,7 +236,9 @@ class OpenRequests(Generic[Waiter]):
         return waiting
 
     def waiting(self) -> Iterator[CreditWaiter]:
+        """The waiters for credit, of all actors."""
         return (waiter for credit in self._credit.values() for waiter in credit.waiting)
 
     def waiting_for_credit(self) -> int:
+        """The number of waiters for credit."""
         return sum(len(credit.waiting) for credit in self._credit.values())

@@ -189,6 +189,7 @@ class IdGaps:
         return True
 
     def clear(self) -> None:
+        """Forgets all ids."""
         self._ranges.clear()
 
 
@@ -240,6 +241,7 @@ class Session(Generic[Waiter]):
         return False
 
     def admit(self, request_id: int) -> Admission:
+        """Decides about one request that arrived. Takes note of it: to be called once for each."""
         highest = self._highest
         if highest is None or request_id == highest + 1:
             self._highest = request_id
@@ -260,6 +262,7 @@ class Session(Generic[Waiter]):
         self.need(now)
 
     def end_stream(self) -> None:
+        """Ends what ``serve_stream`` began."""
         self._serving_streams -= 1
 
     # ------------------------------------------------------------------ the link
@@ -270,6 +273,7 @@ class Session(Generic[Waiter]):
         self.state = allowed[event]
 
     def connected(self) -> Effects[Waiter]:
+        """The link came up, for the first time or again."""
         self._move(LinkEvent.CONNECTED)
         self._connect_by = None
         self._heard, self._missed = True, 0
@@ -400,6 +404,7 @@ class Session(Generic[Waiter]):
         self._lost += count
 
     def statistics(self) -> SessionStatistics:
+        """The figures of this peer, for people and for the sums of the process."""
         requests = self.requests
         return SessionStatistics(
             requests=requests.last_id,

@@ -70,6 +70,7 @@ class ForkedProcess:
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
 
     def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal; does nothing if the process has ended."""
         if self.exited.is_set():
             return
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet

@@ -66,9 +66,11 @@ class LocalActors:
 
     @property
     def address(self) -> str:
+        """The address of the system."""
         return self.network.address
 
     def ref(self, name: str, address: str, api: type[Api] | None = None) -> ActorRef[Api]:
+        """See ``ActorSystem.ref``."""
         return ActorRef(name, address, self.network, api)
 
     def system_actor(self, address: str) -> ActorRef[SystemApi]:
@@ -250,6 +252,7 @@ class LocalActors:
         self.set_failure(error, name)
 
     def set_failure(self, error: BaseException, name: str) -> None:
+        """Sets ``failure`` to the error of the actor ``name``; a second failure is logged."""
         if self.failure.done():
             log.error("a second actor failed", system=self.name, actor=name, error=traceback_of(error))
         else:
@@ -288,6 +291,7 @@ class LocalActors:
     # ------------------------------------------------------------------ for people
 
     def process_statistics(self, lag: LoopLag) -> ProcessStatistics:
+        """The figures of this process. ``lag``: of its loop."""
         usage = process_usage(lag)
         return ProcessStatistics(
             usage.pid,

@@ -211,6 +211,7 @@ class ChildProcess(Running):
 
     @property
     def pid(self) -> int:
+        """The number of the process."""
         return self._process.pid
 
     def has_exited(self) -> bool:

@@ -38,6 +38,7 @@ class ProcessStatistics(ProcessUsage):
 
 
 def sum_of_mailboxes(mailboxes: Iterable[MailboxStatistics]) -> MailboxStatistics:
+    """The sums of all counts."""
     totals = [0, 0, 0, 0, 0]
     for one in mailboxes:
         for index, count in enumerate((one.waiting, one.running, one.served, one.failed, one.cancelled)):
@@ -46,6 +47,7 @@ def sum_of_mailboxes(mailboxes: Iterable[MailboxStatistics]) -> MailboxStatistic
 
 
 def sum_of_peers(sessions: Sequence[SessionStatistics], refused_messages: int) -> PeerTotals:
+    """The sums over the sessions with all peers. ``refused_messages``: of the whole process."""
     return PeerTotals(
         peers=len(sessions),
         open_calls=sum(session.in_flight for session in sessions),

@@ -237,6 +237,7 @@ class RemoteNode(Node):
             raise ActorDead(actor, self._lose(error.reason).reason) from error
 
     def end(self, running: RemoteRunning, *, at_once: bool) -> None:
+        """Asks the node to end an incarnation, without an answer: as SIGKILL does, or as SIGTERM does."""
         self._send("end", running.name, running.epoch, at_once)
 
     def release(self, actor: str) -> None:

@@ -282,6 +282,7 @@ class Supervisor(Actor):
         return self._local.ref(name, self._children[name].address, api)
 
     def owns(self, name: str) -> bool:
+        """True if ``name`` is an actor of this supervisor."""
         return name in self._children
 
     def find(self, name: str) -> ActorRef[Any] | None:
@@ -295,12 +296,16 @@ class Supervisor(Actor):
 
     @endpoint
     async def ready(self, name: str, epoch: int) -> None:
+        """Reports that ``on_start`` of the actor ``name`` has ended, in the incarnation ``epoch``. For the actor's
+        process."""
         child = self._children[name]
         if isinstance(child, NodeChild):
             child.ready(epoch)
 
     @endpoint
     async def failed(self, name: str, raised_in: str, kind: str, error: str, remote_traceback: str) -> None:
+        """Reports that the actor ``name`` has failed, and that its process is about to end. ``raised_in``, ``kind``,
+        ``error``: see ``Origin``. For the actor's process."""
         child = self._children[name]
         if isinstance(child, NodeChild):
             child.failed(ActorFailed(name, error, remote_traceback, kind=kind, raised_in=raised_in))

@@ -73,6 +73,8 @@ class WorkerInit:
 
 
 def write_init(init: WorkerInit) -> bytes:
+    """The bytes that ``read_init`` reads: the length of the message, and the message. Raises LocalProtocolError if the
+    actor's arguments can't be sent."""
     body = codec.Encoder().pack(init)
     return _LENGTH.pack(len(body)) + body
 

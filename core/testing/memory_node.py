@@ -82,6 +82,7 @@ class MemoryNode(Node):
             process.signalled(9)
 
     async def wait_closed(self) -> None:
+        """Waits until all actors that ``close`` or a kill has ended are gone, with their files."""
         for process in self._running.values():
             await process.wait_closed()
 
@@ -109,6 +110,7 @@ class MemoryNode(Node):
             process.signalled(9, silently=True)
 
     async def close_files(self, actor: Actor) -> None:
+        """Does for a killed actor what the kernel does for a killed process. Raises what the given function raises."""
         if self._close_files is not None:
             await self._close_files(actor)
 
@@ -139,6 +141,7 @@ class MemoryProcess(Running):
         return f"exit status {0 if self._stopped else 1}"
 
     async def wait_closed(self) -> None:
+        """Waits until the actor has ended and its files are closed. Raises nothing of the actor."""
         await asyncio.wait([self._task])
 
     def terminate(self) -> None:

@@ -151,6 +151,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
+        """A future whose hash is its number."""
         return _Future(loop=self)
 
     def create_task(
@@ -170,6 +171,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return _Task(number, coro, loop=self, name=name, context=context, **options)
 
     def close(self) -> None:
+        """Closes the loop. Raises RuntimeError if it runs."""
         super().close()  # raises if the loop runs
         self._timers.clear()
 

@@ -81,6 +81,7 @@ class FaultyMedium:
         return bool(self._parted) and (one, other) in self._parted
 
     def holds(self, one: str, other: str) -> bool:
+        """True if messages between two hosts wait. ``one``, ``other``: hosts."""
         return bool(self._cuts) and (one, other) in self._cuts
 
     def wait_mended(self, pipe: "Pipe") -> None:
@@ -88,13 +89,16 @@ class FaultyMedium:
         self._held[pipe] = None
 
     def delay_s(self) -> float:
+        """Draws the seconds that a message takes."""
         low, high = self.faults.delay_s
         return low if low == high else self.random.uniform(low, high)
 
     def late_s(self) -> float:
+        """Draws the seconds by which a message comes out of order."""
         return self.random.uniform(0.0, self.faults.late_s)
 
     def happens(self, probability: float) -> bool:
+        """Draws whether a fault of that probability happens."""
         return probability > 0.0 and self.random.random() < probability
 
 
@@ -124,6 +128,7 @@ class Pipe:
         self._last_due_s = 0.0
 
     def send(self, frames: Frames) -> None:
+        """Sends a message, as the faults have it. Does not notify either side of a loss."""
         # A copy of the buffers: their owner may change them before the receiver reads them.
         sent: Frames = [
             frame if isinstance(frame, bytes) else memoryview(bytearray(frame)) for frame in frames

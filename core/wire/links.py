@@ -66,6 +66,7 @@ class OutgoingLink(ABC):
 
     @property
     def state(self) -> OutgoingState:
+        """The state of the connection; for messages it decides between sending and keeping them."""
         return self._state
 
     def _move(self, event: OutgoingEvent) -> None:

@@ -74,6 +74,7 @@ class LoopSocket:
 
     @property
     def is_closed(self) -> bool:
+        """True after ``close``."""
         return self._closed
 
     def _holds_messages(self) -> bool:
@@ -163,6 +164,7 @@ class ConnectionMonitor:
         self._on_event(int(event["event"]))
 
     def close(self) -> None:
+        """Reports no more events. Can be repeated."""
         if not self._dealer.closed:
             self._dealer.disable_monitor()
         self._socket.close()

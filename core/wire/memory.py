@@ -85,6 +85,7 @@ class MemoryNetwork(FaultyMedium):
         self.note("network", f"is cut between {one} and {other}")
 
     def mend(self, one: str, other: str) -> None:
+        """Ends a ``cut`` between two hosts: the messages that waited are delivered."""
         self.note("network", f"is mended between {one} and {other}")
         self.hold(self._cuts - {(one, other), (other, one)})
         self.check_links()
@@ -129,6 +130,7 @@ class MemoryNetwork(FaultyMedium):
             self.pause(name)
 
     def resume_host(self, host: str) -> None:
+        """``resume`` for all nodes of a host that ``pause_host`` has paused."""
         self._paused_hosts.discard(host)
         for name in self._nodes_of(host):
             self.resume(name)
@@ -143,6 +145,7 @@ class MemoryNetwork(FaultyMedium):
     # ------------------------------------------------------------------ for the wires
 
     def started(self, node: "MemoryWire") -> None:
+        """Takes a node into the network. Raises OSError (EADDRINUSE) if one of that name runs."""
         if node.name in self._nodes:
             raise OSError(errno.EADDRINUSE, f"a node named {node.name} is running already")
         self._nodes[node.name] = node
@@ -152,6 +155,7 @@ class MemoryNetwork(FaultyMedium):
         self.check_links(node.name)
 
     def ended(self, node: "MemoryWire") -> None:
+        """Takes a node out of the network, if it has not been replaced."""
         if self._nodes.get(node.name) is node:
             del self._nodes[node.name]
 
@@ -161,12 +165,15 @@ class MemoryNetwork(FaultyMedium):
         return sorted(self._nodes)
 
     def is_paused(self, name: str) -> bool:
+        """True if a node of that name runs and is paused."""
         return name in self._nodes and self._nodes[name].paused
 
     def node(self, name: str) -> "MemoryWire | None":
+        """The node of that name; None if it does not run."""
         return self._nodes.get(name)
 
     def switch_off(self, name: str) -> None:
+        """Notes that a node has lost its power; see ``is_silent``."""
         self._switched_off.add(name)
 
     def is_silent(self, name: str) -> bool:
@@ -181,9 +188,11 @@ class MemoryNetwork(FaultyMedium):
             link.check()
 
     def add_link(self, link: "_Outgoing") -> None:
+        """Notes a link to be checked when the network changes."""
         self._links.setdefault(link.name, {})[link] = None
 
     def remove_link(self, link: "_Outgoing") -> None:
+        """Forgets a link."""
         links = self._links.get(link.name, {})
         links.pop(link, None)
         if not links:
@@ -208,6 +217,7 @@ class MemoryWire:
         self._held: deque[Callable[[], None]] = deque()
 
     def start(self, header: bytes, listener: Listener) -> None:
+        """See ``Wire.start``. Raises OSError (EADDRINUSE) if a node of that name runs."""
         self.header = header
         self.listener = listener
         self.network.started(self)
@@ -225,12 +235,15 @@ class MemoryWire:
         return known.link
 
     def first_epoch(self, actor: str) -> int:
+        """See ``MemoryNetwork.first_epoch``."""
         return self.network.first_epoch(actor)
 
     def now(self) -> float:
+        """The time of the loop, in seconds."""
         return asyncio.get_running_loop().time()
 
     def disconnect(self, link: Link) -> None:
+        """See ``Wire.disconnect``."""
         self._links.disconnect(link)
 
     def close(self) -> None:
@@ -273,6 +286,7 @@ class MemoryWire:
             do()
 
     def resume(self) -> None:
+        """Delivers what has waited while the node was paused, in order."""
         self.paused = False
         if self._held:
             asyncio.get_running_loop().call_soon(self._release)
@@ -284,6 +298,7 @@ class MemoryWire:
                 self._held.popleft()
 
     def received_from(self, far: "_Outgoing", frames: Frames) -> None:
+        """Delivers a message of another node's connecting end, at this end's link to it."""
         link = self._links.incoming.get(far)
         if link is None:
             # This side has dropped the peer: a late message must not bring it back.

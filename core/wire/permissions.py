@@ -36,4 +36,5 @@ def checked_calls(calls: Iterable[str]) -> tuple[str, ...]:
 
 
 def may_call(calls: tuple[str, ...], actor: str, endpoint: str) -> bool:
+    """True if one of the rules ``calls`` permits a call of ``endpoint`` of ``actor``."""
     return (actor != _SYSTEM and "*" in calls) or actor in calls or f"{actor}:{endpoint}" in calls

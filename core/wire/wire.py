@@ -85,6 +85,7 @@ class Link:
         """The most envelopes, or items, of the message that is being queued, and those for which there is room."""
 
     def send(self, envelope: bytes, buffers: Sequence[codec.Bytes] = ()) -> None:
+        """Sends one envelope, and the buffers that it refers to."""
         if buffers or self._leaves_at_once():
             self._send_alone(envelope, buffers)
         else:
@@ -148,6 +149,7 @@ class Link:
         self._limit = self._room = _FIRST_JOIN_ENVELOPES
 
     def flush(self) -> None:
+        """Transmits the queued envelopes now, before the end of the tick."""
         self._end_run()
         if self._queued:
             queued, self._queued, self._queued_bytes = self._queued, [], 0

@@ -219,6 +219,7 @@ class ZmqWire:
         self._links: LinkTable[_Outgoing, bytes] = LinkTable()
 
     def start(self, header: bytes, listener: Listener) -> None:
+        """See ``Wire.start``. Raises OSError too if file descriptors are missing, PlainTcpRefused, InvalidKeys."""
         self._header = header
         self.listener = listener
         descriptors.raise_limit()
@@ -272,9 +273,11 @@ class ZmqWire:
         self.address = tcp_address(tcp, int(bound.decode().rstrip(chr(0)).rpartition(":")[2]))
 
     def first_epoch(self, actor: str) -> int:
+        """See ``Wire.first_epoch``: each actor begins a lineage of its own."""
         return new_epoch()
 
     def connect(self, address: str) -> Link:
+        """See ``Wire.connect``. Raises OSError, PlainTcpRefused."""
         known = self._links.outgoing.get(address)
         if known is None:
             make = functools.partial(self._make_dealer, address)
@@ -315,9 +318,11 @@ class ZmqWire:
                 self._gate.allow(public_key)
 
     def disconnect(self, link: Link) -> None:
+        """See ``Wire.disconnect``."""
         self._links.disconnect(link)
 
     def close(self) -> None:
+        """See ``Wire.close``. Waits for libzmq's threads, at most 5 s. Can be repeated."""
         self._links.close()
         if self._router is not None:
             self._router.close()

@@ -37,7 +37,6 @@ from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
-from flexmarl.core.testing.stepping_clock import SteppingClock
 from flexmarl.launch.hosts import env
 
 ROOT = Path(__file__).resolve().parents[2]
