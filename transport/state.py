@@ -53,15 +53,13 @@ from .handle import LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSp
 from .host_memory.arena import Arena
 from .host_memory.block import file_bytes
 from .host_memory.host_memory import HostMemory
-from .memory import Memory, ReadRequest, TransferPath, handle_of
 from .payload import Layout, destinations, kind_of, torch_kind
 from .remote.bulk import Bulk
 from .remote.remote import Remote
 from .select import CPU, Place, Reader, choose, this_node
 from .statistics import Chosen, MemoryUse, TransportStatistics
 from .tensors.tensor_kind import Tensors
-from .transfers import Transfer, Transfers
-from .workers import CopyWorkers
+from .transfers import CopyWorkers, Memory, ReadRequest, Transfer, TransferPath, Transfers, handle_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,20 +1,213 @@
-"""The transfers of one process: each has a deadline; they are counted, and a change of their path is logged."""
+"""A Set or a Get on its way: the request to a memory, the threads that copy, the deadline and the count."""
 
 import asyncio
+import itertools
+import os
+import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
+from ..core.base.threads import wait_ended
 from ..core.telemetry import get_logger
-from .errors import TransferTimeout
-from .handle import PathName
-from .memory import Progress, ReadRequest
+from .errors import TransferTimeout, TransportClosed
+from .handle import PathName, Source, StateHandle, TensorSpec
 from .select import Choice
 from .statistics import Chosen, PathStatistics
+from .tensors.tensor_kind import Tensors
 
 R = TypeVar("R")
+S = TypeVar("S", bound=Source)
 log = get_logger(__name__)
+
+# Copying this much takes about as long as a switch to a thread and back.
+INLINE_BYTES: Final = 1 << 20
+# Threads of one copy. A few are as fast as the memory.
+_MOST_SHARING: Final = 4
+
+# --------------------------------------------------------------------------- requests to a memory
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A state as one memory offers it. ``digest``: see ``StateHandle``; None if the memory has another check."""
+
+    sources: tuple[Source, ...]
+    tensors: tuple[TensorSpec, ...]
+    size_bytes: int
+    digest: int | None
+
+
+def handle_of(key: str, version: int, offers: Sequence[Offer]) -> StateHandle:
+    """The handle of one state that lies in several memories."""
+    first = offers[0]
+    digest = next((offer.digest for offer in offers if offer.digest is not None), None)
+    sources = tuple(source for offer in offers for source in offer.sources)
+    return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Words about a transfer under way, for the error after its deadline; empty if the path has nothing to say."""
+
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest(Generic[S]):
+    """The request of a Get to a path: ``tensors`` of ``handle`` (whole, or rows of them), from its ``source``."""
+
+    handle: StateHandle
+    source: S
+    tensors: Sequence[TensorSpec]
+    progress: Progress = field(default_factory=Progress, compare=False)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.tensors is self.handle.tensors
+
+    @property
+    def size_bytes(self) -> int:
+        return self.handle.size_bytes if self.is_whole else sum(spec.size_bytes for spec in self.tensors)
+
+
+class TransferPath(Protocol[S]):
+    """One way for states to travel. ``StateTransport`` makes it, selects it, sets the deadlines and logs.
+
+    The two newest versions of a key are readable, each whole; older ones are stale. A cancelled call raises only after
+    the last thread has stopped to read or write its tensors, and a cancelled ``offer`` publishes nothing half written.
+    """
+
+    async def offer(self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName]) -> Offer:
+        """Publishes ``tensors`` (any shape, device or stride; dtypes of DTYPE_BYTES) as ``version``, with a source for
+        each of ``paths``: host memory has two of them, and makes one copy for both.
+
+        Raises TypeError for a tensor that can't travel, ArenaSpace if there is too little memory, TransportClosed.
+        """
+        ...
+
+    async def fetch(self, request: ReadRequest[S], into: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Returns the tensors: ``into``, overwritten, or new ones.
+
+        Raises StateMismatch before the first byte is written if ``into`` does not fit; StaleHandle, CorruptState,
+        ForeignHandle, TransportClosed, after which the contents of ``into`` are undefined.
+        """
+        ...
+
+    async def drop(self, key: str) -> None:
+        """Frees the memory of a key. Its handles become stale."""
+        ...
+
+    async def close(self) -> None:
+        """Frees the memory and files of ``offer``."""
+        ...
+
+
+class Memory(TransferPath[S], Protocol[S]):
+    """A path whose memory a reader may also use where it lies."""
+
+    def view(self, request: ReadRequest[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
+        with their digests. Raises as ``fetch``, when the context is entered."""
+        ...
+
+
+# --------------------------------------------------------------------------- threads
+
+
+class CopyWorkers:
+    """Runs copies: small ones in the event loop, large ones in a pool of threads.
+
+    The pool is not the event loop's own: copies must not wait for other blocking calls, nor delay them. ``work`` is
+    called with an event and must raise TransportClosed soon after it is set.
+    """
+
+    def __init__(self, threads: int = 2) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="flexmarl-copy")
+        self._helpers = min(_MOST_SHARING, len(os.sched_getaffinity(0))) - 1
+        self._helping = ThreadPoolExecutor(max(1, self._helpers), thread_name_prefix="flexmarl-copy-help")
+        self._running: dict[asyncio.Future[Any], threading.Event] = {}
+        self._closed = False
+        self._never = threading.Event()
+
+    @property
+    def running(self) -> int:
+        """Copies in threads now."""
+        return len(self._running)
+
+    async def run(self, size_bytes: int, work: Callable[[threading.Event], R]) -> R:
+        """Returns the result of ``work``. A cancellation sets the event of ``work`` and waits until it has ended.
+
+        Raises TransportClosed after ``close``, and the errors of ``work``.
+        """
+        if self._closed:
+            raise TransportClosed
+        if size_bytes <= INLINE_BYTES:
+            return work(self._never)
+        stop = threading.Event()
+        job = self._pool.submit(work, stop)
+        done = asyncio.wrap_future(job)
+        self._running[done] = stop
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            stop.set()
+            if not job.cancel():
+                await wait_ended(done)
+            raise
+        finally:
+            del self._running[done]
+
+    def share(self, count: int, do: Callable[[int], None]) -> None:
+        """Calls ``do`` with 0 .. count - 1, from this thread and from helping ones; for use in ``work``.
+
+        Raises the first error of ``do``; then some numbers were left out. No call is running when this returns.
+        """
+        numbers = itertools.count()
+        failed = threading.Event()
+
+        def help_along() -> None:
+            with _set_on_error(failed):
+                while not failed.is_set() and (number := next(numbers)) < count:
+                    do(number)
+
+        helping = [self._helping.submit(help_along) for _ in range(min(self._helpers, count - 1))]
+        try:
+            help_along()
+        finally:
+            wait([job for job in helping if not job.cancel()])
+        for job in helping:
+            if not job.cancelled():
+                job.result()
+
+    async def close(self) -> None:
+        """Stops the running copies, whose callers get TransportClosed, and ends the threads."""
+        self._closed = True
+        for stop in self._running.values():
+            stop.set()
+        try:
+            if self._running:
+                await asyncio.wait(list(self._running))
+        finally:
+            self._pool.shutdown()
+            self._helping.shutdown()
+
+
+@contextmanager
+def _set_on_error(failed: threading.Event) -> Iterator[None]:
+    ended = False
+    try:
+        yield
+        ended = True
+    finally:
+        if not ended:
+            failed.set()
+
+
+# --------------------------------------------------------------------------- deadlines and figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,11 @@ from ..errors import (
     UnknownDevice,
 )
 from ..handle import BufferSource, CudaIpcSource, PathName, StateHandle, TensorSpec
-from ..host_memory.arena import Arena
+from ..host_memory.arena import Arena, VersionedMemory
 from ..host_memory.block import Block
-from ..memory import Offer, ReadRequest
 from ..select import Place
 from ..tensors.tensor_kind import Tensors
-from ..versioned_memory import VersionedMemory
-from ..workers import CopyWorkers
+from ..transfers import CopyWorkers, Offer, ReadRequest
 from .devices import DeviceBuffer, Devices
 
 BUFFER_BYTES: Final = 256 << 20

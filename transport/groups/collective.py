@@ -21,9 +21,8 @@ from ...core.telemetry import get_logger
 from .. import payload
 from ..errors import MemberMissing, StaleHandle, StateMismatch, TransportClosed
 from ..handle import CollectiveSource, PathName, Rows, StateHandle, TensorSpec
-from ..memory import Offer, ReadRequest
 from ..tensors.tensor_kind import Tensors
-from ..workers import INLINE_BYTES, CopyWorkers
+from ..transfers import INLINE_BYTES, CopyWorkers, Offer, ReadRequest
 from .plan import Plan, Shards, make_plan, whole
 
 if TYPE_CHECKING:

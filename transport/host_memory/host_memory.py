@@ -19,14 +19,12 @@ from typing import Any
 from .. import payload
 from ..errors import ArenaSpace, CorruptState, ForeignHandle, MemoryInUse, StaleHandle, TransportClosed
 from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource, TensorSpec
-from ..memory import Offer, ReadRequest
 from ..remote.remote import Remote
 from ..select import Place
 from ..tensors.tensor_kind import T, TensorKind, Tensors
-from ..versioned_memory import VersionedMemory
-from ..workers import CopyWorkers
+from ..transfers import CopyWorkers, Offer, ReadRequest
 from . import lent_files
-from .arena import Arena
+from .arena import Arena, VersionedMemory
 from .block import Block, file_bytes, populate
 
 

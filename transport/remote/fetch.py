@@ -25,9 +25,9 @@ from ..errors import (
 )
 from ..handle import StateHandle, TcpSource
 from ..host_memory.block import CHUNK_BYTES, Block, Share
-from ..memory import Progress
 from ..payload import table_digest
 from ..statistics import NetworkStatistics
+from ..transfers import Progress
 from . import deltas
 from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply

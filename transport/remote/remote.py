@@ -26,11 +26,10 @@ from ...core.base.threads import wait_ended
 from ..errors import ForeignHandle, TransportClosed
 from ..handle import ShmSource, StateHandle, TcpSource
 from ..host_memory.block import Block, Share, is_locked, populate, try_lock
-from ..memory import ReadRequest
 from ..payload import table_digest
 from ..select import Place
 from ..statistics import NetworkStatistics
-from ..workers import INLINE_BYTES, CopyWorkers
+from ..transfers import INLINE_BYTES, CopyWorkers, ReadRequest
 from .bulk import Bulk
 from .fetch import Fetch
 from .server import Blocks, BulkServer

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from flexmarl.transport.errors import TransportClosed
-from flexmarl.transport.workers import INLINE_BYTES, CopyWorkers
+from flexmarl.transport.transfers import INLINE_BYTES, CopyWorkers
 
 from ..patience import PATIENCE_S
 
