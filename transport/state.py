@@ -4,34 +4,39 @@
     await transport.get(handle, into=other_weights)                 # in process B, which has received the handle
 
 A state lies in memory: in that of the host (``HostMemory``: blocks that its processes map) or in that of a device
-(``DeviceMemory``: buffers that are opened by handle). Host memory has a door (``Remote``) if the process has keys:
-other hosts read through it. A group (``CollectivePath``) has no memory: its members move a state at the same time.
+(``DeviceMemory``: buffers that are opened by handle). Other hosts read host memory through a door (``BulkServer``), if
+the process has keys, into copies on their own host (``Remote``). A group (``CollectivePath``) has no memory: its
+members move a state at the same time.
 
-Set on A, of shared memory and for other hosts:
+Set on A, of shared memory and for other hosts, with the file of each step:
 
-    StateTransport.set      orders the paths by memory: "shm" and "tcp" are one copy in host memory
-    HostMemory.offer        opens the door first (``Remote.serve``), as that can fail, and takes the lock of the key
-    Layout.of               gives each tensor its place in the payload, unless the last Set had the same tensors
-    HostMemory._begin_block takes a block that no reader uses: the one of the version before last, or ``Arena.take``.
-                            ``Block.begin`` makes its generation odd, so that no reader takes it for whole
-    payload.put             copies chunk by chunk, in several threads, and computes each digest while the chunk is in
-                            the cache. If another host has read the version before, the changes too (``Remote.compare``)
-    Block.commit            makes the generation even: from here on the version can be read
-    Offer, handle_of        the handle has a source for each path, and the digest of all digests
+    state.py        StateTransport.set  orders the paths by memory: "shm" and "tcp" are one copy in host memory
+    transfers.py    Transfers.set       sets the deadline and counts
+    host_memory.py  HostMemory.offer    opens the door first, as that can fail, and takes the lock of the key
+    payload.py      Layout.of           gives each tensor its place in the payload, unless the last Set had the same
+    host_memory.py  _begin_block        takes a block that no reader uses: that of the version before last, or a new one
+    arena.py        Arena.take          of the arena
+    block.py        Block.begin         makes its generation odd, so that no reader takes it for whole
+    payload.py      put                 copies chunk by chunk, in several threads, and computes each digest while the
+                                        chunk is in the cache
+    server.py       BulkServer.compare  computes the changes too, if another host has read the version before
+    block.py        Block.commit        makes the generation even: from here on the version can be read
+    handle.py       StateHandle         has a source for each path, and the digest of all digests
 
 Get on B, on another host:
 
-    HostMemory.sources      finds the copy that a process of this host has fetched before, if there is one
-    choose                  takes the fastest source that reaches the destination (pure; its reason is logged)
-    HostMemory.fetch        compares names, shapes and dtypes with the destination before a byte moves
-    Remote.copy_here        one process of a host fetches, by the lock of the key; the others wait for its copy
-    Fetch.run               asks A for ranges, over a few connections. A's ``BulkServer`` keeps the block from being
-                            written meanwhile (``Block.hold``). Each chunk is compared with its digest as it arrives
-    HostMemory._read        copies into the destination. The generation must be the handle's before and after; digests
-                            are compared, unless this process has just done so
+    host_memory.py  HostMemory.sources  finds the copy that a process of this host has fetched before, if there is one
+    select.py       choose              takes the fastest source that reaches the destination; its reason is logged
+    host_memory.py  HostMemory.fetch    compares names, shapes and dtypes with the destination before a byte moves
+    remote.py       Remote.copy_here    one process of a host fetches, by the lock of the key; the others wait for it
+    fetch.py        Fetch.run           asks A for ranges (``frames.py``), over a few connections (``bulk.py``), and
+                                        compares each chunk with its digest as it arrives
+    server.py       BulkServer          on A, keeps the block from being written meanwhile (``Block.hold``)
+    host_memory.py  _read               copies into the destination (``payload.fetch``). The generation must be the
+                                        handle's before and after; digests are compared, unless they just were
 
-On A's own host ``choose`` takes "shm", and ``_read`` follows at once. ``Transfers`` set the deadline of each call and
-count it. A call that is cancelled returns after the last thread has stopped, and publishes nothing half written.
+On A's own host ``choose`` takes "shm", and ``_read`` follows at once. A call that is cancelled returns after the last
+thread has stopped, and publishes nothing half written.
 """
 
 import os

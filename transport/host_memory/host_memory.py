@@ -4,7 +4,8 @@ The writer copies its tensors into a block, the reader copies them into its own 
 A reader may also use the memory in place: then the writer takes another block for the next version.
 Tensors may be on any device: the block stages them.
 
-Processes of other hosts reach the same blocks through the door of this memory (``remote/remote.py``), if it has one.
+Processes of other hosts read the same blocks through the door of this memory (``remote/server.py``), if it has one;
+their states are copied here first (``remote/remote.py``).
 """
 
 import functools
@@ -20,6 +21,7 @@ from .. import payload
 from ..errors import ArenaSpace, CorruptState, ForeignHandle, MemoryInUse, StaleHandle, TransportClosed
 from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource, TensorSpec
 from ..remote.remote import Remote
+from ..remote.server import BulkServer
 from ..select import Place
 from ..tensors.tensor_kind import T, TensorKind, Tensors
 from ..transfers import CopyWorkers, Offer, ReadRequest
@@ -44,7 +46,7 @@ class _Mapped:
 
 
 class HostMemory:
-    """Blocks in ``directory``, the run's directory on tmpfs. ``remote``: the door for processes of other hosts; None:
+    """Blocks in ``directory``, the run's directory on tmpfs. ``remote``: copies states of other hosts here; None:
     states are not exchanged with them.
 
     One class of more than 300 lines: what it sets, lends and reads are the same mapped blocks, and each of the three
@@ -62,6 +64,7 @@ class HostMemory:
         self._arena = arena
         self._workers = workers
         self._remote = remote
+        self._door: BulkServer | None = None
         self._written: dict[str, VersionedMemory[_Mapped]] = {}
         self._mapped: dict[str, _Mapped] = {}
         self._lent: dict[str, Block] = {}
@@ -74,7 +77,7 @@ class HostMemory:
     ) -> Offer:
         """``paths``: "shm" for processes of this host, "tcp" for those of other ones: both read the same copy. Raises
         OSError too, if the door can't listen."""
-        remote = self._open_door() if "tcp" in paths else None
+        door = self._open_door() if "tcp" in paths else None
         written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
             if self._closed:
@@ -82,13 +85,18 @@ class HostMemory:
             layout = written.layout_of(tensors)
             work = functools.partial(self._write_next, key, written, layout, list(tensors.values()), version)
             source, digest = await self._workers.run(layout.size_bytes, work)
-        sources = (source if remote is None or path == "shm" else remote.source(source) for path in paths)
-        return Offer(tuple(sources), layout.specs, layout.size_bytes, digest)
+        sources = tuple(source if door is None or path == "shm" else door.source(source) for path in paths)
+        return Offer(sources, layout.specs, layout.size_bytes, digest)
 
-    def _open_door(self) -> Remote:
-        assert self._remote is not None, "without a door, a transport has no path tcp"
-        self._remote.serve(self.find_block)
-        return self._remote
+    def _open_door(self) -> BulkServer:
+        """The server that other hosts read from. It listens from the first call on: a process that sets no state for
+        them needs no port. Raises OSError if it can't listen."""
+        assert self._remote is not None, "without keys, a transport has no path tcp"
+        if self._closed:
+            raise TransportClosed
+        if self._door is None:
+            self._door = BulkServer(self._remote.bulk, self._remote.statistics, self.find_block)
+        return self._door
 
     def _write_next(
         self,
@@ -146,8 +154,8 @@ class HostMemory:
             copying = payload.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
             # While a chunk is in the cache, the changes for readers of other hosts that have the older version.
             compare = None
-            if newest is not None and self._remote is not None:
-                compare = self._remote.compare(newest, block, layout.size_bytes)
+            if newest is not None and self._door is not None:
+                compare = self._door.compare(newest, block, layout.size_bytes)
             digest = payload.put(copying, data, block.table, self._workers.share, stop, compare)
         except BaseException:
             block.end()
@@ -210,8 +218,8 @@ class HostMemory:
         place = self._place
         memory = [LentMemory(place.process, block.name, block.capacity, place.node) for block in blocks]
         if self._remote is not None:
-            address, encrypted = self._open_door().address, self._remote.encrypted
-            memory = [replace(lent, address=address, encrypted=encrypted) for lent in memory]
+            door = self._open_door()
+            memory = [replace(lent, address=door.address, encrypted=door.encrypted) for lent in memory]
         first, second = memory
         return first, second
 
@@ -407,6 +415,8 @@ class HostMemory:
     async def close(self) -> None:
         """To be called after the workers have ended."""
         self._closed = True
+        if self._door is not None:
+            self._door.close()
         if self._remote is not None:
             await self._remote.close()
         self._written.clear()

@@ -1,13 +1,13 @@
-"""The door of a process's host memory for other hosts: it serves blocks to them, and copies their blocks here.
+"""States of other hosts, copied to this one.
 
     owner's host                                        reader's host
     Set -> block           -> server threads  ==TCP==>  the first reader: block -> its tensors
         -> readers of its own host                      all other readers:  "   -> their tensors
 
-The owner copies nothing: it serves the block that it has set for readers of its own host (``server.py``). The
-reader receives straight into a block of its host (``fetch.py``), compares the digests and publishes the block
-(``NodeCopies``); from then on the version is read as any other one of shared memory. A fetch that fails leaves
-the destination, and the older version on this host, as they were.
+The owner copies nothing: it serves the block that it has set for readers of its own host, at the door that its
+``HostMemory`` opens (``server.py``). The reader receives straight into a block of its host (``fetch.py``), compares the
+digests and publishes the block (``NodeCopies``); from then on the version is read as any other one of shared memory. A
+fetch that fails leaves the destination, and the older version on this host, as they were.
 """
 
 import asyncio
@@ -32,7 +32,6 @@ from ..statistics import NetworkStatistics
 from ..transfers import INLINE_BYTES, CopyWorkers, ReadRequest
 from .bulk import Bulk
 from .fetch import Fetch
-from .server import Blocks, BulkServer
 
 # Between two looks if another process still fetches a version.
 _POLL_S: Final = 0.005
@@ -49,46 +48,17 @@ class Copy:
 
 
 class Remote:
-    """``serve`` opens it for other hosts; ``copy_here`` needs no server."""
+    """The reader's side of the exchange with other hosts. ``bulk``: how both sides of this process exchange bytes.
+    ``statistics``: of both."""
 
     def __init__(self, place: Place, directory: Path, bulk: Bulk) -> None:
         self._place = place
-        self._bulk = bulk
+        self.bulk = bulk
         self._copies = NodeCopies(directory, place)
         self._workers = CopyWorkers()  # a fetch lasts: it must not keep copies of this host waiting
-        self._server: BulkServer | None = None
         self._fetches: set[Fetch] = set()
         self._closed = False
         self.statistics = NetworkStatistics()
-
-    @property
-    def encrypted(self) -> bool:
-        return self._bulk.encrypted
-
-    # ----------------------------------------------------------------------- for readers on other hosts
-
-    def serve(self, blocks: Blocks) -> None:
-        """Serves ``blocks`` from the first call on. Raises OSError if it can't listen."""
-        if self._closed:
-            raise TransportClosed
-        if self._server is None:
-            self._server = BulkServer(self._bulk, self.statistics, blocks)
-
-    @property
-    def address(self) -> str:
-        """The host and port that readers of other hosts connect to. Only after ``serve``."""
-        assert self._server is not None, "nothing is served"
-        return self._server.address
-
-    def source(self, memory: ShmSource) -> TcpSource:
-        """A block of this process, for readers of other hosts."""
-        return memory.served_at(self.address, encrypted=self.encrypted)
-
-    def compare(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
-        """See ``BulkServer.compare``. None too if nothing is served."""
-        return None if self._server is None else self._server.compare(old, new, size_bytes)
-
-    # ----------------------------------------------------------------------- states of other hosts
 
     def find(self, handle: StateHandle) -> ShmSource | None:
         """The copy on this host of a state of another one, if there is one."""
@@ -130,7 +100,7 @@ class Remote:
         """Fills the block that ``begin`` has begun, and publishes it; returns its generation too. The other block of
         ``begin`` is a version to which changes can be applied."""
         handle = request.handle
-        fetch = Fetch(self._bulk, request.source, handle, request.progress, self.statistics)
+        fetch = Fetch(self.bulk, request.source, handle, request.progress, self.statistics)
 
         def work(stop: threading.Event) -> tuple[Block, int]:
             block, base = begin()
@@ -165,8 +135,6 @@ class Remote:
         for fetch in self._fetches:
             fetch.abort()
         await self._workers.close()
-        if self._server is not None:
-            self._server.close()
         self._copies.close()
 
 

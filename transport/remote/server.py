@@ -20,6 +20,7 @@ import xxhash
 from ...core.telemetry import BoundedLog, get_logger
 from ...core.wire.zeromq import bracket_ipv6
 from ..errors import ForeignHandle, StaleHandle
+from ..handle import ShmSource, TcpSource
 from ..host_memory.block import CHUNK_BYTES, Block
 from ..payload import table_digest
 from ..statistics import NetworkStatistics
@@ -70,6 +71,7 @@ class BulkServer:
         named_bytes: NamedBytes = no_named_bytes,
     ) -> None:
         self._bulk = bulk
+        self.encrypted = bulk.encrypted
         self._blocks = blocks
         self.named_bytes = named_bytes
         self.statistics = statistics
@@ -154,6 +156,10 @@ class BulkServer:
             )  # fmt: skip
 
     # ----------------------------------------------------------------------- versions
+
+    def source(self, memory: ShmSource) -> TcpSource:
+        """A block of this process, for readers of other hosts."""
+        return memory.served_at(self.address, encrypted=self.encrypted)
 
     def open_version(self, request: Open) -> tuple[Block, list[int], Deltas | None]:
         """The block of a version, which stays as it is until the descriptors are closed. Raises StaleHandle,
