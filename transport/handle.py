@@ -69,6 +69,7 @@ class TensorSpec:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of its elements, without gaps."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def rows(self, start: int, stop: int) -> "TensorSpec":

@@ -178,6 +178,8 @@ class Copying:
         self.parts = parts_of(specs, [pair is not None for pair in self._addresses], size_bytes)
 
     def copy(self, part: Part) -> None:
+        """Copies the bytes of ``part`` from the sources to the targets. May be called by several threads, each for
+        other parts."""
         for index, begin, end in part.cuts:
             addresses = self._addresses[index]
             if addresses is None:

@@ -95,7 +95,7 @@ class StateTransport:
 
     One per process, an async context manager, used from one event loop. ``runtime_dir`` is the run's directory on tmpfs
     (such as /dev/shm/<run>), of mode 0700, the same for all processes of a host; the process that made it removes it.
-    ``devices``: those that states are offered on and read into (``devices.find_devices``); None: there are none.
+    ``devices``: those that states are offered on and read into (``device_memory.find_devices``); None: there are none.
     ``path``: the only one that states are offered by and read from; None: the readers choose. ``bulk``: how states are
     exchanged with other hosts; None: they are not.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory if other users can write to
@@ -243,7 +243,8 @@ class StateTransport:
         rows: Rows | None = None,
         path: PathName | None = None,
         timeout_s: float = 60.0,
-    ) -> "dict[str, Tensor]": ...
+    ) -> "dict[str, Tensor]":
+        """New tensors of PyTorch, on the CPU."""
 
     @overload
     async def get(
@@ -255,7 +256,8 @@ class StateTransport:
         rows: Rows | None = None,
         path: PathName | None = None,
         timeout_s: float = 60.0,
-    ) -> dict[str, T]: ...
+    ) -> dict[str, T]:
+        """The tensors or arrays of ``into``, overwritten."""
 
     @overload
     async def get(
@@ -267,7 +269,8 @@ class StateTransport:
         rows: Rows | None = None,
         path: PathName | None = None,
         timeout_s: float = 60.0,
-    ) -> "dict[str, Tensor]": ...
+    ) -> "dict[str, Tensor]":
+        """Either of the two."""
 
     async def get(
         self,
@@ -439,6 +442,8 @@ class StateTransport:
         return self._transfers.chosen.get(key)
 
     def statistics(self) -> TransportStatistics:
+        """The totals of this process since the transport was opened, its memory and its devices' now; times in
+        seconds."""
         return TransportStatistics(
             by_path=self._transfers.totals(),
             running=self._workers.running,

@@ -67,10 +67,12 @@ class ReadRequest(Generic[S]):
 
     @property
     def is_whole(self) -> bool:
+        """True if all tensors of the state are read, none of them in part."""
         return self.tensors is self.handle.tensors
 
     @property
     def size_bytes(self) -> int:
+        """Bytes to read: of a whole state with the gaps between its tensors, of parts without."""
         return self.handle.size_bytes if self.is_whole else sum(spec.size_bytes for spec in self.tensors)
 
 

@@ -207,6 +207,7 @@ class ExperienceWriter:
         return grant
 
     def close(self) -> None:
+        """Ends the writing, and removes this writer's segments on a node of its own. The caller notifies the store."""
         if self._segments is not None:
             self._segments.close()
         if self._node is not None:
@@ -424,5 +425,6 @@ class ExperienceReader:
             self._segments.forget_removed()
 
     def close(self) -> None:
+        """Unmaps all segments; arrays that were read stay valid."""
         if self._segments is not None:
             self._segments.close()

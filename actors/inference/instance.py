@@ -14,7 +14,7 @@ from ...core.base.collector import spare_collector
 from ...core.base.texts import text_of
 from ...core.errors import FlexmarlError
 from ...core.waits import OpenWaits, Wait
-from ...transport.device_memory.devices import find_devices
+from ...transport.device_memory import find_devices
 from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion

@@ -68,6 +68,8 @@ class WriterNode:
 
     @property
     def directories(self) -> SegmentDirectories:
+        """The directories of the writer's segments, by its place. Raises ForeignHandle for an invalid name of the
+        writer."""
         return _directories(self._root, self._place)
 
     def make(self, grant: SegmentGrant) -> None:
@@ -84,6 +86,7 @@ class WriterNode:
         create(directories, Medium.MEMORY, grant.size_bytes, grant.segment)
 
     def close(self) -> None:
+        """Ends the serving and removes the writer's segments: their bytes are lost to readers of other nodes."""
         if self._server is not None:
             self._server.close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -70,9 +70,11 @@ class SegmentDirectories:
     place: str = ""
 
     def all(self) -> tuple[Path, Path]:
+        """Both directories, memory first."""
         return self.memory, self.disk
 
     def directory(self, medium: Medium) -> Path:
+        """The directory of the segments in that medium."""
         return self.memory if medium is Medium.MEMORY else self.disk
 
     def path(self, segment: str) -> Path:
@@ -90,6 +92,7 @@ class SegmentDirectories:
 
 
 def is_segment_name(name: str) -> bool:
+    """True for a name, without a place, that ``new_name`` may have given."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -105,6 +108,7 @@ def is_far(segment: str) -> bool:
 
 
 def new_name(medium: Medium, place: str = "") -> str:
+    """A name that can't be guessed; ``place``: of the writer's node, if the segment lies there."""
     name = f"{medium}-{secrets.token_hex(16)}"
     return f"{place}/{name}" if place else name
 

@@ -42,6 +42,7 @@ class Fences:
             del self._ended[next(iter(self._ended))]
 
     def undo_end(self, fence: int) -> None:
+        """Makes the lease valid again, whose end could not be journaled."""
         self._ended.pop(fence, None)
 
     def why_ended(self, fence: int) -> str:

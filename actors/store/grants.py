@@ -36,6 +36,7 @@ class Grants:
                 self.writers.pop(segment, None)
 
     def add(self, writer: str, number: int, grant: SegmentGrant) -> None:
+        """Makes ``grant`` the newest of the writer."""
         self._newest[writer] = number, grant
         self.sizes[grant.segment] = grant.size_bytes
 
@@ -45,6 +46,7 @@ class Grants:
         return grant if newest == number else None
 
     def retire(self, writer: str) -> None:
+        """Forgets the segments of a writer that is given up for lost."""
         self._newest.pop(writer, None)
         self.writers = {segment: other for segment, other in self.writers.items() if other != writer}
 
@@ -61,10 +63,12 @@ class Grants:
 
 
 def grant_record(writer: str, number: int, grant: SegmentGrant) -> bytes:
+    """The record of a grant, for the journal."""
     record: bytes = msgpack.packb([GRANT, writer, grant.segment, grant.size_bytes, number])
     return record
 
 
 def seal_record(writer: str, segments: Sequence[str]) -> bytes:
+    """The record of segments that the writer fills no more, for the journal."""
     record: bytes = msgpack.packb([SEAL, writer, segments])
     return record

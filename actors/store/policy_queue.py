@@ -83,6 +83,7 @@ class PolicyQueue:
         self._counts: dict[str, dict[Status, int]] = {agent: dict.fromkeys(_STATUSES, 0) for agent in schemas}
 
     def counts(self, agent: str) -> RowCounts:
+        """The numbers of an agent's rows by status."""
         return RowCounts(**self._counts[agent])
 
     # ------------------------------------------------------------------ rows of the tables
@@ -245,6 +246,7 @@ class PolicyQueue:
         self._consume(commit, rows, "replay_commit", {})
 
     def discard(self, rows: Sequence[Row]) -> EndedRows:
+        """Ends rows that are not trained."""
         return self._end(rows, "discard", {})
 
     def revive(self, ended: EndedRows) -> None:

@@ -63,6 +63,7 @@ class Row:
 
     @property
     def is_over(self) -> bool:
+        """True if the row is consumed or discarded: nothing happens to it any more."""
         return self.status in ("consumed", "discarded")
 
 
@@ -98,11 +99,13 @@ class ReadyQueue:
         self._ticket = 0
 
     def push(self, row: Row) -> None:
+        """Adds a row that is ready; its ticket before this one is no longer valid."""
         self._ticket = row.ticket = self._ticket + 1
         heappush(self._heaps[row.policy_version], (row.order, row.ticket, row))
         self._counts[row.policy_version] += 1
 
     def count(self, first_version: int, last_version: int) -> int:
+        """The number of ready rows of these policy versions, both ends included."""
         return sum(
             count for version, count in self._counts.items() if first_version <= version <= last_version
         )

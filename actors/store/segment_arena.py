@@ -60,6 +60,7 @@ class ArenaLimits:
     disk_free_bytes: int = 256 * 2**20
 
     def of(self, medium: Medium) -> int:
+        """The limit of all segments in that medium, in bytes."""
         return self.memory_bytes if medium is Medium.MEMORY else self.disk_bytes
 
 
@@ -297,6 +298,7 @@ class SegmentArena:
         return self._reader.read_chunks(refs, chunk_bytes)
 
     def statistics(self) -> ArenaStatistics:
+        """The figures of all segments now."""
         segments = self._segments.values()
         return ArenaStatistics(
             segments=len(segments),

@@ -28,8 +28,10 @@ class StoreConfig(Config):
     select_timeout_s: Seconds = _SELECTS.timeout_s
 
     def limits(self) -> ArenaLimits:
+        """The limits of the segments, in bytes: no segment is larger than the medium that it lies in."""
         segment_bytes = min(self.segment_bytes, max(self.memory_bytes, self.disk_bytes))
         return ArenaLimits(segment_bytes, self.memory_bytes, self.disk_bytes, self.disk_free_bytes)
 
     def select_limits(self) -> SelectLimits:
+        """The limits of the queries of outside clients."""
         return SelectLimits(self.selects_at_once, self.selects_waiting, self.select_timeout_s)

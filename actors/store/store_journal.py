@@ -116,6 +116,7 @@ class StoreJournal:
 
     @property
     def compaction_is_due(self) -> bool:
+        """True if the file has grown to the size at which it is compacted, and no compaction is under way."""
         return not self._compacting and self._file.size_bytes > self._due_bytes
 
     def compact(self, snapshot: Iterable[bytes]) -> Coroutine[Any, Any, None]:
@@ -149,6 +150,7 @@ class StoreJournal:
         await self.close()
 
     def statistics(self) -> JournalStatistics:
+        """The figures of the journal since it was opened; sizes in bytes."""
         return JournalStatistics(
             file_bytes=self._file.size_bytes,
             cut_bytes=self._file.cut.cut_bytes,

@@ -176,6 +176,7 @@ class Table:
     # ------------------------------------------------------------------ looking
 
     def counts(self) -> RowCounts:
+        """The numbers of the agent's rows by status."""
         return self.queue.counts(self.agent)
 
     def rows(self) -> Iterator[Row]:
@@ -201,6 +202,7 @@ class Table:
         return self._rows[sample_id]
 
     def rows_of_step(self, step: int) -> Sequence[Row]:
+        """The rows of a step that are not forgotten, in the order of their arrival; empty for an unknown step."""
         return self._steps.get(step, ())
 
     # ------------------------------------------------------------------ inside

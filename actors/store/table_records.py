@@ -53,6 +53,7 @@ def packed_columns(columns: Mapping[str, Sequence[Any]], given: Columns | None =
 
 
 def ids_by_agent(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """The ids of the rows' samples, by agent, in the order of the rows."""
     ids: dict[str, list[str]] = {}
     for row in rows:
         ids.setdefault(row.agent, []).append(row.sample_id)

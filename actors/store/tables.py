@@ -95,6 +95,7 @@ class Tables:
 
     @property
     def epoch(self) -> int:
+        """The number of this start of the store, from 1 on; 0 before it has begun."""
         return self._fences.epoch
 
     def put(self, parts: Mapping[str, Columns]) -> TableChange:
@@ -239,6 +240,7 @@ class Tables:
     # ------------------------------------------------------------------ looking
 
     def counts(self) -> dict[str, RowCounts]:
+        """The numbers of rows by status, by agent."""
         return {agent: table.counts() for agent, table in self._tables.items()}
 
     def live_refs(self) -> Iterator[ValueRef]:

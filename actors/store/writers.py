@@ -33,9 +33,11 @@ class Writers:
             raise WriterRetired(writer)
 
     def retire(self, writer: str) -> None:
+        """Accepts nothing more from the writer."""
         self._retired[writer] = None
 
     def add(self, writer: str, report: GroupClosed) -> None:
+        """Remembers the report of a group that the writer has closed."""
         self._reports.setdefault(writer, []).append(report)
 
     def remove(self, writer: str, report: GroupClosed) -> None:
@@ -61,9 +63,11 @@ class Writers:
 
     @property
     def any_retired(self) -> bool:
+        """True if a writer was given up for lost."""
         return bool(self._retired)
 
     def is_retired(self, writer: str) -> bool:
+        """True if the writer was given up for lost."""
         return writer in self._retired
 
     def forget(self, step: Step) -> None:
@@ -82,6 +86,7 @@ class Writers:
 
 
 def retire_record(writer: str) -> bytes:
+    """The record of a writer's end, for the journal."""
     record: bytes = msgpack.packb([RETIRE, writer])
     return record
 
@@ -93,4 +98,5 @@ def report_record(writer: str, report: GroupClosed, samples: bytes | None) -> by
 
 
 def report_of(plain: Mapping[str, Any]) -> GroupClosed:
+    """The report that a record of the journal has as plain data. Raises pydantic's ValidationError."""
     return _REPORTS.validate_python(plain)

@@ -1,1 +1,18 @@
-"""Device memory: states in buffers that other processes open by handle: CUDA's, or those of a fake device."""
+"""Device memory: states in buffers that other processes open by handle."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from .devices import Devices
+
+
+def find_devices(names: Iterable[str]) -> Devices[Any] | None:
+    """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``.
+
+    Raises UnknownDevice for ``cuda`` if this process sees none.
+    """
+    if set(names) <= {"cpu"}:
+        return None
+    from .cuda import CudaDevices  # imports PyTorch
+
+    return CudaDevices()

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import DeviceError, OutOfDeviceMemory, UnknownDevice
 from ..statistics import MemoryUse
 from ..tensors.torch_tensors import checksum
+from .devices import DeviceBuffer, DeviceEvent, Devices
 
 _HANDLE_BYTES: Final = 64
 _OUT_OF_MEMORY: Final = 2
@@ -28,7 +29,7 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_char * _HANDLE_BYTES),)
 
 
-class CudaBuffer:
+class CudaBuffer(DeviceBuffer):
     """See ``DeviceBuffer``."""
 
     def __init__(self, device: str, index: int, address: int, size_bytes: int) -> None:
@@ -51,7 +52,7 @@ class CudaBuffer:
         return torch.as_tensor(self, device=f"cuda:{self.index}")
 
 
-class CudaEvent:
+class CudaEvent(DeviceEvent):
     """See ``DeviceEvent``."""
 
     def __init__(self, device: str, event: torch.cuda.Event) -> None:
@@ -65,7 +66,7 @@ class CudaEvent:
             raise DeviceError(self._device, str(error)) from error
 
 
-class CudaDevices:
+class CudaDevices(Devices[CudaBuffer]):
     """See ``Devices``. Copies run on a stream of their own, after all that PyTorch has begun before them."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from ..host_memory.arena import Arena, VersionedMemory
 from ..host_memory.block import Block
 from ..select import Place
 from ..tensors.tensor_kind import Tensors
-from ..transfers import CopyWorkers, Offer, ReadRequest
+from ..transfers import CopyWorkers, Memory, Offer, ReadRequest
 from .devices import DeviceBuffer, Devices
 
 BUFFER_BYTES: Final = 256 << 20
@@ -90,7 +90,7 @@ class _OpenedBuffers:
                 self.control.end()
 
 
-class DeviceMemory:
+class DeviceMemory(Memory[CudaIpcSource]):
     """``acknowledge_s``: the longest wait for readers before memory is written again or freed.
 
     It is one class because the buffers that it writes and those that it reads of other processes end together.

@@ -9,8 +9,8 @@ The rules are those of CUDA:
 - Memory is freed after every process that has opened it has closed it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..statistics import MemoryUse
 
@@ -52,7 +52,9 @@ class Devices(Protocol[B]):
         """Pairs of different visible devices of which the first can read the memory of the second."""
         ...
 
-    def memory(self, device: str) -> MemoryUse: ...
+    def memory(self, device: str) -> MemoryUse:
+        """The free and all bytes of a device. Raises UnknownDevice if this process does not see it."""
+        ...
 
     def device_of(self, tensor: "Tensor") -> str | None:
         """The UUID of the device that a tensor is on; None on the CPU."""
@@ -92,15 +94,3 @@ class Devices(Protocol[B]):
     def pin(self, address: int, size_bytes: int) -> Callable[[], None]:
         """Makes memory of the host fit for fast copies; returns the function that undoes it."""
         ...
-
-
-def find_devices(names: Iterable[str]) -> Devices[Any] | None:
-    """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``.
-
-    Raises UnknownDevice for ``cuda`` if this process sees none.
-    """
-    if set(names) <= {"cpu"}:
-        return None
-    from .cuda import CudaDevices  # imports PyTorch
-
-    return CudaDevices()

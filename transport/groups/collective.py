@@ -22,7 +22,7 @@ from .. import payload
 from ..errors import MemberMissing, StaleHandle, StateMismatch, TransportClosed
 from ..handle import CollectiveSource, PathName, Rows, StateHandle, TensorSpec
 from ..tensors.tensor_kind import Tensors
-from ..transfers import INLINE_BYTES, CopyWorkers, Offer, ReadRequest
+from ..transfers import INLINE_BYTES, CopyWorkers, Offer, ReadRequest, TransferPath
 from .plan import Plan, Shards, make_plan, whole
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Entry:
         return _word(self.group.member, self.generation, *parts)
 
 
-class CollectivePath:
+class CollectivePath(TransferPath[CollectiveSource]):
     """``join_s``: the longest wait for all members to join a transfer, and for the transfer itself."""
 
     def __init__(self, directory: Path, join_s: float = 30.0) -> None:
@@ -69,6 +69,7 @@ class CollectivePath:
 
     @property
     def groups(self) -> frozenset[str]:
+        """The names of the groups that this process has joined."""
         return frozenset(self._groups)
 
     async def join(self, address: "GroupAddress", member: str) -> None:

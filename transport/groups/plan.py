@@ -39,6 +39,7 @@ class Step:
     size_bytes: int
 
     def joins(self, member: str) -> bool:
+        """True if the member sends or receives in this step."""
         return member == self.sender or member in self.receivers
 
 
@@ -56,6 +57,7 @@ def rows_of(spec: TensorSpec) -> tuple[int, int]:
 
 
 def whole(specs: Sequence[TensorSpec]) -> Rows:
+    """All rows of all tensors, by name."""
     return {spec.name: rows_of(spec) for spec in specs}
 
 

@@ -50,6 +50,7 @@ class Arena:
 
     @property
     def spare_bytes(self) -> int:
+        """Bytes of the blocks that hold no state."""
         with self._lock:
             return sum(len(block.memory) for block in self._spare)
 
@@ -93,6 +94,7 @@ class Arena:
         return remove_abandoned(self._directory)
 
     def close(self) -> None:
+        """Removes all blocks. Processes that have mapped one keep its memory."""
         with self._lock:
             blocks = list(self._blocks.values())
             self._spare.clear()
@@ -189,4 +191,5 @@ class VersionedMemory(Generic[M]):
         return outdated
 
     def all(self) -> list[M]:
+        """Every piece of memory of the key but one that is being written."""
         return [*self.published, *self.free]

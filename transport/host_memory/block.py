@@ -65,6 +65,7 @@ def free_bytes(directory: Path) -> int:
 
 
 def is_block_name(name: str) -> bool:
+    """True for the plain name of a block's file: it leads to no other directory."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -186,6 +187,7 @@ class Block:
 
     @property
     def is_writable(self) -> bool:
+        """True for the process that made the block, and after ``open`` with ``writable``, until ``close``."""
         return self._descriptor is not None
 
     @property
@@ -195,6 +197,7 @@ class Block:
 
     @property
     def version(self) -> int:
+        """The version that was published last, or that is being written."""
         return self._words[_VERSION]
 
     @property

@@ -24,7 +24,7 @@ from ..remote.remote import Remote
 from ..remote.server import BulkServer
 from ..select import Place
 from ..tensors.tensor_kind import T, TensorKind, Tensors
-from ..transfers import CopyWorkers, Offer, ReadRequest
+from ..transfers import CopyWorkers, Memory, Offer, ReadRequest
 from . import lent_files
 from .arena import Arena, VersionedMemory
 from .block import Block, file_bytes, populate
@@ -45,7 +45,7 @@ class _Mapped:
         return entry[2]
 
 
-class HostMemory:
+class HostMemory(Memory[Any]):
     """Blocks in ``directory``, the run's directory on tmpfs. ``remote``: copies states of other hosts here; None:
     states are not exchanged with them.
 

@@ -46,6 +46,7 @@ class Open:
     base: int | None = None
 
     def encode(self) -> bytes:
+        """The message's bytes."""
         body = _OPEN.pack(self.generation, self.size_bytes, self.base is not None, self.base or 0)
         return _frame(_OPEN_KIND, body + self.block.encode())
 
@@ -59,6 +60,7 @@ class Read:
     delta: bool = False
 
     def encode(self) -> bytes:
+        """The message's bytes."""
         return _frame(_READ_KIND, _READ.pack(self.start, self.end, self.delta))
 
 
@@ -71,6 +73,7 @@ class NamedRange:
     end: int
 
     def encode(self) -> bytes:
+        """The message's bytes."""
         return _frame(_NAMED_KIND, _NAMED.pack(self.start, self.end) + self.name.encode())
 
 
@@ -148,6 +151,7 @@ class Reply:
     has_base: bool = False
 
     def encode(self) -> bytes:
+        """``REPLY_BYTES`` bytes; the ``size_bytes`` bytes that follow are not among them."""
         return _REPLY.pack(_MAGIC, self.answer, self.has_base, self.number, self.size_bytes)
 
     @classmethod

@@ -169,6 +169,7 @@ class NodeCopies:
         return None
 
     def source(self, block: Block, generation: int) -> ShmSource:
+        """The source of the version that a block of this host has with ``generation``."""
         return ShmSource("shm", self._place.node, self._place.process, block.name, generation)
 
     def try_lock(self, key: str) -> int | None:

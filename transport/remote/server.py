@@ -89,6 +89,7 @@ class BulkServer:
         self._accepting.start()
 
     def close(self) -> None:
+        """Ends all connections and returns when no thread of the server reads memory any more. Blocks."""
         self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept
@@ -179,6 +180,7 @@ class BulkServer:
         return block, [held], None
 
     def count(self, *, whole_bytes: int = 0, delta_bytes: int = 0) -> None:
+        """Adds bytes that were sent to the statistics: bytes of states or names as they are, and bytes of deltas."""
         with self._lock:
             self.statistics.sent_bytes += whole_bytes + delta_bytes
             self.statistics.sent_delta_bytes += delta_bytes

@@ -12,7 +12,7 @@ _DTYPES: Final = {name: np.dtype(name) for name in DTYPE_BYTES if name in np.sct
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-class NumpyArrays:
+class NumpyArrays(TensorKind[Array]):
     """See ``TensorKind``. There are no arrays of bfloat16 and float8."""
 
     def dtype_name(self, tensor: Array) -> str | None:

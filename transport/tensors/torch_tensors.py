@@ -13,7 +13,7 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for na
 DTYPE_NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
-class TorchTensors:
+class TorchTensors(TensorKind[Tensor]):
     """See ``TensorKind``."""
 
     def dtype_name(self, tensor: Any) -> str | None:

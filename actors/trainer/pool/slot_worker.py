@@ -21,7 +21,7 @@ from typing import Any
 from ....core.actor import Actor, endpoint
 from ....core.base.task_groups import first_error
 from ....core.waits import Wait
-from ....transport.device_memory.devices import find_devices
+from ....transport.device_memory import find_devices
 from ....transport.handle import LentMemory, StateHandle
 from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport, payload_bytes

@@ -10,7 +10,7 @@ from typing import Any
 from ....core.base.task_groups import first_error
 from ....core.system import ActorSystem
 from ....core.waits import Wait
-from ....transport.device_memory.devices import find_devices
+from ....transport.device_memory import find_devices
 from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport, payload_bytes
 from ...messages import LeasedBatch, MicroBatchTrained, Published, StepStats

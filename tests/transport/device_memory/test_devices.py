@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flexmarl.transport.device_memory.devices import find_devices
+from flexmarl.transport.device_memory import find_devices
 from flexmarl.transport.errors import UnknownDevice
 
 
