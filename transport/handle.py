@@ -23,7 +23,8 @@ ALIGNMENT: Final = 64
 
 _HEXADECIMAL: Final = re.compile(r"[0-9a-f]{128}")
 
-# Bytes per element of every dtype that can travel, by torch's name.
+# Bytes per element of every dtype that can travel, by torch's name: a table, not torch's own sizes, so that a process
+# can check a handle without importing torch.
 DTYPE_BYTES: Final[dict[str, int]] = {
     "bool": 1,
     "uint8": 1,
@@ -203,6 +204,7 @@ class StateHandle:
     sources: tuple[Source, ...]
 
     def __post_init__(self) -> None:
+        # Here, not by those that read: a handle comes from the network, and each path would have to check it again.
         if not 0 <= self.version < 2**63:
             raise ValueError(f"{self.key}: version {self.version} is outside 0 .. 2**63-1")
         if len({spec.name for spec in self.tensors}) != len(self.tensors):

@@ -103,6 +103,7 @@ def _from_plain(value: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(_writable(data), np.uint8).view(dtype).reshape(shape)
 
 
+# Not NumPy's own format (.npy): its header is text that has to be evaluated, and it can hold pickles.
 register_type(np.ndarray, _to_plain, _from_plain)
 for _number in (np.bool_, np.integer, np.floating):
     register_encoder(_number, lambda number: number.item())

@@ -147,6 +147,7 @@ def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes:
         if begin >= (reached := -(-last // CHUNK_BYTES) * CHUNK_BYTES):
             close(reached)
             start = begin // CHUNK_BYTES * CHUNK_BYTES
+        # A contiguous tensor is cut where the chunks are. A strided one can't be: the library copies it as a whole.
         while divisible[index] and (limit := (begin // CHUNK_BYTES + 1) * CHUNK_BYTES) <= end:
             cuts.append((index, begin - spec.offset, limit - spec.offset))
             close(limit)
@@ -184,7 +185,9 @@ class Copying:
             addresses = self._addresses[index]
             if addresses is None:
                 self._kind.write(*self._pairs[index])
-            else:  # faster than the libraries' own copies, and without the GIL
+            else:
+                # Not the libraries' copy, which is as fast: it would need a view for each cut, and PyTorch's would
+                # start threads of its own beside these. This call is without the GIL, too.
                 ctypes.memmove(addresses[0] + begin, addresses[1] + begin, end - begin)
 
 
@@ -215,6 +218,8 @@ def put(
         part = parts[index]
         copying.copy(part)
         for number, start, end in chunks(part):
+            # Of the copy, not of the source: if the source is changed meanwhile, the digest is still that of the bytes
+            # which readers get.
             table[number] = xxhash.xxh3_64_intdigest(payload[start:end])
             if compare is not None:
                 compare(start)
@@ -273,4 +278,7 @@ class WrongDigest(Exception):
 
 def table_digest(table: memoryview, size_bytes: int) -> int:
     """The digest of a payload of ``size_bytes``, by those of its chunks."""
+    # A digest of digests, not of the bytes from end to end: several threads compute it, in any order, and a reader of
+    # some tensors checks their chunks alone. xxh3 keeps up with memory, as no cryptographic digest does: it is against
+    # mistakes, and the encryption of the network against enemies.
     return xxhash.xxh3_64_intdigest(table[: -(-size_bytes // CHUNK_BYTES)])

@@ -17,8 +17,8 @@ Set on A, of shared memory and for other hosts, with the file of each step:
     host_memory.py  _begin_block        takes a block that no reader uses: that of the version before last, or a new one
     arena.py        Arena.take          of the arena
     block.py        Block.begin         makes its generation odd, so that no reader takes it for whole
-    payload.py      put                 copies chunk by chunk, in several threads, and computes each digest while the
-                                        chunk is in the cache
+    payload.py      put                 copies chunk by chunk and computes each digest while the chunk is in the cache:
+                                        in several threads, or in the event loop if it is one chunk (INLINE_BYTES)
     server.py       BulkServer.compare  computes the changes too, if another host has read the version before
     block.py        Block.commit        makes the generation even: from here on the version can be read
     handle.py       StateHandle         has a source for each path, and the digest of all digests
@@ -111,6 +111,7 @@ class StateTransport:
         path: PathName | None = None,
         bulk: Bulk | None = None,
     ) -> None:
+        # Not the process id alone: files are named by it, and a later process may have the id of one that was killed.
         self.place = Place(this_node(runtime_dir), f"{os.getpid()}_{secrets.token_hex(4)}")
         self._runtime_dir = runtime_dir
         self._workers = CopyWorkers()
@@ -148,6 +149,7 @@ class StateTransport:
 
     async def close(self) -> None:
         """Stops transfers under way, removes this process's memory and all mappings. May be called again."""
+        # Threads first: until they have ended they read and write the memory that is removed then.
         self._open = False
         try:
             await self._workers.close()
@@ -192,7 +194,8 @@ class StateTransport:
         if not 0 <= version < 2**63:
             raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
         if lent is not None and lent.node != self.place.node:
-            lent, offer = None, ("tcp",)  # the lender fetches it
+            # The lender fetches it. A push would need a second server, with rights to write.
+            lent, offer = None, ("tcp",)
         size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
         if lent is not None:
             if offer is not None and tuple(offer) != ("shm",):
@@ -296,6 +299,7 @@ class StateTransport:
         use.
         """
         self._check_open()
+        # Before any path is asked: the choice is pure, and an error of it leaves ``into`` untouched.
         devices = set(map(self._device_of, into.values())) if into else {CPU}
         sources, size_bytes = self._host.sources(handle), handle.size_bytes
         path = path or self._path

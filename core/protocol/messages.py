@@ -24,7 +24,7 @@ _MAX_SHARED_BYTES = 64 * 2**10
 
 
 def pack_header(node: str, epoch: int) -> bytes:
-    """Returns the header of each message of this side. ``node``: its system, whose name ``checked_name`` keeps short."""
+    """Returns the header of each message of this side. ``node``: its system, whose name ``checked_name`` bounds."""
     header: bytes = msgpack.packb([MAGIC, VERSION, node, epoch])
     return header
 

@@ -121,6 +121,7 @@ class CudaDevices(Devices[CudaBuffer]):
         index = self._index(device)
         with torch.cuda.device(index):
             stream = self._streams.setdefault(device, torch.cuda.Stream(index))  # type: ignore[no-untyped-call]
+            # The tensors may still be computed there: a copy on a stream of its own would not wait for them.
             stream.wait_stream(torch.cuda.default_stream(index))
             with torch.cuda.stream(stream), torch.inference_mode():
                 for target, source in zip(targets, sources, strict=True):
@@ -141,6 +142,8 @@ class CudaDevices(Devices[CudaBuffer]):
         index = self._index(device)
         if len(handle) != _HANDLE_BYTES:
             raise DeviceError(device, "invalid handle")
+        # CUDA itself counts how often a handle is opened. Here a second time is a defect of the caller, which would
+        # close it once.
         with self._lock:
             if handle in self._opened:
                 raise DeviceError(device, "the handle is open already")
@@ -188,6 +191,8 @@ def _uuid(index: int) -> str:
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 
 
+# By ctypes, not by a package for CUDA: PyTorch has the library that fits its driver, and a second one in the process
+# could be of another version.
 @functools.cache
 def _runtime() -> Any:
     """CUDA's runtime library, which PyTorch has loaded already: by its name the loader finds the same one."""

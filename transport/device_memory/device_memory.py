@@ -37,7 +37,9 @@ from ..tensors.tensor_kind import Tensors
 from ..transfers import CopyWorkers, Memory, Offer, ReadRequest
 from .devices import DeviceBuffer, Devices
 
+# Few large buffers, not one for each tensor: each is exported, opened by every reader and checked by one sum.
 BUFFER_BYTES: Final = 256 << 20
+# Locks set no event: they are looked at again so often.
 _POLL_S: Final = 0.005
 _WATCH_S: Final = 0.25
 log = get_logger(__name__)
@@ -77,6 +79,8 @@ class _OpenedBuffers:
     def begin(self) -> bool:
         """Locks the set for a copy; False if its owner writes it."""
         with self.lock:
+            # One lock for all copies of this process: to the kernel they are one holder, and the first to end would end
+            # the lock of the others.
             if not self.users and not self.control.use():
                 return False
             self.users += 1
@@ -161,6 +165,7 @@ class DeviceMemory(Memory[CudaIpcSource]):
         size_bytes: int,
     ) -> _Set:
         """A set for the next version, in no list of ``written``, which no reader uses."""
+        # First, as a set that no reader has open any more may be the room for the next one.
         self._free_retired()
         fitting = [
             candidate
@@ -219,6 +224,7 @@ class DeviceMemory(Memory[CudaIpcSource]):
             specs = [layout.specs[n] for n in inside]
             views = payload.make_views(payload.torch_kind(), buffer.tensor, -start, specs)
             self._devices.copy(device, views, [sources[n] for n in inside]).synchronize()
+            # After the copies: their memory is complete only when the event before is synchronized.
             checksum = self._devices.checksum(buffer.tensor)
             described.append(BufferSource(handle, start, end - start, checksum))
         source = CudaIpcSource(
@@ -229,6 +235,7 @@ class DeviceMemory(Memory[CudaIpcSource]):
 
     def _retire(self, sets: Sequence[_Set]) -> None:
         """Makes the handles stale; the memory is freed when the last reader has closed it."""
+        # Not freed at once: CUDA calls it undefined while another process has the memory open.
         for buffer_set in sets:
             buffer_set.control.revoke()
             buffer_set.control.unlink()  # the sign for readers to close it
@@ -290,6 +297,8 @@ class DeviceMemory(Memory[CudaIpcSource]):
     ) -> None:
         names = [spec.name for spec in request.tensors]
         into = dict(zip(names, map(payload.torch_kind().adopt, targets), strict=True))
+        # The lock is the acknowledgement, not an event of the device: an event that a killed reader would have recorded
+        # never comes, and a lock ends with its process.
         with self._reading(request) as buffers:
             for memory, part, specs in self._open_buffers(request, buffers, stop, checked=True):
                 views = payload.make_views(payload.torch_kind(), memory.tensor, -part.start, specs)
@@ -339,6 +348,8 @@ class DeviceMemory(Memory[CudaIpcSource]):
 
     def _open_buffer(self, buffers: _OpenedBuffers, device: str, part: BufferSource) -> DeviceBuffer:
         with buffers.lock:
+            # Kept open for later versions: to open a handle maps memory of the device, and the writer uses two sets in
+            # turn.
             memory = buffers.open.get(part.handle)
             if memory is None:
                 memory = self._devices.open(device, bytes.fromhex(part.handle), part.size_bytes)

@@ -287,6 +287,7 @@ async def _wait_word(listen: Callable[[], str | None], after: int | None = None)
 
 
 def _copies(layout: payload.Layout, tensors: Sequence[Any], stop: threading.Event) -> "dict[str, Tensor]":
+    # Copies: the members ask when they are ready, and the sender's own tensors may have changed by then.
     sources = [payload.torch_kind().adopt(tensor).detach() for tensor in tensors]
     return {spec.name: tensor.clone() for spec, tensor in zip(layout.specs, sources, strict=True)}
 

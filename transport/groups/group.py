@@ -74,6 +74,7 @@ class Group:
         self.member = member
         self._path = directory / f"{address.name}.group"
         self._ranks = {name: rank for rank, name in enumerate(address.members)}
+        # A file, not a TCPStore: nothing listens, and a member that is killed takes no store with it.
         self._store = FileStore(str(self._path), len(address.members))
         self._group: Any = None
         self._buffers: dict[torch.device, Tensor] = {}
@@ -131,6 +132,7 @@ class Group:
             options = nccl.Options()
             options._timeout = timedelta(seconds=timeout_s)
             return nccl(store, rank, size, options)
+        # Without a name of its own, gloo asks the resolver for this machine's address, which need not be its loopback.
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
@@ -190,6 +192,8 @@ class Group:
         sends = step.sender == self.member
         specs = plan_run.specs
         size_bytes = sum(_align(_cut(row_range, specs).size_bytes) for row_range in step.row_ranges)
+        # Through a buffer, with the digest behind the rows: one send for all of them, where each row range and the
+        # digest would be a send of its own.
         with self._lent_buffer(size_bytes + _DIGEST_BYTES, _device(held if sends else into, step)) as flat:
             content, digest = flat[:size_bytes], flat[size_bytes:]
             tag = plan_run.number % _TRANSFERS * _STEPS + step.number % _STEPS
@@ -197,6 +201,8 @@ class Group:
                 for row_range, part in _parts(content, step, specs):
                     _write(part, _rows(held, row_range))
                 digest.copy_(_digest(content))
+                # Not a broadcast of the library: all members of the group would have to join it, also those that want
+                # none of these rows.
                 _wait([self._begin("send", flat, peer, tag) for peer in step.receivers], limit)
                 return
             _wait([self._begin("recv", flat, step.sender, tag)], limit)

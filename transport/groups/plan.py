@@ -70,6 +70,8 @@ def make_plan(
     Each range of rows is sent once for all that want it; senders share the work evenly. Raises StateMismatch for names
     and rows that no tensor has, and for rows that are wanted and held by no member.
     """
+    # By every member, not by one that sends the plan: no member waits for another's word before the first step. So all
+    # that is chosen here is chosen in the order of the names, as mappings may come in another order to each.
     _check(key, specs, held, needed)
     sent_bytes = dict.fromkeys(sorted(held), 0)
     local_rows: dict[str, list[RowRange]] = {member: [] for member in needed}

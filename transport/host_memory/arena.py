@@ -13,7 +13,8 @@ from ..errors import ArenaSpace
 from ..payload import Layout
 from .block import Block, Share, file_bytes, populate, remove_abandoned
 
-# A spare block this many times as large as needed is left for larger states.
+# A spare block this many times as large as needed is left for larger states: with a small one in it, the next large one
+# would wait for new pages, which the reserving was to prevent.
 _MOST_WASTE: Final = 1.25
 
 M = TypeVar("M")
@@ -59,6 +60,8 @@ class Arena:
 
         Raises ArenaSpace.
         """
+        # Not one large file with an allocator inside: a file of its own is given back to the system by one unlink while
+        # readers keep their mapping of it, and its lock is that of one state.
         with self._lock:
             fitting = [block for block in self._spare if self._suits(block, size_bytes)]
             if fitting:
@@ -72,6 +75,7 @@ class Arena:
         with self._lock:
             if self._blocks.get(block.name) is not block:
                 return
+            # Before it can be taken again: a late reader must find it stale, not another key's bytes.
             block.revoke()
             kept = sum(len(spare.memory) for spare in self._spare) + len(block.memory)
             if kept <= self._reserved_bytes:
@@ -126,6 +130,7 @@ class Arena:
         try:
             return Block.create(self._directory, name, size_bytes)
         except ArenaSpace as full:
+            # Only now: each file in the directory takes a few system calls, too many for every new block.
             self._free_spares(full.needed_bytes)
             self.remove_abandoned()
             return Block.create(self._directory, name, size_bytes)
@@ -172,6 +177,7 @@ class VersionedMemory(Generic[M]):
 
     def candidates(self) -> list[M]:
         """Memory for the next version: readers keep the newest one meanwhile."""
+        # Two versions stay readable, not one: a handle takes a while to arrive, and the next Set may come before it.
         return [*self.free, *self.published[:-1]]
 
     def take(self, memory: M) -> None:

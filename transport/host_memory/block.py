@@ -37,6 +37,8 @@ from typing import Final
 from ..errors import ArenaSpace, ForeignHandle
 
 CHUNK_BYTES: Final = 1 << 20
+# Bytes to lock. Not flock(2), which locks the whole file; not POSIX locks (F_SETLK), which belong to the process: two
+# transports of one would not exclude each other, and any close of the file would end the locks of all.
 OWNER: Final = 0
 USE: Final = 1
 OPEN: Final = 2
@@ -143,7 +145,8 @@ class Block:
         """
         descriptor, size = _open_file(directory, name)
         try:
-            # Writable, because torch has no read-only tensors; readers don't write, and keep the map to themselves.
+            # Mapped writable, because torch has no read-only tensors; readers don't write, and keep the map to
+            # themselves.
             memory = _check_header(mmap.mmap(descriptor, size), directory, name)
             return cls(directory, name, memory, os.dup(descriptor) if writable else None)
         finally:
@@ -212,6 +215,9 @@ class Block:
         """
         if self._descriptor is None or not try_lock(self._descriptor, USE, exclusive=True):
             return False
+        # The order matters, as readers take no lock. Version: a reader that finds another generation than its handle's
+        # reports the version beside it as the newest, so it must be there before. Generation: odd, so that the bytes
+        # count no more. Size: last, as readers compare it with the bytes of an even generation.
         self._words[_VERSION] = version
         self._words[_GENERATION] = self.generation | 1
         self._words[_SIZE] = size_bytes
@@ -219,6 +225,7 @@ class Block:
 
     def commit(self) -> int:
         """Publishes the bytes written since ``begin`` and returns their generation."""
+        # The version would not do as the sign: a run that continues from a checkpoint sets one again, with other bytes.
         generation = self.generation + 1
         self._words[_GENERATION] = generation
         self.end()
@@ -234,12 +241,15 @@ class Block:
 
     def revoke(self) -> None:
         """Makes every handle of this block stale."""
+        # To the next even number, not to an odd one: no process writes it, it is free.
         self._words[_GENERATION] = (self.generation | 1) + 1
 
     def use(self) -> bool:
         """Locks the block against writers until ``end``; False if it is being written. ``users`` has this process."""
         if self._descriptor is None or not try_lock(self._descriptor, USE, exclusive=False):
             return False
+        # The lock of a file description names no process (F_OFD_GETLK gives -1), and several share a byte: for messages
+        # each user takes a byte of its own too, and leaves its id.
         for number in range(_USERS):
             if try_lock(self._descriptor, _FIRST_USER + number, exclusive=True):
                 self._user = number
@@ -307,6 +317,8 @@ class Block:
 
 def populate(block: Block, share: Share) -> None:
     """Gives all pages of a block to this process, by several threads."""
+    # Not by MAP_POPULATE, when the file is mapped: one thread would clear all pages, and clearing takes most of the
+    # time.
     size = len(block.memory)
     count = -(-size // _POPULATED_AT_ONCE)
 
@@ -347,6 +359,8 @@ def remove_abandoned(directory: Path) -> list[str]:
 
     Files of a living owner are never touched, nor is memory that another process has mapped.
     """
+    # By their locks, not by process ids in their names: an id may be another process's by now, or that of another
+    # container which shares the directory.
     removed = []
     for path in directory.glob("*.arena"):
         try:

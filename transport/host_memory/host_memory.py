@@ -77,6 +77,7 @@ class HostMemory(Memory[Any]):
     ) -> Offer:
         """``paths``: "shm" for processes of this host, "tcp" for those of other ones: both read the same copy. Raises
         OSError too, if the door can't listen."""
+        # Before the copy: a port that can't be opened is an error of the Set, and nothing is published then.
         door = self._open_door() if "tcp" in paths else None
         written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
@@ -134,7 +135,9 @@ class HostMemory(Memory[Any]):
             if block.begin(version, size_bytes):
                 mapped = self._mapped[block.name] = _Mapped(block)
                 return mapped
-            self._arena.give_back(block)  # a reader has begun to use it meanwhile
+            # A reader has begun to use it between the look and the lock. No wait for it: it may use it as long as it
+            # likes.
+            self._arena.give_back(block)
 
     def _write(
         self,
@@ -152,7 +155,8 @@ class HostMemory(Memory[Any]):
             data = block.payload[: layout.size_bytes]
             views = mapped.views(layout.kind, layout.specs)
             copying = payload.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
-            # While a chunk is in the cache, the changes for readers of other hosts that have the older version.
+            # The changes for readers of other hosts that have the older version: while a chunk is in the cache. When
+            # the first reader asks, both versions would have to be read from memory again, and all readers would wait.
             compare = None
             if newest is not None and self._door is not None:
                 compare = self._door.compare(newest, block, layout.size_bytes)
@@ -180,6 +184,7 @@ class HostMemory(Memory[Any]):
     def find_block(self, name: str) -> tuple[Block, list[Block]]:
         """The block of that name, of any process of this host, for readers on other hosts; and the other ones that this
         process has published of its key. Raises StaleHandle, ForeignHandle. May be called by any thread."""
+        # Lists, as the event loop changes both meanwhile.
         for written in list(self._written.values()):
             blocks = {mapped.block.name: mapped.block for mapped in list(written.published)}
             if block := blocks.pop(name, None):
@@ -276,6 +281,8 @@ class HostMemory(Memory[Any]):
         """As ``offer``, in memory of this process or of another one of this host."""
         if self._closed:
             raise TransportClosed
+        # A layout for each Set: lent memory is set by one process now, by another one then, and none keeps its
+        # versions.
         layout = payload.Layout.of(tensors)
         if layout.size_bytes > lent.size_bytes:
             raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
@@ -295,6 +302,7 @@ class HostMemory(Memory[Any]):
         mapped = self._map(lent.block, key, version)
         if not mapped.block.is_writable:
             block = Block.open(self._directory, lent.block, writable=True)
+            # The lender has given the pages to itself: in this process each first touch would still be a fault.
             populate(block, self._workers.share)
             mapped = self._mapped[lent.block] = _Mapped(block)
         if mapped.block.capacity != lent.size_bytes:
@@ -376,6 +384,8 @@ class HostMemory(Memory[Any]):
         are compared with the handle's in any case."""
         local, needs_check = await self._bring(request)
         handle, source = local.handle, local.source
+        # A mapping of its own, not the one that copies share: it has the lock against the writer, which must last as
+        # long as a tensor in it, and end with the last.
         try:
             block = Block.open_in_use(self._directory, source.block)
         except FileNotFoundError as error:
@@ -398,6 +408,8 @@ class HostMemory(Memory[Any]):
         yield {spec.name: view for spec, view in zip(request.tensors, views, strict=True)}
 
     def _map(self, name: str, key: str, version: int) -> _Mapped:
+        # A mapping stays for the next version but one, which lies in the same block: to map it and to fault its pages
+        # in costs much beside the copy.
         mapped = self._mapped.get(name)
         if mapped is not None:
             return mapped

@@ -9,7 +9,8 @@ from typing import Final
 from ..errors import TransportClosed
 from .block import Block
 
-# A copy can be stopped between two pieces.
+# A copy can be stopped between two pieces. The file is not forced to the disk (fsync): it replaces memory of this
+# process, and is worth nothing after the machine has failed.
 _PIECE_BYTES: Final = 16 << 20
 
 

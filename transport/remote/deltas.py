@@ -21,9 +21,12 @@ from ..host_memory.block import CHUNK_BYTES, Block
 Words = np.ndarray[Any, np.dtype[np.uint16]]
 _MOST_GAP: Final = 0xFFFF
 _COUNT_BYTES: Final = 4
-# Larger deltas are not worth it: they take the sender and the reader longer than the bytes themselves.
+# Words of 2 bytes: weights are bfloat16 as a rule, and an optimizer step leaves many of them as they were. Not zlib
+# over the difference: it is slower than a network between two hosts. Larger deltas are not worth it: they take the
+# sender and the reader longer than the bytes themselves.
 MOST_SHARE: Final = 0.25
-# After so many chunks of which none has a small delta, no more are computed.
+# After so many chunks of which none has a small delta, no more are computed: a step that changes most values
+# does so in all chunks, and to compare them costs as much as to read both versions.
 _TRIED_CHUNKS: Final = 16
 
 
@@ -127,6 +130,8 @@ class Deltas:
         self._chunk(start)
 
     def _chunk(self, start: int) -> bytes | None:
+        # Each chunk's changes are kept until the next version: readers of several hosts ask for the same ones, at about
+        # the same time.
         with self._lock:
             future = self._futures.get(start)
             if future is None:

@@ -32,11 +32,16 @@ from . import deltas
 from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
 
+# A range is lost as a whole with its connection: small enough to be cheap to repeat, large enough that its request and
+# reply cost nothing beside it.
 RANGE_BYTES: Final = 8 << 20
+# One connection encrypts on one core, at 0.65 GB/s.
 _CONNECTIONS: Final = 4
+# So that the owner always has a request while the last reply is under way.
 _REQUESTS_AHEAD: Final = 2
 _CONNECT_S: Final = 1.0
-# A connection without a byte for this long is given up, and made again.
+# A connection without a byte for this long is given up, and made again. Not TCP's own keepalive: after a cut on the way
+# no byte comes from the other side, and TCP takes hours to notice.
 _SILENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.5
@@ -123,6 +128,8 @@ class Fetch:
                 raise self._error_of(f"refused: {refused}", PeerRefused) from None
             except (BadFrame, deltas.BadDelta) as broken:
                 raise self._error_of(str(broken)) from broken
+            # No second try: nothing listens there any more, and an owner that is started again has another port as a
+            # rule.
             except ConnectionRefusedError:
                 raise self._error_of("connection refused: its owner has left") from None
             except socket.gaierror as error:
@@ -135,7 +142,9 @@ class Fetch:
                 self._report(str(error))
                 with self._lock:
                     self._statistics.reconnects += 1
+                # A link that brings something is asked again soon, one that brings nothing ever more seldom.
                 pause = _PAUSE_S if self._got_bytes > before else min(2 * pause, _MOST_PAUSE_S)
+                # To the front: an error names the first range that is missing.
                 self._todo.extendleft(reversed(requests))
                 self._ended.wait(pause)
 
@@ -197,6 +206,7 @@ class Fetch:
         digest = table_digest(table, self._size_bytes)
         if digest != handle.digest:
             raise CorruptState(handle.key, handle.version, handle.digest, digest)
+        # By each connection, with the same bytes: they were compared with the handle's digest.
         self._target.table[:chunks] = table
         return reply.has_base
 
@@ -208,6 +218,7 @@ class Fetch:
             self._count(reply.size_bytes, delta_bytes=reply.size_bytes)
             return self._apply(memoryview(changes), start, end)
         is_right = True
+        # Chunk by chunk, not as one range: each digest is computed while its bytes are in the cache.
         for first in range(start, end, CHUNK_BYTES):
             last = min(first + CHUNK_BYTES, end)
             receive_into(connection, self._target.payload[first:last])

@@ -20,6 +20,8 @@ from typing import Final
 
 from ..host_memory.block import CHUNK_BYTES
 
+# Fixed headers, not MessagePack: the reader knows from one of them how many bytes follow, and receives these into
+# memory that it has prepared, without a decoder between.
 MOST_RANGE_BYTES: Final = 64 << 20
 _MOST_FRAME_BYTES: Final = 1024
 _MAGIC: Final = b"FXB1"

@@ -17,6 +17,7 @@ from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
 from .fetch import connect
 from .frames import REPLY_BYTES, Answer, BadFrame, NamedRange, Reply
 
+# More than of a state's ranges: these are small, and a round trip for each would take longer than its bytes.
 _REQUESTS_AHEAD: Final = 16
 _PAUSE_S: Final = 0.1
 
@@ -43,6 +44,7 @@ def fetch_ranges(
                     if memory is not None:
                         contents[request] = memory
                         continue
+                    # Once may be the network's fault; twice is the owner's, and would come again.
                     wrong_count += 1
                     if wrong_count > 1:
                         raise RangesLost(

@@ -33,7 +33,8 @@ from ..transfers import INLINE_BYTES, CopyWorkers, ReadRequest
 from .bulk import Bulk
 from .fetch import Fetch
 
-# Between two looks if another process still fetches a version.
+# Between two looks if another process still fetches a version. Not a lock that waits (F_OFD_SETLKW): it would take a
+# thread for each reader that waits, and no deadline or cancellation would end it.
 _POLL_S: Final = 0.005
 LOCK_FILE: Final = "copies.lock"
 
@@ -72,7 +73,8 @@ class Remote:
         while True:
             if self._closed:
                 raise TransportClosed
-            # The lock comes first: with it, what is not there will not appear.
+            # Locks of a file, not messages between the processes: they need not know each other, and the kernel ends
+            # the lock of one that is killed. The lock comes first: with it, what is not there will not appear.
             lock = self._copies.try_lock(request.handle.key)
             try:
                 if (source := self._copies.find(request.handle)) is not None:
@@ -112,7 +114,8 @@ class Remote:
                 raise
 
         self._fetches.add(fetch)
-        # Never in the event loop, however small the state is.
+        # Never in the event loop, however small the state is, as it waits for the network: so the size is one that a
+        # thread takes.
         moving = asyncio.ensure_future(self._workers.run(handle.size_bytes + INLINE_BYTES + 1, work))
         try:
             return await asyncio.shield(moving)
@@ -194,6 +197,7 @@ class NodeCopies:
     def begin(self, handle: StateHandle, share: Share) -> tuple[Block, Block | None]:
         """A block for the version, which is marked as being written, and the newest version that changes can be applied
         to, if there is one. To be called with the lock of the key. Raises ArenaSpace."""
+        # Of the newest version that is whole, also if another process has fetched it: the fewer the changes since.
         newest = max(self._whole(handle.key), key=lambda block: block.version, default=None)
         base = newest if newest is not None and newest.size_bytes == handle.size_bytes else None
         for block in self._blocks(handle.key):
@@ -246,6 +250,7 @@ class NodeCopies:
 
     def _blocks(self, key: str) -> list[Block]:
         """Those that exist, of any process."""
+        # The directory is the list of the copies: a list of its own would have to be repaired after each kill -9.
         names = {path.name for path in self._directory.glob(f"copy-{_number(key):016x}-*.arena")}
         for name in [name for name, block in list(self._by_name.items()) if not block.is_linked]:
             self._by_name.pop(name, None)
@@ -259,7 +264,8 @@ class NodeCopies:
 
 
 def _lock_of(key: str) -> int:
-    return _number(key) >> 2  # a position in a file has 63 bits
+    # A position in a file has 63 bits. Two keys with one position wait for each other, and no more.
+    return _number(key) >> 2
 
 
 def _number(key: str) -> int:

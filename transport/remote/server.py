@@ -34,8 +34,11 @@ from .frames import Answer, BadFrame, NamedRange, Open, Read, Reply, Requests
 
 log = get_logger(__name__)
 
+# An open version keeps its block from being written: the owner takes more memory for the next ones meanwhile, and a
+# frozen reader would keep it for ever.
 IDLE_S: Final = 60.0
 _HANDSHAKE_S: Final = 5.0
+# Each has a thread: many more could be asked for by a stranger, who gets one before the handshake.
 _MOST_CONNECTIONS: Final = 256
 
 Blocks = Callable[[str], tuple[Block, list[Block]]]
@@ -76,6 +79,7 @@ class BulkServer:
         self.named_bytes = named_bytes
         self.statistics = statistics
         family = socket.AF_INET6 if ":" in bulk.host else socket.AF_INET
+        # Bound here, not in the thread: an address that is taken is the caller's error.
         self._listener = socket.create_server((bulk.host, bulk.port), family=family, backlog=128)
         host, port = bulk.advertise or bulk.host, self._listener.getsockname()[1]
         self.address = f"{bracket_ipv6(host)}:{port}"
@@ -112,7 +116,8 @@ class BulkServer:
                 connection, peer = self._listener.accept()
             except OSError:
                 if not self._closed:
-                    time.sleep(0.1)  # no descriptor is free
+                    # No descriptor is free. The connection stays in the queue, so the next accept fails as fast.
+                    time.sleep(0.1)
                 continue
             thread = threading.Thread(
                 target=self._serve, args=(connection, peer[0]), name="flexmarl-bulk-serve", daemon=True
@@ -168,11 +173,13 @@ class BulkServer:
         block, other_blocks = self._blocks(request.block)
         if request.size_bytes > block.capacity:
             raise ForeignHandle(block.name, str(block.directory), f"it has {block.capacity} bytes")
+        # Held first, then compared: after the comparison alone the owner could begin to write.
         held = block.hold()
         if held is None or block.generation != request.generation:
             if held is not None:
                 os.close(held)
             raise StaleHandle(request.block, 0, block.version)
+        # Remembered, so that the next Set computes changes only if a reader is there that can apply them.
         self._read[block.name] = request.generation
         for other in other_blocks:
             if (base := _hold_base(other, request)) is not None:
@@ -265,6 +272,8 @@ class _Session:
             self._connection.sendall(Reply(Answer.FOREIGN, 0).encode())
             return
         self._block, self._size_bytes = block, request.size_bytes
+        # All digests at once, before the first range: the reader compares them with the handle's digest, and from then
+        # on each chunk as it arrives.
         table = block.table[: -(-request.size_bytes // CHUNK_BYTES)].tobytes()
         reply = Reply(Answer.OPENED, len(table), has_base=self._deltas is not None)
         self._connection.sendall(reply.encode() + table)
@@ -292,5 +301,7 @@ class _Session:
             self._server.count(delta_bytes=len(changes))
             return
         self._connection.sendall(Reply(Answer.RAW, request.end - request.start).encode())
+        # In place, from the mapping. Not sendfile(2): TLS is computed in this process, so that it would serve trusted
+        # networks alone.
         self._connection.sendall(self._block.payload[request.start : request.end])
         self._server.count(whole_bytes=request.end - request.start)

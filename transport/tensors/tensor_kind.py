@@ -15,6 +15,7 @@ Tensors: TypeAlias = Mapping[str, "Tensor"] | Mapping[str, np.ndarray[Any, Any]]
 """A state: all of one library."""
 
 
+# Not NumPy for both, over PyTorch's shared memory: NumPy lacks bfloat16 and float8, and devices.
 class TensorKind(Protocol[T]):
     """The tensors of one library, as far as payloads need to know them."""
 
