@@ -5,6 +5,7 @@ digest is computed while the bytes are in the cache, large enough that a switch 
 """
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ def kind_of(tensors: Iterable[Any]) -> TensorKind[Any]:
     return torch_kind()
 
 
+@functools.cache
 def torch_kind() -> TensorKind[Any]:
     """PyTorch's kind; imports PyTorch."""
     # Not at the top: it takes a second and 170 MB, which a process of arrays alone, such as the store, does not need.
