@@ -41,6 +41,7 @@ from .devices import DeviceBuffer, Devices
 BUFFER_BYTES: Final = 256 << 20
 # Locks set no event: they are looked at again so often.
 _POLL_S: Final = 0.005
+# A killed owner says nothing, and the kernel reports the end of its locks to no other process: it is looked for.
 _WATCH_S: Final = 0.25
 log = get_logger(__name__)
 

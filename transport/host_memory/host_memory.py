@@ -371,8 +371,10 @@ class HostMemory(Memory[Any]):
                     _check_table(block, handle)
                 payload.fetch(copying, data, table if checked else None, self._workers.share, stop)
             except payload.WrongDigest as wrong:
+                # If it was written meanwhile, the digests are those of two versions: it is stale, not corrupt.
                 _check_generation(block, handle, source)
                 raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
+            # The check before the copy saves a copy that would be in vain; this one makes it count.
             _check_generation(block, handle, source)
         return {spec.name: target for spec, target in zip(specs, targets, strict=True)}
 

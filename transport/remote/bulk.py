@@ -95,6 +95,7 @@ def secure(raw: socket.socket, bulk: Bulk, *, server: bool) -> socket.socket:
     if not bulk.encrypted:
         _prove(raw, bulk.keys, server=server)
         return raw
+    # An end without TLS's farewell is an error, so that a cut never looks like an end.
     connection = _context(bulk.keys, server).wrap_socket(
         raw, server_side=server, suppress_ragged_eofs=False, do_handshake_on_connect=False
     )

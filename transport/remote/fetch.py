@@ -164,6 +164,7 @@ class Fetch:
         with self._lock:
             self._connections.add(connection)
         try:
+            # Asked after it is in the set: ``abort`` either finds it there, or has set this before.
             if self._ended.is_set():
                 raise TransportClosed
             yield

@@ -23,6 +23,7 @@ from ..host_memory.block import CHUNK_BYTES
 # Fixed headers, not MessagePack: the reader knows from one of them how many bytes follow, and receives these into
 # memory that it has prepared, without a decoder between.
 MOST_RANGE_BYTES: Final = 64 << 20
+# Requests are names and numbers. Bytes of one that is not complete are kept, so a stranger must not choose how many.
 _MOST_FRAME_BYTES: Final = 1024
 _MAGIC: Final = b"FXB1"
 _PREFIX: Final = struct.Struct("!4sBxH")  # magic, kind, bytes that follow

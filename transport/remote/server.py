@@ -95,8 +95,10 @@ class BulkServer:
     def close(self) -> None:
         """Ends all connections and returns when no thread of the server reads memory any more. Blocks."""
         self._closed = True
+        # Shut down before they are closed, the listener and the connections: a close does not wake a thread that waits
+        # in a call on the descriptor, and frees its number for another file.
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -140,6 +142,7 @@ class BulkServer:
             connection.settimeout(IDLE_S)
             with self._lock:
                 self._sessions[threading.current_thread()] = connection
+            # Asked after the socket is in the list: ``close`` either finds it there, or has set this before.
             if not self._closed:
                 with _Session(self, connection) as session:
                     session.run()
