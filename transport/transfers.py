@@ -15,12 +15,14 @@ from ..core.base.threads import wait_ended
 from ..core.telemetry import get_logger
 from .errors import TransferTimeout, TransportClosed
 from .handle import PathName, Source, StateHandle, TensorSpec
+from .payload import Layout
 from .select import Choice
 from .statistics import Chosen, PathStatistics
 from .tensors.tensor_kind import Tensors
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Source)
+M = TypeVar("M")
 log = get_logger(__name__)
 
 # Copies of at most this much run in the event loop: with its digest, one takes about 40 microseconds in the cache, and
@@ -117,6 +119,50 @@ class Memory(TransferPath[S], Protocol[S]):
         """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
         with their digests. Raises as ``fetch``, when the context is entered."""
         ...
+
+
+class VersionedMemory(Generic[M]):
+    """The pieces of memory that this process sets one key in, each for a whole version. ``lock``: held by a Set.
+
+    ``published``: those of the two newest versions, the older one first. ``free``: neither written nor to be read.
+    """
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.published: list[M] = []
+        self.free: list[M] = []
+        self._layout: Layout | None = None
+
+    def layout_of(self, tensors: Mapping[str, Any]) -> Layout:
+        """The layout of the last Set, if the tensors have it. Raises TypeError for a tensor that can't travel."""
+        if self._layout is None or not self._layout.fits(tensors):
+            self._layout = Layout.of(tensors)
+        return self._layout
+
+    def candidates(self) -> list[M]:
+        """Memory for the next version: readers keep the newest one meanwhile."""
+        # Two versions stay readable, not one: a handle takes a while to arrive, and the next Set may come before it.
+        return [*self.free, *self.published[:-1]]
+
+    def take(self, memory: M) -> None:
+        """The next version is written there: it is in no list until then."""
+        (self.free if memory in self.free else self.published).remove(memory)
+
+    def failed(self, memory: M) -> None:
+        """Nothing was published there."""
+        self.free.insert(0, memory)
+
+    def publish(self, memory: M) -> list[M]:
+        """The newest version lies there; returns the memory that is of no more use."""
+        self.published.append(memory)
+        outdated = [*self.published[:-2], *self.free]
+        del self.published[:-2]
+        self.free.clear()
+        return outdated
+
+    def all(self) -> list[M]:
+        """Every piece of memory of the key but one that is being written."""
+        return [*self.published, *self.free]
 
 
 # --------------------------------------------------------------------------- threads

@@ -30,11 +30,11 @@ from ..errors import (
     UnknownDevice,
 )
 from ..handle import BufferSource, CudaIpcSource, PathName, StateHandle, TensorSpec
-from ..host_memory.arena import Arena, VersionedMemory
+from ..host_memory.arena import Arena
 from ..host_memory.block import Block
 from ..select import Place
 from ..tensors.tensor_kind import Tensors
-from ..transfers import CopyWorkers, Memory, Offer, ReadRequest
+from ..transfers import CopyWorkers, Memory, Offer, ReadRequest, VersionedMemory
 from .devices import DeviceBuffer, Devices
 
 # Few large buffers, not one for each tensor: each is exported, opened by every reader and checked by one sum.

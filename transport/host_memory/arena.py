@@ -1,23 +1,19 @@
 """The host memory of one process for states: blocks (``block.py``) that are made once and used again."""
 
-import asyncio
 import contextlib
 import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Final
 
 from ..errors import ArenaSpace
-from ..payload import Layout
 from .block import Block, Share, file_bytes, populate, remove_abandoned
 
 # A spare block this many times as large as needed is left for larger states: with a small one in it, the next large one
 # would wait for new pages, which the reserving was to prevent.
 _MOST_WASTE: Final = 1.25
-
-M = TypeVar("M")
 
 
 class Arena:
@@ -155,47 +151,3 @@ class Arena:
             unpin()
         block.unlink()
         block.close()
-
-
-class VersionedMemory(Generic[M]):
-    """The pieces of memory that this process sets one key in, each for a whole version. ``lock``: held by a Set.
-
-    ``published``: those of the two newest versions, the older one first. ``free``: neither written nor to be read.
-    """
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.published: list[M] = []
-        self.free: list[M] = []
-        self._layout: Layout | None = None
-
-    def layout_of(self, tensors: Mapping[str, Any]) -> Layout:
-        """The layout of the last Set, if the tensors have it. Raises TypeError for a tensor that can't travel."""
-        if self._layout is None or not self._layout.fits(tensors):
-            self._layout = Layout.of(tensors)
-        return self._layout
-
-    def candidates(self) -> list[M]:
-        """Memory for the next version: readers keep the newest one meanwhile."""
-        # Two versions stay readable, not one: a handle takes a while to arrive, and the next Set may come before it.
-        return [*self.free, *self.published[:-1]]
-
-    def take(self, memory: M) -> None:
-        """The next version is written there: it is in no list until then."""
-        (self.free if memory in self.free else self.published).remove(memory)
-
-    def failed(self, memory: M) -> None:
-        """Nothing was published there."""
-        self.free.insert(0, memory)
-
-    def publish(self, memory: M) -> list[M]:
-        """The newest version lies there; returns the memory that is of no more use."""
-        self.published.append(memory)
-        outdated = [*self.published[:-2], *self.free]
-        del self.published[:-2]
-        self.free.clear()
-        return outdated
-
-    def all(self) -> list[M]:
-        """Every piece of memory of the key but one that is being written."""
-        return [*self.published, *self.free]

@@ -24,9 +24,9 @@ from ..remote.remote import Remote
 from ..remote.server import BulkServer
 from ..select import Place
 from ..tensors.tensor_kind import T, TensorKind, Tensors
-from ..transfers import CopyWorkers, Memory, Offer, ReadRequest
+from ..transfers import CopyWorkers, Memory, Offer, ReadRequest, VersionedMemory
 from . import lent_files
-from .arena import Arena, VersionedMemory
+from .arena import Arena
 from .block import Block, file_bytes, populate
 
 
