@@ -29,7 +29,7 @@ _WRITER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # References of one batch that lie as near as this are fetched as one range.
 _GAP_BYTES: Final = 4096
 
-Found = dict[ByteRef, memoryview]
+Contents = dict[ByteRef, memoryview]
 
 
 def _directories(root: Path, place: str) -> SegmentDirectories:
@@ -104,7 +104,7 @@ class WriterNode:
 class FarReader:
     """Reads segments of writers on any node."""
 
-    def __init__(self, root: Path, bulk: Bulk, run_blocking: Callable[..., Awaitable[Found]]) -> None:
+    def __init__(self, root: Path, bulk: Bulk, run_blocking: Callable[..., Awaitable[Contents]]) -> None:
         """``root``: of all writers of this node. ``run_blocking``: as of ``ActorSystem``."""
         self._root = root
         self._bulk = bulk
@@ -115,7 +115,7 @@ class FarReader:
         directories = _directories(self._root, place)
         return directories if directories.memory.is_dir() else None
 
-    async def fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float) -> Found:
+    async def fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float) -> Contents:
         """The bytes of references into segments of one place. Connects again until the deadline.
 
         Raises PieceLost: the writer has left, the deadline is over, or bytes have come wrong twice.
@@ -123,7 +123,9 @@ class FarReader:
         stop = threading.Event()
         return await self._run_blocking(self._fetch, place, refs, timeout_s, stop, stop=stop)
 
-    def _fetch(self, place: str, refs: Sequence[ByteRef], timeout_s: float, stop: threading.Event) -> Found:
+    def _fetch(
+        self, place: str, refs: Sequence[ByteRef], timeout_s: float, stop: threading.Event
+    ) -> Contents:
         address = place.rpartition("/")[0]
         refs_of = dict(_group(refs))
         try:
