@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# A global name costs less than an enum's attribute.
-_CALL, _TELL, _STREAM = Kind.CALL, Kind.TELL, Kind.STREAM
+# A global name costs less than an enum's attribute, and hashing a number less than hashing an enum's member.
+_TELL, _STREAM = Kind.TELL, Kind.STREAM
+_CALL_NUMBER, _TELL_NUMBER, _STREAM_NUMBER = int(Kind.CALL), int(Kind.TELL), int(Kind.STREAM)
 
 Packed: TypeAlias = tuple[bytes, Sequence[memoryview], int]
 """A request: the fields that are its own, its buffers, and the size of both in bytes."""
@@ -143,6 +144,7 @@ class Outbound:
         self._connection = connection
         self._network = connection.network
         self._link = connection.link
+        self._need_peer = connection.need_peer
         self._loop = connection.loop
         self._encoder = connection.encoder
         self._requests = connection.session.requests
@@ -156,7 +158,7 @@ class Outbound:
 
     def callee(self, actor: str, endpoint: str, timeout_s: float) -> Callee:
         """For ``call``. Raises LocalProtocolError if the names are too long."""
-        return self._requests.callee(_CALL._value_, actor, endpoint, timeout_s)
+        return self._requests.callee(_CALL_NUMBER, actor, endpoint, timeout_s)
 
     def call(
         self, callee: Callee, args: Sequence[Any], kwargs: Mapping[str, Any], signature: Signature | None
@@ -179,7 +181,7 @@ class Outbound:
     ) -> Call:
         """Done when the message has left, or is queued for a peer that is being connected."""
         try:
-            callee = self._requests.callee(_TELL._value_, actor, endpoint, timeout_s)
+            callee = self._requests.callee(_TELL_NUMBER, actor, endpoint, timeout_s)
             packed = self._pack(callee, args, kwargs)
         except LocalProtocolError as error:
             return failed_call(error)
@@ -194,7 +196,7 @@ class Outbound:
         """Raises NoCredit if ``tell`` would wait, LocalProtocolError, or the reason for which the peer is dead."""
         if self.dead is not None:
             raise self.dead
-        callee = self._requests.callee(_TELL._value_, actor, endpoint, 0.0)
+        callee = self._requests.callee(_TELL_NUMBER, actor, endpoint, 0.0)
         packed, credit = self._pack(callee, args, kwargs), callee.credit
         if not credit.take(packed[2]):
             raise NoCredit(actor, endpoint, credit.requests, credit.size_bytes)
@@ -223,7 +225,7 @@ class Outbound:
         signature: Signature | None,
     ) -> AsyncIterator[Any]:
         """The items of a streaming endpoint, each within ``timeout_s``; see ``ActorRef.within`` for the errors."""
-        callee = self._requests.callee(_STREAM._value_, actor, endpoint, timeout_s)
+        callee = self._requests.callee(_STREAM_NUMBER, actor, endpoint, timeout_s)
         packed = self._pack(callee, args, kwargs)
         reader, sent = StreamReader(actor), self._new_call(None)
         if self.dead is None and callee.credit.take(packed[2]):
@@ -292,7 +294,7 @@ class Outbound:
         """Sends a one-way message that has taken credit."""
         item, buffers, size_bytes = packed
         self._link.send_item(callee, self._requests.tell(callee.credit, size_bytes), item, buffers)
-        self._connection.need_peer()
+        self._need_peer()
 
     def _send_request(
         self, callee: Callee, packed: Packed, rest_s: float, waiter: Call | StreamReader
@@ -306,7 +308,7 @@ class Outbound:
         else:
             further = self._encoder.pack_items((self._network.settings.stream_window,))
             self._link.send(callee.pack(request_id, (item,), further), buffers)
-        self._connection.need_peer(deadline)
+        self._need_peer(deadline)
         return request_id
 
     # ------------------------------------------------------------------ credit
@@ -322,7 +324,7 @@ class Outbound:
             # A timer of its own: the session knows requests by their ids, and this one has an id only when it is sent.
             unsent.timer = self._loop.call_at(unsent.deadline, self._credit_is_late, unsent)
         unsent.callee.credit.waiting.append(unsent)
-        self._connection.need_peer()
+        self._need_peer()
 
     def _credit_is_late(self, unsent: Unsent) -> None:
         if not unsent.done():
