@@ -53,6 +53,7 @@ def replace_private(path: Path, content: bytes, *, durable: bool = False) -> Non
 
 def make_private_folder(path: Path) -> None:
     """Makes a folder, and those above it that are missing, with mode 0700. One that exists stays as it is."""
+    # One by one: ``mkdir(parents=True)`` gives its mode to the last folder only, and the others what the umask allows.
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)

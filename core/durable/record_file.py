@@ -142,6 +142,7 @@ class RecordFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         replacement = RecordFile(path, self._head, descriptor, 0, Cut(0, 0, ""))
         try:
+            # Before it takes its place: a process that opens the path right after the rename has to find it in use.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             replacement.append(self._head.content)
         except BaseException:

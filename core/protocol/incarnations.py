@@ -8,6 +8,8 @@ part in it: an actor that is restarted after the clock was set back is still a l
 import secrets
 from collections import OrderedDict
 
+# Together 63: an epoch is positive as a signed number of 64 bits too. Two of a thousand lineages, which is more than a
+# run has, are equal with a probability of one in a million.
 _LINEAGE_BITS = 39
 _COUNT_BITS = 24
 

@@ -24,7 +24,7 @@ _MAX_SHARED_BYTES = 64 * 2**10
 
 
 def pack_header(node: str, epoch: int) -> bytes:
-    """Returns the header of each message of this side. ``node``: its system, whose name ``checked_name`` bounds."""
+    """The header of every message of this side. ``node``: the name of its system, kept short by ``checked_name``."""
     header: bytes = msgpack.packb([MAGIC, VERSION, node, epoch])
     return header
 
@@ -64,7 +64,8 @@ def _array_head(count: int) -> bytes:
 # https://github.com/msgpack/msgpack/blob/master/spec.md: fixarray, and array 32.
 _SHORT_ARRAYS = [bytes((0x90 | count,)) for count in range(16)]
 _LONG_ARRAY = struct.Struct("!BI")
-# The head of an array of up to 15 items, a small number, and a number of 64 bits.
+# The head of an array of up to 15 items, a small number, and a number of 64 bits. An id always takes 64, also a
+# small one, for which msgpack would take fewer: so one struct packs the head of every run.
 _RUN_HEAD = struct.Struct("!BBBQ")
 
 

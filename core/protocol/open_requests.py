@@ -196,6 +196,7 @@ class OpenRequests(Generic[Waiter]):
 
     def abandon(self, request: Request[Waiter]) -> bool:
         """Its caller has given up; True if the peer should be notified. It holds its credit until it is answered."""
+        # Credit that came back here would let a caller with short deadlines fill a slow actor's mailbox without end.
         if request.id not in self._open or request.abandoned:
             return False
         request.abandoned = True

@@ -301,6 +301,9 @@ class Session(Generic[Waiter]):
         self._heard = True
         if epoch == self.epoch:
             return None
+        # ``epoch`` is forgotten when the link goes down, ``_last_epoch`` is not. The first answer after that may be a
+        # new incarnation's and fails nothing: older requests have failed with the link, newer ones are for any
+        # incarnation.
         known, self.epoch = self.epoch, epoch
         last, self._last_epoch = self._last_epoch, epoch
         # Another process has taken the address.

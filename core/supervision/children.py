@@ -68,6 +68,7 @@ class LocalChild(Child):
         actor_class: Any = import_class(self._class) if isinstance(self._class, str) else self._class
         args, kwargs = constructor_arguments(self._setup)
         actor = actor_class(*args, **kwargs)
+        # The name is still in use after a failure: its mailbox holds the requests that wait for the next incarnation.
         if self._local.has_actor(self.name):
             await self._local.restart(self.name, actor)
         else:
@@ -117,6 +118,8 @@ class NodeChild(Child):
             self.address = await self.node.reserve(self.name)
         self.spec = dataclasses.replace(self.spec, epoch=self.spec.epoch + 1)
         network.heard_incarnation(self.spec.epoch)  # should its predecessor still run: it is refused
+        # The process connects to this system by itself: its report may be here before the node has answered, above all
+        # from another host. A report that was dropped then would leave the start waiting for its whole timeout.
         self._early, self._launching = None, True
         try:
             self.running = running = await self.node.launch(self.spec)
@@ -169,6 +172,7 @@ class NodeChild(Child):
         running = self.running
         if running is None or epoch not in (None, running.epoch):
             return
+        # The reason is set before the kill: "killed by signal 9", which ``_watch`` gets, would say nothing.
         if running.exit_reason is None and not running.has_exited():
             running.exit_reason = reason
             self._exited(running, reason)
@@ -185,6 +189,8 @@ class NodeChild(Child):
     def move(self, node: Node, env: Mapping[str, str]) -> None:
         """Its next incarnation will be on ``node``, at another address, with the variables of ``env`` too; the present
         node is lost."""
+        # Without an address ``launch`` reserves one on the new node. At the old one no exit reason will come any more,
+        # and callers that lose their connection to it wait for none.
         self._local.network.unwatch_process(self.address)
         self.spec = dataclasses.replace(self.spec, env={**self.spec.env, **env})
         self.node, self.address = node, ""
@@ -192,6 +198,8 @@ class NodeChild(Child):
     def _exited(self, running: Running, reason: FlexmarlError) -> None:
         if running.stop_requested or running.exit_handled or self.running is not running:
             return
+        # A start that fails raises its reason in ``launch``: its end is not handled twice. Nor is that of an actor
+        # whose process has reported the failure first and ends afterwards.
         running.exit_handled = self.runs
         self._owner.child_exited(self, reason)
 

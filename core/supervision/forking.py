@@ -73,6 +73,7 @@ class ForkedProcess:
         """Sends a signal; does nothing if the process has ended."""
         if self.exited.is_set():
             return
+        # By the pidfd: after its end the number of the process may be another one's.
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the loop does not know yet
             if self._pidfd == NO_DESCRIPTOR:
                 os.kill(self.pid, number)
@@ -115,6 +116,8 @@ class ForkServer:
         """Starts the process. ``modules``: those it imports. ``late``: variables in which the environments of the
         processes may differ from ``environment`` without a new interpreter. ``directory``: it is removed with all its
         files if this process dies. Raises OSError."""
+        # Packets: each message arrives whole, with the descriptors that were sent with it. A stream would join
+        # messages, and a pipe can't carry descriptors.
         self._node, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._node.setblocking(False)
         names = [
@@ -125,6 +128,7 @@ class ForkServer:
         ]
         self._late = late
         self._environment = self._early(environment)
+        # In a session of its own: the terminal's ctrl-C is the node's, which stops its actors in good order.
         with server, open_private(log, "ab") as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "flexmarl.core.fork_server", *names],

@@ -207,6 +207,8 @@ class LocalActors:
 
     async def close(self) -> BaseException | None:
         """Cancels all calls, then runs every ``on_stop``, the newest actor's first; returns the first error."""
+        # All calls end before the first ``on_stop``: that may close what another actor's handler still uses. The newest
+        # actor is the first to stop, as it may have been made with references to the older ones.
         self.closed = True
         closed = SystemClosed(f"{self.name} is closed")
         tasks = [task for mailbox in self._mailboxes.values() for task in mailbox.fail(closed)]
@@ -243,6 +245,7 @@ class LocalActors:
         actor = self._actors.pop(name)
         words = f"{type(error).__name__}: {text_of(error)}"
         failed = failure_of(name, error)
+        # Watchers come before the supervisor: the exit is reported before a successor can answer in its place.
         self._mailboxes[name].fail(failed)
         self._cancel_background(actor)
         self.monitors.notify(name, words, stopped=False)

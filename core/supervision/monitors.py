@@ -15,6 +15,7 @@ from .system_api import FOR_EVER
 if TYPE_CHECKING:
     from .local_actors import LocalActors
 
+# A watch that comes after the stop gets its reason, and not "no such actor". Bounded, as names may be new each time.
 _REMEMBERED_STOPS = 1024
 
 
@@ -54,6 +55,7 @@ class Monitors:
         try:
             yield await monitor.exit
         finally:
+            # The stream is closed when the watcher has read its item, or has gone: either way it needs no more time.
             monitor.delivered.set_result(None)
             del self._monitors[name][monitor]
             if not self._monitors[name]:
@@ -83,6 +85,8 @@ class Monitors:
     def watch(self, actor: Actor, ref: ActorRef[Any]) -> None:
         """See ``Actor.watch``."""
 
+        # A watch is a stream that stays open, and not a subscription: an open stream has the peer pinged, so that a
+        # silent process counts as dead, and it ends by itself if the watcher's process does.
         async def watch() -> None:
             await actor.on_dead(await self._wait_exit(ref))
 

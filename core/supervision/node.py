@@ -17,6 +17,7 @@ NODE_DIRECTORY = "{the node's directory}"
 
 # A large model may be loaded first. A process that ends before it is ready is noticed at once.
 START_TIMEOUT_S = 3600.0
+# Longer than a system takes to close (``CLOSE_GRACE_S``), so that its log names what hung before it is terminated.
 _STOP_GRACE_S = 5.0
 _TERM_GRACE_S = 2.0
 # A process in an uninterruptible system call (a dead NFS server, a driver) outlives SIGKILL: no wait is longer.
@@ -98,6 +99,7 @@ class Running(ABC):
         Raises ActorFailed if the constructor or ``on_start`` raised, ActorDead if it ended otherwise or is not ready
         within START_TIMEOUT_S. It is killed if it is late, or if this wait is cancelled.
         """
+        # ``started`` may never come: a process that dies in its imports reports nothing, and its end is all there is.
         ended = asyncio.ensure_future(self.ended.wait())
         started = asyncio.ensure_future(self.started.wait())
         try:
@@ -120,11 +122,12 @@ class Running(ABC):
 
     async def stop(self, system_actor: ActorRef[SystemApi]) -> None:
         """Asks it to end, by its ``system_actor``; after a grace period terminates it, then kills it."""
+        # By a message first: the process of an actor has no handler for SIGTERM, which ends it without ``on_stop``.
         self.stop_requested = True
         if self.started.is_set() and not self.ended.is_set():
             try:
                 if self.exit_reason is None:  # else it is ending already
-                    await _asked_to_stop(system_actor)
+                    await _ask_to_stop(system_actor)
                 await asyncio.wait_for(self.ended.wait(), _STOP_GRACE_S)
             except (FlexmarlError, TimeoutError) as error:
                 log.warning("actor did not stop when asked", name=self.name, error=str(error))
@@ -151,7 +154,7 @@ class Running(ABC):
             log.error("process does not end", name=self.name, process=self.label, waited_s=_KILL_GRACE_S)
 
 
-async def _asked_to_stop(system_actor: ActorRef[SystemApi]) -> None:
+async def _ask_to_stop(system_actor: ActorRef[SystemApi]) -> None:
     try:
         await system_actor.within(_STOP_GRACE_S).stop()
     except ActorDead:  # it ended before its reply left

@@ -136,6 +136,8 @@ class ProcessNode(Node):
         }
 
     def _init(self, launch: Launch) -> WorkerInit:
+        # Keys go by a file of mode 0600: every user of the host can read a command line, and an environment is passed
+        # on to each process that the actor starts.
         system = self._system
         keys_file = None
         if system.keys is not None:
@@ -157,6 +159,7 @@ class ProcessNode(Node):
         # A killed process leaves it behind.
         remove_socket(ipc_address(self._directory, actor))
         self._names.discard(actor)
+        # Its imported modules take memory of a host that has no actor left.
         if not self._names and self._server is not None:
             self._server.close()
 
@@ -255,6 +258,7 @@ def is_stopped(pid: int) -> bool:
 def _stat(pid: int) -> list[str]:
     """The fields of ``/proc/PID/stat`` behind the name; empty if there is no such process, or no Linux."""
     try:
+        # Behind the last bracket: the name, which the process chooses, may hold blanks and brackets too.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []

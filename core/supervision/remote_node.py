@@ -134,6 +134,7 @@ class NodeActor(Actor, NodeApi):
         self._kill_running()
         with suppress(TimeoutError):
             async with asyncio.timeout(_KILL_GRACE_S):
+                # Killed a second time below: those that were being started have a process only now.
                 await self._none_starting.wait()
                 await asyncio.gather(*(running.wait_exit() for running in self._kill_running()))
 
@@ -184,6 +185,8 @@ class RemoteNode(Node):
 
     async def watch(self) -> ActorDead:
         """Receives the ends of actors until the node is lost; returns the reason."""
+        # One stream for all ends, and not a call for each process: it is open as long as the node lives, so that the
+        # node is pinged, and its end is the loss of the node, with all actors at once.
         reason = "it left"
         try:
             async with aclosing(self._actor.within(FOR_EVER).exits()) as exits:
@@ -221,6 +224,7 @@ class RemoteNode(Node):
         try:
             label = await self._answer(launch.name, lambda node: node.launch(launch))
         except BaseException:
+            # The node may have started it all the same: the answer may be late or lost, or this wait was cancelled.
             running.end()
             raise
         running.label = f"{label} on node {self.name}"
@@ -246,6 +250,7 @@ class RemoteNode(Node):
 
     def _send(self, endpoint: str, *args: object) -> None:
         """Without an answer; nothing if the node is lost."""
+        # No call: a kill is often the last step of something that was cancelled, and must not wait for another host.
         if self._lost is None:
             try:
                 self._actor.tell_nowait(endpoint, *args)

@@ -55,6 +55,8 @@ class Restarts:
         """Decides about ``child``, which failed at ``now`` (seconds of any monotonic clock): None if it is restarted.
         A start that fails counts too."""
         if self.escalation is None:
+            # Times, and no counter that begins at zero after each period: around its end that would let twice as many
+            # pass.
             intensity = self.intensity
             while self._restarted_at and self._restarted_at[0] < now - intensity.period_s:
                 self._restarted_at.popleft()

@@ -132,6 +132,7 @@ class Supervisor(Actor):
     async def wait_failed(self) -> None:
         """Waits for the first failure of an actor that is not restarted, and raises it: ActorDead or ActorFailed;
         TooManyRestarts, an ActorDead, if it had been restarted before."""
+        # A waiter that is cancelled would cancel the future for all others.
         raise await asyncio.shield(self.failure)
 
     async def stop_all(self) -> None:
@@ -143,6 +144,8 @@ class Supervisor(Actor):
         await _cancel(*self._restarting.values())
         children = list(self._children.values())
         on_nodes = [child for child in children if isinstance(child, NodeChild)]
+        # Processes side by side: each may take its whole grace period. Local actors afterwards, one by one and the
+        # newest first: the actors in processes may have called them until now.
         await asyncio.gather(*(child.halt() for child in on_nodes))
         for name in [
             child.name for child in on_nodes if child.running is not None and child.running.was_late
@@ -227,6 +230,8 @@ class Supervisor(Actor):
         """
         self._check_free(name, process=process)
         child = self._child(name, actor_class, setup, env, node, process=process)
+        # Before the start: the process reports to ``ready`` by its name while ``launch`` waits. A policy of restarts
+        # knows it only afterwards, so that a first start that fails is not repeated.
         self._children[name] = child
         try:
             await child.launch()
@@ -390,6 +395,7 @@ class Supervisor(Actor):
             self._give_up(failure_of(self._name, error))
 
     async def _restart(self, child: Child, replaced: asyncio.Task[None] | None) -> None:
+        # A failure in the middle of a restart begins another one: two at once would start two incarnations.
         if replaced is not None:
             await _cancel(replaced)
         name = child.name

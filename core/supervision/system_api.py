@@ -14,6 +14,7 @@ from .process_statistics import ProcessStatistics
 
 Report = TypeVar("Report")
 
+# For streams that stay open as long as both sides live. A peer that is silent ends them by the heartbeats.
 FOR_EVER: Final = math.inf
 STATISTICS_TIMEOUT_S: Final = 10.0
 

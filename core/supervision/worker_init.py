@@ -23,6 +23,7 @@ from ..wire.zeromq import Tcp
 if TYPE_CHECKING:
     from .node import Launch
 
+# The input stays open as long as the parent lives, so its end can't be the end of the message.
 _LENGTH = struct.Struct("!I")
 
 
@@ -139,6 +140,8 @@ def _main_file() -> Path | None:
 
 def import_class(path: str) -> type[Actor]:
     """The class ``module:Class``. Raises ImportError, AttributeError, and TypeError if it is not an Actor."""
+    # A name that is imported, and so could run any code: it comes from the supervisor's process, over standard input or
+    # from a node's supervisor, and is never part of a peer's request to this actor.
     module, _, name = path.partition(":")
     found: Any = attrgetter(name)(importlib.import_module(module))
     if not (isinstance(found, type) and issubclass(found, Actor)):

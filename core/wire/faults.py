@@ -160,6 +160,8 @@ class Pipe:
     def _enqueue(self, frames: Frames | None) -> None:
         loop = asyncio.get_running_loop()
         delay_s = self._medium.delay_s()
+        # Each message draws its own delay. One that draws less than the message before it waits for that one: a
+        # connection keeps its order, and what overtakes is drawn as ``reorder``.
         self._last_due_s = max(self._last_due_s, loop.time() + delay_s)
         self._ordered.append((self._last_due_s, frames))
         if len(self._ordered) == 1:

@@ -12,6 +12,11 @@ from typing import Generic, TypeVar
 from ..protocol import codec
 from .wire import Link, Listener
 
+# A session has states of its link too (``protocol/session.py``), and neither table follows from the other. Here the
+# connection counts: if a message can be given to it now. There the requests count: after a loss a link is CONNECTING
+# here and DOWN there, since they have failed; a refusal changes the state here, and not there, because a later message
+# may bring the link up.
+
 
 class OutgoingState(Enum):
     CONNECTING = "connecting"
@@ -61,6 +66,7 @@ class OutgoingLink(ABC):
     def __init__(self, listener: Listener, address: str, header: bytes) -> None:
         self._listener = listener
         self._state = OutgoingState.CONNECTING
+        # Without a limit of its own: requests take credit before they come here.
         self._unsent: list[list[codec.Bytes]] = []
         self.link = Link(address, header, self._send, self._unsent.clear, self._restart)
 
@@ -142,7 +148,7 @@ class LinkTable(Generic[End, Route]):
         if end is not None and end.link is link:
             del self.outgoing[link.address]
             end.close()
-        else:
+        else:  # a link does not know its route, which only answers need; peers are dropped seldom
             self.incoming = {route: known for route, known in self.incoming.items() if known is not link}
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ def host_of(name: str) -> str:
 
 def lineage(name: str) -> int:
     """The epoch before the first: all nodes of one name are one lineage, the same in each run."""
+    # Not ``hash``, which differs between processes for a text, and would make the log of a seed differ too.
     return zlib.crc32(name.encode()) << 24
 
 
@@ -184,6 +185,7 @@ class MemoryNetwork(FaultyMedium):
         """The network, or the node ``name``, has changed: links there that wait for a connection try again, links that
         lost theirs notice it."""
         changed = [*self._links] if name is None else [name]
+        # A list: a link that notices its loss may make the listener drop it, or make others.
         for link in [link for target in changed for link in self._links.get(target, ())]:
             link.check()
 

@@ -14,7 +14,9 @@ from ..protocol.messages import REPLIES, RunHead
 Frames = Sequence[codec.Bytes]
 
 # The most that one message holds: the receiver begins with the first part of a long burst while the rest is still being
-# written.
+# written. Measured with 1000 calls at once between two processes of one busy host, in microseconds for each, as medians
+# of three rounds: 58 if each envelope leaves alone, 11 with these limits, 21 if the whole tick leaves as one message.
+# Other limits (a first message of 16 or 256, at most 64) differ by less than the rounds do.
 _JOIN_BYTES = 2**16
 _JOIN_ENVELOPES = 256
 # And the first one of a tick; each that follows may hold twice as many as the one before.
@@ -120,6 +122,9 @@ class Link:
 
     def _leaves_at_once(self) -> bool:
         """True for the first envelope of a tick, if it is expected to be the only one."""
+        # Why not wait for the end of the tick each time: a lone call would be behind all callbacks that are ready. Why
+        # not send the first one of each tick at once: a burst would be two messages, and its first request would come
+        # to its actor alone. The tick before is a fair guess: bursts of calls and of their replies take turns.
         if self._in_tick:
             self._alone = False
             return False

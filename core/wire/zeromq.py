@@ -211,7 +211,9 @@ class ZmqWire:
             listen if isinstance(listen, str) else f"tcp://{bracket_ipv6(listen.host)}:{listen.port}"
         )
         self.epoch = new_epoch() if epoch is None else epoch
-        # Not the loop's: uvloop's clock is that of its last look for events. Asked for each request.
+        # Not the loop's: uvloop's clock is that of its last look for events. Nor CLOCK_MONOTONIC, which stands still
+        # while the machine is suspended: a lease would outlive the patience of its peer. Asked for each request, and so
+        # without a method of Python around it.
         self.now = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: Gate | None = None
@@ -224,6 +226,7 @@ class ZmqWire:
         self.listener = listener
         descriptors.raise_limit()
         descriptors.check_room(descriptors.FOR_A_WIRE, f"to listen on {self.address}")
+        # Not ``Context.instance()``: a service that embeds this may use that one, and a context has one gate.
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         try:
@@ -235,8 +238,12 @@ class ZmqWire:
     def _bind(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         router = context.socket(zmq.ROUTER)
         try:
+            # No high-water mark: at one a socket drops messages, or blocks. Credit bounds them, and lets senders wait.
             router.set_hwm(0)
+            # Else a message to a peer that has left is dropped as if it had been sent.
             router.set(zmq.ROUTER_MANDATORY, 1)
+            # A peer that connects again has the routing id of before. Without this its new connection would be refused
+            # for as long as the end of the old one is not noticed.
             router.set(zmq.ROUTER_HANDOVER, 1)
             router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
             if isinstance(self._listen, Tcp):
@@ -262,6 +269,7 @@ class ZmqWire:
         keys = None if tcp.plain else self._keys
         check_plain_tcp(tcp.host, secured=keys is not None, beyond_loopback=tcp.plain_beyond_loopback)
         if keys is not None:
+            # Before the socket binds: a client that comes before the gate answers would be refused.
             self._gate = Gate(context, keys.allowed)
             self._gate.start()
             protect_server(router, keys)
