@@ -18,7 +18,7 @@ LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
     "base", "errors", "call_context", "telemetry", "protocol", "waits", "signature", "call", "durable", "wire",
-    "delivery", "ref", "actor", "supervision", "system", "hosted_actor", "worker_main", "fork_server", "testing",
+    "delivery", "ref", "actor", "supervision", "system", "worker", "testing",
 )  # fmt: skip
 # Imports for types only that point back over a folder's edge, as (file, imported file).
 TYPES_ACROSS = frozenset({

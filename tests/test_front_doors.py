@@ -53,7 +53,7 @@ def test_the_runtime_needs_no_arrays_and_logs_without_structlog() -> None:
 
 def test_an_actors_process_starts_without_rich_which_can_be_imported_afterwards() -> None:
     program = """
-import flexmarl.core.worker_main, io, sys
+import flexmarl.core.worker.worker_main, io, sys
 from flexmarl.core.telemetry import configure_logging, get_logger
 configure_logging("store", sys.stderr)
 get_logger("x").error("y")

@@ -1,4 +1,4 @@
-"""Processes of actors, forked from one process that has imported what they need (``core/fork_server.py``)."""
+"""Processes of actors, forked from one process that has imported what they need (``core/worker/fork_server.py``)."""
 
 import asyncio
 import contextlib
@@ -131,7 +131,7 @@ class ForkServer:
         # In a session of its own: the terminal's ctrl-C is the node's, which stops its actors in good order.
         with server, open_private(log, "ab") as log_file:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flexmarl.core.fork_server", *names],
+                [sys.executable, "-P", "-m", "flexmarl.core.worker.fork_server", *names],
                 stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file,
                 env={**environment, **_SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
             )  # fmt: skip

@@ -21,13 +21,13 @@ from pathlib import Path
 from ..actor import Actor
 from ..base.texts import traceback_of
 from ..errors import LocalProtocolError
-from ..hosted_actor import HostedActor
 from ..protocol.session import DEFAULT_SETTINGS, Settings
 from ..supervision.node import Launch, Node, Running
 from ..supervision.worker_init import WorkerInit, read_init, write_init
 from ..system import ActorSystem
 from ..telemetry import get_logger
 from ..wire.memory import MemoryNetwork, MemoryWire
+from ..worker.hosted_actor import HostedActor
 
 log = get_logger(__name__)
 

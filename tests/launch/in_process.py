@@ -23,13 +23,13 @@ from unittest.mock import patch
 
 import structlog
 
-from flexmarl.core.hosted_actor import HostedActor
 from flexmarl.core.supervision.node import Launch, Running
 from flexmarl.core.supervision.process_node import ProcessNode
 from flexmarl.core.supervision.worker_init import WorkerInit, read_init, write_init
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.zeromq import ZmqWire, ipc_address
+from flexmarl.core.worker.hosted_actor import HostedActor
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.run import run as run_module
 from flexmarl.launch.run.preflight import preflight

@@ -43,7 +43,9 @@ async def spawn(supervisor: Supervisor, name: str, **env: str) -> ActorRef[Warm]
 
 
 def server() -> psutil.Process:
-    (found,) = (p for p in psutil.Process().children() if "flexmarl.core.fork_server" in command_line(p))
+    (found,) = (
+        p for p in psutil.Process().children() if "flexmarl.core.worker.fork_server" in command_line(p)
+    )
     return found
 
 

@@ -1,5 +1,5 @@
 """The process from which a node's actor processes are forked, started by ``supervision/forking.py``:
-``python -P -m flexmarl.core.fork_server SOCKET PARENT DIRECTORY MODULES``.
+``python -P -m flexmarl.core.worker.fork_server SOCKET PARENT DIRECTORY MODULES``.
 ``SOCKET``: the descriptor of a socket to the node. ``PARENT``: the node's process id. ``DIRECTORY``: removed with all
 its files if the node dies, empty for none. ``MODULES``: those that are imported before the first fork, with commas.
 
@@ -31,9 +31,9 @@ from typing import NoReturn
 import msgpack
 import setproctitle
 
+from ..base.collector import importing
+from ..supervision.forking import MOST_BYTES, NO_DESCRIPTOR
 from . import worker_main
-from .base.collector import importing
-from .supervision.forking import MOST_BYTES, NO_DESCRIPTOR
 
 # Why not multiprocessing's forkserver: its children have the environment of the server, share its descriptors, are
 # called by a pickled function, and their exit is known to their parent alone. Here each process has its own

@@ -1,5 +1,5 @@
 """The process of one spawned actor, forked by ``fork_server.py`` or started by it:
-``python -P -m flexmarl.core.worker_main PARENT LISTENING DIRECTORY NAME``.
+``python -P -m flexmarl.core.worker.worker_main PARENT LISTENING DIRECTORY NAME``.
 ``PARENT``: a pidfd (pidfd_open(2)) of the node's process. ``LISTENING``: the descriptor of the socket that listens
 already, over TCP. Each is -1 if there is none.
 
@@ -19,14 +19,14 @@ from typing import Final, NoReturn
 
 import uvloop
 
-from .durable.private_directory import use_with_others
+from ..durable.private_directory import use_with_others
+from ..supervision.forking import NO_DESCRIPTOR, has_ended
+from ..supervision.worker_init import WorkerInit, read_init
+from ..system import ActorSystem
+from ..telemetry import configure_logging
+from ..wire.curve import Keys
+from ..wire.zeromq import ZmqWire, ipc_address, remove_socket
 from .hosted_actor import HostedActor
-from .supervision.forking import NO_DESCRIPTOR, has_ended
-from .supervision.worker_init import WorkerInit, read_init
-from .system import ActorSystem
-from .telemetry import configure_logging
-from .wire.curve import Keys
-from .wire.zeromq import ZmqWire, ipc_address, remove_socket
 
 _ENDING_MS: Final = 5000.0
 

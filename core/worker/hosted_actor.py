@@ -4,15 +4,15 @@ import asyncio
 from contextlib import nullcontext
 from typing import Any
 
-from .actor import Actor
-from .base.collector import importing, spare_collector
-from .base.texts import traceback_of
-from .errors import origin_of
-from .ref import ActorRef
-from .signature import constructor_signature
-from .supervision.worker_init import WorkerInit, import_class
-from .system import ActorSystem
-from .telemetry import get_logger
+from ..actor import Actor
+from ..base.collector import importing, spare_collector
+from ..base.texts import traceback_of
+from ..errors import origin_of
+from ..ref import ActorRef
+from ..signature import constructor_signature
+from ..supervision.worker_init import WorkerInit, import_class
+from ..system import ActorSystem
+from ..telemetry import get_logger
 
 log = get_logger(__name__)
 
