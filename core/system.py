@@ -67,7 +67,7 @@ class ActorSystem:
         way to reach peers (``MemoryNetwork.wire``).
 
         Raises ValueError if ``name`` is invalid. Entering raises UnsafeDirectory if other users may have access to a
-        given directory, and OSError, of too few file descriptors for example.
+        given directory, or it is missing, and OSError, of too few file descriptors for example.
 
         For actors that ``spawn`` starts: ``intensity``: how often they are restarted before ``failure`` is set;
         ``log_directory``: for the output of those in processes, None: ``directory``.
