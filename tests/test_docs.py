@@ -6,6 +6,8 @@ A page's code blocks are taken in order, in a folder of the page's own. By the l
 - ``yaml``: a file likewise; without a name, settings, which are resolved as a part of some recipe's config;
 - ``console``: lines behind ``$ `` are run, and print the lines that follow them; ``...`` stands for any text or lines;
 - ``sh``: commands that take too long for a test. Files, options and settings in them must exist;
+- ``diff``: a change of the package. The page runs in a copy of the package with it, and with the page's files that are in a
+  folder of the package (``# actors/inference/engines/plain_engine.py``);
 - ``text``: anything else, unchecked.
 """
 
@@ -36,6 +38,7 @@ from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.monitoring.sinks.sink_config import SinkConfig
 
+from .checkouts import PACKAGE, changed_checkout, changed_files, changes
 from .patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +74,11 @@ class Block:
         named = _FILE.match(self.text) if self.language in ("python", "yaml") else None
         return named[1] if named else ""
 
+    @property
+    def is_of_package(self) -> bool:
+        """The page adds the file to the package."""
+        return self.file.partition("/")[0] in PACKAGE
+
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
@@ -93,19 +101,21 @@ def of_language(*languages: str) -> list[Block]:
 )
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
     folder = tmp_path / "page"
-    environment = _environment(tmp_path)
+    package = changed_checkout(PAGES[page], tmp_path / "package") if changed_files(PAGES[page]) else ROOT
+    environment = _environment(tmp_path, package)
     folder.mkdir()
     for block in blocks(page):
-        if block.file:
+        if block.file and not block.is_of_package:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
         elif block.language == "console":
             _run_console(block, folder, environment)
     _check_metrics(page, folder)
+    _check_ratios(page, folder)
 
 
-def _environment(tmp_path: Path) -> dict[str, str]:
-    """With the commands ``flexmarl`` and ``python`` on the path, as in an active virtual environment."""
+def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
+    """With ``package``, and the commands ``flexmarl`` and ``python`` on the path, as in an active virtual environment."""
     programs = {
         "python": "",
         "flexmarl": "-c 'import sys; from flexmarl.launch.cli.main import main; sys.exit(main())'",
@@ -118,7 +128,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "scripts" / "src"),
+        "PYTHONPATH": str(package / "scripts" / "src"),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "120",
@@ -243,12 +253,19 @@ def test_every_block_is_of_a_known_kind() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_of_a_page_is_used(page: str) -> None:
-    """A file in a page is run, imported or passed to a command: its name or its folder's is in a console block."""
+    """A file in a page is run, imported or passed to a command: its name or its folder's is in a console block. A file
+    that the page adds to the package is named in the page's change of another file."""
     commands = "\n".join(block.text for block in blocks(page) if block.language == "console")
     for block in blocks(page):
         if block.file:
             folder, _, name = block.file.rpartition("/")
-            assert re.search(rf"\b{re.escape(folder or name.removesuffix('.py'))}\b", commands), block
+            module = name.removesuffix(".py")
+            word, text = (
+                (module, "".join(changes(PAGES[page])))
+                if block.is_of_package
+                else (folder or module, commands)
+            )
+            assert re.search(rf"\b{re.escape(word)}\b", text), block
 
 
 # --------------------------------------------------------------------------- links and lengths
@@ -387,6 +404,15 @@ def _check_metrics(page: str, folder: Path) -> None:
                 keys = {line["event"]} if "event" in line else set(line)
                 assert not {key for key in keys if not _explained(key, explained)}
     assert list(folder.glob("runs/*/metrics.jsonl"))
+
+
+def _check_ratios(page: str, folder: Path) -> None:
+    """The added engine samples with the trainer's weights, and reports the probabilities that it has sampled with."""
+    if page != "add-an-engine.md":
+        return
+    [metrics] = folder.glob("runs/*/metrics.jsonl")
+    ratios = [json.loads(line)["ratio_deviation/sorter"] for line in metrics.read_text().splitlines()]
+    assert len(ratios) == 2 and 0.0 < max(ratios) < 1e-4, "0: nothing was trained"
 
 
 def _explained(key: str, explained: set[str]) -> bool:

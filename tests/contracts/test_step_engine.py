@@ -17,15 +17,15 @@ from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.pretrained import empty_model
 
 MAX_CONTEXT = 64
+LLAMA = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
+}  # fmt: skip
 
 
 def _transformers() -> StepEngine:
     torch.set_num_threads(1)
-    config = {
-        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 16,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": MAX_CONTEXT,
-    }  # fmt: skip
-    engine = TransformersEngine(empty_model(ModelConfig(config=config, tokenizer="none")), [], max_batch=2)
+    engine = TransformersEngine(empty_model(ModelConfig(config=LLAMA, tokenizer="none")), [], max_batch=2)
     generator = torch.Generator().manual_seed(1)
     for tensor in engine.weights().values():
         tensor.normal_(0.0, 0.5, generator=generator)

@@ -1,35 +1,16 @@
 """The change that the metrics page shows adds a figure everywhere, by two files."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from ..checkouts import changed_checkout, changed_files
 from ..patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PAGE = Path("launch", "docs", "metrics.md")
-
-
-def changed_checkout(folder: Path) -> Path:
-    """A copy of the package, with the change of the page's section."""
-    shutil.copytree(ROOT / "scripts" / "src", folder / "scripts" / "src", symlinks=True)
-    for name in ("core", "actors", "transport", "launch"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "scripts" / "metrics_page.py", folder / "scripts")
-    [change] = re.findall(r"^```diff\n(.*?)^```$", (ROOT / PAGE).read_text(), re.DOTALL | re.MULTILINE)
-    assert len(re.findall(r"^\+\+\+ ", change, re.MULTILINE)) == 2, "the row and the line that measures it"
-    subprocess.run(
-        ["git", "apply", "-"],
-        input=change,
-        cwd=folder,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    return folder
 
 
 MEASURES = """
@@ -62,7 +43,9 @@ print(line["unlikely_share/solver"])
 
 
 def test_a_row_and_a_line_add_a_figure_with_its_chart_and_its_explanation(tmp_path: Path) -> None:
-    checkout = changed_checkout(tmp_path / "checkout")
+    assert len(changed_files(ROOT / PAGE)) == 2, "the row and the line that measures it"
+    checkout = changed_checkout(ROOT / PAGE, tmp_path / "checkout")
+    shutil.copy(ROOT / "scripts" / "metrics_page.py", checkout / "scripts")
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
