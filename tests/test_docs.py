@@ -6,8 +6,8 @@ A page's code blocks are taken in order, in a folder of the page's own. By the l
 - ``yaml``: a file likewise; without a name, settings, which are resolved as a part of some recipe's config;
 - ``console``: lines behind ``$ `` are run, and print the lines that follow them; ``...`` stands for any text or lines;
 - ``sh``: commands that take too long for a test. Files, options and settings in them must exist;
-- ``diff``: a change of the package. The page runs in a copy of the package with it, and with the page's files that are in a
-  folder of the package (``# actors/inference/engines/plain_engine.py``);
+- ``diff``: a change of the package. The page runs in a copy of the package with this change, and with the page's
+  files that are in a folder of the package (``# actors/inference/engines/plain_engine.py``);
 - ``text``: anything else, unchecked.
 """
 
@@ -115,7 +115,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
 
 
 def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
-    """With ``package``, and the commands ``flexmarl`` and ``python`` on the path, as in an active virtual environment."""
+    """With ``package``, and with the commands ``flexmarl`` and ``python`` on the path, as in an active environment."""
     programs = {
         "python": "",
         "flexmarl": "-c 'import sys; from flexmarl.launch.cli.main import main; sys.exit(main())'",
