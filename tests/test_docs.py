@@ -302,6 +302,18 @@ def test_every_page_can_be_reached() -> None:
             assert any(other in links for other in PAGES if other != page), "links to no other page"
 
 
+def test_the_contents_have_each_page_once_in_one_of_four_groups() -> None:
+    groups: dict[str, list[str]] = {}
+    for heading, (group, *cells) in tables("README.md"):
+        if heading == "Where to read on" and group != "to":
+            if group:
+                pages = groups.setdefault(group.strip("*"), [])
+            pages += re.findall(r"\(launch/docs/([\w-]+\.md)\)", " ".join(cells))
+    assert list(groups) == ["start", "write a workflow", "run it", "extend it"]
+    listed = [page for pages in groups.values() for page in pages]
+    assert sorted(listed) == sorted(set(PAGES) - {"README.md"})
+
+
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].read_text().splitlines()) <= README_LINES
 
