@@ -94,7 +94,7 @@ RULES = (
     Rule(
         "only launch/hosts/env.py reads the environment, and processes pass it on",
         where="",
-        except_in=r"launch/hosts/env\.py|core/fork_server\.py|core/supervision/process_node\.py",
+        except_in=r"launch/hosts/env\.py|core/worker/fork_server\.py|core/supervision/process_node\.py",
         banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
     ),
     Rule(
@@ -214,7 +214,7 @@ RULES = (
     Rule(
         "modules are imported by name only for actors, engines, a front door's names, a recipe, commands, in_process",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/fork_server\.py|core/base/front_door\.py|actors/(recipe/recipe|environments/process_main)\.py"
+        except_in=r"core/supervision/worker_init\.py|core/worker/fork_server\.py|core/base/front_door\.py|actors/(recipe/recipe|environments/process_main)\.py"
         r"|actors/inference/engines/factories\.py|launch/cli/registry\.py",
         banned=(
             ".exec_module",
