@@ -27,16 +27,22 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from ...actors.inference.router.rebalancer import Scope
 from ...actors.names import PolicyName
 from ...core.testing import virtual_time
 from ..config.config_reading import resolve
 from ..config.run_config import RunConfig
 from ..hosts import env
+from ..monitoring.formatting import compact
 from . import machine
-from .call_goals import BALANCE, judge_all
+from .goals import Goal, judge_all
 from .measure import Report, rounded
 from .pipeline import simulated
+from .result_tables import goals_table
 from .virtual_rollouts import Rollouts, rollouts_of
 
 RECIPE: Final = Path(__file__).parent / "balance_recipe"
@@ -45,6 +51,13 @@ _ENOUGH: Final = 100_000
 
 Partition = dict[PolicyName, int]
 """Instances of each policy."""
+
+GOALS = (
+    Goal("inter_s", "a step with moves, s", 0.65, at_most=True, bare="static_s", bare_words="static"),
+    Goal(
+        "inter_s", "a step with moves, s", 1.1, at_most=True, bare="best_static_s", bare_words="best static"
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +99,26 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             {key: rounded(value) if key.endswith("_s") else value for key, value in figures.items()}
             for figures in rounds
         ],
-        "goals": [asdict(verdict) for verdict in judge_all(BALANCE, means)],
+        "goals": [asdict(verdict) for verdict in judge_all(GOALS, means)],
         "versions": machine.versions(),
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table("16 instances, 4 policies, simulated engines", result["goals"], "static"))
+    table = Table()
+    table.add_column("")
+    table.add_column("step, s", justify="right")
+    table.add_column("queue p99, s", justify="right")
+    for key in ("static", "intra", "inter", "best_static"):
+        figures = (result[f"{key}_s"], result[f"{key}_queue_p99_s"])
+        table.add_row(key.replace("_", " "), *map(compact, figures))
+    table.add_row("lower bound", compact(result["lower_bound_s"]), "")
+    console.print(table)
+    for figures in result["rounds"]:
+        best = ", ".join(f"{policy} {count}" for policy, count in figures["best_partition"].items())
+        console.print(Text(f"seed {figures['seed']}: {figures['moves']} moves; best static: {best}"))
 
 
 def _equal_partition(config: RunConfig) -> tuple[dict[str, float], Rollouts]:

@@ -1,39 +1,8 @@
-"""Goals of the figures of ``flexmarl bench``."""
+"""Goals of the figures of ``flexmarl bench calls``."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A figure and its bound. If ``bare`` is given, it is the key of another figure, shown as ``bare_words``, and the
-    bound is a multiple of that figure."""
-
-    key: str
-    words: str
-    bound: float
-    at_most: bool
-    bare: str | None = None
-    bare_words: str = "bare"
-
-    @property
-    def text(self) -> str:
-        sign = "<=" if self.at_most else ">="
-        return f"{sign} {self.bound:g}x {self.bare_words}" if self.bare else f"{sign} {self.bound:,g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``ratio``: measured / bare; None without a bare figure."""
-
-    key: str
-    words: str
-    measured: float
-    bare: float | None
-    ratio: float | None
-    goal: str
-    met: bool
-
+from .goals import Goal, Verdict, judge_all
 
 _OTHER = (
     Goal("calls_per_s", "calls/s, many in flight", 0.25, at_most=False, bare="bare_calls_per_s"),
@@ -84,41 +53,6 @@ GOALS: dict[str, tuple[Goal, ...]] = {
 }
 
 
-PIPELINE = (
-    Goal("strict_s", "a strict step, s", 0.6, at_most=True, bare="sync_s", bare_words="sync"),
-    Goal("strict_s", "a strict step, s", 1.1, at_most=True, bare="lower_bound_s", bare_words="bound"),
-    Goal("orchestrator_core_share", "orchestrator, cores at 1,000 turns/s", 0.1, at_most=True),
-)
-
-BALANCE = (
-    Goal("inter_s", "a step with moves, s", 0.65, at_most=True, bare="static_s", bare_words="static"),
-    Goal(
-        "inter_s", "a step with moves, s", 1.1, at_most=True, bare="best_static_s", bare_words="best static"
-    ),
-)
-
-POOL = (
-    Goal("pool_s", "a step on the pool, s", 0.6, at_most=True, bare="static_s", bare_words="static"),
-    Goal("pool_s", "a step on the pool, s", 1.15, at_most=True, bare="lower_bound_s", bare_words="bound"),
-    Goal("pool_s", "a step on the pool, s", 1.0, at_most=True, bare="shared_s", bare_words="shared"),
-)
-POOL_TURNS = (Goal("swap_share", "time lost to swaps, share", 0.1, at_most=True),)
-
-
 def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
     """Compares ``figures`` with every goal of ``transport``."""
     return judge_all(GOALS[transport], figures)
-
-
-def judge_all(goals: Iterable[Goal], figures: Mapping[str, float]) -> list[Verdict]:
-    return [_verdict(goal, figures) for goal in goals]
-
-
-def _verdict(goal: Goal, figures: Mapping[str, float]) -> Verdict:
-    measured = figures[goal.key]
-    bare = None if goal.bare is None else figures[goal.bare]
-    ratio = None if bare is None else measured / bare
-    value = measured if ratio is None else ratio
-    met = value <= goal.bound if goal.at_most else value >= goal.bound
-    shown_ratio = None if ratio is None else round(ratio, 3)
-    return Verdict(goal.key, goal.words, measured, bare, shown_ratio, goal.text, met)

@@ -30,20 +30,25 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from rich.console import Console
+from rich.text import Text
+
 from ...core.wire.curve import Keys
 from ..errors import BenchmarkFailed
 from ..hosts import env
+from ..monitoring.formatting import compact
 from . import machine, namespaces
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
 from .measure import medians, rounded
 from .namespaces import Host
+from .result_tables import goals_table, warn_if_busy
 
 SIZE: Final = 1 << 30
 CHANGED: Final = 0.01
@@ -98,6 +103,15 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "machine": described,
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    size = f"{result['settings']['size_bytes'] >> 20} MiB"
+    console.print(goals_table(f"between hosts, states of {size}", result["goals"]))
+    console.print(
+        Text(f"{result['network']}; {compact(result['get_gb_s'])} GB/s, bare {compact(result['bare_gb_s'])}")
+    )
+    warn_if_busy(console, result)
 
 
 async def _round(

@@ -30,6 +30,7 @@ from typing import Any
 import psutil
 import uvloop
 from rich.console import Console
+from rich.text import Text
 
 from ...actors.inference.inference_config import SimulatedEngineConfig
 from ...actors.names import AgentName, PolicyName
@@ -45,19 +46,27 @@ from ..config.run_config import RunConfig
 from ..errors import BenchmarkFailed, Interrupted
 from ..hosts import env
 from ..monitoring.console.progress import Progress
+from ..monitoring.formatting import compact
 from ..run.prepared_run import PreparedRun
 from ..run.resuming import Resumption
 from ..run.run import Run
 from ..run_folder.run_directory import RunDirectory
 from . import machine
-from .call_goals import PIPELINE, judge_all
+from .goals import Goal, judge_all
 from .measure import Report, in_turns, rounded
+from .result_tables import goals_table, warn_if_busy
 from .virtual_rollouts import ClosedGroup, rollouts_of
 
 RECIPE = Path(__file__).parent / "pipeline_recipe"
 MODES: tuple[Mode, ...] = ("sync", "strict")
 
 _LOAD_TURNS_PER_S = 1000.0
+
+GOALS = (
+    Goal("strict_s", "a strict step, s", 0.6, at_most=True, bare="sync_s", bare_words="sync"),
+    Goal("strict_s", "a strict step, s", 1.1, at_most=True, bare="lower_bound_s", bare_words="bound"),
+    Goal("orchestrator_core_share", "orchestrator, cores at 1,000 turns/s", 0.1, at_most=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +122,20 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             "core_share": {name: rounded(share) for name, share in load.core_shares.items()},
         },
         "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
-        "goals": [asdict(verdict) for verdict in judge_all(PIPELINE, figures)],
+        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
         "machine": described,
         "versions": machine.versions(),
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table("pipeline, simulated engines", result["goals"], "sync, bound"))
+    shares = result["load"]["core_share"].items()
+    turns_per_s = compact(result["load"]["turns_per_s"])
+    words = ", ".join(f"{name} {share:.2f}" for name, share in shares)
+    console.print(Text(f"cores at 1,000 turns/s (measured at {turns_per_s}): {words}"))
+    warn_if_busy(console, result)
 
 
 # --------------------------------------------------------------------------- the lower bound

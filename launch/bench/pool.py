@@ -28,18 +28,30 @@ from random import Random
 from statistics import fmean
 from typing import Any, Final
 
+from rich.console import Console
+from rich.text import Text
+
 from ...actors.names import PolicyName
 from ...actors.trainer.pool.slot_choice import AllocatorConfig
+from ..monitoring.formatting import compact
 from . import machine
-from .call_goals import POOL, POOL_TURNS, judge_all
+from .goals import Goal, judge_all
 from .measure import Report, rounded
 from .pool_divisions import best_partition, best_sharing
 from .pool_load import Computation, Mix, PolicyCost, StepLoad, draw_step, lower_bound_s, mixes
 from .pool_run import StepFigures, run_steps
+from .result_tables import goals_table
 
 _TURNS: Final = 20
 _TURN = Computation(0.0, 1.0, follows=True)
 _TURN_COST: Final = PolicyCost(ranks=1, sample_s=0.0, step_s=0.0, load_s=0.1, save_s=0.1, connect_s=0.0)
+
+GOALS = (
+    Goal("pool_s", "a step on the pool, s", 0.6, at_most=True, bare="static_s", bare_words="static"),
+    Goal("pool_s", "a step on the pool, s", 1.15, at_most=True, bare="lower_bound_s", bare_words="bound"),
+    Goal("pool_s", "a step on the pool, s", 1.0, at_most=True, bare="shared_s", bare_words="shared"),
+)
+TURN_GOALS = (Goal("swap_share", "time lost to swaps, share", 0.1, at_most=True),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +76,20 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     return {
         "mixes": {name: _mix_figures(name, mix, options, report) for name, mix in mixes().items()},
         "turns": {key: rounded(value) for key, value in turns.items()},
-        "goals": [asdict(verdict) for verdict in judge_all(POOL_TURNS, turns)],
+        "goals": [asdict(verdict) for verdict in judge_all(TURN_GOALS, turns)],
         "versions": machine.versions(),
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    for name, figures in result["mixes"].items():
+        title = f"{name}: {figures['slots']} slots, {figures['ranks']} ranks"
+        console.print(goals_table(title, figures["goals"], "static, bound, shared"))
+        swaps = f"{figures['suspensions']:.1f} suspensions per step"
+        console.print(Text(f"{swaps}, {100 * figures['swap_share']:.1f} % of the slots' time lost to swaps"))
+    console.print(goals_table("three policies in turns on one slot", result["goals"]))
+    console.print(Text(f"with memory for one state: {compact(result['turns']['without_prefetch'])}"))
 
 
 def _mix_figures(name: str, mix: Mix, options: Options, report: Report) -> dict[str, Any]:
@@ -86,7 +108,7 @@ def _mix_figures(name: str, mix: Mix, options: Options, report: Report) -> dict[
         "ranks": sum(cost.ranks for cost in mix.costs.values()),
         "slots": mix.slots,
         "rounds": [_rounded(figures) for figures in rounds],
-        "goals": [asdict(verdict) for verdict in judge_all(POOL, means)],
+        "goals": [asdict(verdict) for verdict in judge_all(GOALS, means)],
     }
 
 

@@ -14,18 +14,23 @@ of its own. The keys of the result, medians of the rounds:
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ..hosts import env
+from ..monitoring.formatting import compact
 from . import machine
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
 from .measure import rounded
+from .result_tables import goals_table, warn_if_busy
 from .rollout_contenders import CONTENDERS, Contender, Embedded, Vllm
 from .rollout_update import UpdatedEngine, WeightSource
 
@@ -78,6 +83,14 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "machine": described,
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table(", ".join(result["contenders"].values()), result["goals"], "beside"))
+    gap, whole, step = (compact(result[key]) for key in ("gap_ms", "gap_in_one_piece_ms", "step_ms"))
+    words = f"at most {gap} ms between two tokens of running turns, {whole} without chunks; {step} as a rule"
+    console.print(Text(f"while the longest prompt arrives: {words}"))
+    warn_if_busy(console, result)
 
 
 def _goals(figures: dict[str, float]) -> list[Goal]:

@@ -18,11 +18,13 @@ import asyncio
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from rich.console import Console
 
 from ...actors.inference.router.router import Router
 from ...actors.inference.router.router_actor import RouterActor
@@ -50,8 +52,9 @@ from ...core.system import ActorSystem
 from ...transport.handle import StateHandle
 from ..hosts import env
 from . import machine
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
 from .measure import Report, in_turns, percentile, rounded
+from .result_tables import goals_table, warn_if_busy
 
 POLICY = PolicyName("solver")
 _CAPACITY = 64
@@ -120,6 +123,11 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
         "machine": described,
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table("router, 8 workers and 512 instances", result["goals"], "empty call"))
+    warn_if_busy(console, result)
 
 
 # --------------------------------------------------------------------------- the pure Router

@@ -16,19 +16,24 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from rich.console import Console
+from rich.text import Text
+
 from ..errors import BenchmarkFailed
 from ..hosts import env
+from ..monitoring.formatting import compact
 from . import machine, namespaces
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
 from .measure import medians, rounded
 from .namespaces import Host
+from .result_tables import goals_table, warn_if_busy
 
 RECIPE: Final = Path(__file__).parent / "pipeline_recipe"
 NODES: Final = 16
@@ -75,6 +80,13 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "machine": described,
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table(f"start of a run, {result['nodes']} nodes", result["goals"]))
+    one, two = compact(result["one_host_s"]), compact(result["two_nodes_s"])
+    console.print(Text(f"{result['network']}; first step after {one} s on one host, {two} s with a node"))
+    warn_if_busy(console, result)
 
 
 async def _round(

@@ -18,7 +18,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from ...actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from ...actors.errors import SelectTimeout
@@ -40,7 +41,8 @@ from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ..errors import BenchmarkFailed
 from ..hosts import env
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
+from .result_tables import goals_table
 
 AGENT, POLICY = AgentName("solver"), PolicyName("solver")
 PUT_BATCH, GET_BATCH = 64, 16
@@ -171,6 +173,10 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
         "machine": {**env.describe_machine(), "pid": os.getpid()},
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table("experience store", result["goals"]))
 
 
 async def _round(

@@ -16,7 +16,7 @@ The keys of the result:
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 import psutil
+from rich.console import Console
+from rich.text import Text
 
 from ...actors.columns.store_client import ExperienceWriter, segment_directories
 from ...actors.credit.credit_config import CreditConfig
@@ -48,9 +50,11 @@ from ...core.supervision.supervisor import Supervisor
 from ...core.system import ActorSystem
 from ..config.config_reading import RECIPES
 from ..hosts import env
+from ..monitoring.formatting import compact
 from . import machine
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
 from .measure import medians, rounded
+from .result_tables import goals_table, warn_if_busy
 
 FIRST, SECOND = PolicyName("first"), PolicyName("second")
 _COPY_BYTES: Final = 256 << 20
@@ -124,6 +128,14 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "machine": described,
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table("policies on a slot worker", result["goals"], "memcpy"))
+    switch = f"{compact(result['switch_ms'])} ms from one policy with 100 MB of state to another"
+    gangs = f"{compact(result['switch_gang_ms'])} ms with two ranks each"
+    console.print(Text(f"{switch}, {result['cycles']:g} times there and back; {gangs}"))
+    warn_if_busy(console, result)
 
 
 def _copy_gb_s() -> float:

@@ -15,18 +15,21 @@ The keys of the result, for the smaller size; ``by_size`` has them for every siz
 
 import asyncio
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from rich.console import Console
+
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ..hosts import env
 from . import machine
-from .call_goals import Goal, judge_all
+from .goals import Goal, judge_all
 from .measure import medians, rounded
+from .result_tables import goals_table, warn_if_busy
 from .tensor_actors import TensorGetter, TensorSetter
 
 SIZES: Final = (256 << 20, 1 << 30)
@@ -84,6 +87,12 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "machine": described,
         "settings": asdict(options),
     }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    for size, figures in result["by_size"].items():
+        console.print(goals_table(f"states of {int(size) >> 20} MiB", figures["goals"], "memcpy"))
+    warn_if_busy(console, result)
 
 
 async def _round(

@@ -1,42 +1,15 @@
 """The commands ``flexmarl bench calls``, ``bench store``, ``bench pipeline``, ``bench rollout`` and so on."""
 
-import json
-import logging
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from functools import partial
 
 import click
-import structlog
-import uvloop
-from rich.console import Console
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+from ..bench.command import common_options, run_benchmark
 
 
 @click.group()
 def bench() -> None:
     """Measure this machine."""
-
-
-def _common_options(rounds: int, quick_time: str) -> Callable[[Command], Command]:
-    """The options of every benchmark; ``rounds`` is the default."""
-    options = (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables."),
-        click.option(
-            "--rounds",
-            type=click.IntRange(1),
-            help=f"Rounds, whose median is shown. Default: {rounds}, 1 with --quick.",
-        ),
-        click.option("--quick", is_flag=True, help=f"A first look in {quick_time}; not for comparisons."),
-    )
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @bench.command()
@@ -56,7 +29,7 @@ def _common_options(rounds: int, quick_time: str) -> Callable[[Command], Command
 @click.option(
     "--others/--no-others", default=True, show_default=True, help="Measure Ray and xoscar too, if installed."
 )
-@_common_options(rounds=5, quick_time="a quarter of a minute")
+@common_options(rounds=5, quick_time="a quarter of a minute")
 def calls(
     as_json: bool,
     only: str | None,
@@ -82,7 +55,7 @@ def calls(
 
     Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables  # imported here: only benchmarks need numpy and rich's tables
+    from ..bench.call_tables import tables  # imported here: only benchmarks need numpy and rich's tables
     from ..bench.calls import TRANSPORTS, Options, measure, parts
 
     options = Options(
@@ -94,10 +67,7 @@ def calls(
         array_mib=array_mib or (32 if quick else 256),
         others=others,
     )
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.calls_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
@@ -108,7 +78,7 @@ def calls(
     help="Steps of each run; the first is not counted. Default: 6, 3 with --quick.",
 )
 @click.option("--seed", type=click.IntRange(0), default=2048, show_default=True, help="Seed of all draws.")
-@_common_options(rounds=3, quick_time="less than a minute")
+@common_options(rounds=3, quick_time="less than a minute")
 def pipeline(
     overrides: tuple[str, ...], as_json: bool, rounds: int | None, steps: int | None, seed: int, quick: bool
 ) -> int:
@@ -127,8 +97,7 @@ def pipeline(
 
     Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables
-    from ..bench.pipeline import Options, measure, parts
+    from ..bench.pipeline import Options, measure, parts, tables
 
     options = Options(
         rounds=rounds or (1 if quick else 3),
@@ -137,16 +106,13 @@ def pipeline(
         overrides=overrides,
     )
     options.config("sync")  # raises for wrong overrides before anything starts
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = measure(options, report)
-    return _show(result, as_json, result_tables.pipeline_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
 @click.argument("overrides", nargs=-1, metavar="[KEY.KEY=VALUE]...")
 @click.option("--seed", type=click.IntRange(0), default=2048, show_default=True, help="The first seed.")
-@_common_options(rounds=3, quick_time="a few seconds")
+@common_options(rounds=3, quick_time="a few seconds")
 def balance(overrides: tuple[str, ...], as_json: bool, rounds: int | None, seed: int, quick: bool) -> int:
     """Measure what it gains to move instances between policies: a step with 4 policies and 16 instances, in virtual
     time, with simulated engines.
@@ -162,23 +128,19 @@ def balance(overrides: tuple[str, ...], as_json: bool, rounds: int | None, seed:
 
     Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables
-    from ..bench.balance import Options, measure, parts
+    from ..bench.balance import Options, measure, parts, tables
 
     options = Options(
         rounds=rounds or (1 if quick else 3), seed=seed, searched=2 if quick else 12, overrides=overrides
     )
     options.config(seed)  # raises for wrong overrides before anything starts
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = measure(options, report)
-    return _show(result, as_json, result_tables.balance_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
 @click.option("--steps", type=click.IntRange(1), help="Steps of each round. Default: 8, 3 with --quick.")
 @click.option("--seed", type=click.IntRange(0), default=2048, show_default=True, help="The first seed.")
-@_common_options(rounds=3, quick_time="a few seconds")
+@common_options(rounds=3, quick_time="a few seconds")
 def pool(as_json: bool, rounds: int | None, steps: int | None, seed: int, quick: bool) -> int:
     """Measure what it gains to share slots between policies: steps of training in virtual time, on a third of the slots
     that 5, 10 or 15 policies need all at once.
@@ -194,8 +156,7 @@ def pool(as_json: bool, rounds: int | None, steps: int | None, seed: int, quick:
 
     Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables
-    from ..bench.pool import Options, measure, parts
+    from ..bench.pool import Options, measure, parts, tables
 
     options = Options(
         rounds=rounds or (1 if quick else 3),
@@ -203,14 +164,11 @@ def pool(as_json: bool, rounds: int | None, steps: int | None, seed: int, quick:
         seed=seed,
         searched=8 if quick else 60,
     )
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = measure(options, report)
-    return _show(result, as_json, result_tables.pool_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
-@_common_options(rounds=5, quick_time="a few seconds")
+@common_options(rounds=5, quick_time="a few seconds")
 def store(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure the experience store: samples of 10 KiB put and got by two client processes, journal on; and single puts
     beside 12 expensive expressions of other clients.
@@ -223,19 +181,15 @@ def store(as_json: bool, rounds: int | None, quick: bool) -> int:
     Nothing else should be running on the machine. Needs 1 GiB of memory. Progress is on standard error; ctrl-C stops
     it.
     """
-    from ..bench import result_tables
-    from ..bench.store import PUT_BATCH, Options, measure, parts
+    from ..bench.store import PUT_BATCH, Options, measure, parts, tables
 
     options = Options(rounds=rounds or (1 if quick else 5), samples=PUT_BATCH * (50 if quick else 400))
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.store_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
 @click.option("--vllm/--no-vllm", default=True, show_default=True, help="Measure vLLM too, if installed.")
-@_common_options(rounds=5, quick_time="half a minute")
+@common_options(rounds=5, quick_time="half a minute")
 def rollout(as_json: bool, vllm: bool, rounds: int | None, quick: bool) -> int:
     """Measure the embedded engine: 64 requests of uneven length that arrive at random, beside model.generate and vLLM
     with the same tiny model; the pause by new weights of 100 MB beside a copy of as many bytes.
@@ -248,18 +202,14 @@ def rollout(as_json: bool, vllm: bool, rounds: int | None, quick: bool) -> int:
 
     Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables
-    from ..bench.rollout import Options, measure, parts
+    from ..bench.rollout import Options, measure, parts, tables
 
     options = Options(rounds=rounds or (1 if quick else 5), vllm=vllm)
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.rollout_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
-@_common_options(rounds=3, quick_time="a few seconds")
+@common_options(rounds=3, quick_time="a few seconds")
 def router(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure the router: turns of 8 rollout workers, routed to 512 instances.
 
@@ -272,21 +222,17 @@ def router(as_json: bool, rounds: int | None, quick: bool) -> int:
 
     Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables
-    from ..bench.router import Options, measure, parts
+    from ..bench.router import Options, measure, parts, tables
 
     options = Options(rounds=rounds or (1 if quick else 3), turns=4_096 if quick else 20_000)
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.router_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
 @click.option(
     "--cycles", type=click.IntRange(1), help="Switches there and back. Default: 1000, 50 with --quick."
 )
-@_common_options(rounds=5, quick_time="half a minute")
+@common_options(rounds=5, quick_time="half a minute")
 def swap(as_json: bool, cycles: int | None, rounds: int | None, quick: bool) -> int:
     """Measure how policies of PyTorch take turns on a slot worker of a shared training pool.
 
@@ -301,22 +247,18 @@ def swap(as_json: bool, cycles: int | None, rounds: int | None, quick: bool) -> 
     Nothing else should be running on the machine. Needs 16 GB of memory. Progress is on standard error; ctrl-C stops
     it.
     """
-    from ..bench import result_tables
-    from ..bench.swap import LARGE, SMALL, Options, measure, parts
+    from ..bench.swap import LARGE, SMALL, Options, measure, parts, tables
 
     options = Options(
         rounds=rounds or (1 if quick else 5),
         cycles=cycles or (50 if quick else 1000),
         large=SMALL if quick else LARGE,
     )
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.swap_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
-@_common_options(rounds=5, quick_time="a few seconds")
+@common_options(rounds=5, quick_time="a few seconds")
 def tensors(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure Set and Get of 256 MiB and 1 GiB between two processes, the digest checked, against a copy by one thread.
 
@@ -328,21 +270,17 @@ def tensors(as_json: bool, rounds: int | None, quick: bool) -> int:
     Nothing else should be running on the machine. Needs 8 GiB of memory. Progress is on standard error; ctrl-C stops
     it.
     """
-    from ..bench import result_tables
-    from ..bench.tensors import SIZES, Options, measure, parts
+    from ..bench.tensors import SIZES, Options, measure, parts, tables
 
     options = Options(rounds=rounds or (1 if quick else 5), sizes=SIZES[:1] if quick else SIZES)
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.tensors_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
 @click.option(
     "--plain", is_flag=True, help="States without encryption (network.bulk: trusted), beside bare plain TCP."
 )
-@_common_options(rounds=3, quick_time="half a minute")
+@common_options(rounds=3, quick_time="half a minute")
 def network(as_json: bool, plain: bool, rounds: int | None, quick: bool) -> int:
     """Measure states and calls between two hosts: network namespaces of this machine, or loopback without root.
 
@@ -357,20 +295,16 @@ def network(as_json: bool, plain: bool, rounds: int | None, quick: bool) -> int:
     Nothing else should be running on the machine. Needs 12 GiB of memory. Progress is on standard error; ctrl-C stops
     it.
     """
-    from ..bench import result_tables
-    from ..bench.network import SIZE, Options, measure, parts
+    from ..bench.network import SIZE, Options, measure, parts, tables
 
     options = Options(
         rounds=rounds or (1 if quick else 3), size_bytes=SIZE // 8 if quick else SIZE, encrypted=not plain
     )
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.network_tables)
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)
 
 
 @bench.command()
-@_common_options(rounds=3, quick_time="a minute")
+@common_options(rounds=3, quick_time="a minute")
 def start(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure the start of a run: from the command to the first step, alone and with a node on another host; and the
     time in which 16 nodes join.
@@ -382,27 +316,7 @@ def start(as_json: bool, rounds: int | None, quick: bool) -> int:
 
     Nothing else should be running on the machine. Progress is on standard error; ctrl-C stops it.
     """
-    from ..bench import result_tables
-    from ..bench.start import Options, measure, parts
+    from ..bench.start import Options, measure, parts, tables
 
     options = Options(rounds=rounds or (1 if quick else 3))
-    _log_warnings_only()
-    with result_tables.progress(Console(stderr=True), parts(options)) as report:
-        result = uvloop.run(measure(options, report))
-    return _show(result, as_json, result_tables.start_tables)
-
-
-def _show(result: dict[str, Any], as_json: bool, tables: Callable[[Console, Mapping[str, Any]], None]) -> int:
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        tables(Console(), result)
-    return 0
-
-
-def _log_warnings_only() -> None:
-    """Sends the runtime's warnings and errors to standard error; standard output is for the result."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-    )
+    return run_benchmark(partial(measure, options), parts(options), tables, as_json)

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from flexmarl.actors.names import PolicyName
-from flexmarl.launch.bench import result_tables
-from flexmarl.launch.bench.balance import Options, partitions, parts
+from flexmarl.launch.bench.balance import Options, partitions, parts, tables
 from flexmarl.launch.cli.main import main
 
 A, B, C = PolicyName("a"), PolicyName("b"), PolicyName("c")
@@ -45,7 +44,7 @@ def test_the_figures_depend_on_the_seed_alone(capsys: pytest.CaptureFixture[str]
     assert first["rounds"][0]["moves"] > 0 and sum(first["rounds"][0]["best_partition"].values()) == 16
     assert [goal["key"] for goal in first["goals"]] == ["inter_s", "inter_s"]
     console = Console(width=200, record=True)
-    result_tables.balance_tables(console, first)
+    tables(console, first)
     shown = console.export_text()
     assert "best static" in shown and "lower bound" in shown and "moves" in shown
 

@@ -16,13 +16,13 @@ from rich.console import Console
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
-from flexmarl.launch.bench import result_tables
 from flexmarl.launch.bench.pipeline import (
     Options,
     barrier_bound_s,
     lower_bounds_s,
     parts,
     scaled,
+    tables,
 )
 from flexmarl.launch.bench.virtual_rollouts import ClosedGroup
 from flexmarl.launch.cli.main import main
@@ -141,7 +141,7 @@ def test_every_figure_is_there_and_possible(run: tuple[dict[str, Any], str]) -> 
 def test_table(run: tuple[dict[str, Any], str]) -> None:
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     with console.file:
-        result_tables.pipeline_tables(console, {**run[0], "machine": {"busy_percent": 31.4}})
+        tables(console, {**run[0], "machine": {"busy_percent": 31.4}})
     text = console.export_text()
     for words in ("<= 0.6x sync", "<= 1.1x bound", "orchestrator 0.", "31 % busy"):
         assert words in text

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
-from flexmarl.launch.bench import result_tables
-from flexmarl.launch.bench.pool import Options, parts
+from flexmarl.launch.bench.pool import Options, parts, tables
 from flexmarl.launch.bench.pool_divisions import best_partition, best_sharing
 from flexmarl.launch.bench.pool_load import (
     MICRO_BATCH,
@@ -143,7 +142,7 @@ def test_the_figures_depend_on_the_seed_alone(capsys: pytest.CaptureFixture[str]
         ]
     assert first["turns"]["swap_share"] < 0.1 < first["turns"]["without_prefetch"]
     console = Console(width=200, record=True)
-    result_tables.pool_tables(console, first)
+    tables(console, first)
     shown = console.export_text()
     assert "15x14B: 20 slots, 60 ranks" in shown and "suspensions per step" in shown
 

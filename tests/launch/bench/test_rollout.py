@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flexmarl.launch.bench import result_tables
-from flexmarl.launch.bench.rollout import Options, measure, parts
+from flexmarl.launch.bench.rollout import Options, measure, parts, tables
 from flexmarl.launch.bench.rollout_contenders import MAX_CONTEXT, workload
 
 
@@ -37,7 +36,7 @@ def test_every_figure_is_there_and_possible() -> None:
     assert [goal["key"] for goal in result["goals"]] == ["embedded_tokens_per_s", "update_pause_s"]
     assert set(result["contenders"]) == {"embedded", "generate"}
     text = io.StringIO()
-    result_tables.rollout_tables(Console(file=text, width=120), result)
+    tables(Console(file=text, width=120), result)
     assert ">= 2x generate" in text.getvalue() and "longest prompt" in text.getvalue()
 
 

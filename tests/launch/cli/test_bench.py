@@ -13,7 +13,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from flexmarl.launch.bench import result_tables
+from flexmarl.launch.bench.call_tables import tables
 from flexmarl.launch.cli.main import main
 
 from ...patience import PATIENCE_S
@@ -95,7 +95,7 @@ def test_tables(run: tuple[dict[str, Any], str]) -> None:
     }  # fmt: skip
     console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     with console.file:
-        result_tables.calls_tables(console, result)
+        tables(console, result)
     text = console.export_text()
     for words in (
         "TCP with CURVE",
