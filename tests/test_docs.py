@@ -37,6 +37,7 @@ from flexmarl.launch.cli.registry import cli
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.monitoring.sinks.sink_config import SinkConfig
+from scripts.bench.commands import run as benchmarks
 
 from .checkouts import PACKAGE, changed_checkout, changed_files, changes
 from .patience import PATIENCE_S
@@ -211,6 +212,8 @@ def _check_command(words: list[str]) -> None:
             assert extra in project["optional-dependencies"]
         case ["source", ".venv/bin/activate"]:
             pass
+        case ["scripts/bench/run", *arguments]:
+            _parse_options(benchmarks, arguments)
         case [script, *_] if script.startswith("scripts/"):
             assert os.access(ROOT / script, os.X_OK), script
         case _:

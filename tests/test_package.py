@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 import flexmarl
 from flexmarl.launch.config.config_reading import resolve
+from scripts.bench.commands import BENCHMARKS
 
 from .machine import install_wheel
 from .patience import PATIENCE_S
@@ -101,6 +102,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Wheel) -> None:
     package = {name for name in wheel.names if not name.startswith(f"{DIST_INFO}/")}
     assert package == files_of_the_checkout()
     assert {"flexmarl/launch/monitoring/report/report.html", "flexmarl/launch/docs/settings.md"} <= package
+
+
+def test_benchmarks_of_the_checkout_are_not_in_the_wheel(wheel: Wheel) -> None:
+    names = {Path(name).name for name in wheel.names if name.startswith("flexmarl/launch/bench/")}
+    assert {"calls.py", "network.py", "tensors.py"} <= names
+    assert not names & {f"{benchmark}.py" for benchmark in BENCHMARKS}
+    assert not [name for name in wheel.names if "scripts/" in name]
 
 
 def test_the_wheel_holds_every_recipe_whole(wheel: Wheel) -> None:

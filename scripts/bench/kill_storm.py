@@ -42,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 from tests.stepping_clock import SteppingClock  # noqa: E402
 
 COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())")
-RECIPE = ROOT / "launch" / "bench" / "pipeline_recipe"
+RECIPE = Path(__file__).parent / "pipeline_recipe"
 ACTORS = ("store", "trainer", "rollout-0", "orchestrator", "planner-0", "solver-0", "checker-0")
 TURNS = {"planner": 1, "solver": 2, "checker": 6}
 QUERIES, TRAJECTORIES = 4, 2

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flexmarl.launch.bench.pipeline import RECIPE
+from scripts.bench.pipeline import RECIPE
 
 from .conftest import TINY
 from .in_process import Finished, RunsHere

@@ -1,0 +1,55 @@
+"""``scripts/bench/run``: its commands are the files of its folder, and those of ``flexmarl bench``."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from flexmarl.launch.cli.bench import bench
+from scripts.bench.commands import FOLDER, main, run
+
+from ...patience import PATIENCE_S
+
+NAMES = run.list_commands(click.Context(run))
+
+
+def test_every_file_with_a_command_is_listed() -> None:
+    files = {path.stem for path in FOLDER.glob("*.py") if "@click.command()" in path.read_text()}
+    assert files and {*files, *bench.commands} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_has_the_name_of_its_file_and_shows_how_it_is_used(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = run.get_command(click.Context(run), name)
+    assert command is not None and command.name == name
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    program = "flexmarl bench" if name in bench.commands else "scripts/bench/run"
+    assert f"Usage: scripts/bench/run {name} " in text and f"\n    {program} {name}" in text
+
+
+def test_the_help_lists_every_command_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    listed = re.findall(r"^  (\w+) +[A-Z]\w+ ", text.partition("Commands:")[2], re.MULTILINE)
+    assert listed == NAMES
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["balanc"]) == 2
+    assert "No such command 'balanc'" in capsys.readouterr().err
+
+
+def test_the_program_works_in_any_folder(program: Path, tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    ended = subprocess.run(
+        [program, "store", "--quick", "--json", "--rounds=0"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "0 is not in the range" in ended.stderr

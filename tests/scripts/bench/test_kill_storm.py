@@ -1,0 +1,67 @@
+"""A short storm: actors of a real run are killed, and every sample is trained once all the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ..load import script
+
+kill_storm = script("kill_storm")
+QUERIES = 2
+
+
+def samples(steps: int) -> int:
+    return steps * QUERIES * int(kill_storm.TRAJECTORIES) * 9
+
+
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kill_storm, "QUERIES", QUERIES)
+
+
+def test_every_sample_is_trained_once_after_kills_of_any_actor(tmp_path: Path) -> None:
+    storm = kill_storm.Storm(tmp_path, 12, kill_storm.drawn(3, seed=4), restarts=False, clock=False)
+    lives = storm.blow()
+    assert len([life for life in lives if life.struck]) >= 2 and lives[-1].status == 0
+    assert kill_storm.check(tmp_path / "run", 12) == samples(12)
+
+
+def test_a_run_that_may_restart_ends_by_itself_also_after_stops_and_steps_of_the_clock(
+    tmp_path: Path,
+) -> None:
+    strikes = kill_storm.drawn(2, seed=3, faults="mixed")
+    assert {bool(strike.stopped_s) for strike in strikes} == {True, False}
+    (life,) = kill_storm.Storm(tmp_path, 12, strikes, restarts=True, clock=True).blow()
+    assert life.status == 0 and life.struck
+    assert kill_storm.check(tmp_path / "run", 12) == samples(12)
+
+
+def test_a_run_whose_rollout_and_slot_workers_are_struck_ends_by_itself(tmp_path: Path) -> None:
+    kinds = ["rollout", "gangs"]
+    actors = [actor for kind in kinds for actor in kill_storm.RESTARTED[kind]]
+    strikes = kill_storm.drawn(6, seed=6, faults="mixed", actors=actors)
+    assert {(strike.actor.partition("-")[0], bool(strike.stopped_s)) for strike in strikes} == {
+        ("rollout", False), ("rollout", True), ("slot", False), ("slot", True)
+    }  # fmt: skip
+    storm = kill_storm.Storm(tmp_path, 24, strikes, restarts=False, clock=False, several=kinds)
+    (life,) = storm.blow()
+    assert life.status == 0 and len(life.struck) == 6
+    assert kill_storm.check(tmp_path / "run", 24) == samples(24)
+    kill_storm.check_losses(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("trained", "words"),
+    [
+        ({"0": ["1:q_0_0"]}, "1 of 4 samples were trained"),
+        ({"0": [f"1:q_{n}" for n in range(3)] * 2}, "3 twice"),
+        ({"5": [f"1:q_{n}" for n in range(4)]}, "4 in another step than their own"),
+    ],
+)
+def test_it_finds_what_is_wrong(tmp_path: Path, trained: dict[str, list[str]], words: str) -> None:
+    folder = tmp_path / "checkpoints" / "step_000001" / "planner"
+    folder.mkdir(parents=True)
+    (folder / "simulated_policy.json").write_text(json.dumps({"trained": trained}))
+    with pytest.raises(kill_storm.StormError, match=words):
+        kill_storm.check(tmp_path, 1)
