@@ -13,7 +13,10 @@ from flexmarl.launch.cli.exit_status import exit_status
 
 FOLDER = Path(__file__).parent
 # Each command NAME is the function NAME of the module NAME in this folder.
-BENCHMARKS = ("balance", "pipeline", "pool", "rollout", "router", "start", "store", "swap")
+BENCHMARKS = (
+    "balance", "kill_storm", "pipeline", "pool", "race_trl", "rollout", "router", "samples", "stalls", "start", "store",
+    "store_storm", "swap",
+)  # fmt: skip
 
 
 class _Commands(click.Group):
@@ -44,14 +47,15 @@ def _summary(name: str) -> str:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def run() -> None:
-    """Measures flexmarl: its parts on simulated and on real loads, beside bounds and other software.
+    """Measures flexmarl beside bounds and other software, and counts samples after faults.
 
-    calls, network and tensors are those of flexmarl bench, for machines without this checkout.
+    calls, network and tensors are those of flexmarl bench, which needs no checkout.
 
     \b
     Examples:
       scripts/bench/run pool --quick
       scripts/bench/run pipeline --json > pipeline.json
+      scripts/bench/run kill_storm --strikes 100 --seed 7
       scripts/bench/run swap --help
     """
 

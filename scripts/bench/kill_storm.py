@@ -1,8 +1,10 @@
 """Strikes actors of real runs at random, continues each run from its last checkpoint, and counts the trained samples.
 
-    .venv/bin/python scripts/bench/kill_storm.py --strikes 200 --seed 1
-    .venv/bin/python scripts/bench/kill_storm.py --strikes 100 --faults stop --restarts --clock
-    .venv/bin/python scripts/bench/kill_storm.py --strikes 200 --only rollout
+\b
+Examples:
+  scripts/bench/run kill_storm --strikes 200 --seed 1
+  scripts/bench/run kill_storm --strikes 100 --faults stop --restarts --clock
+  scripts/bench/run kill_storm --strikes 200 --only rollout
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
 processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9,
@@ -19,7 +21,6 @@ no others. Prints one JSON object; exits with 1 if a run hung, ended for another
 or never.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -34,6 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -273,70 +275,58 @@ def check_losses(run: Path) -> tuple[int, int]:
     return counted, repeated
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--strikes", type=int, default=200)
-    parser.add_argument("--steps", type=int, help="steps of the run; default: three per kill, six per stop")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
-    parser.add_argument("--restarts", action="store_true", help="the run continues by itself")
-    parser.add_argument("--only", help=f"kinds of actors, with commas: {', '.join(RESTARTED)}")
-    parser.add_argument("--clock", action="store_true", help="step the wall clocks too")
-    options = parser.parse_args()
-    steps = options.steps or (3 if options.faults == "kill" else 6) * options.strikes
-    actors: Sequence[str] = ACTORS
-    if options.only:
-        unknown = set(options.only.split(",")) - RESTARTED.keys()
-        if unknown:
-            parser.error(f"--only: unknown {', '.join(unknown)}; there are: {', '.join(RESTARTED)}")
-        actors = tuple(actor for kind in options.only.split(",") for actor in RESTARTED[kind])
-    strikes = drawn(options.strikes, options.seed, options.faults, actors)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        storm = Storm(
-            Path(folder),
-            steps,
-            strikes,
-            restarts=options.restarts,
-            clock=options.clock,
-            several=options.only.split(",") if options.only else (),
-        )
-        try:
-            lives = storm.blow()
-            samples = check(Path(folder) / "run", steps)
-            if options.only:
-                restarted_groups, repeated = check_losses(Path(folder) / "run")
-        except StormError as error:
-            print(f"kill_storm: {error}\n{_last_lines(Path(folder) / 'output')}", file=sys.stderr)
-            return 1
-    struck = Counter(actor for life in lives for actor in life.struck)
-    print(
-        json.dumps(
-            {
-                "strikes": dict(struck),
-                "processes": len(lives),
-                "steps": steps,
-                "samples": samples,
-                **(
-                    {"restarted_groups": restarted_groups, "repeated_micro_batches": repeated}
-                    if options.only
-                    else {}
-                ),
-                "seconds": round(time.monotonic() - started),
-            }
-        )
-    )
-    if struck.total() < options.strikes:
-        print(f"kill_storm: the run ended after {struck.total()} strikes: give more --steps", file=sys.stderr)
-        return 1
-    return 0
-
-
 def _last_lines(output: Path) -> str:
     return "\n".join(output.read_text(errors="replace").splitlines()[-40:])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _kinds(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(",")) if text else ()
+    if unknown := set(kinds) - RESTARTED.keys():
+        raise click.BadParameter(f"unknown {', '.join(unknown)}; there are: {', '.join(RESTARTED)}")
+    return kinds
+
+
+@click.command("kill_storm", help=__doc__)
+@click.option("--strikes", type=click.IntRange(1), default=200, show_default=True)
+@click.option(
+    "--steps", type=click.IntRange(1), help="Steps of the run. Default: three per kill, six per stop."
+)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--faults", type=click.Choice(["kill", "stop", "mixed"]), default="kill", show_default=True)
+@click.option("--restarts", is_flag=True, help="The run continues by itself.")
+@click.option(
+    "--only", default="", callback=_kinds, help=f"Kinds of actors, with commas: {', '.join(RESTARTED)}."
+)
+@click.option("--clock", is_flag=True, help="Step the wall clocks too.")
+def kill_storm(
+    strikes: int,
+    steps: int | None,
+    seed: int,
+    faults: str,
+    restarts: bool,
+    only: tuple[str, ...],
+    clock: bool,
+) -> int:
+    steps = steps or (3 if faults == "kill" else 6) * strikes
+    actors = tuple(actor for kind in only for actor in RESTARTED[kind]) or ACTORS
+    blows = drawn(strikes, seed, faults, actors)
+    started = time.monotonic()
+    losses: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        storm = Storm(Path(folder), steps, blows, restarts=restarts, clock=clock, several=only)
+        try:
+            lives = storm.blow()
+            samples = check(run, steps)
+            if only:
+                losses["restarted_groups"], losses["repeated_micro_batches"] = check_losses(run)
+        except StormError as error:
+            print(f"kill_storm: {error}\n{_last_lines(Path(folder) / 'output')}", file=sys.stderr)
+            return 1
+    struck = Counter(actor for life in lives for actor in life.struck)
+    figures = {"strikes": dict(struck), "processes": len(lives), "steps": steps, "samples": samples, **losses}
+    print(json.dumps({**figures, "seconds": round(time.monotonic() - started)}))
+    if struck.total() < strikes:
+        print(f"kill_storm: the run ended after {struck.total()} strikes: give more --steps", file=sys.stderr)
+        return 1
+    return 0

@@ -14,6 +14,7 @@ A step's seconds run from the end of one step to the end of the next, on both si
 
 flexmarl runs as a user runs it: ``flexmarl train``, one agent, one instance, one trainer, each in its own process.
 
+\b
 TRL runs at its best for this task:
   one batch per step         num_iterations and gradient_accumulation_steps 1: no second pass for old log-probs
   beta 0                     no reference model
@@ -23,9 +24,15 @@ TRL runs at its best for this task:
   gradient_checkpointing     off (TRL's default is on), dropout off, float32 instead of bf16 autocast
   optimizer                  the fused AdamW, as flexmarl's
   logging, saving, progress  off; data loader in the process itself, nothing pinned
+
+\b
+Examples:
+  pip install "flexmarl[bench]"
+  scripts/bench/run race_trl
+  scripts/bench/run race_trl --steps 20 --rounds 10 > race.json         # on a busy machine
+  scripts/bench/run race_trl --steps 10 --rounds 2 --work /tmp/race     # keeps runs, logs, models
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -39,6 +46,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import click
 
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch.config.config_reading import resolve
@@ -57,13 +66,6 @@ ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
 }
-EXAMPLES = """\
-examples:
-  pip install "flexmarl[bench]"
-  python scripts/bench/race_trl.py
-  python scripts/bench/race_trl.py --steps 20 --rounds 10 > race.json         # on a busy machine
-  python scripts/bench/race_trl.py --steps 10 --rounds 2 --work /tmp/race      # keeps runs, logs, models
-"""
 
 
 class RaceError(Exception):
@@ -264,49 +266,36 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--steps", type=_count, default=40, help="measured steps per round and side (default 40)"
-    )
-    parser.add_argument("--rounds", type=_count, default=4, help="rounds; even is fairer (default 4)")
-    parser.add_argument(
-        "--work", type=Path, help="a new folder for runs, logs and models (default: temporary)"
-    )
-    return parser.parse_args(words)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """0: raced; 1: a side failed; 2: TRL is missing, or the arguments are refused."""
-    arguments = _arguments(words)
+@click.command("race_trl", help=__doc__)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=40,
+    show_default=True,
+    help="Measured steps per round and side.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=4, show_default=True, help="Even is fairer.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="A new folder for runs, logs and models. Default: temporary.",
+)
+def race_trl(steps: int, rounds: int, work: Path | None) -> int:
     if importlib.util.find_spec("trl") is None:
         print('race_trl: TRL is not installed here: pip install "flexmarl[bench]"', file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="race-") as temporary:
-        work = arguments.work or Path(temporary)
+        folder = work or Path(temporary)
         try:
-            work.mkdir(parents=True, exist_ok=arguments.work is None)
-            rounds = race(work.resolve(), arguments.steps, arguments.rounds)
+            folder.mkdir(parents=True, exist_ok=work is None)
+            sides = race(folder.resolve(), steps, rounds)
         except FileExistsError:
-            print(f"race_trl: {work} exists already: name a new folder", file=sys.stderr)
+            print(f"race_trl: {folder} exists already: name a new folder", file=sys.stderr)
             return 2
         except RaceError as error:
             print(f"race_trl: {error}", file=sys.stderr)
             return 1
-    result = summary(rounds) | surroundings()
-    result |= {"measured_steps_per_round": arguments.steps, "warm_up_steps_per_round": WARM_UP_STEPS}
+    result = summary(sides) | surroundings()
+    result |= {"measured_steps_per_round": steps, "warm_up_steps_per_round": WARM_UP_STEPS}
     print(json.dumps(result, indent=2))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,16 @@
 """Measures reading: the listing of 100,000 samples, and the cost that recording adds to a step.
 
-    python scripts/bench/samples.py list [--samples N]      listing and filters, against compressed lines of JSON
-    python scripts/bench/samples.py step [--pairs N]        paired runs of sort-digits, with and without recording
-    python scripts/bench/samples.py step --than PROGRAM     ..., of this version and of the flexmarl of another one
+\b
+Examples:
+  scripts/bench/run samples list
+  scripts/bench/run samples step --pairs 10
+  scripts/bench/run samples step --than ../flexmarl-before/.venv/bin/flexmarl
 
 ``step`` compares two runs that share the machine at the same time, so that what else it does disturbs both: the mean
 time of a step, and its CPU time, user and system, of all processes of the run, while both train. It reports the medians
 of the pairs' ratios. Goals: a listing or a filter takes less than 1 s, a step less than 2 % more.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -18,13 +19,14 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 
 from flexmarl.actors.messages import Query
@@ -247,23 +249,26 @@ def _beside_each_other(runs: Sequence[_RunBeside], steps: int) -> list[_Step]:
     return [run.end() for run in runs]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("list", "step"))
-    parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--than", default="", metavar="PROGRAM")
-    given = parser.parse_args()
-    if given.what == "list":
-        found: dict[str, Any] = listing(given.samples)
-    else:
-        found = paired_steps(given.pairs, given.steps, given.than)
-    for name, value in found.items():
+@click.group(help=__doc__)
+def samples() -> None: ...
+
+
+@samples.command("list")
+@click.option("--samples", "count", type=click.IntRange(1), default=100_000, show_default=True)
+def list_samples(count: int) -> None:
+    """Listing and filters, against compressed lines of JSON."""
+    _print(listing(count))
+
+
+@samples.command()
+@click.option("--pairs", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=120, show_default=True, help="Steps of each run.")
+@click.option("--than", default="", metavar="PROGRAM", help="Compare with the flexmarl of another version.")
+def step(pairs: int, steps: int, than: str) -> None:
+    """Paired runs of sort-digits, with and without recording, or of this version and another one."""
+    _print(paired_steps(pairs, steps, than))
+
+
+def _print(figures: Mapping[str, Any]) -> None:
+    for name, value in figures.items():
         print(f"{name:<36} {value if isinstance(value, list) else round(value, 4)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,9 @@
 """Times runs that stand still, each in one of the ways of ``tests/launch/stall_ways.py``, with the default limits.
 
-    .venv/bin/python -P scripts/bench/stalls.py
-    .venv/bin/python -P scripts/bench/stalls.py --only "a lock that is never released" --at-once 1
+\b
+Examples:
+  scripts/bench/run stalls
+  scripts/bench/run stalls --only "a lock that is never released" --at-once 1
 
 Prints a line of JSON for each way: ``named_s``, from the last step (or the start of the run) to the event that names
 the cause, and ``ended_s``, from the first ctrl-C to the end of the process. Goals: 45 and 20 seconds. ``named_s``
@@ -9,7 +11,6 @@ includes the start of a run that stands still before its first step. Both are nu
 with an error. Exits with 1 if a run misses a goal, or neither ends nor is named in time.
 """
 
-import argparse
 import contextlib
 import json
 import re
@@ -22,11 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.launch.conftest import Launcher  # noqa: E402  # the tests are not installed
-from tests.launch.stall_ways import STALLED, STALLS, causes  # noqa: E402
+import click
+from tests.launch.conftest import Launcher
+from tests.launch.stall_ways import STALLED, STALLS, causes
 
 NAMED_S, ENDED_S = 45.0, 20.0
 LIMIT_S = 90.0
@@ -60,22 +59,17 @@ def measured(folder: Path, number: int, name: str) -> dict[str, Any]:
         return {"stall": name, "named_s": named_s, "ended_s": ended_s, "status": run.process.returncode}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=list(STALLED), action="append", help="a way; may be repeated")
-    parser.add_argument("--at-once", type=int, default=2, help="runs at the same time (default: 2)")
-    options = parser.parse_args()
+@click.command(help=__doc__)
+@click.option("--only", type=click.Choice(list(STALLED)), multiple=True, help="A way; may be repeated.")
+@click.option(
+    "--at-once", type=click.IntRange(1), default=2, show_default=True, help="Runs at the same time."
+)
+def stalls(only: tuple[str, ...], at_once: int) -> int:
     bad = False
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
-        names = options.only or list(STALLED)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
+        names = only or tuple(STALLED)
         for row in pool.map(partial(measured, Path(folder)), range(len(names)), names):
             print(json.dumps(row), flush=True)
             bad |= row["status"] != 1 and not (row["named_s"] or LIMIT_S) <= NAMED_S
             bad |= (row["ended_s"] or 0.0) > ENDED_S
     return int(bad)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

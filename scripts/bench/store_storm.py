@@ -1,7 +1,9 @@
 """Strikes a store again and again while writers and a trainer use it, and counts the samples afterwards.
 
-    .venv/bin/python scripts/bench/store_storm.py --strikes 100 --seed 1
-    .venv/bin/python scripts/bench/store_storm.py --strikes 100 --faults mixed --clock
+\b
+Examples:
+  scripts/bench/run store_storm --strikes 100 --seed 1
+  scripts/bench/run store_storm --strikes 100 --faults mixed --clock
 
 A strike is kill -9, or with ``--faults stop`` SIGSTOP for longer than the heartbeats and then SIGCONT: its callers have
 given it up meanwhile. ``--clock`` steps the store's wall clock with each strike, by up to a day. The store is a process
@@ -10,7 +12,6 @@ Every acknowledged sample must be consumed once, and no other. Prints one JSON o
 with 1 if that does not hold, or if the store makes no progress any more.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -23,6 +24,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import click
 
 from flexmarl.actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.actors.errors import StoreError
@@ -206,18 +209,15 @@ async def storm(strikes: int, seed: int, faults: str = "kill", *, clock: bool = 
     return made
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--strikes", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", choices=("kill", "stop", "mixed"), default="kill")
-    parser.add_argument("--clock", action="store_true", help="step the wall clock too")
-    options = parser.parse_args()
+@click.command("store_storm", help=__doc__)
+@click.option("--strikes", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--faults", type=click.Choice(["kill", "stop", "mixed"]), default="kill", show_default=True)
+@click.option("--clock", is_flag=True, help="Step the wall clock too.")
+def store_storm(strikes: int, seed: int, faults: str, clock: bool) -> int:
     started = time.monotonic()
     try:
-        made = asyncio.run(storm(options.strikes, options.seed, options.faults, clock=options.clock))
+        made = asyncio.run(storm(strikes, seed, faults, clock=clock))
     except StormError as error:
         print(f"store_storm: {error}", file=sys.stderr)
         return 1
@@ -228,7 +228,3 @@ def main() -> int:
     }
     print(json.dumps({**figures, "seconds": round(time.monotonic() - started)}))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

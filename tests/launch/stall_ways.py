@@ -1,4 +1,4 @@
-"""The ways in which a run stands still, for the tests of each and for ``scripts/bench/stalls.py``."""
+"""The ways in which a run stands still, for the tests of each and for ``scripts/bench/run stalls``."""
 
 import json
 from collections.abc import Callable

@@ -3,10 +3,7 @@
 import pytest
 
 from flexmarl.actors.figures import FAMILIES, FIGURES
-
-from .load import BENCH, load
-
-metrics_page = load(BENCH.parent / "metrics_page.py")
+from scripts import metrics_page
 
 
 def test_the_committed_page_is_what_the_table_gives() -> None:

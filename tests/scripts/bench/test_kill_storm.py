@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ..load import script
+from scripts.bench import kill_storm
 
-kill_storm = script("kill_storm")
 QUERIES = 2
 
 
 def samples(steps: int) -> int:
-    return steps * QUERIES * int(kill_storm.TRAJECTORIES) * 9
+    return steps * QUERIES * kill_storm.TRAJECTORIES * 9
 
 
 @pytest.fixture(autouse=True)

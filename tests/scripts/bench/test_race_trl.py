@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,14 +9,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ...patience import PATIENCE_S
-from ..load import BENCH, script
+from flexmarl.launch.config.config_reading import resolve
+from scripts.bench import race_trl
+from scripts.bench.commands import main
 
-race_trl = script("race_trl")
 WARM_UP = race_trl.WARM_UP_STEPS
 
 
-def _side(*measured: float, tokens: int = 1024, grad_norm: float = 0.5, weight_change: float = 0.01):  # type: ignore[no-untyped-def]
+def _side(
+    *measured: float, tokens: int = 1024, grad_norm: float = 0.5, weight_change: float = 0.01
+) -> race_trl.SideResult:
     steps = WARM_UP + len(measured)
     seconds = [9.0] * WARM_UP + list(measured)  # warm-up steps are slow, and must not be counted
     rewards = [0.2 + step / 100 for step in range(steps)]
@@ -59,7 +60,9 @@ def test_a_side_that_did_the_work_is_accepted() -> None:
         (_side(0.1, grad_norm=float("nan")), 1, "did not train"),
     ],
 )
-def test_a_side_that_did_not_do_the_work_is_refused(side: object, steps: int, words: str) -> None:
+def test_a_side_that_did_not_do_the_work_is_refused(
+    side: race_trl.SideResult, steps: int, words: str
+) -> None:
     with pytest.raises(race_trl.RaceError, match=words):
         race_trl.check_side("TRL", side, WARM_UP + steps, 1024)
 
@@ -83,34 +86,23 @@ def test_weight_change_refuses_other_tensors(tmp_path: Path) -> None:
 def test_the_race_is_of_sixteen_completions_of_64_tokens_that_cannot_end_early() -> None:
     from transformers import AutoTokenizer
 
-    config = race_trl.resolve(str(race_trl.RECIPE), [])
+    config = resolve(str(race_trl.RECIPE), [])
     (policy,) = config.policies.values()
-    tokenizer = AutoTokenizer.from_pretrained(policy.model.tokenizer)
+    model = policy.real_model
+    tokenizer = AutoTokenizer.from_pretrained(model.tokenizer)
     assert race_trl.tokens_per_step(config) == 16 * 64
-    assert tokenizer.eos_token_id >= policy.model.config["vocab_size"]
-    assert tokenizer.pad_token_id >= policy.model.config["vocab_size"]
+    assert model.config is not None
+    assert min(tokenizer.eos_token_id, tokenizer.pad_token_id) >= model.config["vocab_size"]
 
 
 def test_without_trl_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert race_trl.main(["--steps", "1"]) == 2
+    assert main(["race_trl", "--steps", "1"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert 'pip install "flexmarl[bench]"' in err
-
-
-def test_help_has_examples() -> None:
-    done = subprocess.run(
-        [sys.executable, str(BENCH / "race_trl.py"), "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert "examples:" in done.stdout
-    assert "--rounds" in done.stdout
 
 
 def test_a_side_that_fails_is_named() -> None:
