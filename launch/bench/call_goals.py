@@ -1,8 +1,6 @@
 """Goals of the figures of ``flexmarl bench calls``."""
 
-from collections.abc import Mapping
-
-from .goals import Goal, Verdict, judge_all
+from .goals import Goal
 
 _OTHER = (
     Goal("calls_per_s", "calls/s, many in flight", 0.25, at_most=False, bare="bare_calls_per_s"),
@@ -51,8 +49,3 @@ GOALS: dict[str, tuple[Goal, ...]] = {
     "ipc": (*_latency(1.5), *_load(1.0), _CALLS_OVER_IPC, *_OTHER),
     "tcp_curve": (*_latency(2), *_load(0.8), *_OTHER),
 }
-
-
-def judge(transport: str, figures: Mapping[str, float]) -> list[Verdict]:
-    """Compares ``figures`` with every goal of ``transport``."""
-    return judge_all(GOALS[transport], figures)

@@ -54,7 +54,8 @@ from . import flexmarl_calls, machine, other_frameworks
 from .array_actor import Sink
 from .bare_zeromq import Bare
 from .bench_actors import Caller, Echo
-from .call_goals import judge
+from .call_goals import GOALS
+from .goals import judge
 from .measure import Report, gathered, in_turns, medians, one_after_another, percentile, rounded
 
 Transport = Literal["ipc", "tcp_curve"]
@@ -137,7 +138,7 @@ async def _measure_transport(
     await in_rounds("start", start)
     figures = medians(rounds)
     by_key = {key: [rounded(round_[key]) for round_ in rounds] for key in figures}
-    goals = [asdict(verdict) for verdict in judge(transport, figures)]
+    goals = [asdict(verdict) for verdict in judge(GOALS[transport], figures)]
     return {**{key: rounded(value) for key, value in figures.items()}, "rounds": by_key, "goals": goals}
 
 

@@ -35,7 +35,8 @@ class Verdict:
     met: bool
 
 
-def judge_all(goals: Iterable[Goal], figures: Mapping[str, float]) -> list[Verdict]:
+def judge(goals: Iterable[Goal], figures: Mapping[str, float]) -> list[Verdict]:
+    """Compares ``figures`` with each of ``goals``."""
     return [_verdict(goal, figures) for goal in goals]
 
 

@@ -45,7 +45,7 @@ from ..errors import BenchmarkFailed
 from ..hosts import env
 from ..monitoring.formatting import compact
 from . import machine, namespaces
-from .goals import Goal, judge_all
+from .goals import Goal, judge
 from .measure import medians, rounded
 from .namespaces import Host
 from .result_tables import goals_table, warn_if_busy
@@ -98,7 +98,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     return {
         **{key: rounded(value) for key, value in figures.items()},
         "rounds": {key: [rounded(one[key]) for one in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "network": "two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
         "machine": described,
         "settings": asdict(options),

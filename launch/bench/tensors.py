@@ -27,7 +27,7 @@ from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ..hosts import env
 from . import machine
-from .goals import Goal, judge_all
+from .goals import Goal, judge
 from .measure import medians, rounded
 from .result_tables import goals_table, warn_if_busy
 from .tensor_actors import TensorGetter, TensorSetter
@@ -77,7 +77,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         str(size): {
             **{key: rounded(value) for key, value in figures[size].items()},
             "rounds": {key: [rounded(one[key]) for one in rounds[size]] for key in figures[size]},
-            "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures[size])],
+            "goals": [asdict(verdict) for verdict in judge(GOALS, figures[size])],
         }
         for size in options.sizes
     }

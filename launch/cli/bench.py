@@ -9,7 +9,16 @@ from ..bench.command import common_options, run_benchmark
 
 @click.group()
 def bench() -> None:
-    """Measure this machine."""
+    """Measure calls, states and the network of this machine.
+
+    All other benchmarks are commands of scripts/bench/run, in a checkout.
+
+    \b
+    Examples:
+      flexmarl bench calls --quick
+      flexmarl bench tensors
+      flexmarl bench network --json > network.json
+    """
 
 
 @bench.command()

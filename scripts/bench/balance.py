@@ -38,7 +38,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge_all
+from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 from flexmarl.launch.config.config_reading import resolve
@@ -103,7 +103,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             {key: rounded(value) if key.endswith("_s") else value for key, value in figures.items()}
             for figures in rounds
         ],
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, means)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, means)],
         "versions": machine.versions(),
         "settings": asdict(options),
     }

@@ -37,12 +37,9 @@ from pathlib import Path
 
 import click
 import psutil
+from tests.stepping_clock import SteppingClock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.stepping_clock import SteppingClock  # noqa: E402
-
 COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())")
 RECIPE = Path(__file__).parent / "pipeline_recipe"
 ACTORS = ("store", "trainer", "rollout-0", "orchestrator", "planner-0", "solver-0", "checker-0")

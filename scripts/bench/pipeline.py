@@ -43,7 +43,7 @@ from flexmarl.actors.trainer.backends.simulated_policy import micro_batch_s
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge_all
+from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, in_turns, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.launch.cli.signals import train_until_signal
@@ -126,7 +126,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             "core_share": {name: rounded(share) for name, share in load.core_shares.items()},
         },
         "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "machine": described,
         "versions": machine.versions(),
         "settings": asdict(options),

@@ -37,7 +37,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge_all
+from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 from flexmarl.launch.monitoring.formatting import compact
@@ -80,7 +80,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     return {
         "mixes": {name: _mix_figures(name, mix, options, report) for name, mix in mixes().items()},
         "turns": {key: rounded(value) for key, value in turns.items()},
-        "goals": [asdict(verdict) for verdict in judge_all(TURN_GOALS, turns)],
+        "goals": [asdict(verdict) for verdict in judge(TURN_GOALS, turns)],
         "versions": machine.versions(),
         "settings": asdict(options),
     }
@@ -112,7 +112,7 @@ def _mix_figures(name: str, mix: Mix, options: Options, report: Report) -> dict[
         "ranks": sum(cost.ranks for cost in mix.costs.values()),
         "slots": mix.slots,
         "rounds": [_rounded(figures) for figures in rounds],
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, means)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, means)],
     }
 
 

@@ -29,7 +29,7 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge_all
+from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.launch.hosts import env
@@ -82,7 +82,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "vllm_tokens_per_s": None,
         **{key: rounded(value) for key, value in figures.items()},
         "rounds": {key: [rounded(round_[key]) for round_ in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge_all(_goals(figures), figures)],
+        "goals": [asdict(verdict) for verdict in judge(_goals(figures), figures)],
         "contenders": versions,
         "machine": described,
         "settings": asdict(options),

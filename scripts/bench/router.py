@@ -45,20 +45,19 @@ from flexmarl.actors.messages import (
     TextTo,
     VersionRange,
 )
+from flexmarl.actors.names import PolicyName, Version
+from flexmarl.actors.rollout.turn_routes import TurnRoutes
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.base.collector import spare_collector
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
+from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.measure import Report, in_turns, percentile, rounded
+from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.launch.hosts import env
-
-from ...actors.names import PolicyName, Version
-from ...actors.rollout.turn_routes import TurnRoutes
-from ...core.actor import Actor, endpoint
-from ...core.base.collector import spare_collector
-from ...core.ref import ActorRef
-from ...core.system import ActorSystem
-from ...transport.handle import StateHandle
-from .goals import Goal, judge_all
-from .measure import Report, in_turns, percentile, rounded
-from .result_tables import goals_table, warn_if_busy
+from flexmarl.transport.handle import StateHandle
 
 POLICY = PolicyName("solver")
 _CAPACITY = 64
@@ -123,7 +122,7 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     return {
         **{key: rounded(value) for key, value in figures.items()},
         "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "machine": described,
         "settings": asdict(options),
     }

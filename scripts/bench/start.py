@@ -30,7 +30,7 @@ from rich.text import Text
 
 from flexmarl.launch.bench import machine, namespaces
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge_all
+from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import medians, rounded
 from flexmarl.launch.bench.namespaces import Host
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
@@ -78,7 +78,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         **{key: rounded(value) for key, value in figures.items()},
         "nodes": options.nodes,
         "rounds": {key: [rounded(one[key]) for one in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "network": "two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
         "machine": described,
         "settings": asdict(options),

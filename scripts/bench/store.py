@@ -42,7 +42,7 @@ from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge_all
+from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.result_tables import goals_table
 from flexmarl.launch.errors import BenchmarkFailed
 from flexmarl.launch.hosts import env
@@ -172,7 +172,7 @@ async def measure(options: Options, tell: Callable[[str], None]) -> dict[str, An
         "transferqueue_put_samples_per_s": None,
         "transferqueue_get_samples_per_s": None,
         "rounds": {key: [_rounded(key, round_[key]) for round_ in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "machine": {**env.describe_machine(), "pid": os.getpid()},
         "settings": asdict(options),
     }

@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+from tests.stepping_clock import SteppingClock
 
 from flexmarl.actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.actors.errors import StoreError
@@ -41,11 +42,6 @@ from flexmarl.core.supervision.restart_policy import Intensity
 from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.hosts import env
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.stepping_clock import SteppingClock  # noqa: E402
 
 AGENT, POLICY, WRITERS, BATCH, MICRO_BATCH = "solver", PolicyName("solver"), 4, 8, 16
 # Enough for a store to restart and read its journal, which takes well below a second.

@@ -30,35 +30,34 @@ import psutil
 from rich.console import Console
 from rich.text import Text
 
+from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.messages import ModelConfig, Sample, SlotApi
+from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.recipe.recipe import RecipeConfig
+from flexmarl.actors.run_events import PolicyResumed, PolicySuspended, RunEvent
+from flexmarl.actors.store.store import Store
+from flexmarl.actors.store.store_setup import StoreSetup
+from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.pool.shared_pool import SharedPool
+from flexmarl.actors.trainer.pool.static_pool import StaticPool
+from flexmarl.actors.trainer.pool.training_pool import TrainingPool
+from flexmarl.actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.base.task_groups import first_error
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.supervision.process_node import ProcessNode
+from flexmarl.core.supervision.supervisor import Supervisor
+from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
+from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.measure import medians, rounded
+from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.config.config_reading import RECIPES
 from flexmarl.launch.hosts import env
-
-from ...actors.columns.store_client import ExperienceWriter, segment_directories
-from ...actors.credit.credit_config import CreditConfig
-from ...actors.messages import ModelConfig, Sample, SlotApi
-from ...actors.names import AgentName, PolicyName, Step, Version
-from ...actors.recipe.recipe import RecipeConfig
-from ...actors.run_events import PolicyResumed, PolicySuspended, RunEvent
-from ...actors.store.store import Store
-from ...actors.store.store_setup import StoreSetup
-from ...actors.trainer.backends.backend_config import TorchTrainerConfig
-from ...actors.trainer.pool.pool_config import SharedPoolConfig
-from ...actors.trainer.pool.shared_pool import SharedPool
-from ...actors.trainer.pool.static_pool import StaticPool
-from ...actors.trainer.pool.training_pool import TrainingPool
-from ...actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
-from ...core.actor import Actor, endpoint
-from ...core.base.task_groups import first_error
-from ...core.ref import ActorRef
-from ...core.supervision.process_node import ProcessNode
-from ...core.supervision.supervisor import Supervisor
-from ...core.system import ActorSystem
-from ..config.config_reading import RECIPES
-from ..monitoring.formatting import compact
-from .goals import Goal, judge_all
-from .measure import medians, rounded
-from .result_tables import goals_table, warn_if_busy
+from flexmarl.launch.monitoring.formatting import compact
 
 FIRST, SECOND = PolicyName("first"), PolicyName("second")
 _COPY_BYTES: Final = 256 << 20
@@ -128,7 +127,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     return {
         **{key: rounded(value) for key, value in figures.items()},
         "rounds": {key: [rounded(one[key]) for one in rounds] for key in rounds[0]},
-        "goals": [asdict(verdict) for verdict in judge_all(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "machine": described,
         "settings": asdict(options),
     }

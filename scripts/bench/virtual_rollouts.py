@@ -23,24 +23,22 @@ from flexmarl.actors.messages import (
     Sample,
     VersionRange,
 )
-from flexmarl.actors.rollout import rollout_setup
-
-from ...actors.names import PolicyName, Step, Version
-from ...actors.recipe.recipe import Recipe
-from ...actors.rollout.rollout import Rollout
-from ...actors.run_events import InstanceMoved, RunEvent
-from ...actors.segments.segments import SegmentGrant, WriterMemory
-from ...actors.store.segment_arena import ArenaLimits, SegmentArena
-from ...actors.trainer.backends.backend_config import SimulatedTrainerConfig
-from ...actors.trainer.backends.simulated_policy import SimulatedPolicy
-from ...core.actor import Actor, endpoint
-from ...core.ref import ActorRef
-from ...core.system import ActorSystem
-from ...core.wire.memory import MemoryNetwork
-from ...transport.state import StateTransport
-from ..config.run_config import RunConfig
-from ..errors import BenchmarkFailed
-from ..run.actor_specs import References
+from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.recipe.recipe import Recipe
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.run_events import InstanceMoved, RunEvent
+from flexmarl.actors.segments.segments import SegmentGrant, WriterMemory
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena
+from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
+from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
+from flexmarl.core.actor import Actor, endpoint
+from flexmarl.core.ref import ActorRef
+from flexmarl.core.system import ActorSystem
+from flexmarl.core.wire.memory import MemoryNetwork
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.errors import BenchmarkFailed
+from flexmarl.launch.run.actor_specs import References, rollout_setup
+from flexmarl.transport.state import StateTransport
 
 
 @dataclass(frozen=True, slots=True)

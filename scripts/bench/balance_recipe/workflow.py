@@ -6,8 +6,8 @@ Twice: a plan, then its parts worked out at once (10 and 9), then a critic and a
 import asyncio
 from collections.abc import Sequence
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards
+from flexmarl.actors.messages.rollouts import Query
+from flexmarl.actors.workflow import Agents, Rewards
 
 PARTS = (10, 9)
 

@@ -6,8 +6,8 @@ Plans are made first; both solutions follow at once; each of them is checked thr
 import asyncio
 from collections.abc import Sequence
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards, Turn
+from flexmarl.actors.messages.rollouts import Query
+from flexmarl.actors.workflow import Agents, Rewards, Turn
 
 SOLUTIONS = 2
 CHECKS = 3
