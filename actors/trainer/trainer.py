@@ -77,18 +77,18 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def train(self, policy: PolicyName, policy_version: int, count: int) -> MicroBatchTrained:
-        with self._arrivals[policy].place() as turn:
+        # The store may answer a later lease first, or send its rows first if they are on another host, and a sum of
+        # floats depends on its order. The pool knows when it has all that a computation needs: there the calls queue.
+        with self._arrivals[policy].place() as place:
             with self._waits.open(f"{count} samples of {policy}", actor=self._store.name):
                 leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
             self._leases[policy].append(leased.fence)
-            # The store may answer a later lease first, and a sum of floats depends on its order.
-            await turn
-        try:
-            return await self._computing.accumulate(policy, leased)
-        except SamplesUnreachable:
-            self._leases[policy].remove(leased.fence)
-            await self._store.within(WORK_TIMEOUT_S).give_back(policy, leased.fence)
-            raise
+            try:
+                return await self._computing.accumulate(policy, leased, place)
+            except SamplesUnreachable:
+                self._leases[policy].remove(leased.fence)
+                await self._store.within(WORK_TIMEOUT_S).give_back(policy, leased.fence)
+                raise
 
     @endpoint
     async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:

@@ -33,6 +33,7 @@ from ...figures import Numbers
 from ...messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ...names import PolicyName, SlotName, Step, Version
 from ...run_events import SlotLost
+from ..arrival_order import Place
 from ..trainer_setup import SharedPoolSetup, TrainerSetup
 from .allocate import Allocator
 from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
@@ -108,10 +109,14 @@ class SharedPool(TrainingPool):
 
         await self._compute(policy, Computation("end_sft", run, changes_base=True))
 
-    async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
+    async def accumulate(
+        self, policy: PolicyName, leased: LeasedBatch, place: Place | None = None
+    ) -> MicroBatchTrained:
         async def run(gang: HostedGang) -> MicroBatchTrained:
             return await self._first(gang, lambda slot, life, _: slot.accumulate(life, policy, leased))
 
+        if place is not None:
+            await place.wait_turn()
         computation = Computation("accumulate", run, repeated=True)
         trained: MicroBatchTrained = await self._compute(policy, computation)
         return trained

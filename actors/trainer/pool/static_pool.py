@@ -15,7 +15,7 @@ from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport, payload_bytes
 from ...messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ...names import PolicyName, Step, Version
-from ..arrival_order import ArrivalOrder
+from ..arrival_order import Place
 from ..backends.policy_backend import PolicyBackend
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
@@ -43,7 +43,6 @@ class StaticPool(TrainingPool):
         self._transport = StateTransport(
             directory, find_devices(setup.devices), setup.weights.only_path, bulk
         )
-        self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
         self._weights: dict[PolicyName, _Weights] = {}
 
     async def start(self) -> None:
@@ -71,10 +70,12 @@ class StaticPool(TrainingPool):
     async def end_sft(self, policy: PolicyName) -> None:
         self._weights[policy] = await self._policies.end_sft(policy, _weights_of)
 
-    async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
-        with self._arrivals[policy].place() as turn:
-            samples = await self._experience.samples(leased)
-            await turn  # a store on another host may send the later rows first
+    async def accumulate(
+        self, policy: PolicyName, leased: LeasedBatch, place: Place | None = None
+    ) -> MicroBatchTrained:
+        samples = await self._experience.samples(leased)
+        if place is not None:
+            await place.wait_turn()
         return await self._policies.accumulate(policy, samples)
 
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:

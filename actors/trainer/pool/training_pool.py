@@ -13,6 +13,7 @@ from ....transport.state import StateTransport
 from ...figures import Numbers
 from ...messages import LeasedBatch, MicroBatchTrained, Published, StepStats
 from ...names import PolicyName, Step, Version
+from ..arrival_order import Place
 
 
 class TrainingPool(ABC):
@@ -32,8 +33,12 @@ class TrainingPool(ABC):
         """Ends the supervised training: reinforcement learning may follow."""
 
     @abstractmethod
-    async def accumulate(self, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
-        """Adds the gradient of leased rows. Raises as ``PolicyBackend.accumulate`` does."""
+    async def accumulate(
+        self, policy: PolicyName, leased: LeasedBatch, place: Place | None = None
+    ) -> MicroBatchTrained:
+        """Adds the gradient of leased rows. ``place``: its turn is waited for before the computation is queued; None:
+        the caller makes one call after the other. Raises SamplesUnreachable, and as ``PolicyBackend.accumulate``
+        does."""
 
     @abstractmethod
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:

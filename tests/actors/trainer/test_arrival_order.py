@@ -21,14 +21,16 @@ async def passed(ends: list[End], ready: list[int]) -> list[int]:
     """The calls that passed, in their order; ``ready``: the order in which the calls' own work ends."""
     order, works = ArrivalOrder(), [asyncio.Event() for _ in ends]
     passed: list[int] = []
+    works_after = asyncio.Event()
 
     async def call(number: int) -> None:
-        with order.place() as turn:
+        with order.place() as place:
             await works[number].wait()
             if ends[number] is End.FAILS:
                 raise ValueError
-            await turn
+            await place.wait_turn()
             passed.append(number)
+            await works_after.wait()  # the place was left with its turn, not at the end of the block
 
     tasks = [asyncio.ensure_future(call(number)) for number in range(len(ends))]
     await asyncio.sleep(0)
@@ -37,6 +39,9 @@ async def passed(ends: list[End], ready: list[int]) -> list[int]:
             tasks[number].cancel()
         works[number].set()
         await asyncio.sleep(0)
+    while not all(task.done() or number in passed for number, task in enumerate(tasks)):
+        await asyncio.sleep(0)
+    works_after.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     return passed
 
@@ -51,7 +56,12 @@ def test_calls_pass_in_the_order_of_their_arrival(data: st.DataObject) -> None:
 
 def test_a_call_alone_does_not_wait() -> None:
     async def alone() -> bool:
-        with ArrivalOrder().place() as turn:
-            return turn.done()
+        with ArrivalOrder().place() as place:
+            waiting = place.wait_turn()
+            try:
+                waiting.send(None)
+            except StopIteration:
+                return True
+            return False
 
     assert asyncio.run(alone())

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flexmarl.actors.columns.store_client import ExperienceWriter, segment_directories
+from flexmarl.actors.columns.store_client import ExperienceReader, ExperienceWriter, segment_directories
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LeasedBatch, ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName, Step
@@ -152,11 +152,28 @@ class LateFirstAnswer(Store):
         return batch
 
 
+def read_first_rows_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the first lease come after those of later ones, as from another host."""
+    read, leases = ExperienceReader.samples, []
+
+    async def samples(reader: ExperienceReader, leased: LeasedBatch) -> list[Sample]:
+        leases.append(leased)
+        for _ in range(100 if len(leases) == 1 else 0):
+            await asyncio.sleep(0)
+        return await read(reader, leased)
+
+    monkeypatch.setattr(ExperienceReader, "samples", samples)
+
+
+@pytest.mark.parametrize("late", ["lease", "rows"])
 async def test_micro_batches_are_trained_in_the_order_of_their_leases(
-    system: ActorSystem, private: Path, monkeypatch: pytest.MonkeyPatch
+    system: ActorSystem, private: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     folder_of(private).mkdir(mode=0o700, parents=True)
-    store = await system.add(LateFirstAnswer(store_setup(["sorter"], folder_of(private))), "late")
+    kind = LateFirstAnswer if late == "lease" else Store
+    if late == "rows":
+        read_first_rows_last(monkeypatch)
+    store = await system.add(kind(store_setup(["sorter"], folder_of(private))), "late")
     trainer = await system.add(made(store, private, None), "trainer")
     trained: list[list[str]] = []
     accumulate = TorchPolicy.accumulate
