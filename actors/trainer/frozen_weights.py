@@ -15,7 +15,7 @@ from ..errors import CheckpointIncomplete
 from ..messages import Published
 from ..names import PolicyName, Version
 from .pool.host_memory import TRANSFER_TIMEOUT_S
-from .pool.hosted_policies import factory_of
+from .pool.slot import factory_of
 from .trainer_setup import PolicySetup, TrainerSetup
 
 

@@ -14,17 +14,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ....core.actor import Actor, endpoint
 from ....core.base.task_groups import first_error
 from ....core.waits import Wait
-from ....transport.device_memory import find_devices
 from ....transport.handle import LentMemory, StateHandle
-from ....transport.remote.bulk import Bulk
-from ....transport.state import StateTransport, payload_bytes
+from ....transport.state import payload_bytes
 from ...errors import WorkerReplaced
 from ...messages import (
     BaseState,
@@ -43,15 +40,14 @@ from ...names import PolicyName, Step
 from ..backends.policy_backend import TrainingStep
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
-from .hosted_policies import HostedPolicies, reader_of
 from .resharding import reads_of_rank
+from .slot import Slot
 
 
 class SlotWorker(Actor, SlotApi):
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
-        self._policies = HostedPolicies(setup)
-        self._setup = setup
+        self._slot = Slot(setup)
         self._moving = {policy: asyncio.Lock() for policy in setup.policies}
         """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
         may be on its way."""
@@ -60,22 +56,15 @@ class SlotWorker(Actor, SlotApi):
         self._in_gang: PolicyName | None = None
 
     async def on_start(self) -> None:
-        directory, setup = self.system.directory, self._setup
         self._life = self.system.new_id()
         self._torch = version("torch")
-        self._experience = reader_of(setup, self.system)
-        bulk = Bulk.of(self.system, encrypted=setup.encrypted)
-        transport = StateTransport(directory, find_devices(setup.devices), bulk=bulk)
-        self._transport = await transport.__aenter__()
+        await self._slot.open(self.system)
 
     async def on_stop(self) -> None:
-        self._policies.close()
-        self._experience.close()
-        await self._transport.close()
+        await self._slot.close()
 
     def statistics(self) -> Mapping[str, float]:
-        """Numbers of the transport, as ``transport_...``, and of the reader of samples."""
-        return self._transport.statistics().numbers() | self._experience.statistics()
+        return self._slot.statistics()
 
     # ------------------------------------------------------------------ lives
 
@@ -96,9 +85,7 @@ class SlotWorker(Actor, SlotApi):
         self._check_life(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
-            await self._policies.compute(
-                f"the start of {policy}", partial(self._policies.build, policy, place)
-            )
+            await self._slot.compute(f"the start of {policy}", partial(self._slot.build, policy, place))
 
     @endpoint
     async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
@@ -108,7 +95,7 @@ class SlotWorker(Actor, SlotApi):
 
     async def _prefetch(self, policy: PolicyName, state: HostState) -> Moved:
         handles = [state.base.rest, *([] if state.step is None else [state.step])]
-        memory = self._policies.memory(policy, [spec for handle in handles for spec in handle.tensors])
+        memory = self._slot.memory(policy, [spec for handle in handles for spec in handle.tensors])
         parts = [(handle, {spec.name: memory[spec.name] for spec in handle.tensors}) for handle in handles]
         moved = await self._fetch_all(parts)
         self._prefetched[policy] = memory
@@ -121,9 +108,7 @@ class SlotWorker(Actor, SlotApi):
             place = await self._enter(policy, place)
             if place.size > 1:
                 return await self._resume_rank(policy, place, state)
-            backend = await self._policies.compute(
-                f"room for {policy}", partial(self._policies.host, policy, place)
-            )
+            backend = await self._slot.compute(f"room for {policy}", partial(self._slot.host, policy, place))
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
             parts: list[tuple[StateHandle, Mapping[str, Any]]]
@@ -133,7 +118,7 @@ class SlotWorker(Actor, SlotApi):
             if state.step is not None:
                 parts.append((state.step, gradient))
             moved = await self._fetch_all(parts)
-            await self._policies.compute(
+            await self._slot.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
             )
             return moved
@@ -147,11 +132,11 @@ class SlotWorker(Actor, SlotApi):
         memory = self._prefetched.pop(policy)
 
         def host() -> None:
-            backend = self._policies.host(policy, place, memory)
+            backend = self._slot.host(policy, place, memory)
             gradient = {} if state.step is None else backend.gradients()
             backend.load_state(TrainingStep(gradient, state.data))
 
-        await self._policies.compute(f"the state of {policy}", host)
+        await self._slot.compute(f"the state of {policy}", host)
         return moved
 
     @endpoint
@@ -161,15 +146,13 @@ class SlotWorker(Actor, SlotApi):
         self._check_life(life)
         async with self._moving[policy]:
             place = await self._enter(policy, place)
-            backend = await self._policies.compute(
-                f"room for {policy}", partial(self._policies.host, policy, place)
-            )
+            backend = await self._slot.compute(f"room for {policy}", partial(self._slot.host, policy, place))
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
             live = {**backend.base_state(), **gradient}
             moved = self._count_moved([])
             for part in reads_of_rank(live, backend.parts(), ranks):
-                await self._transport.get(
+                await self._slot.transport.get(
                     part.handle,
                     names=part.into.keys(),
                     rows=part.rows,
@@ -179,7 +162,7 @@ class SlotWorker(Actor, SlotApi):
                 moved = Moved(
                     moved.size_bytes + payload_bytes(part.into), self._count_moved([part.handle]).path
                 )
-            await self._policies.compute(
+            await self._slot.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
             )
             return moved
@@ -188,14 +171,14 @@ class SlotWorker(Actor, SlotApi):
     async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
         self._check_life(life)
         async with self._moving[policy]:
-            backend = self._policies[policy]
+            backend = self._slot[policy]
             return await self._set(f"{policy}/rest", backend.base_state(), backend.version, rest)
 
     @endpoint
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         self._check_life(life)
-        backend = self._policies[policy]
-        weights = await self._policies.compute(f"the weights of {policy}", backend.weights)
+        backend = self._slot[policy]
+        weights = await self._slot.compute(f"the weights of {policy}", backend.weights)
         base = backend.base_state()
         live = weights if _are_live(weights, base) else {}
         step = payload_bytes(backend.gradients())
@@ -216,9 +199,9 @@ class SlotWorker(Actor, SlotApi):
     ) -> BaseState:
         self._check_life(life)
         async with self._moving[policy]:
-            self._experience.forget_consumed()
-            backend = self._policies[policy]
-            published = await self._policies.compute(f"the weights of {policy}", backend.weights)
+            self._slot.forget_consumed()
+            backend = self._slot[policy]
+            published = await self._slot.compute(f"the weights of {policy}", backend.weights)
             are_live = _are_live(published, backend.base_state())
             rest_tensors = _exclude_live(backend.base_state(), published if are_live else {})
             with first_error():
@@ -233,7 +216,7 @@ class SlotWorker(Actor, SlotApi):
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
         self._check_life(life)
         async with self._moving[policy]:
-            backend = self._policies[policy]
+            backend = self._slot[policy]
             state = backend.step_state()
             handle = None
             moved = Moved(0, "none")
@@ -247,7 +230,7 @@ class SlotWorker(Actor, SlotApi):
     async def forget_copies(self, life: str, policy: PolicyName) -> None:
         self._check_life(life)
         for part in ("rest", "step"):
-            await self._transport.drop(f"{policy}/{part}")
+            await self._slot.transport.drop(f"{policy}/{part}")
 
     @endpoint
     async def drop(self, life: str, policy: PolicyName) -> None:
@@ -266,14 +249,14 @@ class SlotWorker(Actor, SlotApi):
     async def _leave(self, policy: PolicyName) -> None:
         self._prefetched.pop(policy, None)
         try:
-            await self._policies.compute(f"the release of {policy}", partial(self._policies.release, policy))
+            await self._slot.compute(f"the release of {policy}", partial(self._slot.release, policy))
         finally:
             if self._in_gang == policy:
                 self._in_gang = None
                 self._gang.release()
 
     async def _set(self, key: str, tensors: Mapping[str, Any], version: int, lent: LentMemory) -> StateHandle:
-        return await self._transport.set(
+        return await self._slot.transport.set(
             key, tensors, version=version, lent=lent, timeout_s=TRANSFER_TIMEOUT_S
         )
 
@@ -287,45 +270,45 @@ class SlotWorker(Actor, SlotApi):
 
     def _count_moved(self, handles: Sequence[StateHandle]) -> Moved:
         """States that were copied here."""
-        chosen = {choice.path for handle in handles if (choice := self._transport.chosen(handle.key))}
+        chosen = {choice.path for handle in handles if (choice := self._slot.transport.chosen(handle.key))}
         return Moved(sum(handle.size_bytes for handle in handles), ", ".join(sorted(chosen)) or "none")
 
     async def _fetch(self, handle: StateHandle, into: Mapping[str, Any]) -> None:
-        await self._transport.get(handle, into=into, timeout_s=TRANSFER_TIMEOUT_S)
+        await self._slot.transport.get(handle, into=into, timeout_s=TRANSFER_TIMEOUT_S)
 
     # ------------------------------------------------------------------ computations
 
     @endpoint
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         self._check_life(life)
-        return await self._policies.accumulate(policy, await self._experience.samples(leased))
+        return await self._slot.accumulate(policy, leased)
 
     @endpoint
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_life(life)
-        stats, version = await self._policies.optimizer_step(policy, step, attrgetter("version"))
+        stats, version = await self._slot.optimizer_step(policy, step)
         return SlotStepped(version, stats)
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
         self._check_life(life)
-        return await self._policies.sft(policy, first_batch, count)
+        return await self._slot.sft(policy, first_batch, count)
 
     @endpoint
     async def end_sft(self, life: str, policy: PolicyName) -> None:
         self._check_life(life)
-        await self._policies.end_sft(policy, attrgetter("version"))
+        await self._slot.end_sft(policy)
 
     @endpoint
     async def save(self, life: str, policy: PolicyName, folder: str) -> None:
         self._check_life(life)
-        await self._policies.save(policy, Path(folder))
+        await self._slot.save(policy, Path(folder))
 
     def waits(self) -> list[Wait]:
-        return self._policies.waits()
+        return self._slot.waits()
 
     def progress(self) -> int:
-        return self._policies.progress()
+        return self._slot.progress()
 
 
 def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:

@@ -18,8 +18,8 @@ from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
-from flexmarl.actors.trainer.pool.hosted_policies import HostedPolicies
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.pool.slot import Slot
 from flexmarl.actors.trainer.pool.slot_worker import SlotWorker
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, SharedPoolSetup, TrainerSetup
@@ -79,7 +79,9 @@ class MortalSlot(SlotWorker):
         await self._death.wait()
 
     def die(self) -> None:
-        self._policies = HostedPolicies(self._setup)
+        old, self._slot = self._slot, Slot(self._setup)
+        for kept in ("_transport", "_experience", "_resources"):  # the process is the same
+            setattr(self._slot, kept, getattr(old, kept))
         self._moving = {policy: asyncio.Lock() for policy in self._setup.policies}
         self._prefetched.clear()
         self._gang, self._in_gang = asyncio.Lock(), None

@@ -1,24 +1,30 @@
-"""The policies that one process computes with: their backends, tokenizers and supervised examples.
+"""The policies that one process computes with: their backends, tokenizers and supervised examples, the reader of their
+rows and the transport of their states.
 
-A trainer without a pool has all policies here for ever; a slot of a pool has those that are bound to it. Both compute
-by the same methods: a coroutine here is one computation, with the name that a standstill shows. ``build``, ``host`` and
-``release`` are functions to be called within ``compute``, as their callers move states in between.
+The trainer's own process is one that has all policies for ever (``StaticPool``); a slot worker has those that are bound
+to it. Both compute by the same methods: a coroutine here is one computation, with the name that a standstill shows.
+``build``, ``host`` and ``release`` are functions to be called within ``compute``, as their callers move states in
+between.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ....core.base.collector import importing
 from ....core.system import ActorSystem
 from ....core.waits import Wait
-from ....transport.handle import TensorSpec
+from ....transport.device_memory import find_devices
+from ....transport.handle import PathName, TensorSpec
+from ....transport.remote.bulk import Bulk
+from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
-from ...messages import GangPlace, MicroBatchTrained, Sample, StepStats
-from ...names import AgentName, PolicyName, Step
+from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, StepStats
+from ...names import AgentName, PolicyName, Step, Version
 from ...recipe.recipe import Recipe
+from ..arrival_order import Place
 from ..backends.backend_config import SimulatedTrainerConfig
 from ..backends.backend_factory import BackendFactory
 from ..backends.policy_backend import PolicyBackend
@@ -35,7 +41,9 @@ T = TypeVar("T")
 _NO_GANG: Final = GangPlace(0, 1, "")
 
 
-class HostedPolicies:
+class Slot:
+    """The hardware of one process. It is open from ``open`` to ``close``."""
+
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
         self._factory = factory_of(setup)
@@ -45,11 +53,47 @@ class HostedPolicies:
         self._hosted: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._gangs: dict[PolicyName, ExitStack] = {}
+        self._resources = AsyncExitStack()
 
-    def __contains__(self, policy: PolicyName) -> bool:
-        return policy in self._hosted
+    async def open(self, system: ActorSystem, only_path: PathName | None = None) -> None:
+        """``system``: of the actor that computes. ``only_path``: of its states; None: any."""
+        setup, directory = self._setup, system.directory
+        bulk = Bulk.of(system, encrypted=setup.encrypted)
+        transport = StateTransport(directory, find_devices(setup.devices), only_path, bulk)
+        self._transport = await self._resources.enter_async_context(transport)
+        segments, far = (
+            segment_directories(directory, setup.store_dir),
+            far_reader(system, encrypted=setup.encrypted),
+        )
+        self._experience = ExperienceReader(setup.store, segments, far)
+        self._resources.callback(self._experience.close)
+
+    async def close(self) -> None:
+        """Forgets the computations that have not begun. Does not wait for the one under way."""
+        self._factory.close()
+        await self._resources.aclose()
+
+    @property
+    def transport(self) -> StateTransport:
+        """The one of this process, from ``open`` on."""
+        return self._transport
+
+    def statistics(self) -> Mapping[str, float]:
+        """Numbers of the transport, as ``transport_...``, and of the reader of samples."""
+        return self._transport.statistics().numbers() | self._experience.statistics()
+
+    def waits(self) -> list[Wait]:
+        """See ``Actor.waits``: the computation under way."""
+        return self._computations.waits()
+
+    def progress(self) -> int:
+        """See ``Actor.progress``: the computations that have ended."""
+        return self._computations.ended
+
+    # ------------------------------------------------------------------ policies
 
     def __getitem__(self, policy: PolicyName) -> PolicyBackend:
+        """The backend of a policy that is here."""
         return self._hosted[policy]
 
     def build(self, policy: PolicyName, place: GangPlace = _NO_GANG) -> PolicyBackend:
@@ -125,17 +169,22 @@ class HostedPolicies:
             )
         return loss
 
-    async def end_sft(self, policy: PolicyName, read: Callable[[PolicyBackend], T]) -> T:
-        """See ``PolicyBackend.sft_done``. ``read``: see ``optimizer_step``."""
+    async def end_sft(self, policy: PolicyName) -> None:
+        """See ``PolicyBackend.sft_done``."""
 
-        def end() -> T:
+        def end() -> None:
             self._hosted[policy].sft_done()
-            return read(self._hosted[policy])
+            self._note_weights(policy)
 
-        return await self.compute(f"the weights of {policy}", end)
+        await self.compute(f"the weights of {policy}", end)
 
-    async def accumulate(self, policy: PolicyName, samples: Sequence[Sample]) -> MicroBatchTrained:
-        """See ``PolicyBackend.accumulate``."""
+    async def accumulate(
+        self, policy: PolicyName, leased: LeasedBatch, place: Place | None = None
+    ) -> MicroBatchTrained:
+        """See ``TrainingPool.accumulate``."""
+        samples = await self._experience.samples(leased)
+        if place is not None:
+            await place.wait_turn()
         name = f"a micro-batch of {policy}, {len(samples)} samples"
         stats = await self.compute(name, lambda: self._hosted[policy].accumulate(samples))
         versions = Counter(sample.policy_version for sample in samples)
@@ -143,18 +192,14 @@ class HostedPolicies:
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
         )
 
-    async def optimizer_step(
-        self, policy: PolicyName, step: Step, read: Callable[[PolicyBackend], T]
-    ) -> tuple[StepStats, T]:
-        """Step ``step`` of the run, from 1: see ``PolicyBackend.optimizer_step``.
+    async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
+        """See ``TrainingPool.optimizer_step``."""
 
-        ``read``: reads from the backend in the same computation. A later one may change the policy, or release it,
-        before the caller of this one continues.
-        """
-
-        def take_step() -> tuple[StepStats, T]:
-            stats = self._hosted[policy].optimizer_step(step - 1)
-            return stats, read(self._hosted[policy])
+        def take_step() -> tuple[StepStats, Version]:
+            backend = self._hosted[policy]
+            stats = backend.optimizer_step(step - 1)
+            self._note_weights(policy)
+            return stats, Version(backend.version)
 
         return await self.compute(f"the optimizer step {step} of {policy}", take_step)
 
@@ -163,23 +208,13 @@ class HostedPolicies:
         name = f"saving {policy} in {folder}"
         await self.compute(name, lambda: self._hosted[policy].save(folder, self._tokenizers[policy]))
 
-    def waits(self) -> list[Wait]:
-        """See ``Actor.waits``: the computation under way."""
-        return self._computations.waits()
+    def _note_weights(self, policy: PolicyName) -> None:
+        """The policy has new weights. Called within the computation that has changed them: a later one may change the
+        policy again, or release it, before the caller of this one continues."""
 
-    def progress(self) -> int:
-        """See ``Actor.progress``: the computations that have ended."""
-        return self._computations.ended
-
-    def close(self) -> None:
-        """Forgets the computations that have not begun. Does not wait for the one under way."""
-        self._factory.close()
-
-
-def reader_of(setup: TrainerSetup, system: ActorSystem) -> ExperienceReader:
-    """A reader of the rows that the setup's store leases, wherever they lie. ``system``: the reading actor's."""
-    segments = segment_directories(system.directory, setup.store_dir)
-    return ExperienceReader(setup.store, segments, far_reader(system, encrypted=setup.encrypted))
+    def forget_consumed(self) -> None:
+        """Rows that a step has consumed may go from memory."""
+        self._experience.forget_consumed()
 
 
 def factory_of(setup: TrainerSetup) -> BackendFactory:
