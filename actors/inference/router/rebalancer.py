@@ -17,18 +17,16 @@ seconds, is ``turn_s * max(1, turns / (n * capacity))``: turns that all run alre
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import field_validator
 
 from ...config_base import Config, Count, NonNegative, Positive
 from ...names import PolicyName
+from ...rolling_mean import rolling_mean
 
 Scope = Literal["off", "intra", "intra+inter"]
 Key = TypeVar("Key")
-
-_NEWEST_SHARE: Final = 0.2
-"""Weight of the newest measurement in a rolling mean."""
 
 
 class BalanceConfig(Config):
@@ -184,5 +182,4 @@ class Rebalancer:
 
 
 def _average(means: dict[Key, float], key: Key, value: float) -> None:
-    old = means.get(key)
-    means[key] = value if old is None else old + _NEWEST_SHARE * (value - old)
+    means[key] = rolling_mean(means.get(key), value)

@@ -6,7 +6,7 @@ from typing import Final
 
 from ...messages import RouteAssigned
 from ...names import Version
-from .rolling_mean import RollingMean
+from ...rolling_mean import RollingMean
 from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnTotals, WaitingTurns
 
 _REMEMBERED_PREFIXES: Final = 16384

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...errors import GangTooLarge, ProtocolViolation
 from ...names import PolicyName, SlotName
+from ...rolling_mean import rolling_mean
 from .expected_seconds import ExpectedSeconds
 from .gangs import (
     Bind,
@@ -38,7 +39,6 @@ from .gangs import (
     Run,
     Slots,
     Suspend,
-    rolling_mean,
 )
 from .slot_choice import AllocatorConfig, Occupancy, SlotChoice, join_names
 

@@ -7,9 +7,6 @@ from typing import Final, TypeAlias
 from ...errors import ProtocolViolation
 from ...names import PolicyName, SlotName
 
-_NEWEST_SHARE: Final = 0.2
-"""Weight of the newest measurement in a rolling mean."""
-
 Slots: TypeAlias = tuple[SlotName, ...]
 """Slots of a gang; rank ``r`` is on the slot with index ``r``."""
 
@@ -164,7 +161,3 @@ class Gang:
             self.seconds.waiting += seconds
         else:
             self.seconds.out += seconds
-
-
-def rolling_mean(old: float | None, value: float) -> float:
-    return value if old is None else old + _NEWEST_SHARE * (value - old)

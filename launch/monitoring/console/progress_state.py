@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ....actors.figures import Numbers
 from ....actors.names import AgentName, PolicyName
+from ....actors.rolling_mean import rolling_mean
 from ....actors.step_metrics import StepMetrics
 from ....core.base.texts import printable
 from ..formatting import number
@@ -46,8 +47,7 @@ class Mean:
     def add(self, value: float | None) -> None:
         """Values that are missing or not finite leave the mean as it is."""
         if (finite := number(value)) is not None:
-            mean = finite if self.value is None else self.value
-            self.value = mean + (finite - mean) * 2 / (SMOOTHING_STEPS + 1)
+            self.value = rolling_mean(self.value, finite, newest_share=2 / (SMOOTHING_STEPS + 1))
 
 
 class Trail:
