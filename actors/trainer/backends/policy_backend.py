@@ -3,10 +3,11 @@
 A backend is synchronous and owned by one caller at a time; the trainer actor decides the order of its calls.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...messages import Sample, StepStats
 from ..shards import Shard
@@ -39,7 +40,7 @@ class TrainingStep:
     data: dict[str, Any]
 
 
-class PolicyBackend(Protocol):
+class PolicyBackend(ABC):
     """The weights of one policy, its optimizer and the gradient accumulated so far in this step.
 
     Its whole state is ``base_state()``, which an optimizer step or a SFT changes, and ``step_state()``, which every
@@ -48,21 +49,22 @@ class PolicyBackend(Protocol):
     """
 
     @property
+    @abstractmethod
     def version(self) -> int:
         """Optimizer steps taken: the ``policy_version`` of the current weights."""
-        ...
 
+    @abstractmethod
     def sft(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
         """One supervised step on (prompt tokens, completion tokens) pairs; the loss per completion token.
 
         Only before the first ``accumulate``. The version stays 0. Raises ``RuntimeError`` afterwards.
         """
-        ...
 
+    @abstractmethod
     def sft_done(self) -> None:
         """Ends the SFT: reinforcement learning starts with fresh optimizer moments."""
-        ...
 
+    @abstractmethod
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
         """Adds the gradient of one micro-batch to that of this step. The samples may be of several agents.
 
@@ -71,8 +73,8 @@ class PolicyBackend(Protocol):
         nothing is accumulated then. If a forward or backward itself fails (out of memory, say), a part of the gradient
         may have been added: ``load`` a checkpoint before the next call.
         """
-        ...
 
+    @abstractmethod
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """One optimizer step on the gradient accumulated since the last; counts as one version.
 
@@ -80,27 +82,27 @@ class PolicyBackend(Protocol):
         step without samples, or with none that has an advantage, has a gradient of zero: see ``OptimizerConfig``.
         Raises NonFiniteGradient before the weights are touched; ``load`` a checkpoint before the next call.
         """
-        ...
 
+    @abstractmethod
     def weights(self) -> Mapping[str, Any]:
         """The named weights to publish, tied ones once. They may alias the live ones: copy or set them
         before the next ``optimizer_step``. In a gang the first rank gets them, gathered tensor by tensor, and the
         others an empty mapping."""
-        ...
 
+    @abstractmethod
     def base_state(self) -> Mapping[str, Any]:
         """The live tensors of weights, moments, step counters, reference and critic, by name.
 
         They change only by ``sft``, ``sft_done``, ``start_from``, ``load`` and ``optimizer_step``. Names, shapes and
         dtypes are the same for all policies of a setup, before and after any training.
         """
-        ...
 
+    @abstractmethod
     def frozen_state(self) -> Mapping[str, Any]:
         """The tensors that never change and never move, by name: those of a LoRA policy's base. Other policies may
         share them; empty for a policy of full weights."""
-        ...
 
+    @abstractmethod
     def parts(self) -> Mapping[str, Shard]:
         """This rank's part of every tensor of ``base_state()`` and ``step_state()``, by name.
 
@@ -108,45 +110,44 @@ class PolicyBackend(Protocol):
         order, with the same arguments, and give the same results, but for the tensors: each has its part. To load a
         state with another number of ranks, copy the rows that ``shards.pieces`` lists.
         """
-        ...
 
+    @abstractmethod
     def step_state(self) -> TrainingStep:
         """The rest of the state. The tensors are live. Directly after an optimizer step it has no tensors: its data
         and a copy of ``base_state()`` are then a whole state to return to."""
-        ...
 
+    @abstractmethod
     def gradients(self) -> Mapping[str, Any]:
         """The live tensors of the gradient by name, also before anything was accumulated: those of ``step_state()``
         otherwise. A caller that has copied a step's tensors into them gives these to ``load_state``."""
-        ...
 
+    @abstractmethod
     def load_state(self, step: TrainingStep) -> None:
         """Continues bit for bit from a state whose ``base_state()`` the caller has copied into this one's.
 
         Raises ``ValueError``, which names the tensor or the field, for a step of other names, shapes, dtypes or
         kind; the policy is unchanged then.
         """
-        ...
 
+    @abstractmethod
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Writes a Hugging Face checkpoint plus the training state into ``folder``.
 
         Forcing the files to the disk is left to the caller. The gradient accumulated since the last step is left out:
         its samples are not consumed yet.
         """
-        ...
 
+    @abstractmethod
     def start_from(self, folder: Path) -> None:
         """Takes the weights, and nothing else, of a folder written by ``save``: the version stays 0. A reference and a
         critic start from them too. To be called before anything else.
 
         Raises CheckpointIncomplete or CheckpointMismatch; the policy is unchanged then.
         """
-        ...
 
+    @abstractmethod
     def load(self, folder: Path) -> None:
         """Continues bit for bit from a folder written by ``save``; drops any gradient accumulated.
 
         Raises CheckpointIncomplete or CheckpointMismatch; the policy is unchanged then.
         """
-        ...

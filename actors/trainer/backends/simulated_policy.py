@@ -20,7 +20,7 @@ from ...json_files import read_json, write_json
 from ...messages import Sample, StepStats
 from ..shards import Shard, whole
 from .backend_config import SimulatedTrainerConfig
-from .policy_backend import MicroBatchStats, TrainingStep
+from .policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
 
 STATE_FILE = "simulated_policy.json"
 
@@ -41,8 +41,8 @@ class _Position(TypedDict):
 _POSITION = TypeAdapter(_Position)
 
 
-class SimulatedPolicy:
-    """A ``PolicyBackend``.
+class SimulatedPolicy(PolicyBackend):
+    """A policy that computes nothing, and takes the time of it.
 
     ``trained``: ids of all trained samples, sorted, by the version before the optimizer step. They are saved and loaded
     with the policy, so that after any crash they are the samples that its weights stand for.
@@ -79,7 +79,6 @@ class SimulatedPolicy:
         return int(self._state[1])
 
     def sft(self, examples: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> float:
-        """See ``PolicyBackend.sft``."""
         if self.version or self._accumulated:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         self._sleep(self._config.token_s * sum(len(prompt) + len(answer) for prompt, answer in examples))
@@ -90,7 +89,6 @@ class SimulatedPolicy:
         """See ``PolicyBackend.sft_done``: there are no moments to forget."""
 
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
-        """See ``PolicyBackend.accumulate``."""
         for sample in batch:
             if not 0 <= self.version - sample.policy_version <= self._max_staleness:
                 raise StaleSample(sample.sample_id, sample.policy_version, self.name, self.version)
@@ -127,7 +125,6 @@ class SimulatedPolicy:
         return {"state": self._state}
 
     def frozen_state(self) -> dict[str, Any]:
-        """See ``PolicyBackend.frozen_state``."""
         return {}
 
     def parts(self) -> dict[str, Shard]:
@@ -141,11 +138,9 @@ class SimulatedPolicy:
         return TrainingStep(tensors, copy.deepcopy(data))
 
     def gradients(self) -> dict[str, np.ndarray[Any, Any]]:
-        """See ``PolicyBackend.gradients``."""
         return {"gradient": self._gradient}
 
     def load_state(self, step: TrainingStep) -> None:
-        """See ``PolicyBackend.load_state``."""
         position = _POSITION.validate_python(step.data)
         if step.tensors.keys() != ({"gradient"} if position["accumulated"] else set()):
             raise ValueError(f"tensors of the step: {', '.join(step.tensors) or 'none'}")
@@ -161,11 +156,9 @@ class SimulatedPolicy:
         write_json(folder / STATE_FILE, state)
 
     def start_from(self, folder: Path) -> None:
-        """See ``PolicyBackend.start_from``."""
         self._state[1] = _read_state(folder)[1]
 
     def load(self, folder: Path) -> None:
-        """See ``PolicyBackend.load``."""
         version, digest, self.trained = _read_state(folder)
         self._state[:] = version, digest
         self._forget_gradient()

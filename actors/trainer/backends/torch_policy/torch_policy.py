@@ -29,7 +29,7 @@ from ...objective.objective import CompletionTokens, batch_loss, critic_advantag
 from ...padding import TokenRow, pad_rows
 from ...shards import Shard, divide
 from ...trainer_setup import PolicySetup
-from ..policy_backend import MicroBatchStats, TrainingStep
+from ..policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings
@@ -44,8 +44,8 @@ from .trained_models import TrainedModels, copy_into
 log = get_logger(__name__)
 
 
-class TorchPolicy:
-    """A ``PolicyBackend`` on one device. ``model`` is the live module, its parameters the master weights.
+class TorchPolicy(PolicyBackend):
+    """A policy on one device. ``model`` is the live module, its parameters the master weights.
 
     It is one class because a micro-batch, an optimizer step and a move of the state change one position in the step.
     """
@@ -135,7 +135,6 @@ class TorchPolicy:
         self._position.sft_batches = 0
 
     def start_from(self, folder: Path) -> None:
-        """See ``PolicyBackend.start_from``."""
         self.models.start_from(folder)
 
     # ----------------------------------------------------------------------- reinforcement learning
@@ -367,28 +366,22 @@ class TorchPolicy:
     # ----------------------------------------------------------------------- state, weights and files
 
     def base_state(self) -> dict[str, Tensor]:
-        """See ``TrainedModels.base_state``."""
         return self.models.base_state()
 
     def frozen_state(self) -> dict[str, Tensor]:
-        """See ``PolicyBackend.frozen_state``."""
         return self.models.frozen_state()
 
     def parts(self) -> dict[str, Shard]:
-        """See ``PolicyBackend.parts``."""
         return self.models.parts()
 
     def step_state(self) -> TrainingStep:
-        """See ``PolicyBackend.step_state``."""
         gradients = self.models.gradients() if self._position.accumulated else {}
         return TrainingStep(gradients, self._position.plain())
 
     def gradients(self) -> dict[str, Tensor]:
-        """See ``TrainedModels.gradients``."""
         return self.models.gradients()
 
     def load_state(self, step: TrainingStep) -> None:
-        """See ``PolicyBackend.load_state``."""
         position = read_position(step.data)
         copy_into(self.models.gradients() if position.accumulated else {}, step.tensors)
         if self._position.accumulated and not position.accumulated:
@@ -396,11 +389,9 @@ class TorchPolicy:
         self._position = position
 
     def weights(self) -> dict[str, Tensor]:
-        """See ``TrainedModels.published``."""
         return self.models.published()
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """See ``TrainedModels.save``."""
         self.models.save(folder, tokenizer, self._position.version, self._position.baselines.means)
 
     def load(self, folder: Path) -> None:
