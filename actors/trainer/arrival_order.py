@@ -30,7 +30,7 @@ class Place:
                 self._line[0].come_first()
 
     def come_first(self) -> None:
-        """Makes the turn come: nobody is before this place."""
+        """Makes the turn come, as this place is the first."""
         if not self._is_first.done():  # by a call that was cancelled and has not left yet
             self._is_first.set_result(None)
 

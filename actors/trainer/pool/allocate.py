@@ -77,6 +77,7 @@ class Allocator:
         gang = self._gang(policy)
         self._pass_time(now)
         gang.ready += 1
+        # One that leaves its slots waits too: it needs others.
         if gang.waiting_since is None and gang.phase not in (Phase.BINDING, Phase.BOUND):
             gang.waiting_since = now
         return self._decide(now)
@@ -95,7 +96,7 @@ class Allocator:
         gang = self._gang(policy)
         gang.require("bound", Phase.BINDING)
         self._pass_time(now)
-        if not gang.was_prefetched:
+        if not gang.was_prefetched:  # else its ranks were only connected
             gang.load_s = rolling_mean(gang.load_s, now - gang.began)
         gang.enter(Phase.BOUND, now, gang.slots)
         return self._decide(now)
@@ -156,6 +157,7 @@ class Allocator:
     # ------------------------------------------------------------------ readers
 
     def phase(self, policy: PolicyName) -> Phase:
+        """The present one. Raises ProtocolViolation for an unknown policy."""
         return self._gang(policy).phase
 
     def seconds(self, policy: PolicyName) -> GangSeconds:
@@ -167,12 +169,14 @@ class Allocator:
     def _decide(self, now: float) -> list[Decision]:
         """All decisions that follow from the present state."""
         chosen = SlotChoice(self._config, self._slots, self._gangs, self._occupancy, self._expected, now)
+        # Suspend first: if a slot has room for several states, the next one is bound in the same answer.
         decisions = [*self._suspend(chosen, now), *self._bind(chosen, now)]
         return decisions + self._run(now) + self._prefetch(chosen, now)
 
     def _suspend(self, chosen: SlotChoice, now: float) -> Iterable[Decision]:
         for policy, (successor, reason) in chosen.leaving.items():
             gang = self._gangs[policy]
+            # One with work computes on while its successor is loaded beside it: the slot would stand still otherwise.
             if gang.is_at_boundary and (gang.starves or not self._will_be_loaded(successor, chosen)):
                 yield self._leave(gang, reason, now)
         if chosen.grows is not None:
@@ -220,6 +224,7 @@ class Allocator:
                 gang.ready -= 1
                 gang.runs += 1
                 gang.computing, gang.began = True, now
+                # Counted in computations, not seconds: policies of any size wait for equally many turns.
                 for other in self._gangs.values():
                     other.passed += other.waiting_since is not None
         return decisions
@@ -243,6 +248,7 @@ class Allocator:
         return decisions
 
     def _drop(self, gang: Gang, slots: Slots, reason: str, now: float) -> Drop:
+        # A gang that was bound may still compute there, or wait for the rank that was lost; a prefetched one does not.
         keeps_others_out = gang.keeps_others_out
         gang.enter(Phase.DROPPING, now, slots)
         gang.keeps_others_out = keeps_others_out
@@ -250,6 +256,7 @@ class Allocator:
 
     def _abandon(self, gang: Gang, lost: SlotName, now: float) -> Iterable[Decision]:
         remaining = tuple(slot for slot in gang.slots if slot != lost)
+        # All ranks or none: with one rank's part of the weights gone, the other parts are of no use.
         is_dropping, gang.computing = gang.phase is Phase.DROPPING, False
         if gang.ready and gang.waiting_since is None:
             gang.waiting_since = now

@@ -16,6 +16,7 @@ class ExpectedSeconds:
         self._gangs = gangs
 
     def computation(self, gang: Gang) -> float:
+        """Seconds of one computation."""
         return _expect(gang.compute_s, (other.compute_s for other in self._gangs), _UNKNOWN_S)
 
     def load(self, gang: Gang) -> float:

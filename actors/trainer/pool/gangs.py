@@ -76,6 +76,7 @@ class Phase(Enum):
     DROPPING = "dropping"
 
 
+# A prefetched gang waits as well: another one computes on its slots.
 _WAITING: Final = (Phase.OUT, Phase.PREFETCHING, Phase.PREFETCHED)
 
 
@@ -109,6 +110,7 @@ class Gang:
     fewest: int
     phase: Phase = Phase.OUT
     slots: Slots = ()
+    # Not a function of the phase: a gang that is dropped keeps others out if it was bound before.
     keeps_others_out: bool = False
     was_prefetched: bool = False
     ready: int = 0
@@ -119,6 +121,7 @@ class Gang:
     seconds: GangSeconds = field(default_factory=GangSeconds)
     began: float = 0.0
     """The time at which the phase began; of a computing gang, the computation."""
+    # Rolling means; None before the first. Of the last run alone they would follow one slow computation.
     compute_s: float | None = None
     load_s: float | None = None
     save_s: float | None = None
@@ -137,20 +140,24 @@ class Gang:
 
     @property
     def starves(self) -> bool:
+        """Bound, with no computation ready."""
         return self.is_at_boundary and not self.ready
 
     def require(self, event: str, *phases: Phase, computing: bool = False) -> None:
         """Raises ProtocolViolation if ``event`` can't happen now."""
+        # Not ignored: the owner and the allocator would differ about the slots from then on.
         if self.phase not in phases or self.computing != computing:
             now = "computing" if self.computing else self.phase.value
             raise ProtocolViolation(f"policy {self.policy} was reported {event}, but it is {now}")
 
     def enter(self, phase: Phase, now: float, slots: Slots = ()) -> None:
+        """``phase`` begins at ``now`` (seconds), on ``slots``."""
         self.phase, self.slots, self.began = phase, slots, now
         self.keeps_others_out = phase in (Phase.BINDING, Phase.BOUND)
 
     def pass_time(self, seconds: float) -> None:
         """Counts ``seconds`` in which nothing has changed."""
+        # Each moment counts once, so that the five add up to the run's time: a swap with work ready is a swap.
         if self.computing:
             self.seconds.computing += seconds
         elif self.phase is Phase.BOUND:

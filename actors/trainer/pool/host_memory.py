@@ -86,6 +86,7 @@ class RankMemory:
         self._pairs["weights"] = other._pairs.pop("weights")
 
     def free(self) -> None:
+        """Gives the memory back: no handle may lie in it any more."""
         for pair in self._pairs.values():
             self._transport.take_back(pair)
         self._pairs.clear()

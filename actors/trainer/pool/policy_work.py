@@ -26,6 +26,7 @@ class Computation:
             self.done.set_result(result)
 
     def fail(self, error: BaseException) -> None:
+        """Its caller gets ``error``, unless it has a result already, or has left."""
         self.failed = True
         if not self.done.done():
             self.done.set_exception(error)
@@ -49,6 +50,7 @@ class PolicyWork:
         return bool(self._waiting)
 
     def add(self, computation: Computation) -> None:
+        """``computation`` waits, behind all others."""
         if self.running is None and not self._waiting:
             self.since = self._clock()
         self._waiting.append(computation)

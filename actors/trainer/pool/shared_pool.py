@@ -38,7 +38,7 @@ from ..trainer_setup import SharedPoolSetup, TrainerSetup
 from .allocate import Allocator
 from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
 from .policy_work import Computation, PolicyWork
-from .pool_slots import HostedGang, PoolSlots, SlotCall
+from .pool_slots import HostedGang, PoolSlots, SlotCall, SlotListener
 from .pool_slots import SlotLost as LostCall
 from .state_moves import StateMoves
 from .training_pool import TrainingPool
@@ -47,7 +47,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-class SharedPool(TrainingPool):
+class SharedPool(TrainingPool, SlotListener):
     """See ``TrainingPool``. ``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``."""
 
     def __init__(

@@ -19,9 +19,16 @@ class AllocatorConfig(Config):
     moves to more.
     """
 
+    # One state computes, and one is loaded beside it. A third would wait behind the second: it takes memory alone.
     states_per_slot: Count = 2
+    # A guard against starving, not a share of the time: that is the part of the critical and the longest. A policy that
+    # waits forces at most one swap in 16 computations of a slot: 6 % of the time if a swap takes as long as one.
     patience: Count = 16
+    # Work is estimated by rolling means. A policy on the edge counts as critical: too early costs one swap, too late
+    # makes the step longer.
     margin: NonNegative = 0.05
+    # Swaps for critical work take at most a third of the time: one after two of its lengths of computing. Without any,
+    # two policies with equal work would take the slots from each other at each computation.
     hysteresis: NonNegative = 2.0
 
 
@@ -34,10 +41,12 @@ class Occupancy:
         self._slots, self._gangs, self._room = slots, gangs, states_per_slot
 
     def holder(self, slot: SlotName) -> Gang | None:
-        """The gang that keeps others from computing on ``slot``."""
+        """The gang that keeps others from computing on ``slot``; None if there is none."""
+        # A scan, not an index by slot, which would have to follow each change of a phase: there are few gangs.
         return next((g for g in self._gangs.values() if g.keeps_others_out and slot in g.slots), None)
 
     def states_on(self, slot: SlotName) -> int:
+        """Number of training states that lie on ``slot``, those on their way in or out too."""
         return sum(slot in gang.slots for gang in self._gangs.values())
 
     def has_room(self, slot: SlotName) -> bool:
@@ -61,12 +70,14 @@ class Occupancy:
             return 0.0 if holder is None else expected.work_left(holder, now)
 
         first = sorted(filter(self.has_room_beside, self._slots), key=free_s)[:count]
+        # In the order of the slots: the rank that a slot gets follows from the set of slots alone.
         return tuple(slot for slot in self._slots if slot in first)
 
 
 @dataclass(slots=True)
 class SlotChoice:
-    """The slots that waiting gangs are to get, after one event.
+    """The slots that waiting gangs are to get, after one event. Each event has a new choice: a plan that is kept would
+    need a way back for each computation that ends early, and for each slot that is lost.
 
     ``waiting``: the gangs that wait, the most urgent first. ``occupied``: slots that one of them gets. ``leaving``:
     gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
@@ -188,6 +199,8 @@ class SlotChoice:
         candidates = sorted(
             ((holder, why) for holder in staying if (why := self._reason_to_leave(holder, gang))), key=cost
         )
+        # The cheapest first, not the cheapest set, which is a knapsack problem. The worst fault, a small victim beside
+        # a large one that is enough, is repaired below.
         victims: list[tuple[Gang, str]] = []
         while candidates and missing > 0:
             victims.append(candidates.pop(0))
@@ -206,7 +219,7 @@ class SlotChoice:
         if holder.starves:
             return "no computation is ready"
         if not holder.runs:
-            return ""
+            return ""  # else two policies that are due could swap for ever, and compute nothing
         if self._is_due(gang):
             return "it has had its turn"
         if not self._is_critical(gang) or self._is_critical(holder):
@@ -229,4 +242,5 @@ class SlotChoice:
 
 
 def join_names(names: Iterable[str]) -> str:
+    """``slot-0, slot-1``; ``nothing`` without names."""
     return ", ".join(names) or "nothing"

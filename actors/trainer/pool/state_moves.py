@@ -57,6 +57,8 @@ class StateMoves:
     # ------------------------------------------------------------------ to the slots
 
     async def prefetch(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        """Has the state on the gang's slots, as far as that can be before its ranks meet. Raises SlotLost, and the
+        errors of the transport."""
         if len(gang.slots) == 1 and len(self.memory[policy]) <= 1:
             await self.load(policy, gang, reason)
         elif len(self.memory[policy]) == len(gang.slots):  # else Bind builds it, or divides it differently
@@ -159,6 +161,8 @@ class StateMoves:
         gang.has_computed = False
 
     async def suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        """Has the whole state in the host's memory, and nothing on the slots. Raises SlotLost, and the errors of the
+        transport."""
         self.records[policy].suspensions += 1
         began = self._clock()
         moved = [_NOTHING]
@@ -199,6 +203,8 @@ class StateMoves:
         return states
 
     async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Has nothing on the gang's slots: what they have is in the host's memory, or lost. Raises SlotLost."""
+
         def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
             return slot.drop(life, policy)
 
@@ -225,6 +231,7 @@ class StateMoves:
         self.report(kind(policy, ", ".join(gang.slots), reason, size_bytes, round(seconds, 6), path))
 
     def report(self, event: RunEvent) -> None:
+        """Sends ``event`` to the console, after the earlier ones. Does not wait."""
         self._news.put_nowait(event)
 
     async def send_news(self) -> None:
