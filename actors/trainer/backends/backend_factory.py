@@ -57,7 +57,7 @@ class BackendFactory(ABC):
     def release(self, backend: PolicyBackend) -> None:
         """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed."""
 
-    def joined(
+    def join_gang(
         self, setup: PolicySetup, rank: int, size: int, meeting: Path
     ) -> "AbstractContextManager[GangRank | None]":
         """This process in a gang, for ``build`` and ``host``; the gang's processes meet at the file ``meeting``. To be

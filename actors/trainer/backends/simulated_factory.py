@@ -41,10 +41,10 @@ class SimulatedFactory(BackendFactory):
         )
 
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, Any]:
-        made = self.build(policy, setup)
+        backend = self.build(policy, setup)
         if setup.init_from is not None:
-            made.start_from(setup.init_from)
-        return made.weights()
+            backend.start_from(setup.init_from)
+        return backend.weights()
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
         return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors}
@@ -56,11 +56,11 @@ class SimulatedFactory(BackendFactory):
         gang: "GangRank | None" = None,
         memory: dict[str, Any] | None = None,
     ) -> SimulatedPolicy:
-        made = self.build(policy, setup, gang)
-        for name, tensor in {**made.base_state(), **made.gradients()}.items():
+        backend = self.build(policy, setup, gang)
+        for name, tensor in {**backend.base_state(), **backend.gradients()}.items():
             if memory and name in memory:
                 tensor[:] = memory[name]
-        return made
+        return backend
 
     def release(self, backend: PolicyBackend) -> None:
         """There is no memory to keep."""

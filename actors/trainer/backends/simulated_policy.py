@@ -82,7 +82,7 @@ class SimulatedPolicy(PolicyBackend):
         if self.version or self._accumulated:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         self._sleep(self._config.token_s * sum(len(prompt) + len(answer) for prompt, answer in examples))
-        self._state[1] = _mixed(self._digest, repr(examples))
+        self._state[1] = _mix(self._digest, repr(examples))
         return self._loss()
 
     def sft_done(self) -> None:
@@ -101,7 +101,7 @@ class SimulatedPolicy(PolicyBackend):
         for sample in batch:
             self._accumulated.append(sample.sample_id)
             content = (sample.sample_id, sample.tokens, sample.reward)
-            self._gradient += np.uint64(_mixed(0, repr(content)))  # wraps around
+            self._gradient += np.uint64(_mix(0, repr(content)))  # wraps around
         nonzero_advantage = sum(sample.advantage != 0.0 for sample in batch)
         return MicroBatchStats(len(batch), tokens, nonzero_advantage, seconds)
 
@@ -111,7 +111,7 @@ class SimulatedPolicy(PolicyBackend):
         self._sleep(self._config.optimizer_s)
         samples, tokens = len(self._accumulated), self._tokens
         self.trained[self.version] = sorted(self._accumulated)
-        self._state[:] = self.version + 1, _mixed(self._digest, str(self._gradient[0]))
+        self._state[:] = self.version + 1, _mix(self._digest, str(self._gradient[0]))
         self._forget_gradient()
         figures = {"loss": self._loss(), "grad_norm": 1.0, "lr": 0.0, "skipped_updates": 0}
         return StepStats(samples, tokens, {**figures, "clip_fraction": 0.0, "ratio_deviation": 0.0})
@@ -182,5 +182,5 @@ def _read_state(folder: Path) -> tuple[int, int, dict[int, list[str]]]:
     return version, digest, {int(step): list(ids) for step, ids in trained.items()}
 
 
-def _mixed(digest: int, text: str) -> int:
+def _mix(digest: int, text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode(), digest)

@@ -99,7 +99,7 @@ class Slot:
     def build(self, policy: PolicyName, place: GangPlace = _NO_GANG) -> PolicyBackend:
         """The policy as it begins the run. Raises CheckpointIncomplete, CheckpointMismatch."""
         setup = self._setup.policies[policy]
-        backend = self._factory.build(policy, setup, self._joined(policy, place))
+        backend = self._factory.build(policy, setup, self._join(policy, place))
         self._tokenizers[policy] = self._factory.tokenizer(setup)
         if self._setup.resume_from is not None:
             backend.load(self._setup.resume_from / policy)
@@ -117,17 +117,19 @@ class Slot:
     ) -> PolicyBackend:
         """The policy, to have a state loaded before anything else. ``memory``: see ``BackendFactory.host``."""
         setup = self._setup.policies[policy]
-        gang = self._joined(policy, place)
+        gang = self._join(policy, place)
         backend = self._hosted[policy] = self._factory.host(policy, setup, gang, memory)
         if policy not in self._tokenizers:
             self._tokenizers[policy] = self._factory.tokenizer(setup)
         return backend
 
-    def _joined(self, policy: PolicyName, place: GangPlace) -> "GangRank | None":
+    def _join(self, policy: PolicyName, place: GangPlace) -> "GangRank | None":
         """This process in the policy's gang, until the policy is released."""
         if place.size == 1:
             return None
-        gang = self._factory.joined(self._setup.policies[policy], place.rank, place.size, Path(place.meeting))
+        gang = self._factory.join_gang(
+            self._setup.policies[policy], place.rank, place.size, Path(place.meeting)
+        )
         self._gangs[policy] = ExitStack()
         return self._gangs[policy].enter_context(gang)
 

@@ -41,14 +41,14 @@ def trained_parameters(
 
     The gradients are those of ``memory``, ``{kind}/{name}``, as far as it has them.
     """
-    own: Parameters = {}
-    for own_name, parameter in model.named_parameters():
+    parameters: Parameters = {}
+    for name_in_model, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        name = name_of(own_name)
+        name = name_of(name_in_model)
         if isinstance(parameter, DTensor):
-            own[name] = nn.Parameter(local(parameter))
-            gradient = memory.taken(f"{kind}/{name}", own[name])
+            parameters[name] = nn.Parameter(local(parameter))
+            gradient = memory.take(f"{kind}/{name}", parameters[name])
             parameter.grad = DTensor.from_local(
                 gradient,
                 parameter.device_mesh,
@@ -56,11 +56,11 @@ def trained_parameters(
                 shape=parameter.shape,
                 stride=parameter.stride(),
             )
-            own[name].grad = local(parameter.grad)
+            parameters[name].grad = local(parameter.grad)
         else:
-            own[name] = parameter
-            parameter.grad = memory.taken(f"{kind}/{name}", parameter.detach())
-    return own
+            parameters[name] = parameter
+            parameter.grad = memory.take(f"{kind}/{name}", parameter.detach())
+    return parameters
 
 
 def make_adamw(
@@ -86,7 +86,7 @@ def make_adamw(
             "exp_avg_sq": parameter.detach(),
         }
         optimizer.state[parameter] = {
-            moment: memory.taken(f"{kind}/{moment}.{name}", like) for moment, like in likes.items()
+            moment: memory.take(f"{kind}/{moment}.{name}", like) for moment, like in likes.items()
         }
     return optimizer
 
@@ -143,4 +143,4 @@ def moments(parameters: Parameters, optimizer: optim.AdamW) -> dict[str, Tensor]
 
 def gradients(parameters: Parameters) -> dict[str, Tensor]:
     """The live gradients by the parameter's name."""
-    return {name: each.grad for name, each in parameters.items() if each.grad is not None}
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}

@@ -27,7 +27,7 @@ from ....pretrained import outline_of, random_stream
 from ...policy_files import check_tensors
 from ...saved_policy import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from .completion_model import named_weights
-from .gang_rank import gathered
+from .gang_rank import gather
 from .lora_targets import target_names
 from .own_weights import ADAPTER_NAME, file_name, is_adapter, own_weights, saved_weights
 
@@ -76,7 +76,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def _change(layer: Any) -> Tensor:
     """``alpha / rank * B A`` of a layer, as its weight lies. In a gang all ranks call this."""
-    a, b = (gathered(matrix[ADAPTER_NAME].weight) for matrix in (layer.lora_A, layer.lora_B))
+    a, b = (gather(matrix[ADAPTER_NAME].weight) for matrix in (layer.lora_A, layer.lora_B))
     product: Tensor = b @ a
     scale: float = layer.scaling[ADAPTER_NAME]
     return (product.T if layer.fan_in_fan_out else product) * scale
@@ -102,8 +102,8 @@ def check_adapter_config(folder: Path, lora: LoraConfig) -> None:
     """Compares all of the adapter's settings that its tensors don't show. Raises CheckpointIncomplete, and
     CheckpointMismatch which names the first that differs."""
     path = folder / ADAPTER_CONFIG_FILE
-    found = read_json(path)
-    wanted: dict[str, Collection[object]] = {
+    config = read_json(path)
+    accepted: dict[str, Collection[object]] = {
         "peft_type": ("LORA",),
         "r": (lora.rank,),
         "lora_alpha": (lora.alpha,),
@@ -112,9 +112,9 @@ def check_adapter_config(folder: Path, lora: LoraConfig) -> None:
         "rank_pattern": _UNSET,
         "alpha_pattern": _UNSET,
     }
-    for key, values in wanted.items():
-        if not any(found.get(key) == value for value in values):
-            raise CheckpointMismatch(path, key, str(next(iter(values))), str(found.get(key)))
+    for key, values in accepted.items():
+        if not any(config.get(key) == value for value in values):
+            raise CheckpointMismatch(path, key, str(next(iter(values))), str(config.get(key)))
 
 
 def check_adapter(folder: Path, model: ModelConfig, lora: LoraConfig) -> None:

@@ -145,13 +145,14 @@ class CompletionForward(nn.Module):
         body = self.model.base_model(input_ids=rows.input_ids, use_cache=False)
         hidden = body.last_hidden_state.flatten(0, 1).index_select(0, rows.positions)
         chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
-        each = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
+        temperature_parts = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
         cut = truncations.split(tokens) if truncations is not None else None
         head = partial(self._head, type(body), self._summed_output())
         return torch.cat(
             [
                 checkpoint(
-                    head, *chunk, each[number] if each else temperatures, cut[number] if cut else None,
+                    head, *chunk, temperature_parts[number] if temperature_parts else temperatures,
+                    cut[number] if cut else None,
                     use_reentrant=False, preserve_rng_state=False,
                 )
                 for number, chunk in enumerate(chunks)

@@ -97,9 +97,9 @@ class CriticModel:
 
     def start_from(self, policy: CompletionModel) -> None:
         """Copies the policy's body again, after its SFT."""
-        own = own_weights(self.model.body)
+        body = own_weights(self.model.body)
         for name, tensor in own_weights(policy.model.base_model).items():
-            local(own[name]).copy_(local(tensor))
+            local(body[name]).copy_(local(tensor))
 
     def gradient_norm(self, tokens: int) -> float:
         """The norm of the critic's gradient, divided by ``tokens``, over all ranks of its gang."""

@@ -72,16 +72,16 @@ def make_chunks(
         [share[indices].tolist() for indices in split_by_length(lengths[share], most_tokens=most_tokens)]
         for share in divide(lengths, gang.size)
     ]
-    own = [_chunk(trained, indices, vocab_size, device, rounding) for indices in groups[gang.rank]]
-    idle = max(map(len, groups)) - len(own)
-    return own + [idle_chunk(device) for _ in range(idle)]
+    chunks = [_chunk(trained, indices, vocab_size, device, rounding) for indices in groups[gang.rank]]
+    idle = max(map(len, groups)) - len(chunks)
+    return chunks + [idle_chunk(device) for _ in range(idle)]
 
 
 def idle_chunk(device: torch.device) -> Chunk:
-    """A forward of one token that counts for nothing. All ranks of a gang must have as many forwards, else their
+    """Returns a forward of one token that counts for nothing. All ranks of a gang must have as many forwards, else their
     collectives would wait for each other."""
-    zero, one = torch.zeros(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
-    return Chunk([], pad_rows(IDLE_ROWS, 1).to(device), zero, zero, zero, one, 1.0, idle=True)
+    zero, length = torch.zeros(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
+    return Chunk([], pad_rows(IDLE_ROWS, 1).to(device), zero, zero, zero, length, 1.0, idle=True)
 
 
 def _chunk(
@@ -110,19 +110,19 @@ def _chunk(
 
 def _temperatures(samples: Sequence[Sample], lengths: Sequence[int], device: torch.device) -> float | Tensor:
     """One number for all tokens if the samples agree, as they do unless agents share the policy: that is cheaper."""
-    each = [sample.temperature for sample in samples]
-    if min(each) == max(each):
-        return each[0]
-    return torch.from_numpy(np.repeat(np.array(each), lengths)).to(device)
+    temperatures = [sample.temperature for sample in samples]
+    if min(temperatures) == max(temperatures):
+        return temperatures[0]
+    return torch.from_numpy(np.repeat(np.array(temperatures), lengths)).to(device)
 
 
 def _truncations(
     samples: Sequence[Sample], lengths: Sequence[int], device: torch.device, rounding: float
 ) -> Truncations | None:
-    each = [sample.truncation for sample in samples]
-    if not any(each):
+    truncations = [sample.truncation for sample in samples]
+    if not any(truncations):
         return None
-    of_samples = Truncations.of([truncation or Truncation() for truncation in each], device)
+    of_samples = Truncations.of([truncation or Truncation() for truncation in truncations], device)
     return of_samples.repeated(torch.tensor(lengths, device=device), rounding)
 
 
@@ -133,5 +133,5 @@ def _token_advantages(
     constants = [advantage for advantage in advantages if isinstance(advantage, float)]
     if len(constants) == len(advantages):
         return np.repeat(np.array(constants, np.float32), lengths)
-    each = [np.broadcast_to(np.float32(a), n) for a, n in zip(advantages, lengths, strict=True)]
-    return np.concatenate(each)
+    rows = [np.broadcast_to(np.float32(a), n) for a, n in zip(advantages, lengths, strict=True)]
+    return np.concatenate(rows)

@@ -103,12 +103,12 @@ def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     fused = FusedRMSNorm(weight, eps)
     # The second row's mean square is about as small as eps usually is, so that eps shows.
     rows = _probe(3, weight.shape[0]) * torch.tensor([[1.0], [1e-3], [1e2]])
-    own = {"weight": _probe(weight.shape[0]).to(weight.dtype)}
+    parameters = {"weight": _probe(weight.shape[0]).to(weight.dtype)}
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-6)):
         with torch.no_grad():
-            expected = functional_call(module, own, rows.to(dtype))
-            found = functional_call(fused, own, rows.to(dtype))
-        if not _same(found, expected, tolerance):
+            expected = functional_call(module, parameters, rows.to(dtype))
+            actual = functional_call(fused, parameters, rows.to(dtype))
+        if not _same(actual, expected, tolerance):
             return None
     return fused
 
@@ -118,7 +118,7 @@ def _probe(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _same(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    if found.dtype != expected.dtype or found.shape != expected.shape:
+def _same(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * 1e-2)
+    return torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * 1e-2)

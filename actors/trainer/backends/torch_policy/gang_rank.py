@@ -58,9 +58,9 @@ class GangRank:
             return shard_of(tensor.shape, self.rank, self.size)
         return whole(tensor.shape)
 
-    def gathered(self, tensor: Tensor) -> Tensor | None:
+    def gather(self, tensor: Tensor) -> Tensor | None:
         """The whole of a model's tensor on the first rank, None on the others."""
-        full = gathered(tensor)
+        full = gather(tensor)
         return full if self.rank == 0 else None
 
 
@@ -74,7 +74,9 @@ ALONE = GangRank()
 
 
 @contextmanager
-def joined(rank: int, size: int, meeting: Path, device: torch.device, timeout_s: float) -> Iterator[GangRank]:
+def join_gang(
+    rank: int, size: int, meeting: Path, device: torch.device, timeout_s: float
+) -> Iterator[GangRank]:
     """The gang of ``size`` processes that meet at the file ``meeting``, which no gang has used before, on one host.
 
     A process can be in one gang at a time, and in any number one after the other. Raises RuntimeError
@@ -110,7 +112,7 @@ def _gloo_on_loopback(store: Any, rank: int, size: int, timeout: timedelta) -> A
 distributed.Backend.register_backend(_LOOPBACK, _gloo_on_loopback, devices="cpu")
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def gather(tensor: Tensor) -> Tensor:
     """The whole of ``tensor`` on every rank; all of them call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

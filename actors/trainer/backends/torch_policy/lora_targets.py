@@ -15,13 +15,13 @@ def target_names(base: nn.Module, lora: LoraConfig) -> list[str]:
     Raises ``ValueError`` for a target that is not the name of such a layer.
     """
     layers = list(_linear_layers(base))
-    known = sorted({name.rpartition(".")[2] for name in layers})
+    layer_names = sorted({name.rpartition(".")[2] for name in layers})
     if lora.targets == "all-linear":
-        return known
+        return layer_names
     for target in lora.targets:
         if not any(name == target or name.endswith(f".{target}") for name in layers):
             raise ValueError(
-                f"the model has no linear layer {target!r}; it has: {', '.join(known) or 'none'}"
+                f"the model has no linear layer {target!r}; it has: {', '.join(layer_names) or 'none'}"
             )
     return sorted(lora.targets)
 

@@ -102,7 +102,7 @@ def _is_right() -> bool:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((5, 3), (7, 3), (7,)))
     try:
-        found = _product(x, weight, bias)
+        product = _product(x, weight, bias)
     except (AttributeError, RuntimeError):
         return False
-    return torch.allclose(found, nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-6)
+    return torch.allclose(product, nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-6)

@@ -15,20 +15,24 @@ class StateMemory:
     def __init__(self, tensors: dict[str, Tensor] | None = None) -> None:
         self.tensors = tensors or {}
 
-    def taken(self, name: str, like: Tensor) -> Tensor:
+    def take(self, name: str, like: Tensor) -> Tensor:
         """Hands over the tensor ``name`` with its contents. Zeros if there is no such tensor with the shape, dtype
         and device of ``like``."""
-        found = self.tensors.get(name)
-        if found is None or (found.shape, found.dtype, found.device) != (like.shape, like.dtype, like.device):
+        tensor = self.tensors.get(name)
+        if tensor is None or (tensor.shape, tensor.dtype, tensor.device) != (
+            like.shape,
+            like.dtype,
+            like.device,
+        ):
             return torch.zeros_like(like)
         return self.tensors.pop(name)
 
     def has(self, specs: Iterable[TensorSpec]) -> bool:
         """It has all tensors of ``specs``, perhaps more."""
         return all(
-            (found := self.tensors.get(spec.name)) is not None
-            and found.shape == spec.shape
-            and found.dtype == getattr(torch, spec.dtype)
+            (tensor := self.tensors.get(spec.name)) is not None
+            and tensor.shape == spec.shape
+            and tensor.dtype == getattr(torch, spec.dtype)
             for spec in specs
         )
 

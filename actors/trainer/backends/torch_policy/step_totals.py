@@ -55,8 +55,12 @@ class StepTotals:
             agent, tokens = row.sample.agent, len(row.sample.tokens)
             self.agent_tokens[agent] = self.agent_tokens.get(agent, 0) + tokens
             if advantages:
-                given = row.advantage
-                total = abs(given) * tokens if isinstance(given, float) else float(np.abs(given).sum())
+                advantage = row.advantage
+                total = (
+                    abs(advantage) * tokens
+                    if isinstance(advantage, float)
+                    else float(np.abs(advantage).sum())
+                )
                 self.agent_advantages[agent] = self.agent_advantages.get(agent, 0.0) + total
 
     def agent_shares(self, agents: Iterable[AgentName]) -> dict[AgentName, Numbers]:

@@ -60,9 +60,9 @@ class _Product(torch.autograd.Function):
         parameter, bias = ctx.parameters
         rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.needs_input_grad[3]:
-            each = max(1, _PART_ELEMENTS // parameter.shape[1])
-            parts = torch.split(_gradient(parameter), each)
-            for part, columns in zip(parts, torch.split(rows, each, dim=1), strict=True):
+            columns_per_part = max(1, _PART_ELEMENTS // parameter.shape[1])
+            parts = torch.split(_gradient(parameter), columns_per_part)
+            for part, columns in zip(parts, torch.split(rows, columns_per_part, dim=1), strict=True):
                 part.add_(columns.t() @ inputs)
         if ctx.needs_input_grad[4]:
             _gradient(bias).add_(rows.sum(0, dtype=torch.float32))

@@ -19,7 +19,7 @@ from ..policy_backend import PolicyBackend
 from .completion_model import derived_seed
 from .frozen_base import FrozenBases
 from .frozen_model import frozen_model
-from .gang_rank import ALONE, GangRank, joined
+from .gang_rank import ALONE, GangRank, join_gang
 from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
@@ -54,10 +54,10 @@ class TorchFactory(BackendFactory):
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, torch.Tensor]:
         if setup.lora is None:
             return frozen_model(setup, derived_seed(self._seed, policy))
-        made = self.build(policy, setup)  # the gradients and moments of an adapter are small
+        backend = self.build(policy, setup)  # the gradients and moments of an adapter are small
         if setup.init_from is not None:
-            made.start_from(setup.init_from)
-        return made.weights()
+            backend.start_from(setup.init_from)
+        return backend.weights()
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
         return self._kept.take(tensors, torch.device(setup.real_model.device)).tensors
@@ -70,7 +70,7 @@ class TorchFactory(BackendFactory):
         memory: dict[str, torch.Tensor] | None = None,
     ) -> TorchPolicy:
         gang = gang or ALONE
-        models = next((each for each in reversed(self._released) if each.fit(setup, gang)), None)
+        models = next((models for models in reversed(self._released) if models.fit(setup, gang)), None)
         if models is not None:
             self._released.remove(models)
             models.take_settings(setup)
@@ -87,10 +87,10 @@ class TorchFactory(BackendFactory):
             self._released.clear()
         del self._released[: -self._most_kept or None]
 
-    def joined(
+    def join_gang(
         self, setup: PolicySetup, rank: int, size: int, meeting: Path
     ) -> AbstractContextManager[GangRank]:
-        return joined(rank, size, meeting, torch.device(setup.real_model.device), _GANG_TIMEOUT_S)
+        return join_gang(rank, size, meeting, torch.device(setup.real_model.device), _GANG_TIMEOUT_S)
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)

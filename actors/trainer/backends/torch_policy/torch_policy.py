@@ -114,14 +114,14 @@ class TorchPolicy(PolicyBackend):
 
     def _cross_entropy(self, examples: Sequence[TokenRow]) -> Tensor:
         """This rank's share of the mean over all completion tokens."""
-        own = examples
+        share = examples
         if self._gang.size > 1:
             self._completions.check(examples)
             lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
-            own = [examples[index] for index in divide(lengths, self._gang.size)[self._gang.rank]]
-        rows = pad_rows(own or IDLE_ROWS, self._vocab_size).to(self._device)
+            share = [examples[index] for index in divide(lengths, self._gang.size)[self._gang.rank]]
+        rows = pad_rows(share or IDLE_ROWS, self._vocab_size).to(self._device)
         loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
-        return loss if own else 0.0 * loss
+        return loss if share else 0.0 * loss
 
     def sft_done(self) -> None:
         """See ``PolicyBackend.sft_done``. Does nothing without a SFT."""
@@ -341,14 +341,14 @@ class TorchPolicy(PolicyBackend):
     def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The same, sample by sample, on the CPU."""
         lengths = [len(sample.tokens) for sample in samples]
-        found = list(torch.split(torch.zeros(sum(lengths), device=self._device), lengths))
+        logprobs_of = list(torch.split(torch.zeros(sum(lengths), device=self._device), lengths))
         for chunk in self._make_chunks([TrainedSample(sample, 0.0) for sample in samples]):
             logprobs = self._reference_logprobs(chunk)
-            for index, each in zip(
+            for index, sample_logprobs in zip(
                 chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=False
             ):
-                found[index] = each
-        every = self._gang.sum(torch.cat(found))
+                logprobs_of[index] = sample_logprobs
+        every = self._gang.sum(torch.cat(logprobs_of))
         return list(torch.split(every.cpu(), lengths))
 
     # ----------------------------------------------------------------------- the optimizer

@@ -78,9 +78,9 @@ class TrainedModels:
         self.parameters = trained_parameters(self.completions.model, memory, "gradient", file_name)
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
-        own = self.base_state()
-        for name in list(memory.tensors.keys() & own.keys()):
-            own[name].copy_(memory.tensors.pop(name))
+        state = self.base_state()
+        for name in list(memory.tensors.keys() & state.keys()):
+            state[name].copy_(memory.tensors.pop(name))
 
     def _completion_model(self, seed: int | None) -> CompletionModel:
         setup = self._setup
@@ -112,10 +112,12 @@ class TrainedModels:
 
     def gradients(self) -> dict[str, Tensor]:
         """The live gradients, ``gradient/{parameter}`` and ``critic_gradient/{parameter}``."""
-        found = {f"gradient/{name}": each for name, each in gradients(self.parameters).items()}
+        tensors = {f"gradient/{name}": gradient for name, gradient in gradients(self.parameters).items()}
         if self.critic is not None:
-            found |= {f"critic_gradient/{name}": each for name, each in self.critic.gradients().items()}
-        return found
+            tensors |= {
+                f"critic_gradient/{name}": gradient for name, gradient in self.critic.gradients().items()
+            }
+        return tensors
 
     def frozen_state(self) -> dict[str, Tensor]:
         """See ``PolicyBackend.frozen_state``."""
@@ -123,7 +125,7 @@ class TrainedModels:
 
     def parts(self) -> dict[str, Shard]:
         """See ``PolicyBackend.parts``."""
-        found = {
+        shards = {
             f"{Path(file).stem}/{name}": part
             for file, parts in self._parts().items()
             for name, part in parts.items()
@@ -131,15 +133,15 @@ class TrainedModels:
         for name in self.gradients():
             kind, _, parameter = name.partition("/")
             file = CRITIC_FILE if kind == "critic_gradient" else self._weights_file
-            found[name] = found[f"{Path(file).stem}/{parameter}"]
-        return found
+            shards[name] = shards[f"{Path(file).stem}/{parameter}"]
+        return shards
 
     def start_from_here(self) -> None:
         """Reinforcement learning starts from the present weights: so do reference and critic."""
         if self.reference is not None:
-            own = own_weights(self.reference.model)
+            weights = own_weights(self.reference.model)
             for name, tensor in own_weights(self.completions.model).items():
-                local(own[name]).copy_(local(tensor))
+                local(weights[name]).copy_(local(tensor))
         if self.critic is not None:
             self.critic.start_from(self.completions)
 
@@ -158,9 +160,9 @@ class TrainedModels:
         weights = {}
         for name, tensor in self._engine_weights():
             narrow = self._bfloat16 and tensor.is_floating_point()
-            gathered = self.gang.gathered(tensor.to(torch.bfloat16) if narrow else tensor)
-            if gathered is not None:
-                weights[name] = gathered
+            whole_tensor = self.gang.gather(tensor.to(torch.bfloat16) if narrow else tensor)
+            if whole_tensor is not None:
+                weights[name] = whole_tensor
         return weights
 
     def _engine_weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -254,7 +256,9 @@ class TrainedModels:
 
     def _parts_of(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Shard]:
         """``tensors``: weights of ``model`` and moments of them, by name."""
-        weights = named_weights(model) | {file_name(name): each for name, each in model.named_parameters()}
+        weights = named_weights(model) | {
+            file_name(name): parameter for name, parameter in model.named_parameters()
+        }
         parts = {}
         for name, tensor in tensors.items():
             weight = weights[name if name in weights else name.partition(".")[2]]
@@ -268,9 +272,9 @@ def copy_into(destination: Mapping[str, Tensor], source: Mapping[str, Tensor]) -
     Raises ``ValueError`` before anything is copied, which names the first difference of names, shapes or dtypes.
     """
     for name in sorted(destination.keys() | source.keys()):
-        ours, given = (_outline(tensors.get(name)) for tensors in (destination, source))
-        if ours != given:
-            raise ValueError(f"tensor {name}: need {ours}, there is {given}")
+        needed, available = (_outline(tensors.get(name)) for tensors in (destination, source))
+        if needed != available:
+            raise ValueError(f"tensor {name}: need {needed}, there is {available}")
     with torch.no_grad():
         for name, tensor in destination.items():
             tensor.copy_(source[name])
@@ -313,7 +317,10 @@ def read_position_file(path: Path, base: FrozenBase | None) -> tuple[int, dict[s
 
 def check_base(path: Path, base: FrozenBase | None) -> None:
     """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base."""
-    own, found = _plain_base(base).get("base"), read_json(path).get("base")
-    digests = [each["digest"] if isinstance(each, dict) else "of a whole model" for each in (own, found)]
+    expected, actual = _plain_base(base).get("base"), read_json(path).get("base")
+    digests = [
+        base_of["digest"] if isinstance(base_of, dict) else "of a whole model"
+        for base_of in (expected, actual)
+    ]
     if digests[0] != digests[1]:
         raise CheckpointMismatch(path, "digest of the base model", *digests)

@@ -25,7 +25,7 @@ from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
-from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank, joined
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank, join_gang
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.shards import Shard, pieces
@@ -68,7 +68,7 @@ def _serve(connection: Connection) -> None:
     while (call := connection.recv()) is not None:
         function, rank, size, meeting, arguments = call
         try:
-            with joined(rank, size, meeting, torch.device("cpu"), PATIENCE_S) as gang:
+            with join_gang(rank, size, meeting, torch.device("cpu"), PATIENCE_S) as gang:
                 connection.send((function(gang, *arguments), None))
         except Exception:  # noqa: BLE001  # the test shows it
             connection.send((None, traceback.format_exc()))

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import Sample, StepStats
-from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, joined
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, join_gang
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 
 from .gang_cases import SETUPS, error, same_stats
@@ -352,15 +352,15 @@ def test_a_rank_that_dies_ends_the_calls_of_the_others_which_join_other_gangs(tm
 def test_a_gang_that_does_not_come_together_is_an_error_after_the_deadline(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="(?i)time|wait"),
-        joined(0, 2, tmp_path / "gang", torch.device("cpu"), 0.5),
+        join_gang(0, 2, tmp_path / "gang", torch.device("cpu"), 0.5),
     ):
         pass
-    with joined(0, 1, tmp_path / "gang", torch.device("cpu"), 0.5) as gang:
+    with join_gang(0, 1, tmp_path / "gang", torch.device("cpu"), 0.5) as gang:
         assert gang is ALONE
 
 
 def test_gangs_train_after_one_that_did_not_come_together(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), joined(0, 2, tmp_path / "gang", torch.device("cpu"), 0.1):
+    with pytest.raises(RuntimeError), join_gang(0, 2, tmp_path / "gang", torch.device("cpu"), 0.1):
         pass
     ranks = Ranks(2, tmp_path)  # forks of this process, with what torch has kept
     calls: list[Call] = [("accumulate", make_samples(1)), STEP]
