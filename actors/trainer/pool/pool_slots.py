@@ -8,7 +8,7 @@ the listener is notified.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 from ....core.base.texts import text_of
@@ -51,7 +51,8 @@ class HostedGang:
 
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_prefetched``: its state is there, and its processes
     have not met. ``is_loaded``: it can compute. ``has_computed``: its state is not the one in the host's memory any
-    more. ``remaining``: number of slots that are not lost.
+    more. ``remaining``: the slots that are not lost. A slot that was lost may be lost again in its next
+    life, while the rest of the gang is dropped: that does not concern the gang.
     """
 
     slots: Slots
@@ -61,7 +62,7 @@ class HostedGang:
     is_prefetched: bool = False
     is_loaded: bool = False
     has_computed: bool = False
-    remaining: int = 0
+    remaining: set[SlotName] = field(default_factory=set)
 
 
 class SlotListener(Protocol):
@@ -111,7 +112,7 @@ class PoolSlots:
         meeting, size = f"gang-{self._bindings}", len(slots)
         places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
         lives = tuple(self._life_of(slot) for slot in slots)
-        return HostedGang(slots, lives, places, is_torn, remaining=size)
+        return HostedGang(slots, lives, places, is_torn, remaining=set(slots))
 
     async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
         """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after

@@ -284,9 +284,9 @@ class SharedPool(TrainingPool, SlotListener):
         self._event(partial(self._decider.slot_joined, slot))
 
     def slot_lost(self, slot: SlotName, reason: str) -> None:
-        gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.slots}
+        gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.remaining}
         for gang in gangs.values():
-            gang.remaining -= 1
+            gang.remaining.remove(slot)
         lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.remaining)]
         again = {policy: self._fall_back(policy) for policy in lost}
         repeated = {

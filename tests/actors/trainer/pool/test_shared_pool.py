@@ -86,6 +86,25 @@ def test_policies_that_take_turns_learn_the_same(
     assert ("suspend" in fate.calls) == (slots == 1)
 
 
+def test_a_slot_that_is_lost_twice_while_the_rest_of_its_gang_is_dropped(tmp_path: Path) -> None:
+    policies = {SOLVER: simulated_policy("solver", ranks=3, token_s=1.0)}
+
+    async def main() -> float:
+        async with house(tmp_path, policies, SharedPoolConfig(slots=3)) as home:
+            await home.trainer.publish(SOLVER)
+            await home.put(SOLVER, 1, 3)
+            stepping = asyncio.create_task(home.step(SOLVER, 1, [2, 1]))
+            await asyncio.sleep(1.0)
+            async with home.slots[2]._moving[SOLVER]:  # the drop there takes its time
+                for slot in (0, 1, 1):
+                    home.slots[slot].die()
+                    await asyncio.sleep(1.0)
+            async with asyncio.timeout(1000):
+                return await stepping
+
+    assert virtual_time.run(main()) > 0
+
+
 def test_states_beyond_the_memory_go_to_the_disk_and_come_back(
     tmp_path: Path, undisturbed: dict[PolicyName, Any]
 ) -> None:
