@@ -49,16 +49,18 @@ class SlotLost(Exception):
 class HostedGang:
     """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
 
-    ``is_torn``: it is the rest of a gang that has lost a slot. ``is_prefetched``: its state is there, and its processes
-    have not met. ``is_loaded``: it can compute. ``has_computed``: its state is not the one in the host's memory any
-    more. ``remaining``: the slots that are not lost. A slot that was lost may be lost again in its next
-    life, while the rest of the gang is dropped: that does not concern the gang.
+    ``is_torn``: it is the rest of a gang that has lost a slot. ``is_dropped``: nothing of it is needed any more.
+    ``is_prefetched``: its state is there, and its processes have not met. ``is_loaded``: it can compute.
+    ``has_computed``: its state is not the one in the host's memory any more. ``remaining``: the slots that are not
+    lost. A slot that was lost may be lost again in its next life, while the rest of the gang is dropped: that does
+    not concern the gang.
     """
 
     slots: Slots
     lives: tuple[str, ...]
     places: tuple[GangPlace, ...]
     is_torn: bool = False
+    is_dropped: bool = False
     is_prefetched: bool = False
     is_loaded: bool = False
     has_computed: bool = False

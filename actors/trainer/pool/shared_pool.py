@@ -201,6 +201,7 @@ class SharedPool(TrainingPool, SlotListener):
             policy, kind = decision.policy, type(decision).__name__
             log.debug("pool", decision=kind, policy=policy, reason=decision.reason)
             gang = self._gang_for(decision)
+            gang.is_dropped |= isinstance(decision, Drop)
             if isinstance(decision, Run):
                 gang.has_computed = True
                 work = self._run(policy, gang, self._work[policy].begin())
@@ -287,7 +288,7 @@ class SharedPool(TrainingPool, SlotListener):
         gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.remaining}
         for gang in gangs.values():
             gang.remaining.remove(slot)
-        lost = [policy for policy, gang in gangs.items() if not (gang.is_torn and gang.remaining)]
+        lost = [policy for policy, gang in gangs.items() if not (gang.is_dropped and gang.remaining)]
         again = {policy: self._fall_back(policy) for policy in lost}
         repeated = {
             policy: sum(computation.repeated for computation in computations)

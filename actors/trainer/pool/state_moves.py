@@ -181,7 +181,7 @@ class StateMoves:
                 for rank, step in zip(memory, steps, strict=True):
                     rank.was_suspended(step)
         else:  # the state in the host's memory is this one
-            await self.drop(policy, gang)
+            await self._slots.at(gang, lambda slot, life, _: slot.drop(life, policy))
         self._report_move(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
 
     async def _take(
@@ -203,15 +203,14 @@ class StateMoves:
         return states
 
     async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
-        """Has nothing on the gang's slots: what they have is in the host's memory, or lost. Raises SlotLost."""
+        """Has nothing on the gang's slots: what they have is in the host's memory, or lost. They may be lost too."""
 
         def drop(slot: SlotApi, life: str, _rank: int) -> Awaitable[None]:
             return slot.drop(life, policy)
 
-        if gang.is_torn:  # a rank may wait for the one that was lost: its process is of no use then
-            await self._slots.at_those_left(gang, drop, _TORN_TIMEOUT_S)
-        else:
-            await self._slots.at(gang, drop)
+        # A rank of a torn gang may wait for the one that was lost: its process is of no use then.
+        timeout_s = _TORN_TIMEOUT_S if gang.is_torn else WORK_TIMEOUT_S
+        await self._slots.at_those_left(gang, drop, timeout_s)
 
     # ------------------------------------------------------------------ events
 
