@@ -105,6 +105,35 @@ def test_a_slot_that_is_lost_twice_while_the_rest_of_its_gang_is_dropped(tmp_pat
     assert virtual_time.run(main()) > 0
 
 
+def test_a_prefetched_gang_that_loses_a_slot_while_it_is_dropped(tmp_path: Path) -> None:
+    slow, fast, late = PolicyName("slow"), PolicyName("fast"), PolicyName("late")
+    seconds = {slow: 1.5, fast: 1.0, late: 1.0}
+    policies = {name: simulated_policy(name, ranks=2, token_s=token_s) for name, token_s in seconds.items()}
+
+    async def main() -> list[float]:
+        fate = Fate()
+        async with house(tmp_path, policies, SharedPoolConfig(slots=4), fate) as home:
+            for policy in policies:
+                await home.trainer.publish(policy)
+                await home.put(policy, 1, 3)
+            stepping = []
+            for policy, batches in ((slow, [3]), (fast, [1, 1, 1]), (late, [3])):
+                stepping.append(asyncio.create_task(home.step(policy, 1, batches)))
+                await asyncio.sleep(0.1)
+            prefetched = [slot for slot in home.slots if late in slot._prefetched]
+            assert len(prefetched) == 2, "beside the one that is expected to end first"
+            fate.calls.clear()
+            async with prefetched[1]._moving[late]:  # the drop there takes its time
+                while fate.calls.count("drop") < 2:  # the other one has ended earlier
+                    await asyncio.sleep(0.1)
+                prefetched[0].die()
+                await asyncio.sleep(1.0)
+            async with asyncio.timeout(10_000):
+                return await asyncio.gather(*stepping)
+
+    assert all(loss > 0 for loss in virtual_time.run(main()))
+
+
 def test_states_beyond_the_memory_go_to_the_disk_and_come_back(
     tmp_path: Path, undisturbed: dict[PolicyName, Any]
 ) -> None:
