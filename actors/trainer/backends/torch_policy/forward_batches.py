@@ -78,7 +78,7 @@ def make_chunks(
 
 
 def idle_chunk(device: torch.device) -> Chunk:
-    """Returns a forward of one token that counts for nothing. All ranks of a gang must have as many forwards, else their
+    """Returns a forward of one token that has no weight. All ranks of a gang must have as many forwards, else their
     collectives would wait for each other."""
     zero, length = torch.zeros(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
     return Chunk([], pad_rows(IDLE_ROWS, 1).to(device), zero, zero, zero, length, 1.0, idle=True)
