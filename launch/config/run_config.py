@@ -9,21 +9,17 @@ from pydantic import Field, JsonValue, model_validator
 from ...actors.columns.declared_columns import Column, common_types
 from ...actors.config_base import Config, Count, Natural
 from ...actors.credit.algorithms import ALGORITHMS
-from ...actors.inference.inference_config import EngineConfig
-from ...actors.inference.instance_setup import ServedBase, ServedPolicy
 from ...actors.inference.router.rebalancer import BalanceConfig
 from ...actors.inference.router.router_config import RouterConfig
-from ...actors.inference.router.router_loads import RebalanceSettings
 from ...actors.messages import MOST_VERSION_CHANGES, WeightsConfig
-from ...actors.names import AgentName, PolicyName, Step
+from ...actors.names import AgentName, PolicyName
 from ...actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
-from ...actors.orchestrator.plan import Mode, Plan
+from ...actors.orchestrator.plan import Mode
 from ...actors.recipe.recipe import RecipeConfig
 from ...actors.rollout.rollout_config import RolloutConfig
 from ...actors.store.store_config import StoreConfig
 from ...actors.trainer.pool.pool_config import PoolConfig, SharedPoolConfig, StaticPoolConfig
 from ...actors.trainer.trainer_config import credit_problem
-from ...actors.trainer.trainer_setup import PolicySetup
 from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
 from .config_sections import (
@@ -305,56 +301,6 @@ class RunConfig(Config):
     def simulated(self) -> bool:
         return all(policy.simulated for policy in self.trained.values())
 
-    def policy_setups(self) -> dict[PolicyName, PolicySetup]:
-        """The trainer's part of each policy, the frozen ones included."""
-        return {name: self._policy_setup(name, policy) for name, policy in self.policies.items()}
-
-    def _policy_setup(self, name: PolicyName, policy: PolicyConfig) -> PolicySetup:
-        agents = self.agents_of(name)
-        longest = max(self.agents[agent].sampling.max_new_tokens for agent in agents)
-        return PolicySetup(
-            model=policy.used_model,
-            lora=policy.lora,
-            publishes_adapter=policy.served_as_adapter,
-            trainer=policy.trainer,
-            credit={agent: self.agents[agent].algorithm for agent in agents},
-            optimizer=policy.optimizer,
-            loss=policy.algorithm.with_constant_length(longest),
-            sft=policy.sft,
-            max_staleness=self.staleness,
-            init_from=policy.init_from,
-        )
-
-    def plan(self) -> Plan:
-        """The orchestrator's plan of the whole run; a resumed run begins later."""
-        return Plan(
-            mode=self.mode,
-            policies=tuple(self.trained),
-            first_step=Step(1),
-            last_step=Step(self.training.steps),
-            queries=self.training.queries_per_step,
-            micro_batch=self.training.micro_batch,
-            save_every=self.checkpoint.every,
-            evaluate_every=self.evaluation.every,
-            max_staleness=self.staleness,
-            global_batch={
-                name: policy.global_batch
-                for name, policy in self.policies.items()
-                if policy.global_batch is not None
-            },
-            whole_step=tuple(name for name, policy in self.trained.items() if not policy.algorithm.streams),
-            replacement_queries=self.rollout.replacement_queries,
-        )
-
-    def served_policies(self) -> dict[PolicyName, ServedPolicy]:
-        """The instances' part of each policy."""
-        return {
-            name: ServedPolicy(
-                policy.used_model, self._engine(policy.engine), self._served_base(name, policy)
-            )
-            for name, policy in self.policies.items()
-        }
-
     def served_together(self) -> dict[tuple[PolicyName, ...], int]:
         """The policies that have the same instances, and the number of these. Policies that are served as adapters over
         the same model by the same engine have as many as the one with the most; others have their own."""
@@ -367,29 +313,6 @@ class RunConfig(Config):
             else:
                 together.append([name])
         return {tuple(names): max(self.policies[name].instances for name in names) for names in together}
-
-    def _served_base(self, name: PolicyName, policy: PolicyConfig) -> ServedBase | None:
-        """The base of a policy that is served as an adapter, with room for all policies that share it."""
-        if not policy.served_as_adapter:
-            return None
-        names = next(names for names in self.served_together() if name in names)
-        ranks = [lora.rank for each in names if (lora := self.policies[each].lora) is not None]
-        return ServedBase(policy.real_model.weights_seed(self.seed), max(ranks), len(names))
-
-    def balancing(self) -> RebalanceSettings:
-        """The router's part. Turns that are resumed are computed in other parts, which round otherwise: not if the run
-        is ``deterministic``."""
-        engines = {name: self._engine(policy.engine) for name, policy in self.policies.items()}
-        return RebalanceSettings(
-            self.balance,
-            capacities={name: engine.turns_at_once for name, engine in engines.items()},
-            interruptible=tuple(
-                name for name, engine in engines.items() if engine.resumable and not self.deterministic
-            ),
-        )
-
-    def _engine(self, engine: EngineConfig) -> EngineConfig:
-        return engine.reproducible() if self.deterministic else engine
 
     def recipe_config(self) -> RecipeConfig:
         return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)

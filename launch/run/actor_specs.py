@@ -34,6 +34,7 @@ from ...actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ...core.ref import ActorRef
 from ..config.run_config import RunConfig
 from ..run_folder.run_directory import RunDirectory
+from .role_setups import orchestrator_plan, policy_setups, rebalance_settings, served_policies
 
 _STORE: Final = "flexmarl.actors.store.store:Store"
 _TRAINER: Final = "flexmarl.actors.trainer.trainer:Trainer"
@@ -89,7 +90,9 @@ def actor_specs(
     GPUs, for the actors whose processes see these alone."""
     store = _store_setup(config, references, directory.store)
     trainer = _trainer_setup(config, references, directory, resume and resume[0])
-    router = RouterSetup(tuple(config.policies), references.console, config.router, config.balancing())
+    router = RouterSetup(
+        tuple(config.policies), references.console, config.router, rebalance_settings(config)
+    )
     rollout = rollout_setup(config, references, directory.store, directory.logs)
     orchestrator = _orchestrator_setup(config, references, directory, resume and resume[1])
     specs = {
@@ -101,7 +104,7 @@ def actor_specs(
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     slot = replace(trainer, pool=None)
     specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
-    served = config.served_policies()
+    served = served_policies(config)
     for policy, *beside in config.served_together():
         setup = InstanceSetup(
             policy, served, references.router, config.weights, tuple(beside), config.network.encrypted
@@ -183,7 +186,7 @@ def _trainer_setup(
             console=references.console,
             spill_dir=directory.suspended,
         )
-    setups = config.policy_setups()
+    setups = policy_setups(config)
     return TrainerSetup(
         policies={name: setup for name, setup in setups.items() if name in config.trained},
         frozen={name: setup for name, setup in setups.items() if name not in config.trained},
@@ -203,7 +206,7 @@ def _orchestrator_setup(
     config: RunConfig, references: References, directory: RunDirectory, resume_from: RunState | None
 ) -> OrchestratorSetup:
     return OrchestratorSetup(
-        plan=config.plan(),
+        plan=orchestrator_plan(config),
         policies={
             name: OrchestratorPolicy(agents=config.agents_of(name), sft_batches=policy.sft.batches)
             for name, policy in config.trained.items()

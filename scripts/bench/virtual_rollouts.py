@@ -40,6 +40,8 @@ from flexmarl.launch.errors import BenchmarkFailed
 from flexmarl.launch.run.actor_specs import References, rollout_setup
 from flexmarl.transport.state import StateTransport
 
+from ..run.role_setups import rebalance_settings, served_policies
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedGroup:
@@ -117,11 +119,13 @@ async def rollouts_of(config: RunConfig, directory: Path) -> Rollouts:
         StateTransport(directory) as transport,
     ):
         recorded: ActorRef[Any] = await system.add(recorder, "recorder")
-        routing = RouterActor(RouterSetup(tuple(config.policies), recorded, balancing=config.balancing()))
+        routing = RouterActor(
+            RouterSetup(tuple(config.policies), recorded, balancing=rebalance_settings(config))
+        )
         router = await system.add(routing, "router")
         instances: dict[PolicyName, list[ActorRef[InstanceApi]]] = {}
         for policy, settings in config.policies.items():
-            setup = InstanceSetup(policy, config.served_policies(), router)
+            setup = InstanceSetup(policy, served_policies(config), router)
             instances[policy] = [
                 await system.add(Instance(setup), f"{policy}-{n}") for n in range(settings.instances)
             ]

@@ -9,6 +9,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch.config.config_reading import check, resolve, to_yaml
 from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.run.role_setups import orchestrator_plan, policy_setups
 
 from ..conftest import TINY
 
@@ -100,14 +101,16 @@ def test_an_agent_takes_its_policys_algorithm_unless_it_names_its_own() -> None:
 
 def test_the_trainer_gets_each_policy_with_the_credit_of_its_agents() -> None:
     config = shared("policies.shared.algorithm.name=dr_grpo", "agents.solver.sampling.max_new_tokens=9")
-    setup = config.policy_setups()[SHARED]
+    setup = policy_setups(config)[SHARED]
     assert list(setup.credit) == [SOLVER, CHECKER]
     assert setup.loss.constant_length == 9, "the longest completion of any agent"
     assert config.policies[SHARED].sft.batches == 0
     late = shared(
         "mode=async", "policies.shared.global_batch=6", "policies.shared.algorithm.name=reinforce_pp"
     )
-    assert late.plan().global_batch == {"shared": 6} and late.plan().whole_step == ("shared",)
+    assert orchestrator_plan(late).global_batch == {"shared": 6} and orchestrator_plan(late).whole_step == (
+        "shared",
+    )
 
 
 @pytest.mark.parametrize("overrides", [(), ONE_POLICY, ("agents={checker: {policy: solver}, solver: {}}",)])

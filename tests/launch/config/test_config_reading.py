@@ -17,6 +17,7 @@ from flexmarl.launch.config import config_reading as config_module
 from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.config.config_warnings import warnings_about
 from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.run.role_setups import orchestrator_plan, policy_setups
 
 from ..conftest import TINY
 
@@ -57,21 +58,23 @@ class TestResolving:
         assert config.policies[SOLVER].real_model.path == "some/hub-name"
 
     def test_staleness_is_one_version_under_async_unless_said(self) -> None:
-        assert resolve(str(TINY), []).plan().max_staleness == 0
+        assert orchestrator_plan(resolve(str(TINY), [])).max_staleness == 0
         config = resolve(str(TINY), ["mode=async", "agents.solver.global_batch=6"])
-        assert config.plan().max_staleness == 1 and config.plan().global_batch == {"solver": 6}
-        assert {policy.max_staleness for policy in config.policy_setups().values()} == {1}
-        assert resolve(str(TINY), ["mode=async", "max_staleness=3"]).plan().max_staleness == 3
+        assert orchestrator_plan(config).max_staleness == 1 and orchestrator_plan(config).global_batch == {
+            "solver": 6
+        }
+        assert {policy.max_staleness for policy in policy_setups(config).values()} == {1}
+        assert orchestrator_plan(resolve(str(TINY), ["mode=async", "max_staleness=3"])).max_staleness == 3
 
     def test_a_policy_that_cannot_stream_waits_for_its_whole_step(self) -> None:
         config = resolve(str(TINY), ["agents.solver.algorithm.name=reinforce_pp"])
-        assert config.plan().whole_step == ("solver",)
+        assert orchestrator_plan(config).whole_step == ("solver",)
         assert "solver: reinforce_pp can't train" in warnings_about(config)[0]
 
     @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
     def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
         config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])
-        assert config.plan().whole_step == () and warnings_about(config) == []
+        assert orchestrator_plan(config).whole_step == () and warnings_about(config) == []
 
     def test_only_an_agent_with_a_critic_has_its_settings(self) -> None:
         config = resolve(

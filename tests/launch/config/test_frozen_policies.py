@@ -10,6 +10,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch.config.config_reading import check, resolve, resolve_mapping, to_yaml
 from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.run.role_setups import orchestrator_plan, served_policies
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
 from ..conftest import TINY
@@ -25,8 +26,8 @@ def game(*overrides: str) -> RunConfig:
 def test_an_agent_with_train_false_has_a_frozen_policy() -> None:
     config = game()
     assert [*config.trained] == [PLAYER] and [*config.trained_agents] == ["player"]
-    assert config.plan().policies == (PLAYER,)
-    assert [*config.served_policies()] == [PLAYER, RIVAL], "it has instances like the other"
+    assert orchestrator_plan(config).policies == (PLAYER,)
+    assert [*served_policies(config)] == [PLAYER, RIVAL], "it has instances like the other"
 
 
 def test_a_frozen_policy_resolves_to_itself_without_keys_of_training() -> None:

@@ -25,6 +25,7 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.errors import RunDirectoryError
+from flexmarl.launch.run.role_setups import policy_setups
 from flexmarl.launch.run_folder.export import export
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
@@ -83,7 +84,7 @@ def test_every_policy_takes_the_one_of_its_name_in_the_newest_checkpoint(first: 
     found = {name: policy.init_from for name, policy in config.policies.items()}
     assert found == {name: first.checkpoints / "step_000004" / name for name in ("solver", "checker")}
     assert check(read_yaml_of(to_yaml(config), first.path.parent), "config.yaml") == config
-    setups = config.policy_setups()
+    setups = policy_setups(config)
     assert setups[PolicyName("solver")].init_from == found[PolicyName("solver")]
 
 

@@ -11,6 +11,7 @@ from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import check, resolve, to_yaml
 from flexmarl.launch.config.config_warnings import warnings_about
+from flexmarl.launch.run.role_setups import served_policies
 
 from ..conftest import TINY
 
@@ -292,7 +293,7 @@ class TestEngines:
         )
         config = resolve(str(TINY), [*simulated, "agents.checker.engine.token_s=3.0"])
         assert config.simulated and check(yaml.safe_load(to_yaml(config)), "") == config
-        served = config.served_policies()
+        served = served_policies(config)
         assert [policy.model for policy in served.values()] == [None, None]
         times = [policy.engine.token_s for policy in served.values() if policy.engine.name == "simulated"]
         assert times == [2.0, 3.0], "an agent's own section has precedence"
