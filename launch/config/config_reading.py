@@ -112,7 +112,8 @@ def _checked(whole: Expanded, keys: WrittenKeys, source: str) -> RunConfig:
         try:
             return RunConfig.model_validate(whole.raw)
         except ValidationError as error:
-            problems = [_problem(item, whole.own, keys) for item in error.errors(include_url=False)]
+            items = error.errors(include_url=False)
+            problems = [line for item in items for line in _problem(item, whole.own, keys).splitlines()]
     listed = "\n".join(f"  {problem}" for problem in dict.fromkeys(problems))
     raise ConfigError(f"{source}, overrides included:\n{listed}")
 
@@ -207,7 +208,8 @@ def _models(raw: dict[str, Any], defaults: dict[str, Any]) -> Iterator[tuple[str
 
 
 def _problem(item: Any, own: frozenset[str], keys: WrittenKeys) -> str:
-    """One line for a mistake that pydantic found, with the key as it is written. ``own``: see ``Expanded``."""
+    """One line for a mistake that pydantic found, with the key as it is written; several for those of sections against
+    each other. ``own``: see ``Expanded``."""
     location, chosen = _plain(item["loc"])
     if len(location) > 1 and location[0] == "policies" and location[1] in own:
         location = ("agents", *location[1:])

@@ -1,7 +1,5 @@
 """The sections of an agent and of a policy in a run's configuration."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -34,15 +32,6 @@ OF_TRAINING: Final = ("optimizer", "algorithm", "sft", "global_batch")
 """Keys of a policy that a frozen one does not have."""
 
 
-@contextmanager
-def config_errors() -> Iterator[None]:
-    """Turns a ConfigError of a validator's block into the ValueError that pydantic adds the key to."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-
-
 class AgentConfig(Config):
     """One LLM role: its policy by name, sampling and credit assignment.
 
@@ -64,9 +53,11 @@ class AgentConfig(Config):
                 "column 'reward': the workflow returns the rewards. For a program outside the run that gives them "
                 "instead, write {type: float, required: true, written_by: external}"
             )
-        with config_errors():
-            others = {name: column for name, column in columns.items() if name != REWARD_COLUMN}
-            check_names(others, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
+        try:
+            further = {name: column for name, column in columns.items() if name != REWARD_COLUMN}
+            check_names(further, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
+        except ConfigError as error:  # pydantic adds the key to a ValueError alone
+            raise ValueError(str(error)) from None
         for name, column in columns.items():
             if column.type == "tensor" and column.dtype is not None and column.dtype not in np.sctypeDict:
                 raise ValueError(

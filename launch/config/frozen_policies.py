@@ -15,13 +15,10 @@ training that is written for it is refused.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ...actors.credit.credit_config import CreditConfig
-from ...actors.names import AgentName, PolicyName
-from ...actors.orchestrator.plan import Mode
-from .config_sections import OF_TRAINING, AgentConfig, PolicyConfig
+from .config_sections import OF_TRAINING
 
 Raw = dict[str, Any]
 
@@ -120,42 +117,3 @@ def _without_training(defaults: Raw) -> Raw:
     if isinstance(trainer, dict) and trainer.get("name") == "simulated":
         kept["trainer"] = {"name": "simulated"}
     return kept
-
-
-def frozen_problems(
-    policies: Mapping[PolicyName, PolicyConfig], agents: Mapping[AgentName, AgentConfig], mode: Mode
-) -> Iterator[str]:
-    """Mistakes about frozen policies, with their keys."""
-    for pool, policy in policies.items():
-        if policy.pool_of is not None:
-            yield from _problems_of_pool(f"policies.{pool}.pool_of", policy, policies, mode)
-    for name, agent in agents.items():
-        if policies[agent.policy].train:
-            continue
-        frozen = f"policy {agent.policy!r} has train=false"
-        if agent.columns:
-            yield f"agents.{name}.columns.{next(iter(agent.columns))}: {frozen}, so that the agent has no samples"
-        if agent.algorithm != CreditConfig():
-            yield f"agents.{name}.algorithm.name={agent.algorithm.name}: {frozen}, so that its rewards train nothing"
-
-
-def _problems_of_pool(
-    key: str, pool: PolicyConfig, policies: Mapping[PolicyName, PolicyConfig], mode: Mode
-) -> Iterator[str]:
-    assert pool.pool_of is not None
-    name = pool.pool_of.policy
-    learner = policies.get(name)
-    if mode == "async":
-        yield f"{key}: one member plays a whole step, and under mode=async steps overlap: write strict or sync"
-    if learner is None:
-        trained = ", ".join(other for other, policy in policies.items() if policy.train)
-        yield f"{key}.policy={name!r}: there is no such policy; those that are trained: {trained}"
-    elif not learner.train:
-        yield f"{key}.policy={name!r}: that policy is frozen itself, and has no past versions"
-    elif (pool.model, pool.lora, pool.simulated) != (learner.model, learner.lora, learner.simulated):
-        yield f"{key}.policy={name!r}: a pool has the model and the adapter of its policy: leave model and lora out"
-    elif pool.served_as_adapter != learner.served_as_adapter:
-        yield (
-            f"{key}.policy={name!r}: the pool's engine {pool.engine.name} takes other weights than the policy's "
-            f"{learner.engine.name}: leave engine.name out"
-        )

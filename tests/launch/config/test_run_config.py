@@ -253,6 +253,16 @@ class TestRefusals:
             resolve(str(TINY), ["seed=-1", "mode=fast", "training.steps=0"])
         assert len(str(caught.value).splitlines()) == 4
 
+    def test_list_every_problem_of_sections_with_each_other(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            resolve(
+                str(TINY), ["max_staleness=2", "training.micro_batch=100", "agents.checker.global_batch=4"]
+            )
+        _, *problems = str(caught.value).splitlines()
+        keys = ["max_staleness=2", "agents.checker.global_batch=4", "training.micro_batch=100"]
+        assert [problem.split()[0] for problem in problems[: len(keys)]] == keys
+        assert "agents.checker.global_batch=4 is less than training.micro_batch=100" in problems[3]
+
     @pytest.mark.parametrize("name", ["ppo", "reinforce_pp"])
     def test_none_of_one_trajectory_where_nothing_is_compared(self, name: str) -> None:
         overrides = [f"agents.{agent}.algorithm.name={name}" for agent in ("solver", "checker")]

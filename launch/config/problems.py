@@ -1,0 +1,313 @@
+"""Mistakes of a run's configuration that no section can see alone: the checks of sections against each other.
+
+Each check is a function that returns its problem as one line, with the keys in it, or None; ``PROBLEMS`` has all of
+them. A mistake within one section is refused by the section's own class.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...actors.columns.declared_columns import common_types
+from ...actors.credit.algorithms import ALGORITHMS
+from ...actors.credit.credit_config import CreditConfig
+from ...actors.errors import ConfigError
+from ...actors.inference.inference_config import VllmEngineConfig
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
+from ...actors.trainer.trainer_config import credit_problem
+
+if TYPE_CHECKING:
+    from .config_sections import PolicyConfig
+    from .run_config import RunConfig
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+RESERVED_POLICY_NAMES: Final = ("rollout", "slot")
+"""``rollout-0`` and ``slot-0`` are the names of other actors than instances."""
+
+
+def problems_of(config: "RunConfig") -> list[str]:
+    """All of them, in the order of the table."""
+    return [problem for check in PROBLEMS if (problem := check(config)) is not None]
+
+
+# --------------------------------------------------------------------------- names
+
+
+def name_problem(config: "RunConfig") -> str | None:
+    for kind, names in (("agent", config.agents), ("policy", config.policies)):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                return f"{kind} name {name!r}: lower-case letters, digits and _, at most 32, a letter first"
+    if not Path(config.recipe).name.isprintable():
+        return f"recipe folder {Path(config.recipe).name!r} has characters that can't be printed: rename it"
+    if "metrics" in config.agents:
+        return "agent name 'metrics' is taken: Rewards(metrics=...) means something else"
+    if reserved := [name for name in config.policies if name in RESERVED_POLICY_NAMES]:
+        return (
+            f"policy name {reserved[0]!r} is taken: its instances would have the names of rollout workers or slots; "
+            "choose another"
+        )
+    return None
+
+
+# --------------------------------------------------------------------------- the mode, and what it rules out
+
+
+def staleness_problem(config: "RunConfig") -> str | None:
+    if config.mode != "async" and config.max_staleness is not None:
+        return (
+            f"max_staleness={config.max_staleness} is for mode=async; in mode={config.mode} every sample is trained by "
+            "the version that generated it"
+        )
+    return None
+
+
+def carried_samples_problem(config: "RunConfig") -> str | None:
+    for name, policy in config.policies.items():
+        if config.mode != "async" and policy.global_batch is not None:
+            return (
+                f"policies.{name}.global_batch={policy.global_batch} is for mode=async: samples of a step beyond "
+                f"it are carried to the next step and are stale there, which mode={config.mode} rules out. Without "
+                "it the policy's batch is all samples of a step's queries"
+            )
+    return None
+
+
+def timing_problem(config: "RunConfig") -> str | None:
+    """A setting with which time decides what is trained, in a deterministic run."""
+    if not config.deterministic:
+        return None
+    if config.mode == "async":
+        return "deterministic=true is for strict and sync: under async, time decides which version generates"
+    if config.rollout.extra_trajectories:
+        return (
+            f"rollout.extra_trajectories={config.rollout.extra_trajectories} takes the trajectories that end first, "
+            "which deterministic=true rules out"
+        )
+    for name, agent in config.agents.items():
+        if late := [column for column, declared in agent.columns.items() if declared.awaited]:
+            return (
+                f"agents.{name}.columns.{late[0]} is required and written_by external: the time at which it is "
+                "written decides which samples are trained together, which deterministic=true rules out"
+            )
+    return None
+
+
+def draws_problem(config: "RunConfig") -> str | None:
+    for name, policy in config.policies.items():
+        if config.deterministic and not policy.engine.exact_draws:
+            return (
+                f"policies.{name}.engine.name={policy.engine.name} draws other tokens for the same seed, which "
+                "deterministic=true rules out: take the engine embedded"
+            )
+    return None
+
+
+# --------------------------------------------------------------------------- batches and groups
+
+
+def micro_batch_problem(config: "RunConfig") -> str | None:
+    trajectories = config.training.queries_per_step * config.training.trajectories_per_query
+    if config.training.micro_batch > trajectories:
+        return (
+            f"training.micro_batch={config.training.micro_batch} is more than the {trajectories} trajectories of a "
+            "step (queries_per_step x trajectories_per_query): nothing could overlap"
+        )
+    return None
+
+
+def global_batch_problem(config: "RunConfig") -> str | None:
+    for name, policy in config.policies.items():
+        if policy.global_batch is not None and policy.global_batch < config.training.micro_batch:
+            return (
+                f"policies.{name}.global_batch={policy.global_batch} is less than "
+                f"training.micro_batch={config.training.micro_batch}: a micro-batch is a part of it"
+            )
+        if policy.global_batch is not None and policy.algorithm.compares_within_batch:
+            return (
+                f"policies.{name}.global_batch={policy.global_batch} cuts through groups, whose KL "
+                f"{policy.algorithm.name} compares: leave it out, or set kl_in_reward=false"
+            )
+    return None
+
+
+def group_size_problem(config: "RunConfig") -> str | None:
+    size, minimum = config.training.trajectories_per_query, config.rollout.min_trajectories
+    if minimum > size:
+        return (
+            f"rollout.min_trajectories={minimum} is more than training.trajectories_per_query={size}: every "
+            "group would be dropped"
+        )
+    return None
+
+
+def comparison_problem(config: "RunConfig") -> str | None:
+    for name, agent in config.trained_agents.items():
+        compares = agent.algorithm.row.estimator.compares
+        if compares and config.training.trajectories_per_query == 1:
+            alone = ", ".join(name for name, row in ALGORITHMS.items() if not row.estimator.compares)
+            return (
+                f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
+                f"the trajectories of a query, so that it wants 2 or more; {alone} do with one"
+            )
+        if not compares and config.rollout.drop_zero_advantage:
+            return (
+                "rollout.drop_zero_advantage is for algorithms that compare a group's rewards: "
+                f"agents.{name}.algorithm.name={agent.algorithm.name} learns from equal rewards too"
+            )
+    return None
+
+
+# --------------------------------------------------------------------------- agents and their policies
+
+
+def training_problem(config: "RunConfig") -> str | None:
+    if not config.trained:
+        return "all policies have train=false: at least one has to be trained"
+    return None
+
+
+def frozen_agent_problem(config: "RunConfig") -> str | None:
+    for name, agent in config.agents.items():
+        if config.policies[agent.policy].train:
+            continue
+        frozen = f"policy {agent.policy!r} has train=false"
+        if agent.columns:
+            return f"agents.{name}.columns.{next(iter(agent.columns))}: {frozen}, so that the agent has no samples"
+        if agent.algorithm != CreditConfig():
+            return f"agents.{name}.algorithm.name={agent.algorithm.name}: {frozen}, so that its rewards train nothing"
+    return None
+
+
+def past_versions_problem(config: "RunConfig") -> str | None:
+    problems = (_pool_problem(config, name, policy) for name, policy in config.policies.items())
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _pool_problem(config: "RunConfig", name: str, pool: "PolicyConfig") -> str | None:
+    if pool.pool_of is None:
+        return None
+    key = f"policies.{name}.pool_of"
+    if config.mode == "async":
+        return (
+            f"{key}: one member plays a whole step, and under mode=async steps overlap: write strict or sync"
+        )
+    key = f"{key}.policy={pool.pool_of.policy!r}"
+    learner = config.policies.get(pool.pool_of.policy)
+    if learner is None:
+        return f"{key}: there is no such policy; those that are trained: {', '.join(config.trained)}"
+    if not learner.train:
+        return f"{key}: that policy is frozen itself, and has no past versions"
+    if (pool.model, pool.lora, pool.simulated) != (learner.model, learner.lora, learner.simulated):
+        return f"{key}: a pool has the model and the adapter of its policy: leave model and lora out"
+    if pool.served_as_adapter != learner.served_as_adapter:
+        return (
+            f"{key}: the pool's engine {pool.engine.name} takes other weights than the policy's "
+            f"{learner.engine.name}: leave engine.name out"
+        )
+    return None
+
+
+def credit_and_loss_problem(config: "RunConfig") -> str | None:
+    for name, agent in config.trained_agents.items():
+        loss = config.policies[agent.policy].algorithm
+        if problem := credit_problem(agent.algorithm, loss):
+            return (
+                f"agents.{name}.algorithm.name={agent.algorithm.name} {problem}: write {loss.name} here too, or "
+                f"give agent {name!r} a policy of its own"
+            )
+    return None
+
+
+def columns_problem(config: "RunConfig") -> str | None:
+    try:
+        common_types({name: agent.columns for name, agent in config.agents.items()})
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+# --------------------------------------------------------------------------- trainers and the ways of weights
+
+
+def simulation_problem(config: "RunConfig") -> str | None:
+    if len({policy.simulated for policy in config.policies.values() if not policy.engine.endpoint}) > 1:
+        return "some policies have trainer.name=simulated and others have not: one trainer trains all of them"
+    return None
+
+
+def gang_problem(config: "RunConfig") -> str | None:
+    for name, policy in config.policies.items():
+        ranks = policy.trainer.ranks
+        if isinstance(config.pool, SharedPoolConfig):
+            if ranks > config.pool.slots:
+                return (
+                    f"policies.{name}.trainer.ranks={ranks} is more than pool.slots={config.pool.slots}: all ranks "
+                    "of a policy compute at the same time, each on a slot of its own"
+                )
+        elif ranks > 1:
+            return (
+                f"policies.{name}.trainer.ranks={ranks} wants slot workers: write pool={{name: shared, slots: "
+                f"{ranks}}}, or more slots"
+            )
+    return None
+
+
+def network_problem(config: "RunConfig") -> str | None:
+    if config.weights.path == "tcp" and config.network.listen is None:
+        return (
+            "weights.path=tcp: the run listens on no network: write network.listen=ADDRESS or "
+            "network.listen=auto, or leave the path out"
+        )
+    return None
+
+
+def weights_path_problem(config: "RunConfig") -> str | None:
+    if config.weights.path != "cuda_ipc":
+        return None
+    if isinstance(config.pool, SharedPoolConfig):
+        return (
+            "weights.path=cuda_ipc is for pool.name=static: a shared pool publishes from the host's memory, which "
+            "outlives its slot workers: write shm"
+        )
+    for name, policy in config.policies.items():
+        if not policy.train:
+            return (
+                f"weights.path=cuda_ipc, and policies.{name}.train=false: a frozen policy is published from the host's "
+                "memory: write shm"
+            )
+        device = "a simulated one" if policy.used_model is None else policy.used_model.device
+        if not device.startswith("cuda"):
+            return (
+                f"weights.path=cuda_ipc wants memory of a device, and policies.{name}.model.device is {device}: write "
+                "shm"
+            )
+        if isinstance(policy.engine, VllmEngineConfig) and policy.engine.tensor_parallel > 1:
+            return (
+                f"weights.path=cuda_ipc: the {policy.engine.tensor_parallel} workers of "
+                f"policies.{name}.engine.tensor_parallel take new weights out of the host's memory: write shm"
+            )
+    return None
+
+
+PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
+    name_problem,
+    staleness_problem,
+    carried_samples_problem,
+    timing_problem,
+    draws_problem,
+    micro_batch_problem,
+    global_batch_problem,
+    group_size_problem,
+    comparison_problem,
+    training_problem,
+    frozen_agent_problem,
+    past_versions_problem,
+    credit_and_loss_problem,
+    columns_problem,
+    simulation_problem,
+    gang_problem,
+    network_problem,
+    weights_path_problem,
+)
