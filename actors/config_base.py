@@ -1,5 +1,6 @@
 """The base of every typed configuration: unknown keys and wrong types are refused."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
@@ -12,17 +13,28 @@ def no_bool(value: object) -> object:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of a number, as the page of settings shows it."""
+
+    name: str
+
+
 # Strict: ``true``, ``"8"`` or ``8.0`` is not a count; such a config means something else.
 Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0)]
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0)]
 Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
-Seconds = Positive
+Seconds = Annotated[Positive, Unit("s")]
 
 
 class Config(BaseModel):
-    """A frozen section of the run's configuration. It can be sent in messages."""
+    """A frozen section of the run's configuration. It can be sent in messages.
+
+    The text under a field describes it for users, in Markdown: ``scripts/settings_page.py`` makes the tables of
+    ``launch/docs/settings.md`` from it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -372,7 +372,7 @@ def test_the_settings_page_has_every_setting_and_its_default() -> None:
     for heading, (key, default, *_) in tables("settings.md"):
         section = re.match(r"`([\w.<>]+)`", heading)
         if key != "key":
-            [name] = re.findall(r"^`(\w+)`$", key)
+            [name] = re.findall(r"^`([\w.]+)`$", key)
             written[f"{section[1]}.{name}" if section else name] = default
     existing = dict(settings(RunConfig))
     assert sorted(written.keys() - existing.keys()) == []

@@ -55,19 +55,21 @@ queries matters, ``query_position`` (the number of the query's draw); the store 
 class Column(Config):
     """A column that the run declares. A row is READY when all ``required`` columns of its table are written.
 
-    ``dtype`` and ``shape`` are for tensors: None is any; a dimension that is None may have any size. Tokens are int32
-    of one dimension.
-
-    ``written_by``: its writer. If the ``workflow`` leaves out a required column, the trajectory fails. Training waits
-    for a required column of an ``external`` writer: at most ``timeout_s`` seconds after it needs the row.
-    """
+    Tokens are int32 of one dimension. If the workflow leaves out a required column, the trajectory fails."""
 
     type: Literal["float", "int", "bool", "str", "tokens", "tensor"]
+    """Type of the column's values."""
     required: bool = False
+    """`true`: a sample without a value is not trained."""
     dtype: str | None = None
+    """Type of a tensor's numbers. `null`: any."""
     shape: tuple[int | None, ...] | None = None
+    """Shape of a tensor. `null`: any; a dimension that is `null` has any size."""
     written_by: Literal["workflow", "external"] = "workflow"
+    """Writer of the column: the `workflow`, or a process outside the run (`external`)."""
     timeout_s: Seconds = 600.0
+    """Time that training waits for a required `external` column before the run fails; of `reward`, that a trajectory
+    waits before it fails."""
 
     @model_validator(mode="after")
     def _only_tensors_have_shapes(self) -> "Column":

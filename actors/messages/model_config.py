@@ -10,18 +10,20 @@ from ..config_base import Config, Count, Share
 
 
 class ModelConfig(Config):
-    """The source of a policy's weights and architecture: exactly one of ``path`` and ``config``.
-
-    ``path``: a Hugging Face hub name or a local folder. ``config``: keyword arguments of
-    ``AutoConfig.for_model`` (``model_type`` among them); the model is made from it with random weights.
-    ``tokenizer``: a hub name or folder, by default ``path``. ``device``: where the policy trains and generates.
-    """
+    """The source of a policy's weights and architecture: exactly one of ``path`` and ``config``."""
 
     path: str | None = None
+    """Name on the Hugging Face hub, or a folder, relative to the recipe's folder or the working directory."""
     config: dict[str, Any] | None = None
+    """Arguments of `AutoConfig.for_model`, `model_type` among them, for a model with random weights."""
     tokenizer: str | None = None
+    """Name on the hub, or a folder. `null`: `path`. Required with `config`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the numbers of weights and activations."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """Device for training and generation: `cpu`, `cuda` or `cuda:0`. With `cuda` each instance has GPUs of its own
+    (`tensor_parallel` of them), and so has training; with `cuda:0` all instances of the policy, and its training, share
+    that one: see [Places of actors](operating.md#places-of-actors). CUDA is untested."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":
@@ -51,16 +53,18 @@ class ModelConfig(Config):
 class LoraConfig(Config):
     """A policy that is a LoRA adapter (Hu et al., arXiv 2106.09685) over its model, which stays as it is.
 
-    A layer with the weight ``W`` computes ``W x + alpha / rank * B A x``: ``A`` ``[rank, in]`` and ``B``
-    ``[out, rank]`` are trained. ``targets``: the ends of the names of linear layers, or ``all-linear``, all but the
-    output layer. ``dropout``: written for other trainers' configs, and not used, as the model's own is not. Policies
-    with the same ``model`` share one base in memory.
-    """
+    A layer with the weight ``W`` computes ``W x + alpha / rank * B A x``: ``A`` ``[rank, in]`` and ``B`` ``[out,
+    rank]`` are trained. Policies with the same ``model`` share one base in memory."""
 
     rank: Count = 8
+    """Columns of the adapter's matrices."""
     alpha: Count = 16
+    """Numerator of the adapter's factor, `alpha / rank`."""
     dropout: Annotated[Share, Field(lt=1)] = 0.0
+    """Not used, like the dropout in a model's config. A number above 0 is logged."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Ends of the names of the linear layers that are adapted, such as `[q_proj, v_proj]`; `all-linear`: all but the
+    output layer."""
 
     @field_validator("targets")
     @classmethod

@@ -7,11 +7,12 @@ from ..config_base import Config
 
 
 class WeightsConfig(Config):
-    """``path``: of new weights from the trainer to the instances. ``auto``: each instance takes the fastest one that
-    reaches it. ``shm``: shared memory of the host. ``cuda_ipc``: memory of the trainer's device. ``tcp``: the network,
-    once for each node. An instance that the path does not reach is refused with the reason, and takes no other."""
+    """The path of new weights from the trainer to the instances. An instance that the path does not reach is refused
+    with the reason, and takes no other."""
 
     path: Literal["auto", "shm", "cuda_ipc", "tcp"] = "auto"
+    """`auto`: the fastest path that reaches each instance; `shm`: memory of the host; `cuda_ipc`: memory of the
+    trainer's device, without a copy through the host; `tcp`: the network, once for each node."""
 
     @property
     def only_path(self) -> PathName | None:

@@ -1,11 +1,11 @@
 """The user's settings of the training schedule: steps, batches, evaluations, checkpoints."""
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from ..config_base import Config, Count, Natural, Positive, Seconds
+from ..config_base import Config, Count, Natural, Positive, Seconds, Unit
 from ..messages import EvaluationSampling
 from ..names import PolicyName
 
@@ -13,36 +13,40 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 class TrainingConfig(Config):
-    """A step draws ``queries_per_step`` queries and runs the workflow ``trajectories_per_query`` times on each
-    (a group; one is enough for ppo and reinforce_pp, which compare nothing within it). ``micro_batch`` is the number of
-    samples of one forward and backward.
+    """A step draws queries and runs the workflow several times on each (a group; one trajectory is enough for ppo and
+    reinforce_pp, which compare nothing within it)."""
 
-    ``compute_timeout_s``: the deadline of one computation of the trainer: a micro-batch, an optimizer step, ten
-    supervised batches, the saving of a policy. ``data_timeout_s``: the deadline of one draw from the
-    recipe's query source, and of its ``eval_queries``."""
-
-    steps: Count
-    queries_per_step: Count = 16
-    trajectories_per_query: Count = 8
-    micro_batch: Count = 32
+    steps: Annotated[Count, Unit("steps")]
+    """Optimizer steps of the run."""
+    queries_per_step: Annotated[Count, Unit("queries")] = 16
+    """Queries of a step (prompts per step)."""
+    trajectories_per_query: Annotated[Count, Unit("trajectories")] = 8
+    """Trajectories of a query (the group size)."""
+    micro_batch: Annotated[Count, Unit("samples")] = 32
+    """Samples of one forward and backward pass."""
     compute_timeout_s: Seconds = 3600.0
+    """Deadline of one computation of the trainer: a micro-batch, an optimizer step, ten supervised batches, the saving
+    of a policy. The run ends if it is over."""
     data_timeout_s: Seconds = 600.0
+    """Deadline of one draw from the recipe's `train_query` or query source (all queries of a step), and of
+    `eval_queries`. The run ends if it is over."""
 
 
 class EvaluationConfig(EvaluationSampling):
-    """Evaluations on the recipe's evaluation queries: before the first step, after the last, and after every ``every``
-    steps between (0: not between), by default with greedy decoding.
+    """Evaluations on the recipe's evaluation queries, before the first step, after the last and between.
 
-    ``repeats`` > 1 gives means over them and pass@k (Chen et al. 2021, arXiv 2107.03374): the share of queries that one
-    of k trajectories solves. A trajectory has solved its query if the workflow's metric ``success`` is at least 1.
-    ``samplings``: further ones of the same evaluation, by name; the name stands before their metrics. ``held_out``: the
-    recipe declares that none of these queries is among the training queries.
-    """
+    With several trajectories for each query, pass@k (Chen et al. 2021, arXiv 2107.03374) is the share of queries that
+    one of k trajectories solves."""
 
-    every: Natural = 0
+    every: Annotated[Natural, Unit("steps")] = 0
+    """Steps between evaluations. 0 leaves only those before the first step and after the last."""
     held_out: bool = False
+    """`true` declares that no evaluation query is among the training queries: the result of a run then says so."""
     success: str = "accuracy"
+    """Metric of the workflow, or `reward/<agent>`, that decides pass@k: a trajectory has solved its query if the metric
+    is at least 1."""
     samplings: dict[str, EvaluationSampling] = Field(default_factory=dict)
+    """Further samplings of the same evaluation, by name."""
 
     @field_validator("samplings")
     @classmethod
@@ -61,21 +65,22 @@ class EvaluationConfig(EvaluationSampling):
 
 
 class PoolOfConfig(Config):
-    """Past versions of the trained policy ``policy``, of which one plays each step: the initial one, and one after
-    every ``every`` steps, of which the newest ``size`` stay.
-
-    ``rule``: of the draw: ``uniform``, ``latest``, ``pfsp`` (prioritised fictitious self-play with ``power``; see
-    ``opponents/rules.py``), or the name of a function in the recipe's ``workflow.py`` that gives a weight for each
-    member. ``only``: the policy as it is after this step plays from then on, and until then the initial one; the other
-    keys are not for it.
-    """
+    """Past versions of a trained policy, of which one plays each step."""
 
     policy: PolicyName
-    every: Count = 10
-    size: Count = 16
+    """Name of the policy whose past versions play."""
+    every: Annotated[Count, Unit("steps")] = 10
+    """Steps between two members. The initial weights are the first member."""
+    size: Annotated[Count, Unit("members")] = 16
+    """Number of members that stay, the newest ones."""
     rule: str = "uniform"
+    """Rule of the draw for each step: `uniform`, `latest`, `pfsp` (prioritised fictitious self-play), or the name of a
+    function in `workflow.py` that gives a weight for each member."""
     power: Positive = 2.0
-    only: Natural | None = None
+    """Exponent of `pfsp`: members are drawn with weights `(1 - win rate) ** power`."""
+    only: Annotated[Natural, Unit("step")] | None = None
+    """Step of one version that plays instead: from then on the policy as it is after this step, until then the initial
+    one. The other keys are not for it."""
 
     @model_validator(mode="after")
     def _only_one(self) -> "PoolOfConfig":
@@ -90,7 +95,9 @@ class PoolOfConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """A checkpoint after every ``every`` steps (0: only the last), of which the newest ``keep`` stay."""
+    """The checkpoints of a run."""
 
-    every: Natural = 50
-    keep: Count = 2
+    every: Annotated[Natural, Unit("steps")] = 50
+    """Steps between checkpoints. 0 leaves only the last."""
+    keep: Annotated[Count, Unit("checkpoints")] = 2
+    """Number of checkpoints that are kept, the newest ones."""

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share
+from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
 from ..messages import Truncation
 from .groups.group import Oversampled
 
@@ -27,32 +27,34 @@ class TurnSampling:
 class SamplingConfig(Config):
     """The sampling of an agent's training turns; evaluations have a temperature of their own (``evaluation``).
 
-    ``turn_timeout_s`` and ``on_timeout``: for this agent's turns, by default those of ``rollout``. The workflow gets a
-    CallTimeout; if it does not catch that, the trajectory has passed its deadline.
-
-    ``top_k``, ``top_p`` and ``min_p``: see ``Truncation``. ``stop``: strings that end a turn. All of these and
-    ``temperature`` may differ in a turn: see ``Agent.generate``.
-
-    ``trajectory_turns`` and ``trajectory_tokens``: the most turns and generated tokens of this agent in a trajectory;
-    see ``RolloutConfig``.
-
-    ``overlong_buffer``: the last so many tokens before ``max_new_tokens``, in which a turn's length costs reward, up to
-    1 at ``max_new_tokens`` (DAPO, arXiv 2503.14476, eq. 13; there 4096 of 20480); 0 is off. An agent's reward in a
-    trajectory is lowered by the cost of its longest turn before groups are compared, and is reported so; evaluations
-    report the plain reward.
-    """
+    Temperature, truncation and stop strings may differ in a turn: see ``Agent.generate``. A workflow whose turn passes
+    its deadline gets a CallTimeout; if it does not catch that, the trajectory has passed its deadline."""
 
     temperature: Positive = 1.0
-    top_k: Natural = 0
+    """Sampling temperature."""
+    top_k: Annotated[Natural, Unit("tokens")] = 0
+    """Number of the most probable tokens that are sampled from. 0 turns the limit off."""
     top_p: Share = 1.0
+    """Probability of the most probable tokens together that are sampled from (nucleus). 1 turns the limit off."""
     min_p: NonNegative = 0.0
+    """Least probability of a token that is sampled, as a share of the greatest. 0 turns the limit off. See [Truncated
+    distributions](workflows.md#truncated-distributions)."""
     stop: tuple[str, ...] = ()
-    max_new_tokens: Count = 64
-    overlong_buffer: Natural = 0
-    trajectory_turns: Count | None = None
-    trajectory_tokens: Count | None = None
+    """Strings that end a turn: see [Options of a turn](workflows.md#options-of-a-turn)."""
+    max_new_tokens: Annotated[Count, Unit("tokens")] = 64
+    """Longest answer."""
+    overlong_buffer: Annotated[Natural, Unit("tokens")] = 0
+    """Tokens before `max_new_tokens` in which the length of a turn costs reward, up to 1 at `max_new_tokens` (DAPO,
+    arXiv 2503.14476, eq. 13; there 4096 of 20480). An agent's reward in a trajectory is lowered by the cost of its
+    longest turn; evaluations report the plain reward. 0 turns it off."""
+    trajectory_turns: Annotated[Count, Unit("turns")] | None = None
+    """Most turns of the agent in a trajectory: see [Limits](environments.md#limits). `null`: no limit."""
+    trajectory_tokens: Annotated[Count, Unit("tokens")] | None = None
+    """Most generated tokens of the agent in a trajectory. `null`: no limit."""
     turn_timeout_s: Seconds | None = None
+    """Deadline of a turn of the agent. `null`: `rollout.turn_timeout_s`."""
     on_timeout: OnTimeout | None = None
+    """Fate of a trajectory of the agent that passed its deadline. `null`: `rollout.on_timeout`."""
 
     @cached_property
     def own(self) -> TurnSampling:
@@ -82,52 +84,52 @@ class SamplingConfig(Config):
 class RolloutConfig(Config):
     """The running of workflows: workers, failures, stragglers, over-provisioning, dynamic sampling.
 
-    ``workers``: processes that run workflows; queries are dealt to them. ``processes``: the most that each of them has
-    for ``in_process``. ``setup_timeout_s``: of the recipe's and the environment's ``setup``.
+    A trajectory that raises is dropped and counted; so is one that takes longer than its deadline, or has a turn that
+    does. Trajectories of submitted queries do not count as failures of a step.
 
-    A trajectory that raises is dropped and counted. If more than ``max_failed_share`` of the trajectories of a step
-    fail, the run ends with the first traceback; those of submitted queries do not count. A trajectory or a single turn
-    that takes longer than its timeout counts as failed.
+    A workflow that asks for a turn beyond a limit of turns or tokens gets a LimitReached. If it catches that, the
+    rewards that it returns count as those of any other trajectory; if not, the trajectory fails.
 
-    ``trajectory_turns`` and ``trajectory_tokens``: the most turns and generated tokens of all agents in a trajectory. A
-    turn may have at most the tokens that are left. A workflow that asks for a turn beyond a limit gets a LimitReached.
-    If it catches that, the rewards that it returns count as those of any other trajectory; if not, the trajectory
-    fails.
+    Over-provisioning biases learning: the first trajectories to end are the shorter ones."""
 
-    ``turn_retries``: a turn whose instance is lost is begun again at another one, so many times; then its trajectory
-    fails.
-
-    Stragglers: a trajectory that passed a deadline (``trajectory_timeout_s``, ``turn_timeout_s``) is cancelled.
-    ``on_timeout`` ``drop`` continues with its siblings; ``replace`` starts a new one in its place, at most
-    ``max_replacements`` in a group. A group with fewer than ``min_trajectories`` survivors is dropped.
-
-    Over-provisioning: ``extra_trajectories`` more than ``training.trajectories_per_query`` are started for a query, and
-    its group closes with the first to succeed. ``oversampled``: the others are stopped (``abort``), or run to their
-    end, unused (``keep``: for environments that must not be interrupted; they take the engines' time). The first to
-    end are the shorter ones: that biases learning.
-
-    ``drop_zero_advantage``: if no sample of an agent in a group has an advantage, they are left out; if no sample is
-    left, the whole group is dropped (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). For algorithms that
-    compare a group's rewards: ppo and reinforce_pp would learn from such samples too.
-    ``replacement_queries``: a dropped group is replaced by a further query, at most so many in a step.
-    """
-
-    workers: Count = 1
-    processes: Count = 4
+    workers: Annotated[Count, Unit("processes")] = 1
+    """Processes that run workflows, `rollout-0`, `rollout-1` and so on. Queries are dealt to them."""
+    processes: Annotated[Count, Unit("processes")] = 4
+    """Most processes of each worker for [`in_process`](environments.md#blocking-code)."""
     setup_timeout_s: Seconds = 600.0
+    """Deadline of the recipe's and the environment's `setup`."""
     max_failed_share: Share = 0.25
+    """Share of a step's trajectories that may fail. With more the run ends, with the first traceback."""
     turn_retries: Natural = 3
+    """Number of times that a turn whose instance is lost is begun again at another instance. Then its trajectory
+    fails."""
     trajectory_timeout_s: Seconds = 1800.0
-    trajectory_turns: Count | None = None
-    trajectory_tokens: Count | None = None
+    """Deadline of a trajectory."""
+    trajectory_turns: Annotated[Count, Unit("turns")] | None = None
+    """Most turns of all agents in a trajectory: see [Limits](environments.md#limits). `null`: no limit."""
+    trajectory_tokens: Annotated[Count, Unit("tokens")] | None = None
+    """Most generated tokens of all agents in a trajectory; a turn may have at most the tokens that remain. `null`: no
+    limit."""
     turn_timeout_s: Seconds = 600.0
+    """Deadline of a turn."""
     on_timeout: OnTimeout = "drop"
-    max_replacements: Count = 2
-    min_trajectories: Count = 1
-    extra_trajectories: Natural = 0
+    """Fate of a trajectory that passed a deadline: `drop` continues with its siblings, `replace` starts a new one in
+    its place."""
+    max_replacements: Annotated[Count, Unit("trajectories")] = 2
+    """Most new trajectories of one group under `replace`."""
+    min_trajectories: Annotated[Count, Unit("trajectories")] = 1
+    """Survivors that a group needs. One with fewer is dropped."""
+    extra_trajectories: Annotated[Natural, Unit("trajectories")] = 0
+    """Trajectories of a query that are started beyond `training.trajectories_per_query`. The group closes with the
+    first to succeed."""
     oversampled: Oversampled = "abort"
+    """Fate of the trajectories that are left over then: `abort` stops them, `keep` has them run to their end, unused,
+    for environments that must not be interrupted."""
     drop_zero_advantage: bool = False
-    replacement_queries: Natural = 0
+    """`true` leaves out samples of groups in which all rewards of the agent are equal, and groups without any other
+    sample (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). For algorithms that compare a group's rewards."""
+    replacement_queries: Annotated[Natural, Unit("queries")] = 0
+    """Most further queries of a step, in place of dropped groups."""
 
     @model_validator(mode="after")
     def _oversampling_exists(self) -> "RolloutConfig":

@@ -1,6 +1,8 @@
 """Settings of the store."""
 
-from ..config_base import Config, Count, Natural, Seconds
+from typing import Annotated
+
+from ..config_base import Config, Count, Natural, Seconds, Unit
 from .segment_arena import ArenaLimits
 from .select_pool import SelectLimits
 
@@ -9,23 +11,25 @@ _SELECTS = SelectLimits()
 
 
 class StoreConfig(Config):
-    """The room for samples that are not trained yet: ``memory_bytes`` of shared memory, then ``disk_bytes`` in the
-    run's folder, on a disk with ``disk_free_bytes`` left free. If there is no more room, rollouts wait; the run ends if
-    for ``room_timeout_s`` no sample came or was taken. A worker gets ``segment_bytes`` of it at once, or more for a
-    larger group.
+    """The room for samples that are not trained yet. If there is no more room, rollouts wait. Limits of the expressions
+    of ``flexmarl store`` and other clients."""
 
-    Expressions of ``flexmarl store`` and other clients: ``selects_at_once`` are evaluated at the same time, each for
-    ``select_timeout_s`` seconds at most, and ``selects_waiting`` more wait in order; further ones are refused.
-    """
-
-    memory_bytes: Count = _DEFAULT.memory_bytes
-    disk_bytes: Natural = _DEFAULT.disk_bytes
-    disk_free_bytes: Natural = _DEFAULT.disk_free_bytes
-    segment_bytes: Count = _DEFAULT.segment_bytes
+    memory_bytes: Annotated[Count, Unit("bytes")] = _DEFAULT.memory_bytes
+    """Shared memory for samples."""
+    disk_bytes: Annotated[Natural, Unit("bytes")] = _DEFAULT.disk_bytes
+    """Disk space in the run's folder, used after the memory."""
+    disk_free_bytes: Annotated[Natural, Unit("bytes")] = _DEFAULT.disk_free_bytes
+    """Space that stays free on the disk."""
+    segment_bytes: Annotated[Count, Unit("bytes")] = _DEFAULT.segment_bytes
+    """Room that a rollout worker gets at once, or more for a larger group."""
     room_timeout_s: Seconds = 1800.0
-    selects_at_once: Count = _SELECTS.at_once
-    selects_waiting: Natural = _SELECTS.waiting
+    """Time in which there was no room, and no sample came or was taken, after which the run ends."""
+    selects_at_once: Annotated[Count, Unit("expressions")] = _SELECTS.at_once
+    """Expressions of `flexmarl store` and other clients that are evaluated at the same time."""
+    selects_waiting: Annotated[Natural, Unit("expressions")] = _SELECTS.waiting
+    """Most expressions that wait for that, in order. Further ones are refused."""
     select_timeout_s: Seconds = _SELECTS.timeout_s
+    """Limit of one evaluation of an expression."""
 
     def limits(self) -> ArenaLimits:
         """The limits of the segments, in bytes: no segment is larger than the medium that it lies in."""

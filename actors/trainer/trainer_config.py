@@ -1,11 +1,11 @@
 """Settings of training: a policy's optimizer, loss and supervised batches; an agent's credit assignment."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from ..config_base import Config, Count, Natural, NonNegative, Positive, Share
+from ..config_base import Config, Count, Natural, NonNegative, Positive, Share, Unit
 from ..credit.algorithms import ALGORITHMS, Aggregation, Algorithm, AlgorithmName, KlEstimator
 from ..credit.credit_config import CreditConfig, Decay, row_of
 from .objective.transforms import KL_TRANSFORMS, Critic, RoleBaseline, Transform, Whiten, whole_batch_reason
@@ -27,71 +27,86 @@ _DEFAULT = ALGORITHMS["grpo"]
 class OptimizerConfig(Config):
     """AdamW (Loshchilov & Hutter, arXiv 1711.05101), gradient clipping and the learning-rate schedule.
 
-    ``schedule`` ``linear`` decays from ``lr`` to 0 over the run's steps after ``warmup_steps`` of linear
-    increase; ``constant`` stays at ``lr`` after them. Its position is the run's step, so that it ends with the run also
-    for a policy that steps less often.
-
-    ``zero_gradient``: what a step does whose gradient is exactly zero, as with equal rewards in every group. ``skip``
-    leaves weights and moments as they are; ``step`` lets AdamW move the weights by the momentum of earlier steps.
-    ``non_finite_gradient``: ``end`` ends the run with NonFiniteGradient, ``skip`` leaves the update out, but at most
-    ``max_non_finite_steps`` times in a row. A skipped step counts as one: its samples are used up.
-    """
+    The schedule's position is the run's step, so that it ends with the run also for a policy that steps less often. A
+    skipped step counts as one: its samples are used up."""
 
     lr: Positive = 1e-6
+    """Learning rate."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the two moments."""
     eps: Positive = 1e-8
+    """Term that is added to the denominator."""
     weight_decay: NonNegative = 0.0
+    """Decoupled weight decay of matrices. Norms and biases have none."""
     max_grad_norm: Positive = 1.0
+    """Norm that the gradient is scaled down to."""
     schedule: Literal["constant", "linear"] = "constant"
-    warmup_steps: Natural = 0
+    """Schedule of the learning rate after the warm-up: `constant`, or `linear`, which falls to 0 over the run's
+    steps."""
+    warmup_steps: Annotated[Natural, Unit("steps")] = 0
+    """Steps in which the learning rate rises linearly to `lr`."""
     zero_gradient: Literal["skip", "step"] = "skip"
+    """Treatment of a step whose gradient is exactly zero, as with equal rewards in every group: `skip` leaves the
+    weights and the moments as they are, `step` moves the weights by the momentum of earlier steps."""
     non_finite_gradient: Literal["end", "skip"] = "end"
-    max_non_finite_steps: Count = 3
+    """Treatment of a gradient that is infinite or not a number: `end` the run with NonFiniteGradient, or `skip` the
+    update."""
+    max_non_finite_steps: Annotated[Count, Unit("steps")] = 3
+    """Most such updates in a row that `skip` leaves out before the run ends."""
 
 
 class CriticConfig(Config):
     """PPO's critic, a second model of the policy's size. Settings of its optimizer that are not here are the policy's.
 
-    ``lr`` and ``max_grad_norm`` are its own, on the policy's schedule; 9e-6 beside the policy's 1e-6 is OpenRLHF's
-    default. ``gamma``, ``lam``: discount and trace of the advantage estimator; 1 and 0.95 are InstructGPT's (Ouyang et
-    al., arXiv 2203.02155, appendix C.4).
-    """
+    9e-6 beside the policy's 1e-6 is OpenRLHF's default; a discount of 1 and a trace of 0.95 are InstructGPT's (Ouyang
+    et al., arXiv 2203.02155, appendix C.4)."""
 
     lr: Positive = 9e-6
+    """Learning rate of the critic, on the policy's schedule."""
     max_grad_norm: Positive = 1.0
+    """Norm that the critic's gradient is scaled down to."""
     gamma: Share = 1.0
+    """Discount of the advantage estimator."""
     lam: Share = 0.95
+    """Trace of the advantage estimator."""
 
 
 class LossConfig(Config):
     """The loss of one policy. Part of the policy's ``algorithm`` section; numbers left out are the paper's.
 
-    ``name`` chooses the row of ``ALGORITHMS``, and with it the surrogate.
-    ``clip_low``, ``clip_high``: the ratio's range is [1 - clip_low, 1 + clip_high]. ``aggregation``: the divisor of the
-    sum over tokens (``loss.denominator``); ``constant_length`` is ``constant``'s, by default the largest
-    ``sampling.max_new_tokens`` of the policy's agents, so that a token weighs the same whichever agent generated it.
-    ``kl_coefficient``: of the KL to a reference policy, the policy as reinforcement learning found it; with 0 there is
-    no reference policy. ``kl_in_reward``: the KL is in the rewards (ppo, rloo and both reinforce_pp), otherwise a term
-    of the loss. ``correction``: the weight for differences between the log-probabilities of trainer and engine
-    (``importance_weights.py``), with its bounds. The default is ``truncate`` in every mode: rounding changes a weight
-    as little as a log-probability, staleness is corrected, and one token can't have the weight of many.
-    ``ratio_deviation_warning``: a step whose ``ratio_deviation`` is above it logs a warning, unless it has stale
-    samples; None: 0.01 in float32, 0.1 in bfloat16, 10 times the rounding. ``critic``: for ppo alone.
-    """
+    ``name`` chooses the row of ``ALGORITHMS``, and with it the surrogate. The default correction is ``truncate`` in
+    every mode: rounding changes a weight as little as a log-probability, staleness is corrected, and one token can't
+    have the weight of many (``importance_weights.py``). The default bound of the warning is 10 times the rounding."""
 
     name: AlgorithmName = "grpo"
+    """Algorithm of the loss: see [Algorithms](algorithms.md)."""
     clip_low: Share = _DEFAULT.clip_low
+    """Distance of the ratio's lower bound from 1: the ratio is clipped to at least `1 - clip_low`."""
     clip_high: NonNegative = _DEFAULT.clip_high
+    """Distance of the ratio's upper bound from 1: the ratio is clipped to at most `1 + clip_high`."""
     aggregation: Aggregation = _DEFAULT.aggregation
-    constant_length: Count | None = None
+    """Divisor of the sum over tokens."""
+    constant_length: Annotated[Count, Unit("tokens")] | None = None
+    """Divisor of `constant`. `null`: the largest `sampling.max_new_tokens` of the policy's agents, so that a token
+    weighs the same whichever agent generated it."""
     kl_coefficient: NonNegative = 0.0
+    """Weight of the KL to the policy that reinforcement learning began with. 0 needs no reference policy."""
     kl_estimator: KlEstimator = _DEFAULT.kl_estimator
+    """Estimator of the KL."""
     kl_in_reward: bool = _DEFAULT.kl_in_reward
+    """`true`: the KL lowers the rewards (ppo, rloo and both reinforce_pp) instead of being a term of the loss."""
     correction: Correction = DEFAULT_CORRECTION
+    """Correction of differences between the log-probabilities of trainer and engine: see
+    [Corrections](algorithms.md#corrections)."""
     correction_low: NonNegative | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][0]
+    """Lower bound of the correction's weight."""
     correction_high: Positive | None = CORRECTION_BOUNDS[DEFAULT_CORRECTION][1]
+    """Upper bound of the correction's weight."""
     ratio_deviation_warning: Positive | None = None
+    """Bound of `ratio_deviation` above which a step without stale samples logs a warning. `null`: 0.01 in float32, 0.1
+    in bfloat16."""
     critic: CriticConfig | None = None
+    """Critic of `ppo`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -262,5 +277,8 @@ class SftConfig(Config):
     """Supervised batches before reinforcement learning, for recipes that ship examples."""
 
     lr: Positive = 1e-3
-    batches: Natural = 0
-    batch_size: Count = 64
+    """Learning rate."""
+    batches: Annotated[Natural, Unit("batches")] = 0
+    """Number of supervised batches. 0 leaves them out."""
+    batch_size: Annotated[Count, Unit("examples")] = 64
+    """Examples of one batch."""

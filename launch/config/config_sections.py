@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ...actors.columns.declared_columns import REWARD_COLUMN, Column, check_names
 from ...actors.columns.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
-from ...actors.config_base import Config, Count, Natural, Seconds
+from ...actors.config_base import Config, Count, Natural, Seconds, Unit
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
@@ -33,15 +33,18 @@ OF_TRAINING: Final = ("optimizer", "algorithm", "sft", "global_batch")
 
 
 class AgentConfig(Config):
-    """One LLM role: its policy by name, sampling and credit assignment.
-
-    ``columns``: of its samples, by name, beyond those that training needs; the workflow fills them by ``Turn.write``.
-    """
+    """One LLM role: its policy by name, sampling and credit assignment."""
 
     policy: PolicyName
+    """Name of the agent's policy; `{pool_of: NAME, ...}` or `NAME@STEP` for [past
+    versions](opponents.md#past-versions-as-opponents) of it. Required, unless the agent has a `model`."""
     sampling: SamplingConfig = SamplingConfig()
+    """Sampling of training turns."""
     algorithm: CreditConfig = CreditConfig()
+    """Credit assignment."""
     columns: Annotated[dict[str, Column], Field(default_factory=dict)]
+    """Columns of the agent's samples, by name, beyond those that training needs; the workflow fills them by
+    ``Turn.write``."""
 
     @field_validator("columns")
     @classmethod
@@ -67,29 +70,31 @@ class AgentConfig(Config):
 
 
 class PolicyConfig(Config):
-    """One set of weights, for one agent or several. ``instances`` engines generate with it. A policy whose
-    engine and trainer are simulated needs no model, and uses none. ``lora``: the policy is an adapter over its model,
-    which stays as it is; policies with the same ``model`` share it in memory, and their instances if the engine serves
-    adapters.
+    """One set of weights, for one agent or several. A policy whose engine and trainer are simulated needs no model, and
+    uses none. With ``lora`` the policy is an adapter over its model, which stays as it is; policies with the same
+    ``model`` share it in memory, and their instances if the engine serves adapters.
 
-    ``global_batch``: samples of one optimizer step, by default all of a step's queries. A number is for ``async``:
-    samples of a step beyond it are carried to the next, at most once; with fewer the policy waits for more.
-    ``init_from``: the folder of a saved policy, whose weights this one starts from (``init_from.py``). ``train``: false
-    for a frozen policy, whose weights stay as they are; none of the keys ``OF_TRAINING`` is for it. ``pool_of``: a
-    frozen policy that is past versions of another one, whose model it has.
-    """
+    Samples of a step beyond ``global_batch`` are carried to the next, at most once; with fewer the policy waits for
+    more. A frozen policy (``train: false``) has none of the keys ``OF_TRAINING``."""
 
     model: ModelConfig | None = None
     lora: LoraConfig | None = None
-    instances: Count = 1
+    instances: Annotated[Count, Unit("instances")] = 1
+    """Engines that generate with the policy, each in a process of its own. [LoRA
+    policies](training-pool.md#lora-policies) that share them have as many as the one with the most."""
     engine: EngineConfig = EmbeddedEngineConfig()
     trainer: TrainerBackendConfig = TorchTrainerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     algorithm: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
-    global_batch: Count | None = None
+    global_batch: Annotated[Count, Unit("samples")] | None = None
+    """Samples of one optimizer step, for `async`. `null`: all samples of a step's queries, of all agents of the
+    policy."""
     init_from: Path | None = None
+    """Run whose weights the policy starts from: `RUN_DIR` (its newest checkpoint) or `RUN_DIR/STEP`. See [Weights of
+    another run](operating.md#weights-of-another-run)."""
     train: bool = True
+    """`false`: the policy is frozen, its weights stay as they are. See [Frozen agents](opponents.md#frozen-agents)."""
     pool_of: PoolOfConfig | None = None
 
     @model_validator(mode="after")
@@ -192,27 +197,27 @@ class PolicyConfig(Config):
 
 
 class HostsConfig(Config):
-    """The hosts of a run. ``share_gpus``: GPUs on which other processes compute may be used, as far as their memory is
-    free; without it they are left out, and a run that needs them is refused. ``spread``: rollout workers, and slots of
-    a shared pool if no policy has several ranks, are placed on all hosts, not on the head alone; the loss of a host can
-    end the run then, if it had a slot (``--restarts`` continues it), or samples of groups that are trained in part
-    already (it continues from its newest checkpoint by itself)."""
+    """The hosts of a run. GPUs that may not be used are left out, and a run that needs them is refused."""
 
     share_gpus: bool = False
+    """`true`: GPUs on which other processes compute may be used, as far as their memory is free."""
     spread: bool = False
+    """`true`: rollout workers but the first, and slots of a shared pool, are placed on all hosts; slots only if no
+    policy has `trainer.ranks` of more than 1. Samples stay in the memory of the host that made them: if a host is lost
+    and others of their groups are trained already, the run begins again from its newest checkpoint by itself."""
 
 
 class NetworkConfig(Config):
-    """The network between the hosts of a run. ``listen``: an address of this host, at which the run's processes listen
-    over TCP, encrypted, each at a free port; without it they have sockets in a private folder, which no other host
-    reaches. ``auto``: the address of this host's name, or that of its default route if the name has a loopback one.
-
-    ``bulk``: weights, training states and samples on their way. ``encrypted``: by TLS 1.3. ``trusted``: plain, for
-    networks where every machine is trusted; both ends prove that they belong to the run, and digests are compared, in
-    either case."""
+    """The network between the hosts of a run."""
 
     listen: str | None = None
+    """Address of this host, at which the run's processes listen over TCP, encrypted, each at a free port. `auto`: the
+    address of this host's name, or that of its default route if the name has a loopback one. `null`: sockets in a
+    private folder, which no other host reaches."""
     bulk: Literal["encrypted", "trusted"] = "encrypted"
+    """Protection of weights, training states and samples on their way. `encrypted`: by TLS 1.3. `trusted`: plain, for
+    networks where every machine is trusted; both ends still prove that they belong to the run, and digests are
+    compared."""
 
     @property
     def encrypted(self) -> bool:
@@ -233,24 +238,27 @@ class NetworkConfig(Config):
 
 
 class SupervisionConfig(Config):
-    """The time after which an actor is lost. One that is needed is pinged every ``heartbeat_s``; a call to it fails
-    within ``missed_heartbeats`` without a sign of life. One that is not needed is lost if its process has not answered
-    the launcher for ``silence_s``; in a run that stands still, for a fifth of that.
+    """The time after which an actor is lost, and the restarts of lost ones.
 
-    A run in which nothing has ended for ``stall_s`` seconds stands still: the console names what it waits for. One that
-    was asked to stop ends at once if nothing ends for ``stop_patience_s``, or for three times the longest time that
-    passed between two work items.
-
-    Actors that can be restarted alone are, together at most ``max_restarts`` times within any ``restart_period_s``; one
-    more loss ends the run. The loss of any other actor ends the run at once."""
+    Actors that can be restarted alone are. The loss of any other actor ends the run at once."""
 
     heartbeat_s: Seconds = DEFAULT_SETTINGS.heartbeat_s
-    missed_heartbeats: Annotated[Count, Field(ge=2)] = DEFAULT_SETTINGS.missed_heartbeats
+    """Time between the pings to an actor that is needed."""
+    missed_heartbeats: Annotated[Count, Field(ge=2), Unit("heartbeats")] = DEFAULT_SETTINGS.missed_heartbeats
+    """Heartbeats without a sign of life within which a call fails."""
     silence_s: Seconds = 300.0
+    """Time without an answer to the launcher, after which an actor that no other actor needs is lost too; in a run that
+    stands still, a fifth of it."""
     stall_s: Seconds = 30.0
+    """Time in which nothing has ended, after which a run stands still: the console names what it waits for."""
     stop_patience_s: Seconds = 10.0
-    max_restarts: Natural = 10
+    """Time in which nothing has ended, after which a run that was asked to stop ends at once; or three times the
+    longest time between two work items, if that is more."""
+    max_restarts: Annotated[Natural, Unit("restarts")] = 10
+    """Most restarts of actors that are restarted alone, all together, within `restart_period_s`. One more loss ends the
+    run."""
     restart_period_s: Seconds = 3600.0
+    """Period of `max_restarts`."""
 
     def settings(self) -> Settings:
         return Settings(heartbeat_s=self.heartbeat_s, missed_heartbeats=self.missed_heartbeats)

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, model_validator
 
 from ...actors.columns.declared_columns import Column
-from ...actors.config_base import Config, Count, Natural
+from ...actors.config_base import Config, Count, Natural, Unit
 from ...actors.inference.router.rebalancer import BalanceConfig
 from ...actors.inference.router.router_config import RouterConfig
 from ...actors.messages import MOST_VERSION_CHANGES, WeightsConfig
@@ -29,23 +29,26 @@ from .problems import problems_of
 
 
 class RunConfig(Config):
-    """Everything that a run depends on. ``mode``: ``strict`` (rollout and training of a step overlap, strictly
-    on-policy), ``sync`` (a barrier between them) or ``async`` (rollout runs up to ``max_staleness`` steps ahead, by
-    default 1 and at most 16, and samples are trained by a policy at most that many versions newer than the one that
-    generated their first token: AReaL, arXiv 2505.24298, section 5.1). ``deterministic``: two runs with the same seed,
-    or one and its resumed halves, have bit-equal losses.
+    """Everything that a run depends on. Every agent names its policy here, also if it is written as an agent with a
+    model (``config_policies.py``).
 
-    Every agent names its policy here, also if it is written as an agent with a model (``config_policies.py``).
-
-    Sections are checked against each other by ``problems.py``, all mistakes at once.
-    """
+    Sections are checked against each other by ``problems.py``, all mistakes at once."""
 
     recipe: str
+    """Folder of the recipe. Set by the command line, not by `config.yaml`."""
     seed: Annotated[Natural, Field(lt=2**63)] = 0
+    """Seed of queries, sampling and new weights."""
     mode: Mode = "strict"
-    max_staleness: Annotated[Count, Field(le=MOST_VERSION_CHANGES)] | None = None
+    """Overlap of rollout and training. `strict`: they overlap within a step, strictly on-policy; `sync`: a barrier
+    stands between them; `async`: rollout runs up to `max_staleness` steps ahead (AReaL, arXiv 2505.24298, section 5.1).
+    See [Modes](modes.md)."""
+    max_staleness: Annotated[Count, Field(le=MOST_VERSION_CHANGES), Unit("versions")] | None = None
+    """Most versions that a sample may be older than the policy that it trains, for `async`. `null`: 1."""
     deterministic: bool = False
+    """`true`: two runs with the same seed, or one and its resumed halves, have bit-equal losses. See [Deterministic
+    runs](modes.md#deterministic-runs)."""
     data: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
+    """Keyword arguments of the recipe's functions: see [Workflows](workflows.md)."""
     policies: dict[PolicyName, PolicyConfig]
     agents: Annotated[dict[AgentName, AgentConfig], Field(min_length=1)]
     training: TrainingConfig
@@ -62,6 +65,8 @@ class RunConfig(Config):
     hosts: HostsConfig = HostsConfig()
     network: NetworkConfig = NetworkConfig()
     sinks: SinkConfigs = ()
+    """Programs that get the metrics too: names, functions `file.py:function`, or sections with a `name` and the keys
+    [below](#sinkstensorboard)."""
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "RunConfig":

@@ -38,9 +38,8 @@ from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.errors import BenchmarkFailed
 from flexmarl.launch.run.actor_specs import References, rollout_setup
+from flexmarl.launch.run.role_setups import rebalance_settings, served_policies
 from flexmarl.transport.state import StateTransport
-
-from ..run.role_setups import rebalance_settings, served_policies
 
 
 @dataclass(frozen=True, slots=True)

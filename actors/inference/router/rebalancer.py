@@ -17,11 +17,11 @@ seconds, is ``turn_s * max(1, turns / (n * capacity))``: turns that all run alre
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import field_validator
 
-from ...config_base import Config, Count, NonNegative, Positive
+from ...config_base import Config, Count, NonNegative, Positive, Unit
 from ...names import PolicyName
 from ...rolling_mean import rolling_mean
 
@@ -30,21 +30,21 @@ Key = TypeVar("Key")
 
 
 class BalanceConfig(Config):
-    """The balancing of turns over instances, and of instances over policies.
-
-    ``scope``: ``off`` deals turns to a policy's instances in turn; ``intra`` gives each turn to the least busy of
-    them; ``intra+inter`` also moves instances to the policies whose turns wait. ``threshold``: turns per instance by
-    which two policies must differ (FlexMARL: 5). ``min_instances``: of each policy. ``margin``: share of the remaining
-    time that a move must save. ``settle``: an instance that has moved stays for so many times the cost of its move.
-    ``interval_s``: seconds between two looks at the loads.
-    """
+    """The balancing of turns over instances, and of instances over policies."""
 
     scope: Scope = "intra"
-    threshold: Positive = 5.0
-    min_instances: Count = 1
+    """`off` deals turns to a policy's instances in turn, `intra` gives each turn to the least busy of them,
+    `intra+inter` also moves instances to the policies whose turns wait."""
+    threshold: Annotated[Positive, Unit("turns")] = 5.0
+    """Difference of two policies in turns per instance from which an instance moves (FlexMARL: 5)."""
+    min_instances: Annotated[Count, Unit("instances")] = 1
+    """Instances that each policy keeps."""
     margin: NonNegative = 0.05
+    """Share of the remaining time that a move must save."""
     settle: NonNegative = 2.0
+    """Stay of an instance that has moved, as a multiple of the cost of its move."""
     interval_s: Positive = 0.1
+    """Time between two looks at the loads."""
 
     @field_validator("scope", mode="before")
     @classmethod

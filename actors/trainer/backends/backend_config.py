@@ -4,15 +4,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Tag, model_validator
 
-from ...config_base import Config, Count, NonNegative, chosen_by_name
+from ...config_base import Config, Count, NonNegative, Unit, chosen_by_name
 
 
 class _Ranks(Config):
-    """``ranks``: processes that the policy is divided over; more than one need a pool. ``min_ranks``: it is resumed on
-    so many slots if no more are free; None: always on ``ranks``."""
+    """The processes that a policy is divided over."""
 
-    ranks: Count = 1
-    min_ranks: Count | None = None
+    ranks: Annotated[Count, Unit("processes")] = 1
+    """Processes that the policy is divided over (with `torch`, by FSDP2). More than one need a pool."""
+    min_ranks: Annotated[Count, Unit("slots")] | None = None
+    """Slots on which the policy is resumed if no more are free. `null`: always `ranks`."""
 
     @property
     def fewest_ranks(self) -> int:
@@ -26,28 +27,27 @@ class _Ranks(Config):
 
 
 class TorchTrainerConfig(_Ranks):
-    """PyTorch.
-
-    ``ranks``: processes that the policy is divided over (FSDP2); more than one need a pool. ``min_ranks``: it is
-    resumed on so many slots if no more are free; None: always on ``ranks``. ``tokens_per_forward``: the most tokens of
-    one forward and backward, padding included; its activations grow with it.
-    ``activation_checkpointing``: the backward computes each layer's activations again, so that they take the memory of
-    one layer, and a step a third more time.
-    """
+    """PyTorch."""
 
     name: Literal["torch"] = "torch"
-    tokens_per_forward: Count = 16384
+    """`torch`, or `simulated`: takes time and computes nothing. All policies of a run have the same trainer."""
+    tokens_per_forward: Annotated[Count, Unit("tokens")] = 16384
+    """Most tokens of one forward and backward, padding included. The activations in memory grow with it."""
     activation_checkpointing: bool = False
+    """Computation of each layer's activations a second time, in the backward: they take the memory of one layer, and a
+    step a third more time."""
 
 
 class SimulatedTrainerConfig(_Ranks):
-    """Seconds of forward and backward per token of prompt and completion, of each micro-batch beside its tokens, and of
-    an optimizer step, on one rank; ``ranks`` share the work of a token. Nothing is computed."""
+    """A trainer that takes time and computes nothing. Its times are those of one rank."""
 
     name: Literal["simulated"] = "simulated"
-    token_s: NonNegative = 0.0
-    micro_batch_s: NonNegative = 0.0
-    optimizer_s: NonNegative = 0.0
+    token_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of forward and backward for each token of prompt and answer; `ranks` share it."""
+    micro_batch_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of each micro-batch beside its tokens."""
+    optimizer_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of an optimizer step."""
 
 
 TrainerBackendConfig = Annotated[

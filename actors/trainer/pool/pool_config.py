@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Tag
 
-from ...config_base import Config, Count, Positive, chosen_by_name
+from ...config_base import Config, Count, Positive, Unit, chosen_by_name
 from .slot_choice import AllocatorConfig
 
 
@@ -12,21 +12,21 @@ class StaticPoolConfig(Config):
     """The trainer's own process holds all policies for ever, and computes for one after the other."""
 
     name: Literal["static"] = "static"
+    """`static`: the trainer's process holds all policies; `shared`: they take turns on slot workers."""
 
 
 class SharedPoolConfig(AllocatorConfig):
-    """``slots`` worker processes host the policies in turn: one is suspended when it has no work and another waits.
-    Their number, and the rules by which they are shared (``AllocatorConfig``).
-
-    ``slot_memory_gib``: the memory of a slot for one training state; a larger state is refused. None: as much as the
-    machine has. ``host_memory_gib``: the memory for states that are suspended; those beyond it go to the run's folder
-    on the disk. None: as much as the file system in memory has.
-    """
+    """Worker processes that host the policies in turn: one is suspended when it has no work and another waits. Their
+    number, and the rules by which they are shared (``AllocatorConfig``)."""
 
     name: Literal["shared"] = "shared"
-    slots: Count
-    slot_memory_gib: Positive | None = None
-    host_memory_gib: Positive | None = None
+    slots: Annotated[Count, Unit("slots")]
+    """Slot workers, a process each: `slot-0`, `slot-1` and so on."""
+    slot_memory_gib: Annotated[Positive, Unit("GiB")] | None = None
+    """Memory of a slot for one training state. A larger state is refused. `null`: as much as the machine has."""
+    host_memory_gib: Annotated[Positive, Unit("GiB")] | None = None
+    """Memory for states of suspended policies. Those beyond it go to the disk, in the run's folder. `null`: as much as
+    the file system in memory has."""
 
 
 PoolConfig = Annotated[

@@ -2,34 +2,33 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from ...config_base import Config, Count, NonNegative
+from ...config_base import Config, Count, NonNegative, Unit
 from ...names import PolicyName, SlotName
 from .expected_seconds import ExpectedSeconds
 from .gangs import Gang, Phase, Slots
 
 
 class AllocatorConfig(Config):
-    """The rules by which policies share the slots of the training pool.
-
-    ``states_per_slot``: training states for which a slot has memory; with one, nothing is prefetched. ``patience``:
-    computations per slot that may begin while a policy waits. ``margin``: share of the remaining time that a policy's
-    work may be short of, to be critical. ``hysteresis``: a policy that has work computes for so many times the cost of
-    a swap before a critical one takes its slots; and one on fewer slots than its ranks loses so much time before it
-    moves to more.
-    """
+    """The rules by which policies share the slots of the training pool."""
 
     # One state computes, and one is loaded beside it. A third would wait behind the second: it takes memory alone.
-    states_per_slot: Count = 2
+    states_per_slot: Annotated[Count, Unit("states")] = 2
+    """Training states for which a slot has memory. With one, nothing is loaded beside a policy that computes."""
     # A guard against starving, not a share of the time: that is the part of the critical and the longest. A policy that
     # waits forces at most one swap in 16 computations of a slot: 6 % of the time if a swap takes as long as one.
-    patience: Count = 16
+    patience: Annotated[Count, Unit("computations")] = 16
+    """Computations per slot that may begin while a policy waits."""
     # Work is estimated by rolling means. A policy on the edge counts as critical: too early costs one swap, too late
     # makes the step longer.
     margin: NonNegative = 0.05
+    """Share of the remaining time that a policy's work may be short of, to be critical."""
     # Swaps for critical work take at most a third of the time: one after two of its lengths of computing. Without any,
     # two policies with equal work would take the slots from each other at each computation.
     hysteresis: NonNegative = 2.0
+    """Time that a policy with work computes before a critical one takes its slots, as a multiple of the cost of a swap;
+    and the time that a policy on fewer slots than its `ranks` loses before it moves to more."""
 
 
 class Occupancy:

@@ -39,61 +39,75 @@ class _OptionalSink(Config):
 
 
 class TensorboardConfig(_OptionalSink):
-    """``folder``: for the event files of all runs, each in a folder of the run's name; by default the run's folder has
-    them, in ``tensorboard``."""
+    """Event files for TensorBoard."""
 
     module = "tensorboard"
     name: Literal["tensorboard"] = "tensorboard"
+    """Name of the sink, which chooses it; so in the sections below."""
     folder: Path | None = None
+    """Folder of the event files of all runs, each in a folder with the run's name. `null`: `tensorboard` in the run's
+    own folder."""
 
     def sink(self) -> Sink:
         return TensorboardSink(self.folder)
 
 
 class WandbConfig(_OptionalSink):
-    """``entity`` and ``group``: as in ``wandb.init``."""
+    """A run of Weights & Biases."""
 
     module = "wandb"
     name: Literal["wandb"] = "wandb"
+    """Name of the sink."""
     mode: WandbMode = "online"
+    """`online`, or `offline`: into the run's folder."""
     project: str = "flexmarl"
+    """Project that the run belongs to, as in `wandb.init`."""
     entity: str | None = None
+    """User or team of the project, as in `wandb.init`."""
     group: str | None = None
+    """Group of runs that the run belongs to, as in `wandb.init`."""
 
     def sink(self) -> Sink:
         return WandbSink(self.mode, self.project, self.entity, self.group)
 
 
 class MlflowConfig(_OptionalSink):
-    """``uri``: of the tracking server or store; by default MLflow's own default, as ``MLFLOW_TRACKING_URI``."""
+    """A run of an MLflow experiment."""
 
     module = "mlflow"
     name: Literal["mlflow"] = "mlflow"
+    """Name of the sink."""
     uri: str | None = None
+    """Address of the tracking server or store. `null`: MLflow's own default, such as `MLFLOW_TRACKING_URI`."""
     experiment: str = "flexmarl"
+    """Experiment that the run is added to."""
 
     def sink(self) -> Sink:
         return MlflowSink(self.uri, self.experiment)
 
 
 class PrometheusConfig(_OptionalSink):
-    """``port``: of the page ``/metrics``; 0 for any free one, which the console shows. ``address``: at which it is
-    served, by default for this host alone."""
+    """A page that Prometheus reads."""
 
     module = "prometheus_client"
     name: Literal["prometheus"] = "prometheus"
+    """Name of the sink."""
     port: Annotated[int, Field(strict=True, ge=0, le=65535)] = 9464
+    """Port of the page `/metrics`. 0: any free one, which the console shows."""
     address: str = "127.0.0.1"
+    """Address at which the page is served, by default for this host alone."""
 
     def sink(self) -> Sink:
         return PrometheusSink(self.port, self.address)
 
 
 class FunctionConfig(Config):
-    """``function``: ``file.py:function`` within the recipe's folder."""
+    """A function of the recipe that gets the metrics."""
 
     name: Literal["function"] = "function"
+    """Name of the sink."""
     function: str
+    """`file.py:function` within the recipe's folder."""
 
     @field_validator("function")
     @classmethod

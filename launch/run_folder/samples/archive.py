@@ -14,9 +14,9 @@ import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from ....actors.config_base import Config, Count, Natural
+from ....actors.config_base import Config, Count, Natural, Unit
 from ....actors.messages import ArchiveApi
 from ....actors.recorded_trajectory import unpacked
 from ....core.actor import Actor, endpoint
@@ -30,11 +30,12 @@ Result = TypeVar("Result")
 
 
 class SamplesConfig(Config):
-    """The recorded trajectories: those of the last ``steps`` steps and of all evaluations; 0 records none.
-    ``limit_mib``: of their file; the oldest steps go first, and when evaluations alone fill it, no more is recorded."""
+    """The recorded trajectories."""
 
-    steps: Natural = 50
-    limit_mib: Count = 2048
+    steps: Annotated[Natural, Unit("steps")] = 50
+    """Last steps of training whose trajectories are kept, with those of all evaluations. 0 records none."""
+    limit_mib: Annotated[Count, Unit("MiB")] = 2048
+    """Largest size of the file. The oldest steps go first, and when evaluations alone fill it, no more is recorded."""
 
 
 class Archive(Actor, ArchiveApi):
