@@ -214,7 +214,8 @@ class SelectTimeout(StoreError):
 
     def __init__(self, where: str, timeout_s: float) -> None:
         super().__init__(
-            f"the expression {where!r} took longer than {timeout_s:g} s, the limit that store.select_timeout_s sets"
+            f"the expression {where!r} took longer than {timeout_s:g} s, the most that the store spends on one: "
+            "narrow it"
         )
         self.where = where
         self.timeout_s = timeout_s
@@ -225,8 +226,8 @@ class TooManySelects(StoreError):
 
     def __init__(self, running: int, waiting: int) -> None:
         super().__init__(
-            f"the store evaluates {running} expressions (store.selects_at_once) and {waiting} wait for that, the "
-            "limit that store.selects_waiting sets; try again later"
+            f"the store evaluates {running} expressions and {waiting} wait for that, the most that may wait: try again "
+            "later"
         )
         self.running = running
         self.waiting = waiting

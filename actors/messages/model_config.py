@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import xxhash
 from pydantic import Field, field_validator, model_validator
 
-from ..config_base import Config, Count, Share
+from ..config_base import Config, Count
 
 
 class ModelConfig(Config):
@@ -60,11 +60,20 @@ class LoraConfig(Config):
     """Columns of the adapter's matrices."""
     alpha: Count = 16
     """Numerator of the adapter's factor, `alpha / rank`."""
-    dropout: Annotated[Share, Field(lt=1)] = 0.0
-    """Not used, like the dropout in a model's config. A number above 0 is logged."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Ends of the names of the linear layers that are adapted, such as `[q_proj, v_proj]`; `all-linear`: all but the
     output layer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_dropout(cls, section: Any) -> Any:
+        """The key that other trainers' configs have: the gradient must be that of the policy that generated."""
+        if isinstance(section, dict) and "dropout" in section:
+            raise ValueError(
+                f"dropout={section['dropout']!r}: trainer and engine compute the same probabilities, so that an "
+                "adapter has no dropout: leave it out"
+            )
+        return section
 
     @field_validator("targets")
     @classmethod

@@ -51,8 +51,10 @@ _NO_SIZES: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ArenaLimits:
-    """``memory_bytes`` and ``disk_bytes``: of all segments in tmpfs and on disk.
-    ``disk_free_bytes``: left free on the disk by segments, for the journal above all."""
+    """``memory_bytes`` and ``disk_bytes``: of all segments in tmpfs and on disk. ``segment_bytes``: the room that a
+    writer gets at once; more for a larger group. ``disk_free_bytes``: left free on the disk by segments, for the
+    journal above all. A run's config has the first two alone: the author of a run has nothing to
+    choose the others by."""
 
     segment_bytes: int = 64 * 2**20
     memory_bytes: int = 2**30

@@ -28,7 +28,7 @@ Rows = Iterator[tuple[Any, ...]]
 @dataclass(frozen=True, slots=True)
 class SelectLimits:
     """``at_once``: threads; ``waiting``: expressions that wait for one; ``timeout_s``: of an evaluation, without the
-    wait. In the config: ``selects_at_once``, ``selects_waiting`` and ``select_timeout_s``."""
+    wait. A config does not have them: they protect the run from its clients."""
 
     at_once: int = 1
     waiting: int = 32

@@ -28,6 +28,9 @@ from ...core.supervision.restart_policy import Intensity
 from ...core.wire.zeromq import Tcp
 from ..hosts.local_address import AUTO, own_address
 
+RESTART_PERIOD_S: Final = 3600.0
+"""The period of ``max_restarts``. Their number alone is a setting: one of the two says how often is too often."""
+
 OF_TRAINING: Final = ("optimizer", "algorithm", "sft", "global_batch")
 """Keys of a policy that a frozen one does not have."""
 
@@ -255,13 +258,10 @@ class SupervisionConfig(Config):
     """Time in which nothing has ended, after which a run that was asked to stop ends at once; or three times the
     longest time between two work items, if that is more."""
     max_restarts: Annotated[Natural, Unit("restarts")] = 10
-    """Most restarts of actors that are restarted alone, all together, within `restart_period_s`. One more loss ends the
-    run."""
-    restart_period_s: Seconds = 3600.0
-    """Period of `max_restarts`."""
+    """Most restarts of actors that are restarted alone, all together, within an hour. One more loss ends the run."""
 
     def settings(self) -> Settings:
         return Settings(heartbeat_s=self.heartbeat_s, missed_heartbeats=self.missed_heartbeats)
 
     def intensity(self) -> Intensity:
-        return Intensity(self.max_restarts, self.restart_period_s)
+        return Intensity(self.max_restarts, RESTART_PERIOD_S)

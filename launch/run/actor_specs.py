@@ -165,7 +165,6 @@ def _store_setup(config: RunConfig, references: References, store_dir: Path) -> 
         order="query" if config.deterministic else "arrival",
         columns=config.columns(),
         limits=config.store.limits(),
-        selects=config.store.select_limits(),
         patience_s=config.store.room_timeout_s,
         console=references.console,
     )

@@ -142,7 +142,7 @@ STALLED = {
     ),
     "a full store": Stall(
         (
-            "store={memory_bytes: 65536, disk_bytes: 0, segment_bytes: 32768}",
+            "store={memory_bytes: 65536, disk_bytes: 0}",
             "agent_defaults.sampling.max_new_tokens=500",
             "engine={name: simulated, median_tokens: 400}",
             "training.queries_per_step=16",

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import field_validator
 
-from ...config_base import Config, Count, NonNegative, Positive, Unit
+from ...config_base import Config, Count, Positive, Unit
 from ...names import PolicyName
 from ...rolling_mean import rolling_mean
 
@@ -39,18 +39,25 @@ class BalanceConfig(Config):
     """Difference of two policies in turns per instance from which an instance moves (FlexMARL: 5)."""
     min_instances: Annotated[Count, Unit("instances")] = 1
     """Instances that each policy keeps."""
-    margin: NonNegative = 0.05
-    """Share of the remaining time that a move must save."""
-    settle: NonNegative = 2.0
-    """Stay of an instance that has moved, as a multiple of the cost of its move."""
-    interval_s: Positive = 0.1
-    """Time between two looks at the loads."""
 
     @field_validator("scope", mode="before")
     @classmethod
     def _off_in_yaml(cls, scope: object) -> object:
         """YAML reads a bare ``off`` as false."""
         return "off" if scope is False else scope
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRules:
+    """``margin``: share of the remaining time that a move must save. ``settle``: stay of an instance that has moved, as
+    a multiple of the cost of its move. Both are relative to measured times, so that a config does not have them.
+    Tests take them away, to have many moves."""
+
+    margin: float = 0.05
+    settle: float = 2.0
+
+
+_RULES: Final = MoveRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,8 @@ class Move:
 class Rebalancer:
     """Decides moves; ``turn_ended`` and ``loaded`` bring the measurements that it needs."""
 
-    def __init__(self, config: BalanceConfig) -> None:
-        self._config = config
+    def __init__(self, config: BalanceConfig, rules: MoveRules = _RULES) -> None:
+        self._config, self._rules = config, rules
         self._turn_s: dict[PolicyName, float] = {}
         self._load_s: dict[PolicyName, float] = {}
         self._move_s: dict[tuple[PolicyName, PolicyName], float] = {}
@@ -118,7 +125,7 @@ class Rebalancer:
 
     def settle_s(self, giver: PolicyName, taker: PolicyName) -> float:
         """Seconds for which an instance that has moved stays."""
-        return self._config.settle * self._cost_s(giver, taker)
+        return self._rules.settle * self._cost_s(giver, taker)
 
     def _cost_s(self, giver: PolicyName, taker: PolicyName) -> float:
         """The cost of a move; if there was none yet, that of loading a new version."""
@@ -166,7 +173,7 @@ class Rebalancer:
         before_s = max(self._left_s(giver, gives), self._left_s(taker, takes))
         after_s = max(self._left_s(giver, fewer), self._left_s(taker, more, idle_s=costs_s))
         saves_s = before_s - after_s
-        if before_s < math.inf and saves_s <= self._config.margin * before_s:
+        if before_s < math.inf and saves_s <= self._rules.margin * before_s:
             return None
         return Move(giver, taker, (gives.backlog, takes.backlog), saves_s, costs_s)
 

@@ -66,7 +66,7 @@ class Router:
     ) -> None:
         self._config = config
         self._balancing = balancing or RebalanceSettings()
-        self._balancer = Rebalancer(self._balancing.config)
+        self._balancer = Rebalancer(self._balancing.config, self._balancing.rules)
         self._policies = {
             policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off") for policy in policies
         }

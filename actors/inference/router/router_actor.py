@@ -47,6 +47,8 @@ from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInsta
 from .router_setup import RouterSetup
 
 _PROBE_S = 5.0
+# Shorter than the turns that it decides about, long enough to cost nothing.
+_BALANCE_INTERVAL_S = 0.1
 _NEWS: dict[InstanceState, InstanceNews] = {
     InstanceState.SERVING: "serving",
     InstanceState.SUSPECTED: "suspected",
@@ -217,7 +219,7 @@ class RouterActor(Actor, RouterApi):
     async def _balance(self) -> None:
         """Lets the router look at the loads at intervals."""
         while True:
-            await asyncio.sleep(self._setup.balancing.config.interval_s)
+            await asyncio.sleep(_BALANCE_INTERVAL_S)
             self._router.balance(self._loop.time())
             self._decide_soon()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ...names import PolicyName
 from .instance_states import InstanceState
-from .rebalancer import BalanceConfig, Move, PolicyLoad, Rebalancer
+from .rebalancer import BalanceConfig, Move, MoveRules, PolicyLoad, Rebalancer
 from .waiting_turns import RoutedInstance
 
 _HERE = frozenset({InstanceState.JOINING, InstanceState.LOADING, InstanceState.SERVING})
@@ -21,11 +21,12 @@ _HERE = frozenset({InstanceState.JOINING, InstanceState.LOADING, InstanceState.S
 @dataclass(frozen=True, slots=True)
 class RebalanceSettings:
     """``capacities``: the turns that an instance may have, by the policy that it moves to. ``interruptible``: policies
-    whose turns other instances may resume."""
+    whose turns other instances may resume. ``rules``: of the moves that ``config`` leaves to the program."""
 
     config: BalanceConfig = field(default_factory=BalanceConfig)
     capacities: Mapping[PolicyName, int] = field(default_factory=dict)
     interruptible: tuple[PolicyName, ...] = ()
+    rules: MoveRules = field(default_factory=MoveRules)
 
 
 @dataclass(slots=True)

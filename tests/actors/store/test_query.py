@@ -110,7 +110,7 @@ def test_an_expression_that_takes_too_long_is_ended() -> None:
     rows = [("a", str(n), "g", 0.0, True, n) for n in range(300)]
     where = "(select count(*) from samples a, samples b, samples c, samples d) > 0"
     with pytest.raises(
-        StoreError, match=r"took longer than 0.05 s, the limit that store.select_timeout_s sets"
+        StoreError, match=r"took longer than 0.05 s, the most that the store spends on one: narrow it"
     ):
         select(COLUMNS, rows, where, timeout_s=0.05)
 

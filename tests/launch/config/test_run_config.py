@@ -97,7 +97,10 @@ class TestRefusals:
                 "agent_defaults.lora={rank: 0}",
                 "agents.solver.lora.rank=0: .* equal to 1|agent_defaults.lora.rank=0: .*",
             ),
-            ("agents.solver.lora={dropout: 1}", "agents.solver.lora.dropout=1: .* less than 1"),
+            (
+                "agents.solver.lora={dropout: 0.1}",
+                "agents.solver.lora: dropout=0.1: trainer and engine .* an adapter has no dropout: leave it out",
+            ),
             ("agents.solver.lora={targets: []}", "names of linear layers, at least one"),
             ("agents.solver.lora={targets: [v, v]}", "names of linear layers, at least one and each once"),
             (

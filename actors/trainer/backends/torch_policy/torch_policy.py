@@ -80,12 +80,6 @@ class TorchPolicy(PolicyBackend):
         self._vocab_size = models.completions.vocab_size
         if dropouts := dropout_settings(self.model):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
-        if setup.lora is not None and setup.lora.dropout:
-            log.info(
-                "dropout of the adapter is not used, as in the engine",
-                policy=name,
-                dropout=setup.lora.dropout,
-            )
         # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
         self._position = PolicyPosition(accumulated=used)
 

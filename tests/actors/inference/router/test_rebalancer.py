@@ -6,14 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.inference.router.rebalancer import BalanceConfig, Move, PolicyLoad, Rebalancer
+from flexmarl.actors.inference.router.rebalancer import BalanceConfig, Move, MoveRules, PolicyLoad, Rebalancer
 from flexmarl.actors.names import PolicyName
 
+RULES = MoveRules()
 BUSY, IDLE, OTHER = PolicyName("busy"), PolicyName("idle"), PolicyName("other")
 
 
-def balancer(turn_s: float = 1.0, load_s: float = 0.0, **settings: object) -> Rebalancer:
-    made = Rebalancer(BalanceConfig.model_validate({"scope": "intra+inter", **settings}))
+def balancer(
+    turn_s: float = 1.0, load_s: float = 0.0, rules: MoveRules = RULES, **settings: object
+) -> Rebalancer:
+    made = Rebalancer(BalanceConfig.model_validate({"scope": "intra+inter", **settings}), rules)
     for policy in (BUSY, IDLE, OTHER):
         made.turn_ended(policy, turn_s)
         made.loaded(policy, load_s)
@@ -71,7 +74,7 @@ class TestCalm:
         assert balancer().moves({BUSY: load(2, 40), IDLE: load(2, 0, movable=0)}) == []
 
     def test_the_time_to_stay_is_a_multiple_of_the_measured_cost(self) -> None:
-        assert balancer(load_s=1.5, settle=4.0).settle_s(IDLE, BUSY) == 6.0
+        assert balancer(load_s=1.5, rules=MoveRules(settle=4.0)).settle_s(IDLE, BUSY) == 6.0
         assert Rebalancer(BalanceConfig()).settle_s(IDLE, BUSY) == 0.0
 
     def test_nothing_moves_before_the_first_turn_has_been_measured(self) -> None:

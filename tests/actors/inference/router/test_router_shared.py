@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.inference.router.instance_states import InstanceState
-from flexmarl.actors.inference.router.rebalancer import BalanceConfig
+from flexmarl.actors.inference.router.rebalancer import BalanceConfig, MoveRules
 from flexmarl.actors.inference.router.router import Router
 from flexmarl.actors.inference.router.router_config import RouterConfig
 from flexmarl.actors.inference.router.router_decisions import (
@@ -149,8 +149,8 @@ def test_one_that_is_started_again_joins_with_all_its_policies() -> None:
 
 
 def test_shared_instances_do_not_move() -> None:
-    balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.0)
-    router = Router([A, B, C], CONFIG, RebalanceSettings(balance))
+    balance = BalanceConfig(scope="intra+inter", threshold=0.5)
+    router = Router([A, B, C], CONFIG, RebalanceSettings(balance, rules=MoveRules(margin=0.0, settle=0.0)))
     numbers = {name: router.joined(name, (A, B), 1, 0.0) for name in "xy"}
     numbers |= {name: router.joined(name, (C,), 1, 0.0) for name in "vw"}
     for policy in (A, B, C):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from flexmarl.actors.inference.router.instance_states import InstanceState
-from flexmarl.actors.inference.router.rebalancer import BalanceConfig
+from flexmarl.actors.inference.router.rebalancer import BalanceConfig, MoveRules
 from flexmarl.actors.inference.router.router import Router
 from flexmarl.actors.inference.router.router_config import RouterConfig
 from flexmarl.actors.inference.router.router_decisions import (
@@ -35,8 +35,10 @@ class RouterMachine(RuleBasedStateMachine):
 
     @initialize(measured=st.sampled_from([True, True, False]))
     def start(self, measured: bool) -> None:
-        balance = BalanceConfig(scope="intra+inter", threshold=0.5, margin=0.0, settle=0.5)
-        self.router = Router([A, B], CONFIG, RebalanceSettings(balance, {}, (A,)))
+        balance = BalanceConfig(scope="intra+inter", threshold=0.5)
+        self.router = Router(
+            [A, B], CONFIG, RebalanceSettings(balance, {}, (A,), MoveRules(margin=0.0, settle=0.5))
+        )
         self.now = 0.0
         self.policies: dict[str, PolicyName] = {}
         self.capacities: dict[str, int] = {}
