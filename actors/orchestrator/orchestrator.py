@@ -117,6 +117,8 @@ from .recorder import StepRecord
 from .rollout_workers import GroupWork, Listener, RolloutWorkers
 
 _LOSS_KNOWN_S = 60.0
+# The samples of a Train may be out of reach for two reasons. If they are lost, ``group_lost`` says so; if only the way
+# to their host fails for a moment, no event ever comes. So it is tried again after a short while, in both cases.
 _TRAIN_AGAIN_S = 0.1
 _NAMED: Final = "recipe"
 """The waits of the recipe's data and of the rollout workers name more."""
@@ -197,6 +199,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
     @endpoint
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
         self._decisions_done += 1
+        # False for a worker that was given up and still sends: its group has begun again elsewhere, and counts once.
         if self._workers.closed(writer, group):
             await self.closed(group)
 
@@ -226,6 +229,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         if (error := self._failures.too_many(when, record.failed, trajectories)) is not None:
             self._finished.set_exception(error)
             return
+        # None, one or several: in deterministic runs a group waits here for those before it.
         for closed in self._closing.closed(group):
             samples = self._by_policy(closed)
             self._carry_out(self._running.group_closed(closed.step, samples, dropped=bool(closed.dropped)))

@@ -80,6 +80,7 @@ class Pipeline:
 
         If a policy is done with that one and has left rows to the next, there is one more step, which takes them.
         """
+        # Rows that were left to a step which never begins would be lost: a checkpoint has none.
         before = self._steps.get(_before(self._next_step))
         one_more = before is not None and any(
             (state.optimizing or state.stepped) and state.left_over for state in before.policies.values()
@@ -110,6 +111,8 @@ class Pipeline:
         for policy, count in samples.items():
             state.policies[policy].closed += count
         decisions: list[Decision] = []
+        # All policies, not only those with samples here: the last group also ends the wait of those that have trained
+        # everything, and of those that train the step as a whole.
         for policy in state.policies:
             decisions += self._feed(step, policy)
         return decisions + (self._advance() if state.rolled_out else [])
@@ -154,6 +157,8 @@ class Pipeline:
         if not state.optimizing:
             raise ProtocolViolation(f"{policy} stepped although step {step} did not ask it to")
         state.stepped = True
+        # Save before the Trains that ``_enter`` may add: the trainer takes a policy's calls in order, and the gradient
+        # of the next step does not belong into this step's state.
         decisions = [Publish(policy, step, Version(state.version + 1)), *self._save(step, policy)]
         return decisions + self._enter(_after(step), policy)
 
@@ -196,6 +201,7 @@ class Pipeline:
         limit = state.limit(batch)
         decisions = self._micro_batches(step, policy, limit, complete=complete)
         trained = state.trained == state.sent
+        # Not before all instances serve the version before: installs of one policy would overtake each other.
         if whole.rolled_out and trained and not state.optimizing and self._is_done(_before(step), policy):
             if complete and limit:
                 state.optimizing = True
@@ -280,6 +286,7 @@ class Pipeline:
             if step.may_be_committed:
                 step.committing = True
                 decisions.append(CommitCheckpoint(number, step.next_versions))
+            # The newest one stays: the next begins with its versions and the rows that it leaves.
             if step.complete and not step.unsaved and number < _before(self._next_step):
                 del self._steps[number]
         return decisions
@@ -301,9 +308,13 @@ class Pipeline:
             case "sync":
                 return before.complete
             case "strict":
+                # Rolled out is enough: from then on it is known which policies will step, so that each turn of the next
+                # step has its version before any instance serves it.
                 earlier_done = all(step.complete for number, step in self._steps.items() if number < last)
                 return before.complete or (before.rolled_out and earlier_done)
             case "async":
+                # A saved step is a barrier: queries that were half done at its checkpoint would be in none of its
+                # parts.
                 ahead = 0 if self._is_saved(last) else self._plan.steps_ahead
                 return all(step.complete for number, step in self._steps.items() if number <= last - ahead)
 
@@ -314,10 +325,11 @@ class Pipeline:
         for policy, state in step.policies.items():
             if before is None:
                 state.begin(self._versions[policy])
-            elif before.policies[policy].stepped:
+            elif before.policies[policy].stepped:  # the others follow when they step: ``_enter``
                 state.follow(before.policies[policy])
         if before is None or self._plan.mode == "async":
             return StartStep(number, dict(self._versions))
+        # Versions that instances may not have applied yet: a policy's turns wait for its own, and for no other's.
         return StartStep(number, before.next_versions)
 
     @property

@@ -46,7 +46,9 @@ class Deadline:
         return self._paused
 
     def pause(self) -> None:
-        """Stops the time until ``resume`` was called as often as this."""
+        """Stops the time until ``resume`` was called as often as this. Keeps the timer running."""
+        # The timer stays: there is a pause in every turn, most are short, and setting a timer costs more than one that
+        # fires in vain. If it fires in a pause, ``_pass`` sets no other; ``resume`` does.
         self._pauses += 1
         if self._pauses == 1:
             self._count()
@@ -56,6 +58,8 @@ class Deadline:
         self._pauses -= 1
         if not self._pauses:
             self._counted_until = self._loop.time()
+            # A timer that is still set was meant for an earlier time, as if there had been no pause: it fires too
+            # early, and ``_pass`` sets the next one.
             if self._timer is None:
                 self._run()
 
@@ -76,8 +80,8 @@ class Deadline:
 
     def _pass(self) -> None:
         self._timer = None
-        if self._pauses:
-            return  # its end sets the next timer
+        if self._pauses:  # there is nothing to count until ``resume``
+            return
         self._count()
         if self._left_s > _ROUNDING_S:
             self._run()
@@ -86,7 +90,7 @@ class Deadline:
 
 
 class _Paused:
-    """Pauses a deadline while it is entered. The timer runs on: most pauses are short, and timers are dear."""
+    """Pauses a deadline while it is entered."""
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline

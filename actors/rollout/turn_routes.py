@@ -132,7 +132,8 @@ class TurnRoutes:
         self._later = self._loop.call_at(self._later_s, self._send_ended)
 
     def _send_ended(self) -> None:
-        """Sends the ends that no turn has taken along meanwhile. The timer is not cancelled then: timers are dear."""
+        """Sends the ends that no turn has taken along meanwhile. The timer is not cancelled then: setting it again for
+        each turn would cost more than firing in vain."""
         self._later = None
         if not self._ended or self._soon is not None:
             return

@@ -22,7 +22,8 @@ class StoreConfig(Config):
     """Time in which there was no room, and no sample came or was taken, after which the run ends."""
 
     def limits(self) -> ArenaLimits:
-        """Returns the limits of the segments, in bytes. A small store has small segments, so that several writers have room at once."""
+        """Returns the limits of the segments, in bytes. A small store has small segments: several writers
+        have room at once."""
         segment_bytes = min(_DEFAULT.segment_bytes, max(1, self.memory_bytes // _SEGMENTS))
         return replace(
             _DEFAULT, segment_bytes=segment_bytes, memory_bytes=self.memory_bytes, disk_bytes=self.disk_bytes

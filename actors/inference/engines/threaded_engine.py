@@ -119,8 +119,11 @@ class ThreadedEngine(Engine):
         def task() -> None:
             try:
                 self._post(_resolve, future, function(self._engine))
+            # A call that fails is its caller's affair, but an engine that can't serve any more is everyone's: raised
+            # here, this ends the thread, all calls, and by ``wait_closed`` the instance. Given to this caller alone, it
+            # would leave the turns of all others to an engine that computes nothing.
             except EngineFailed:
-                raise  # ends this thread, and every call
+                raise
             except Exception as error:  # noqa: BLE001  # raised by run()
                 self._post(_fail, future, error)
 

@@ -17,7 +17,7 @@ seconds, is ``turn_s * max(1, turns / (n * capacity))``: turns that all run alre
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import field_validator
 
@@ -147,6 +147,7 @@ class Rebalancer:
 
     def _next_move(self, loads: Mapping[PolicyName, PolicyLoad]) -> Move | None:
         """The best move for the policy with the largest backlog."""
+        # Without a turn that has ended it is not known how long one takes, nor what a move would save.
         measured = {policy: load for policy, load in loads.items() if policy in self._turn_s}
         if not measured:
             return None
@@ -167,12 +168,13 @@ class Rebalancer:
             return None
         fewer = replace(gives, instances=gives.instances - 1)
         more = replace(takes, instances=takes.instances + 1)
-        if fewer.backlog > more.backlog:
+        if fewer.backlog > more.backlog:  # the move back would be due at once
             return None
         costs_s = self._cost_s(giver, taker)
         before_s = max(self._left_s(giver, gives), self._left_s(taker, takes))
         after_s = max(self._left_s(giver, fewer), self._left_s(taker, more, idle_s=costs_s))
         saves_s = before_s - after_s
+        # A policy without an instance never ends, and any share of infinity is infinite: such a move always pays.
         if before_s < math.inf and saves_s <= self._rules.margin * before_s:
             return None
         return Move(giver, taker, (gives.backlog, takes.backlog), saves_s, costs_s)
@@ -184,6 +186,7 @@ class Rebalancer:
         if not load.instances:
             return math.inf
         turn_s = self._turn_s[policy]
+        # A late instance counts as the turns that it would have done meanwhile.
         lost_turns = load.capacity * idle_s / turn_s
         return turn_s * max(1.0, (load.turns + lost_turns) / (load.instances * load.capacity))
 

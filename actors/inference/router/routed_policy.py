@@ -46,6 +46,7 @@ class RoutedPolicy:
         """The turn to be routed next and its instance, if there are both; the turn waits no longer."""
         if self.published is None or not self.waiting.count or self._holds_back():
             return None
+        # The instance first: a turn that has left its queue can't go back to its place.
         least = self.room.least(self.instances)
         turn = None if least is None else self.waiting.pop_first(self.published)
         if least is None or turn is None:
@@ -62,6 +63,8 @@ class RoutedPolicy:
     def route(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> RouteAssigned:
         """Adds the turn to those at the instance."""
         turn.instance, turn.routed_s = instance, now
+        # At least one: until a first turn has ended the mean is 0, and a turn with a short prompt would count for
+        # nothing.
         turn.tokens = tokens = turn.prompt_tokens + max(1.0, self.generated.value)
         instance.turns[turn.key] = turn
         self._dealt += 1
@@ -86,6 +89,8 @@ class RoutedPolicy:
 
     def _choose_instance(self, turn: RoutedTurn, least: RoutedInstance) -> RoutedInstance:
         """The instance that knows the beginning of the prompt, if it has little more to do than ``least``."""
+        # No instance is asked for the prompts that it has in its cache: that would cost a message for each turn. The
+        # last one that had the prefix is a good guess. Numbers begin at 1, so that 0 is unknown.
         prefixes = self._prefixes
         target = self.instances.get(prefixes.get(turn.prefix, 0), least)
         if (

@@ -73,6 +73,9 @@ class Router:
         self._live = LiveInstances()
         self._sessions: dict[int, dict[int, RoutedTurn]] = {}
         self._decided: list[Decision] = []
+        # The policies for which something may have become possible since the last ``decisions``: events only note them,
+        # and the matching is done once for all turns of a message. A dict, not a set: its order is that of the events,
+        # in every process, while a set's depends on the seed of the hash.
         self._touched: dict[PolicyName, None] = {}
         self._deadlines: list[tuple[float, int]] = []
         """Deadlines of loads, by instance; those that are over are dropped later."""
@@ -113,7 +116,7 @@ class Router:
         for totals in (instance.load.totals, policy.totals):
             totals.turns += 1
             totals.service_s += service_s
-        if tokens:
+        if tokens:  # a turn without one was lost, or given up: its seconds measure nothing
             policy.generated.add(tokens)
             policy.pace_s.add(service_s / tokens)
             if instance.policy == turn.policy and instance.state is _SERVING:  # else it was interrupted
@@ -186,7 +189,7 @@ class Router:
         if was_suspected:
             instance.state_reason = instance.state_reason or "it has acknowledged its version"
             self._change(instance, InstanceEvent.TRUST, now)
-            if version != policy.published:
+            if version != policy.published:  # it was silent while a newer one came
                 self._bring_up(instance, now)
                 return
             self._change(instance, InstanceEvent.LOAD, now)
@@ -213,7 +216,7 @@ class Router:
         """The instance may be lost, for all its policies."""
         for instance in self._live.parts(number):
             if instance.state is not InstanceState.SUSPECTED:
-                instance.moves_to = None
+                instance.moves_to = None  # when it answers the loads may be others
                 self._change(instance, InstanceEvent.SUSPECT, now, reason)
                 self._decided.append(Probe(instance.number))
 
@@ -306,6 +309,8 @@ class Router:
         """``reason``: makes it an event of the run."""
         policy = self._policies[instance.policy]
         before, after = instance.state, TRANSITIONS[instance.state][event]
+        # Counts of the policy are kept up here: ``next_turn`` reads them for each turn, and would have to go over all
+        # instances.
         policy.loading_count += (after in _LOADING) - (before in _LOADING)
         policy.serving += (after is _SERVING) - (before is _SERVING)
         policy.turns_at_serving += len(instance.turns) * ((after is _SERVING) - (before is _SERVING))
@@ -373,7 +378,7 @@ class Router:
                 policy.installing.add(instance.number)  # a restarted one that loads already is not waited for
             if instance.state in (InstanceState.JOINING, InstanceState.LOADING, _SERVING):
                 self._bring_up(instance, now)
-        policy.room.clear()
+        policy.room.clear()  # no instance serves the new version yet
         if not policy.loading_count and policy.no_instance_since_s is None:
             policy.no_instance_since_s = now
         self._touched[name] = self._due_s = None
@@ -433,7 +438,7 @@ class Router:
         for name, policy in self._policies.items():
             if self._return_deadline_s(policy) <= now:
                 self._decided.append(NoInstances(name, self._config.return_timeout_s, policy.last_loss))
-                policy.no_instance_since_s = math.inf
+                policy.no_instance_since_s = math.inf  # decided once: the run ends
         self._due_s = None
 
     def _check_install(self, name: PolicyName) -> None:

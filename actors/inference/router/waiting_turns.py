@@ -10,6 +10,9 @@ from ...names import PolicyName, Version
 from .instance_states import InstanceState
 
 _SERVING: Final = InstanceState.SERVING
+# Entries of a heap that are out of date are left in it, since removing from its middle takes O(n): they are dropped
+# when they come to the top, and the heap is built again when they are the greater part. Small heaps are never built
+# again.
 _SLACK: Final = 64
 
 TurnKey = tuple[int, int]
@@ -45,6 +48,7 @@ class InstanceLoad:
     def add(self, turns: int, tokens: float) -> None:
         """Adds turns, or takes them away."""
         self.turns += turns
+        # Exactly 0 without turns: a sum of floats would keep a rest, by which idle instances would be ranked.
         self.tokens = self.tokens + tokens if self.turns else 0.0
         for part in self.parts:
             part.room.changed(part)
@@ -164,6 +168,9 @@ class WaitingTurns:
         return math.inf if best is None else best.heap[0][0]
 
     def _first_queue(self, version: Version) -> _Queue | None:
+        # A queue for each range of versions, and a look at the first of each: one heap for all could have any number of
+        # turns that wait for a later version before the first that may go. There are few ranges, one per step under
+        # way.
         best: _Queue | None = None
         empty = []
         for versions, queue in self._queues.items():
@@ -212,6 +219,7 @@ class InstancesWithRoom:
     def least(self, instances: Mapping[int, RoutedInstance]) -> RoutedInstance | None:
         """The first instance. ``instances``: all of the policy, by number."""
         heap = self._heap
+        # Every turn pushes an entry, and those behind the first are never looked at: without this they would pile up.
         if len(heap) > 8 * len(instances) + _SLACK:
             heap.clear()
             for candidate in instances.values():

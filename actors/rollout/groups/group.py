@@ -104,16 +104,19 @@ class Group:
 
     def _settle(self) -> list[Decision]:
         survivors, rules = len(self._succeeded), self._rules
+        # First, and while others still run: they can't save the group any more, and would only take time at instances.
         if survivors + len(self._running) < rules.minimum:
             return self._end(
                 Drop(f"{survivors} trajectories survived, rollout.min_trajectories={rules.minimum}")
             )
         if survivors == rules.wanted or not self._running:
+            # By number: the order of arrival would show in sums of floats, and in the order in which rows are trained.
             return self._end(Close(tuple(sorted(self._succeeded))))
         return []
 
     def _end(self, verdict: Close | Drop) -> list[Decision]:
         self.settled = True
         self.oversampled = len(self._running)
+        # ``keep`` is for trajectories beyond those that are needed; of a dropped group none is.
         stopped = self._rules.oversampled == "abort" or isinstance(verdict, Drop)
         return [*(Abort(number) for number in sorted(self._running) if stopped), verdict]

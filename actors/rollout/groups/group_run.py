@@ -57,6 +57,7 @@ class GroupRun:
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    # One queue, read by the group's own task: ``Group`` gets one event after the other, however many end at once.
     ends: asyncio.Queue[End] = field(default_factory=asyncio.Queue)
     failures: list[TrajectoryFailure] = field(default_factory=list)
     ended: dict[int, End] = field(default_factory=dict)
@@ -78,10 +79,11 @@ class GroupRun:
         numbers, those that count. ``dropped``: the reason for counting no trajectory."""
         members = [self.trajectories[number] for number in numbers]
         used = {member.number: member.rewards.used for member in members}
+        # Also the turns that are left out below: the record of the run shows their advantages.
         turns = self.compared = self._turns(used, rules)
         zero_advantage = self._without_advantage(members, rules) if rules.drop_zero_advantage else []
         kept = [turn for turn in turns if turn.agent not in zero_advantage]
-        if zero_advantage and not kept:
+        if zero_advantage and not kept:  # then another query may take its place, as for a group that failed
             dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
         counts = Counter(sample.agent for sample in kept)
         resumed_turns = [sample for sample in kept if sample.version_changes]
@@ -103,6 +105,7 @@ class GroupRun:
                 "retried_turns": sum(one.retried_turns for one in self.trajectories.values()),
                 "limited_trajectories": sum(one.limited for one in self.trajectories.values()),
                 "resumed_turns": len(resumed_turns),
+                # The place of the last change: all tokens before it were kept from earlier versions.
                 "resumed_tokens": sum(sample.version_changes[-2] for sample in resumed_turns),
             },
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
@@ -127,6 +130,7 @@ class GroupRun:
         return [agent for agent in rules.agents if agent in sampled - taught]
 
     def _waited_s(self) -> float:
+        # Infinity if no turn has gone to an instance: then the group has waited until now.
         first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
         return max(0.0, min(first_turn_at, self.clock()) - self.started)
 

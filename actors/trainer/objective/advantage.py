@@ -36,6 +36,8 @@ def leave_one_out_penalties(penalties: Tensor, trajectories: Tensor, groups: Ten
         return penalties.new_zeros(int(keys.max()) + 1).index_add(0, keys, penalties)[keys]
 
     mine = total(trajectories)
+    # The others' mean is over the trajectories of the group, also those without a sequence here: hence not a count of
+    # the keys.
     others = (total(groups) - mine) / (sizes - 1).clamp(min=1)
     return torch.where(sizes > 1, mine - others, torch.zeros_like(mine))
 
@@ -53,6 +55,7 @@ def whitened(advantages: Tensor) -> Tensor:
     ``advantages`` ``[N]``, N at least 1, in float64, in which the order of summation does not show. Returns ``[N]``;
     exactly 0 if all are equal.
     """
+    # Compared before the subtraction: its rounding would leave about 1e-17, which the division makes 1e-13 and not 0.
     if advantages.min() == advantages.max():
         return torch.zeros_like(advantages)
     centred = advantages - advantages.mean()

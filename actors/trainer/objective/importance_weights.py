@@ -36,6 +36,7 @@ def correction_weights(
     Both inputs are ``[N]``. Returns ``weights`` in the dtype of ``proximal_logprobs`` and ``bounded`` (bool), both
     ``[N]`` and without gradient. A token of weight 0 still counts in the step's denominator.
     """
+    # A constant: it corrects the distribution of the samples, and its gradient would be added to the surrogate's.
     with torch.no_grad():
         weights = bounded_ratio(proximal_logprobs, behaviour_logprobs)
         bounded = torch.zeros_like(weights, dtype=torch.bool)

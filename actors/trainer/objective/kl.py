@@ -22,4 +22,5 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
         return difference
     if estimator == "k2":
         return difference.square() / 2
+    # expm1: for most tokens d is near 0, where exp(-d) - 1 + d is the difference of nearly equal numbers.
     return torch.expm1(-difference) + difference

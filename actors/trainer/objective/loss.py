@@ -47,10 +47,11 @@ def token_logprobs(
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if isinstance(temperature, Tensor):
         scores = scores / temperature.to(scores.dtype).unsqueeze(-1)
-    elif temperature != 1.0:
+    elif temperature != 1.0:  # the division copies [N, V]
         scores = scores / temperature
     if truncations is not None:
         scores = truncations.masked_but(scores, tokens)
+    # Not log_softmax: it would make another [N, V], of which one number in each row is needed.
     chosen = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     return chosen - scores.logsumexp(-1)
 
@@ -97,6 +98,7 @@ def clipped_sequence_loss(
     """
     log_ratio = logprobs - old_logprobs.to(logprobs.dtype)
     mean = sequence_sums(log_ratio, lengths) / lengths
+    # ``clipped_loss`` of one log-ratio per sequence, against 0: the same minimum and the same gradient rules.
     starts = lengths.cumsum(0) - lengths
     losses = clipped_loss(
         mean, torch.zeros_like(mean), advantages[starts], clip_low=clip_low, clip_high=clip_high
@@ -136,6 +138,7 @@ def summed(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
 
     ``sequence_mean`` weighs a token by 1 / its sequence's length (GRPO, arXiv 2402.03300, eq. 3); all others by 1.
     """
+    # Here and not by the denominator: the length is each sequence's own, and known at the first backward.
     if aggregation == "sequence_mean":
         values = values / lengths.to(values.dtype).repeat_interleave(lengths)
     return values.sum()

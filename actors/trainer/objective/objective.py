@@ -50,6 +50,8 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
     the config and on the presence of ``reference_logprobs`` alone, so that the ranks of a gang can add them up. Raises
     ``ValueError`` if the KL's log-probabilities are missing.
     """
+    # The trainer's own log-probabilities: the rounding of bfloat16 between engine and trainer (1e-2) exceeds the clip
+    # range of gspo (3e-4), which learned nothing against the engine's.
     proximal = batch.logprobs.detach()
     weights, bounded = correction_weights(
         proximal,
@@ -72,15 +74,18 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
 def _sums(batch: CompletionTokens, loss: Tensor, held_back: Tensor) -> dict[str, Tensor]:
     logprobs, references = batch.logprobs.detach(), batch.reference_logprobs
     advantages = batch.advantages.to(loss.dtype)
+    # Sums, never means, as the loss: a step's micro-batches have different numbers of tokens.
     sums = {
         "loss": loss,
         "clip_fraction": held_back.sum().to(loss.dtype),
         "ratio_deviation": (bounded_ratio(logprobs, batch.engine_logprobs) - 1.0).abs().sum(),
+        # Estimated by the tokens that were drawn: the exact one would need all of [N, V].
         "entropy": -logprobs.sum(),
         "advantage_mean": advantages.sum(),
         "advantage_squares": advantages.square().sum(),
     }
     if references is not None:
+        # By one estimator, whichever the loss uses: so that the figure compares between algorithms.
         sums["kl"] = kl_estimate(logprobs, references, "k3").sum()
     return sums
 
@@ -146,6 +151,7 @@ def step_advantages(
     step = WholeStep(
         samples, {agent: settings.grouping for agent, settings in credit.items()}, lengths, penalties
     )
+    # In float64: samples come in another order in every run, and a sum of float32 would show it.
     tokens = torch.tensor([*advantages], dtype=float64).repeat_interleave(lengths)
     for transform in config.transforms:
         tokens = transform.of_step(tokens, step)

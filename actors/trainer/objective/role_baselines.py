@@ -34,6 +34,7 @@ class RoleBaselines:
         for sample in samples:
             settings = credit[AgentName(sample.agent)]
             if settings.row.role_baseline:
+                # By trajectory, not by sample: its turns all have its reward, which moves the mean once.
                 name = sample.sample_id
                 if settings.grouping == "trajectory":
                     name = f"{sample.group}_{SampleId.parse(name).trajectory}"
@@ -46,6 +47,7 @@ class RoleBaselines:
     def step(self, credit: Mapping[AgentName, CreditConfig]) -> None:
         """Moves the means by the rewards of the step: as one after another, each with their mean."""
         for agent, rewards in self.rewards.items():
+            # The closed form of as many moves, each by the mean: exact for equal rewards, and the same in every order.
             kept = credit[AgentName(agent)].decay ** len(rewards)
             mean = math.fsum(rewards.values()) / len(rewards)
             self.means[agent] = kept * self.means.get(agent, 0.0) + (1.0 - kept) * mean

@@ -143,6 +143,7 @@ class Critic(Transform):
         ``values`` ``[N]``, the critic's at the step's begin."""
         from .critic import generalized_advantages, token_rewards
 
+        # Detached: the critic learns from its own loss alone, never from the policy's.
         token = token_rewards(rewards, penalties, lengths)
         return generalized_advantages(token, values.detach(), lengths, gamma=self.gamma, lam=self.lam)
 
@@ -154,6 +155,7 @@ def whole_batch_reason(transforms: Iterable[Transform]) -> str | None:
 
 def advantage_of_sample(transforms: Sequence[Transform], advantage: float, role_mean: float) -> float:
     """The advantage of a sample that has come, before the transforms of its step and its forward."""
+    # Each transform has its moment, and leaves advantages alone at the others: so one list can be run at each of them.
     for transform in transforms:
         advantage = transform.of_sample(advantage, role_mean)
     return advantage
