@@ -56,7 +56,7 @@ def policies(tmp_path: Path) -> dict[PolicyName, ServedPolicy]:
     }
 
 
-class House:
+class FakeCluster:
     """An instance, and a trainer's part: the weights of a version are those of its number as a seed."""
 
     def __init__(
@@ -90,41 +90,41 @@ class House:
 
 
 @pytest.fixture
-async def house(
+async def cluster(
     policies: dict[PolicyName, ServedPolicy], private: Path, system: ActorSystem
-) -> AsyncIterator[House]:
+) -> AsyncIterator[FakeCluster]:
     setup = InstanceSetup(SOLVER, policies)
     actor = Instance(setup)
     async with StateTransport(private) as transport:
-        yield House(actor, await system.add(actor, "solver-0"), transport, setup)
+        yield FakeCluster(actor, await system.add(actor, "solver-0"), transport, setup)
 
 
-async def test_a_policy_of_the_same_architecture_takes_over_the_engine(house: House) -> None:
-    await house.load(SOLVER, 3)
-    engine, first = house.actor._engine, await house.generate(SOLVER, 3)
-    await house.load(JUDGE, 3)
-    assert house.actor._engine is engine
-    judged = await house.generate(JUDGE, 3)
+async def test_a_policy_of_the_same_architecture_takes_over_the_engine(cluster: FakeCluster) -> None:
+    await cluster.load(SOLVER, 3)
+    engine, first = cluster.actor._engine, await cluster.generate(SOLVER, 3)
+    await cluster.load(JUDGE, 3)
+    assert cluster.actor._engine is engine
+    judged = await cluster.generate(JUDGE, 3)
     assert (first.prompt_tokens, judged.prompt_tokens) == ((3, 1, 4, 1), (6, 8, 5, 8)), (
         "each has its tokenizer"
     )
     with pytest.raises(WrongPolicy, match="policy judge was asked for policy solver"):
-        await house.generate(SOLVER, 3)
-    await house.load(SOLVER, 3)
-    assert await house.generate(SOLVER, 3) == first
+        await cluster.generate(SOLVER, 3)
+    await cluster.load(SOLVER, 3)
+    assert await cluster.generate(SOLVER, 3) == first
 
 
-async def test_the_turns_of_the_former_policy_are_interrupted(house: House) -> None:
-    await house.load(SOLVER, 0)
-    turn = asyncio.ensure_future(house.generate(SOLVER, 0, length=500))
-    await house.generate(SOLVER, 0, "meanwhile")
-    await house.load(JUDGE, 5)
+async def test_the_turns_of_the_former_policy_are_interrupted(cluster: FakeCluster) -> None:
+    await cluster.load(SOLVER, 0)
+    turn = asyncio.ensure_future(cluster.generate(SOLVER, 0, length=500))
+    await cluster.generate(SOLVER, 0, "meanwhile")
+    await cluster.load(JUDGE, 5)
     part = await turn
     assert (part.finish_reason, part.policy_version) == ("interrupted", 0) and 0 < len(part.tokens) < 500
 
 
 async def test_another_architecture_is_built_after_the_memory_of_the_former_one_was_freed(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive: list[bool] = []
     made: list[weakref.ref[PreTrainedModel]] = []
@@ -136,44 +136,44 @@ async def test_another_architecture_is_built_after_the_memory_of_the_former_one_
         return new
 
     monkeypatch.setattr(embedded, "empty_model", build)
-    await house.load(CRITIC, 1)
-    assert len((await house.generate(CRITIC, 1)).tokens) == 9
-    await house.load(SOLVER, 2)
-    assert len((await house.generate(SOLVER, 2)).tokens) == 9
+    await cluster.load(CRITIC, 1)
+    assert len((await cluster.generate(CRITIC, 1)).tokens) == 9
+    await cluster.load(SOLVER, 2)
+    assert len((await cluster.generate(SOLVER, 2)).tokens) == 9
     assert len(made) == 2 and alive == [False]
-    assert house.actor.statistics()["engine_generated_tokens"] == 9, "a new engine"
+    assert cluster.actor.statistics()["engine_generated_tokens"] == 9, "a new engine"
 
 
-async def test_an_unknown_policy_changes_nothing(house: House) -> None:
-    await house.load(SOLVER, 0)
-    published = await house.publish(JUDGE, 1)
+async def test_an_unknown_policy_changes_nothing(cluster: FakeCluster) -> None:
+    await cluster.load(SOLVER, 0)
+    published = await cluster.publish(JUDGE, 1)
     with pytest.raises(WrongPolicy, match="policy solver was asked for policy other"):
-        await house.instance.api.load(Published(PolicyName("other"), Version(1), published.handle))
-    assert (await house.generate(SOLVER, 0)).policy_version == 0
+        await cluster.instance.api.load(Published(PolicyName("other"), Version(1), published.handle))
+    assert (await cluster.generate(SOLVER, 0)).policy_version == 0
 
 
-async def test_a_load_that_fails_half_way_serves_nothing_until_one_succeeds(house: House) -> None:
-    await house.load(SOLVER, 0)
-    stale = await house.publish(SOLVER, 1)
+async def test_a_load_that_fails_half_way_serves_nothing_until_one_succeeds(cluster: FakeCluster) -> None:
+    await cluster.load(SOLVER, 0)
+    stale = await cluster.publish(SOLVER, 1)
     for version in (2, 3):  # a transport keeps two versions
-        newest = await house.publish(SOLVER, version)
+        newest = await cluster.publish(SOLVER, version)
     with pytest.raises(
         LoadFailed, match="version 1 of policy solver could not be loaded: StaleHandle: "
     ) as raised:
-        await house.instance.api.load(stale)
+        await cluster.instance.api.load(stale)
     assert (raised.value.policy, raised.value.version) == ("solver", 1)
     for version in (0, 1):
         with pytest.raises(WrongVersion, match="version None is served"):
-            await house.generate(SOLVER, version)
-    assert await house.instance.api.served_version(SOLVER) is None
-    await house.instance.api.load(newest)
-    assert (await house.generate(SOLVER, 3)).policy_version == 3
+            await cluster.generate(SOLVER, version)
+    assert await cluster.instance.api.served_version(SOLVER) is None
+    await cluster.instance.api.load(newest)
+    assert (await cluster.generate(SOLVER, 3)).policy_version == 3
 
 
 async def test_an_engine_that_can_not_be_built_is_built_by_a_later_load(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.load(SOLVER, 0)
+    await cluster.load(SOLVER, 0)
 
     def out_of_memory(config: ModelConfig) -> PreTrainedModel:
         raise torch.OutOfMemoryError("no memory for 7 GiB")
@@ -183,26 +183,28 @@ async def test_an_engine_that_can_not_be_built_is_built_by_a_later_load(
         with pytest.raises(
             LoadFailed, match="version 1 of policy critic .*: OutOfMemoryError: no memory for 7"
         ):
-            await house.load(CRITIC, 1)
+            await cluster.load(CRITIC, 1)
     with pytest.raises(WrongVersion, match="version None is served"):
-        await house.generate(SOLVER, 0)
-    assert house.actor.statistics() == {}
-    await house.load(CRITIC, 1)
-    assert len((await house.generate(CRITIC, 1)).tokens) == 9
+        await cluster.generate(SOLVER, 0)
+    assert cluster.actor.statistics() == {}
+    await cluster.load(CRITIC, 1)
+    assert len((await cluster.generate(CRITIC, 1)).tokens) == 9
 
 
-async def test_weights_that_are_not_finite_fail_turns_and_not_the_engine(house: House) -> None:
-    await house.instance.api.load(await house.publish(SOLVER, 0, scale=float("nan")))
-    failed = await asyncio.gather(*(house.generate(SOLVER, 0, name) for name in "ab"), return_exceptions=True)
+async def test_weights_that_are_not_finite_fail_turns_and_not_the_engine(cluster: FakeCluster) -> None:
+    await cluster.instance.api.load(await cluster.publish(SOLVER, 0, scale=float("nan")))
+    failed = await asyncio.gather(
+        *(cluster.generate(SOLVER, 0, name) for name in "ab"), return_exceptions=True
+    )
     assert [type(error) for error in failed] == [NonFiniteLogits] * 2
-    await house.load(SOLVER, 1)
-    assert len((await house.generate(SOLVER, 1)).tokens) == 9
+    await cluster.load(SOLVER, 1)
+    assert len((await cluster.generate(SOLVER, 1)).tokens) == 9
 
 
 async def test_an_engine_that_breaks_ends_its_turns_and_then_the_instance(
-    house: House, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, system: ActorSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.load(SOLVER, 0)
+    await cluster.load(SOLVER, 0)
     step = TransformersEngine.step
 
     def broken(engine: TransformersEngine) -> Any:
@@ -212,11 +214,11 @@ async def test_an_engine_that_breaks_ends_its_turns_and_then_the_instance(
 
     monkeypatch.setattr(TransformersEngine, "step", broken)
     ended = await asyncio.gather(
-        *(house.generate(SOLVER, 0, name, 400) for name in "abc"), return_exceptions=True
+        *(cluster.generate(SOLVER, 0, name, 400) for name in "abc"), return_exceptions=True
     )
     text = "the engine has failed: RuntimeError: CUDA error: an illegal memory access was encountered"
     assert [(type(error), str(error)) for error in ended] == [(EngineFailed, text)] * 3
     failure = await asyncio.wait_for(asyncio.shield(system.failure), PATIENCE_S)
     assert str(failure) == text
     with pytest.raises(ActorDead, match="solver-0 died"):
-        await house.generate(SOLVER, 0)
+        await cluster.generate(SOLVER, 0)

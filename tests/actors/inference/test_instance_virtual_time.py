@@ -26,7 +26,7 @@ TOKEN_S = 60.0
 SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
 
 
-class House:
+class FakeCluster:
     def __init__(self, instance: ActorRef[Instance], transport: StateTransport) -> None:
         self.instance = instance
         self._transport = transport
@@ -49,7 +49,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, *policies: PolicyName) -> AsyncIterator[House]:
+async def cluster(folder: Path, *policies: PolicyName) -> AsyncIterator[FakeCluster]:
     """``policies``: adapters over one base, served at the same time."""
     folder.chmod(0o700)
     engine = SimulatedEngineConfig(
@@ -60,25 +60,27 @@ async def house(folder: Path, *policies: PolicyName) -> AsyncIterator[House]:
         base = ServedBase(seed=0, most_rank=8, adapters=len(policies)) if policies else None
         served = dict.fromkeys(policies or (SOLVER,), ServedPolicy(None, engine, base))
         actor = Instance(InstanceSetup(SOLVER, served, beside=policies[1:]))
-        yield House(await system.add(actor, "solver-0"), transport)
+        yield FakeCluster(await system.add(actor, "solver-0"), transport)
 
 
-def in_virtual_time(folder: Path, case: Callable[[House], Awaitable[None]], *policies: PolicyName) -> None:
+def in_virtual_time(
+    folder: Path, case: Callable[[FakeCluster], Awaitable[None]], *policies: PolicyName
+) -> None:
     async def main() -> None:
-        async with house(folder, *policies) as made:
+        async with cluster(folder, *policies) as made:
             await case(made)
 
     virtual_time.run(main())
 
 
 def test_turns_take_their_time_and_no_other(tmp_path: Path) -> None:
-    async def case(house: House) -> None:
-        assert await house.apply(0) == Loaded(
+    async def case(cluster: FakeCluster) -> None:
+        assert await cluster.apply(0) == Loaded(
             SOLVER, Version(0), 5.0, 0.0, 5.0, Chosen("shm", "the same node: shared memory", {})
         )
         start = asyncio.get_running_loop().time()
         assert start == pytest.approx(5.0)  # install_s
-        turns = [house.generate(name, tokens) for name, tokens in (("a", 3), ("b", 5), ("c", 4))]
+        turns = [cluster.generate(name, tokens) for name, tokens in (("a", 3), ("b", 5), ("c", 4))]
         answers = await asyncio.gather(*turns)
         # two at once: c begins when a has ended
         assert [at - start for _, at in answers] == pytest.approx([3 * TOKEN_S, 5 * TOKEN_S, 7 * TOKEN_S])
@@ -88,32 +90,32 @@ def test_turns_take_their_time_and_no_other(tmp_path: Path) -> None:
 
 
 def test_new_weights_drop_what_is_under_way(tmp_path: Path) -> None:
-    async def case(house: House) -> None:
-        await house.apply(0)
-        turn = asyncio.ensure_future(house.generate("a", 100))
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.apply(0)
+        turn = asyncio.ensure_future(cluster.generate("a", 100))
         await asyncio.sleep(10)
-        assert (await house.apply(1)).version == 1
+        assert (await cluster.apply(1)).version == 1
         text, ended_s = await turn
         assert text == "" and ended_s == pytest.approx(15.0)
         with pytest.raises(WrongVersion, match="version 0 of solver, version 1 is served"):
-            await house.generate("b", 1, version=0)
-        await house.generate("a", 1, version=1)  # its id is free again
+            await cluster.generate("b", 1, version=0)
+        await cluster.generate("a", 1, version=1)  # its id is free again
 
     in_virtual_time(tmp_path, case)
 
 
 def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> None:
-    async def case(house: House) -> None:
-        await house.apply(0)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.apply(0)
         request = GenerateRequest("a", SOLVER, ("ask ",), VersionRange(Version(0), None), 5, 1.0, 100)
-        turn = asyncio.ensure_future(house.instance.within(1e6).generate(request))
+        turn = asyncio.ensure_future(cluster.instance.within(1e6).generate(request))
         await asyncio.sleep(2.5 * TOKEN_S)
-        await house.apply(1)
+        await cluster.apply(1)
         part = await turn
         assert (part.finish_reason, part.policy_version, len(part.tokens)) == ("interrupted", 0, 2)
         again = replace(request, prompt=(part.prompt_tokens,), completion=part.tokens)
         start = asyncio.get_running_loop().time()
-        rest = await house.instance.within(1e6).generate(again)
+        rest = await cluster.instance.within(1e6).generate(again)
         assert asyncio.get_running_loop().time() - start == pytest.approx(98 * TOKEN_S)
         assert rest.prompt_tokens == tuple(b"ask ") and len(rest.tokens) == 98
         assert rest.text == bytes(part.tokens + rest.tokens).decode() and rest.text.startswith(part.text)
@@ -122,11 +124,11 @@ def test_a_turn_that_may_go_on_comes_back_with_what_it_has(tmp_path: Path) -> No
 
 
 def test_a_label_that_is_ahead_of_its_weights_is_noticed(tmp_path: Path) -> None:
-    async def case(house: House) -> None:
+    async def case(cluster: FakeCluster) -> None:
         with pytest.raises(WrongVersion):
-            await house.apply(0, label=1)
+            await cluster.apply(0, label=1)
         with pytest.raises(WrongVersion, match="version None is served"):
-            await house.generate("a", 1, version=1)
+            await cluster.generate("a", 1, version=1)
 
     in_virtual_time(tmp_path, case)
 
@@ -134,50 +136,50 @@ def test_a_label_that_is_ahead_of_its_weights_is_noticed(tmp_path: Path) -> None
 def test_a_turn_that_is_asked_for_again_is_served_beside_the_first(tmp_path: Path) -> None:
     """Another rollout worker begins it again, while the turn of the lost one still runs."""
 
-    async def case(house: House) -> None:
-        await house.apply(0)
-        first = asyncio.ensure_future(house.generate("a", 2))
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.apply(0)
+        first = asyncio.ensure_future(cluster.generate("a", 2))
         await asyncio.sleep(1)
-        again = await house.generate("a", 2)
+        again = await cluster.generate("a", 2)
         assert again[0] == (await first)[0]
 
     in_virtual_time(tmp_path, case)
 
 
 def test_adapters_are_served_at_the_same_time_each_in_its_own_version(tmp_path: Path) -> None:
-    async def case(house: House) -> None:
-        await house.apply(0)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.apply(0)
         with pytest.raises(WrongVersion, match="version None is served"):
-            await house.generate("early", 1, policy=JUDGE)
-        await house.apply(4, policy=JUDGE)
+            await cluster.generate("early", 1, policy=JUDGE)
+        await cluster.apply(4, policy=JUDGE)
         start = asyncio.get_running_loop().time()
         turns = [
-            asyncio.ensure_future(house.generate("a", 3)),
-            asyncio.ensure_future(house.generate("b", 5, 4, JUDGE)),
+            asyncio.ensure_future(cluster.generate("a", 3)),
+            asyncio.ensure_future(cluster.generate("b", 5, 4, JUDGE)),
         ]
         await asyncio.sleep(1.5 * TOKEN_S)
-        await house.apply(1)  # ends the turn of the solver alone
+        await cluster.apply(1)  # ends the turn of the solver alone
         (part, ended_s), (whole, at_s) = await asyncio.gather(*turns)
         assert (len(part), len(whole)) == (1, 5)
         assert ended_s - start == pytest.approx(1.5 * TOKEN_S) and at_s - start == pytest.approx(5 * TOKEN_S)
         with pytest.raises(WrongVersion, match="version 0 of solver, version 1 is served"):
-            await house.generate("c", 1)
-        assert await house.instance.api.served_version(SOLVER) == 1
-        assert await house.instance.api.served_version(JUDGE) == 4
-        await asyncio.gather(house.generate("c", 1, 1), house.generate("d", 1, 4, JUDGE))
+            await cluster.generate("c", 1)
+        assert await cluster.instance.api.served_version(SOLVER) == 1
+        assert await cluster.instance.api.served_version(JUDGE) == 4
+        await asyncio.gather(cluster.generate("c", 1, 1), cluster.generate("d", 1, 4, JUDGE))
 
     in_virtual_time(tmp_path, case, SOLVER, JUDGE)
 
 
 def test_a_version_that_can_not_be_loaded_leaves_the_other_adapter_served(tmp_path: Path) -> None:
-    async def case(house: House) -> None:
+    async def case(cluster: FakeCluster) -> None:
         for policy in (SOLVER, JUDGE):
-            await house.apply(0, policy=policy)
+            await cluster.apply(0, policy=policy)
         with pytest.raises(WrongVersion):
-            await house.apply(1, label=2)
-        assert await house.instance.api.served_version(SOLVER) == 0, "nothing was changed"
+            await cluster.apply(1, label=2)
+        assert await cluster.instance.api.served_version(SOLVER) == 0, "nothing was changed"
         with pytest.raises(WrongPolicy):
-            await house.generate("a", 1, policy=PolicyName("other"))
-        await house.generate("a", 1, policy=JUDGE)
+            await cluster.generate("a", 1, policy=PolicyName("other"))
+        await cluster.generate("a", 1, policy=JUDGE)
 
     in_virtual_time(tmp_path, case, SOLVER, JUDGE)

@@ -22,27 +22,27 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 
-from .house import AGENTS, RECIPE, House, plan
+from .fake_cluster import AGENTS, RECIPE, FakeCluster, plan
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
     system: ActorSystem, tmp_path: Path, max_staleness: int
 ) -> None:
-    house = House(system, tmp_path, max_staleness)
-    assert (await house.run({})).last_step == 6
-    assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
-    assert len(house.trainer.trained["judge"]) == 6 * 3 * 2 * 2
-    ids = [row.sample_id for rows in house.trainer.trained.values() for row in rows]
+    cluster = FakeCluster(system, tmp_path, max_staleness)
+    assert (await cluster.run({})).last_step == 6
+    assert len(cluster.trainer.trained["solver"]) == 6 * 3 * 2
+    assert len(cluster.trainer.trained["judge"]) == 6 * 3 * 2 * 2
+    ids = [row.sample_id for rows in cluster.trainer.trained.values() for row in rows]
     assert len(ids) == len(set(ids))
-    assert max(house.trainer.staleness) <= max_staleness
-    assert (max(house.trainer.staleness) > 0) == (max_staleness > 0)
-    rows = [row for rows in house.trainer.trained.values() for row in rows]
+    assert max(cluster.trainer.staleness) <= max_staleness
+    assert (max(cluster.trainer.staleness) > 0) == (max_staleness > 0)
+    rows = [row for rows in cluster.trainer.trained.values() for row in rows]
     assert all(row.policy_version == min(row.token_versions) for row in rows)
     if not max_staleness:
         assert not any(row.version_changes for row in rows)
-    lines = sorted(house.console.steps, key=lambda line: line.step)
-    assert max(line.figures["max_staleness"] for line in lines) == max(house.trainer.staleness)
+    lines = sorted(cluster.console.steps, key=lambda line: line.step)
+    assert max(line.figures["max_staleness"] for line in lines) == max(cluster.trainer.staleness)
     versions = [line.versions for line in lines]
     assert versions == [{"solver": n, "judge": n} for n in range(1, 7)]
 
@@ -50,10 +50,10 @@ async def test_every_sample_is_trained_once_and_none_is_staler_than_it_may_be(
 async def test_the_metrics_of_every_step_come_before_the_end_also_if_the_store_is_busy(
     system: ActorSystem, tmp_path: Path
 ) -> None:
-    house = House(system, tmp_path)
-    house.store.forget_s = 0.1
-    await house.run({})
-    assert [line.step for line in house.console.steps] == [1, 2, 3, 4, 5, 6]
+    cluster = FakeCluster(system, tmp_path)
+    cluster.store.forget_s = 0.1
+    await cluster.run({})
+    assert [line.step for line in cluster.console.steps] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
@@ -61,14 +61,18 @@ async def test_two_agents_of_one_policy_are_trained_together(
     system: ActorSystem, tmp_path: Path, max_staleness: int
 ) -> None:
     shared = PolicyName("shared")
-    house = House(system, tmp_path, max_staleness, policy_of=dict.fromkeys(AGENTS, "shared"), sft_batches=13)
-    assert (await house.run({})).last_step == 6
-    assert house.trainer.sft_batches == [("shared", 0, 10), ("shared", 10, 3)], "once, for both agents"
-    assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
-    assert len(house.trainer.trained["judge"]) == 6 * 3 * 2 * 2
-    assert house.trainer.batches == {"shared": [3 * 2 * 3] * 6}, "one optimizer step takes both agents' rows"
-    assert max(house.trainer.staleness) <= max_staleness
-    assert [instance.version for instance in house.instances[shared]] == [6, 6]
+    cluster = FakeCluster(
+        system, tmp_path, max_staleness, policy_of=dict.fromkeys(AGENTS, "shared"), sft_batches=13
+    )
+    assert (await cluster.run({})).last_step == 6
+    assert cluster.trainer.sft_batches == [("shared", 0, 10), ("shared", 10, 3)], "once, for both agents"
+    assert len(cluster.trainer.trained["solver"]) == 6 * 3 * 2
+    assert len(cluster.trainer.trained["judge"]) == 6 * 3 * 2 * 2
+    assert cluster.trainer.batches == {"shared": [3 * 2 * 3] * 6}, (
+        "one optimizer step takes both agents' rows"
+    )
+    assert max(cluster.trainer.staleness) <= max_staleness
+    assert [instance.version for instance in cluster.instances[shared]] == [6, 6]
     state = checkpoint.load(checkpoint.committed_folder(tmp_path / "checkpoints", Step(6)))
     assert state.versions == {"shared": 6}
     assert (tmp_path / "checkpoints" / "step_000006" / "shared").is_dir()
@@ -77,11 +81,11 @@ async def test_two_agents_of_one_policy_are_trained_together(
 async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(
     system: ActorSystem, tmp_path: Path
 ) -> None:
-    house = House(system, tmp_path, 2)
-    await house.run({}, global_batch={PolicyName("judge"): 10})
-    assert house.trainer.batches["judge"] == [10, 10, 16] * 2, "12 samples a step; steps 3 and 6 are saved"
-    assert house.trainer.batches["solver"] == [6] * 6
-    assert max(house.trainer.staleness) <= 2
+    cluster = FakeCluster(system, tmp_path, 2)
+    await cluster.run({}, global_batch={PolicyName("judge"): 10})
+    assert cluster.trainer.batches["judge"] == [10, 10, 16] * 2, "12 samples a step; steps 3 and 6 are saved"
+    assert cluster.trainer.batches["solver"] == [6] * 6
+    assert max(cluster.trainer.staleness) <= 2
 
 
 def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
@@ -90,14 +94,14 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
-            house = House(system, tmp_path)
+            cluster = FakeCluster(system, tmp_path)
             rollout = RolloutConfig(trajectory_timeout_s=0.2, min_trajectories=2, replacement_queries=4)
-            assert (await house.run({"hangs": 1}, rollout)).last_step == 6
-            assert len(house.trainer.trained["solver"]) == 6 * 3 * 2
-            positions = sorted(int(group.partition(":q")[2]) for group in house.groups("solver"))
+            assert (await cluster.run({"hangs": 1}, rollout)).last_step == 6
+            assert len(cluster.trainer.trained["solver"]) == 6 * 3 * 2
+            positions = sorted(int(group.partition(":q")[2]) for group in cluster.groups("solver"))
             assert positions == [n for n in range(27) if n % 3 != 1], "queries are drawn in order, each once"
-            assert sum(line.figures["replaced_queries"] for line in house.console.steps) == 9
-            assert sum(line.figures["dropped_groups"] for line in house.console.steps) == 9
+            assert sum(line.figures["replaced_queries"] for line in cluster.console.steps) == 9
+            assert sum(line.figures["dropped_groups"] for line in cluster.console.steps) == 9
             (last,) = (tmp_path / "checkpoints").glob("step_000006")
             assert checkpoint.load(last).queries.drawn == 27
 
@@ -105,10 +109,10 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
 
 
 async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path: Path) -> None:
-    house = House(system, tmp_path)
-    await house.run({"equal": 0}, RolloutConfig(drop_zero_advantage=True, replacement_queries=4))
-    assert all(row.advantage for row in house.trainer.trained["solver"])
-    assert len(house.groups("judge")) == 18
+    cluster = FakeCluster(system, tmp_path)
+    await cluster.run({"equal": 0}, RolloutConfig(drop_zero_advantage=True, replacement_queries=4))
+    assert all(row.advantage for row in cluster.trainer.trained["solver"])
+    assert len(cluster.groups("judge")) == 18
 
 
 async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem, tmp_path: Path) -> None:

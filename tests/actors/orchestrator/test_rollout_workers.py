@@ -39,7 +39,7 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.waits import Wait
 from flexmarl.core.wire.memory import MemoryNetwork
 
-from .house import House, Instance, Supervisor, Trainer
+from .fake_cluster import FakeCluster, Instance, Supervisor, Trainer
 
 SETTINGS = Settings(heartbeat_s=0.5, missed_heartbeats=3, connect_timeout_s=1.0)
 
@@ -76,7 +76,7 @@ class KillingSupervisor(Supervisor):
             self._processes.kill(name)
 
 
-class Processes(House):
+class Processes(FakeCluster):
     """Every worker has a system of its own, which is started again when it has ended."""
 
     def __init__(self, network: MemoryNetwork, system: ActorSystem, folder: Path, **options: Any) -> None:
@@ -140,16 +140,16 @@ def run(folder: Path, body: Callable[[Processes], Any], **options: Any) -> Proce
     async def main() -> None:
         network = MemoryNetwork()
         async with ActorSystem("tests", wire=network.wire("tests"), settings=SETTINGS) as system:
-            house = Processes(network, system, folder, **options)
-            house.evaluate_every = 2
-            striking = asyncio.create_task(body(house))
+            cluster = Processes(network, system, folder, **options)
+            cluster.evaluate_every = 2
+            striking = asyncio.create_task(body(cluster))
             try:
-                assert (await house.run({"eval_s": 2.0})).last_step == 6
+                assert (await cluster.run({"eval_s": 2.0})).last_step == 6
             finally:
                 striking.cancel()
                 await asyncio.wait([striking])
-                await house.close()
-            found.append(house)
+                await cluster.close()
+            found.append(cluster)
 
     virtual_time.run(main())
     return found[0]
@@ -160,15 +160,15 @@ def run(folder: Path, body: Callable[[Processes], Any], **options: Any) -> Proce
 def test_kills(tmp_path: Path, workers: int, max_staleness: int) -> None:
     rng = random.Random(f"{workers} {max_staleness}")
 
-    async def strike(house: Processes) -> None:
+    async def strike(cluster: Processes) -> None:
         while True:
             await asyncio.sleep(rng.uniform(0.0, 4.0))
-            if house.running:
-                house.kill(rng.choice(sorted(house.running)))
+            if cluster.running:
+                cluster.kill(rng.choice(sorted(cluster.running)))
 
-    house = run(tmp_path, strike, workers=workers, max_staleness=max_staleness)
-    house.check(max_staleness)
-    assert len(house.losses()) > 5 and any(event.groups for event in house.losses())
+    cluster = run(tmp_path, strike, workers=workers, max_staleness=max_staleness)
+    cluster.check(max_staleness)
+    assert len(cluster.losses()) > 5 and any(event.groups for event in cluster.losses())
 
 
 def test_a_worker_that_is_given_up_before_it_has_enlisted_delays_no_run(
@@ -177,16 +177,16 @@ def test_a_worker_that_is_given_up_before_it_has_enlisted_delays_no_run(
     """Its host is lost as the run begins, and it is started nowhere else."""
     node = Processes._node
 
-    async def all_but_the_first(house: Processes, name: str) -> None:
-        await (asyncio.Event().wait() if name == "rollout-0" else node(house, name))
+    async def all_but_the_first(cluster: Processes, name: str) -> None:
+        await (asyncio.Event().wait() if name == "rollout-0" else node(cluster, name))
 
-    async def look_on(house: Processes) -> None:
-        assert "rollout-0" not in house.running
+    async def look_on(cluster: Processes) -> None:
+        assert "rollout-0" not in cluster.running
 
     monkeypatch.setattr(Processes, "_node", all_but_the_first)
-    house = run(tmp_path, look_on, workers=2)
-    house.check()
-    assert set(house.lives) == {"rollout-1"}
+    cluster = run(tmp_path, look_on, workers=2)
+    cluster.check()
+    assert set(cluster.lives) == {"rollout-1"}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -194,41 +194,41 @@ def test_freezes(tmp_path: Path, workers: int) -> None:
     """A frozen worker's tasks run on, and its messages leave when it continues: it may have been given up by then."""
     rng = random.Random(workers)
 
-    async def strike(house: Processes) -> None:
+    async def strike(cluster: Processes) -> None:
         while True:
             await asyncio.sleep(rng.uniform(0.0, 3.0))
-            if house.running:
-                name = rng.choice(sorted(house.running))
-                pid = house.running[name]
-                house.network.pause(name)
+            if cluster.running:
+                name = rng.choice(sorted(cluster.running))
+                pid = cluster.running[name]
+                cluster.network.pause(name)
                 await asyncio.sleep(rng.uniform(0.0, 4.0))
-                if house.running.get(name) == pid:
-                    house.network.resume(name)
+                if cluster.running.get(name) == pid:
+                    cluster.network.resume(name)
 
-    house = run(tmp_path, strike, workers=workers)
-    house.check()
-    assert len(house.losses()) > 2
+    cluster = run(tmp_path, strike, workers=workers)
+    cluster.check()
+    assert len(cluster.losses()) > 2
 
 
 def test_a_zombie_that_the_supervisor_does_not_reach_harms_nothing(tmp_path: Path) -> None:
     """It is given up and continues, with messages that it sent while it was frozen."""
     frozen: list[int] = []
 
-    async def strike(house: Processes) -> None:
-        house.is_killing = False
-        while "rollout-0" not in house.running or not house.trainer.trained["solver"]:
+    async def strike(cluster: Processes) -> None:
+        cluster.is_killing = False
+        while "rollout-0" not in cluster.running or not cluster.trainer.trained["solver"]:
             await asyncio.sleep(0.05)
-        frozen.append(house.running["rollout-0"])
-        house.network.pause("rollout-0")
-        while not house.losses():
+        frozen.append(cluster.running["rollout-0"])
+        cluster.network.pause("rollout-0")
+        while not cluster.losses():
             await asyncio.sleep(0.05)
-        house.network.resume("rollout-0")
+        cluster.network.resume("rollout-0")
 
-    house = run(tmp_path, strike, workers=2)
-    house.check()
-    assert len(house.losses()) == 1 and house.losses()[0].worker == "rollout-0"
-    assert house.losses()[0].groups and "silent" in house.losses()[0].reason
-    assert house.supervisor.lost_actors == [("rollout-0", frozen[0])]
+    cluster = run(tmp_path, strike, workers=2)
+    cluster.check()
+    assert len(cluster.losses()) == 1 and cluster.losses()[0].worker == "rollout-0"
+    assert cluster.losses()[0].groups and "silent" in cluster.losses()[0].reason
+    assert cluster.supervisor.lost_actors == [("rollout-0", frozen[0])]
 
 
 def test_a_worker_that_reports_its_own_failure_is_left_to_its_supervisor(tmp_path: Path) -> None:
@@ -238,59 +238,59 @@ def test_a_worker_that_reports_its_own_failure_is_left_to_its_supervisor(tmp_pat
     async def fail() -> None:
         raise ActorDead("q7", "its disk is full")
 
-    async def strike(house: Processes) -> None:
-        while not house.trainer.trained["solver"]:
+    async def strike(cluster: Processes) -> None:
+        while not cluster.trainer.trained["solver"]:
             await asyncio.sleep(0.05)
-        house.lives["rollout-0"].background(fail(), "fails")
+        cluster.lives["rollout-0"].background(fail(), "fails")
 
-    house = run(tmp_path, strike, workers=2)
-    house.check()
-    assert len(house.losses()) == 1 and "its disk is full" in house.losses()[0].reason
-    assert house.supervisor.lost_actors == []
+    cluster = run(tmp_path, strike, workers=2)
+    cluster.check()
+    assert len(cluster.losses()) == 1 and "its disk is full" in cluster.losses()[0].reason
+    assert cluster.supervisor.lost_actors == []
 
 
 def test_a_group_that_was_put_before_its_worker_died_counts_and_is_not_begun_again(tmp_path: Path) -> None:
     put: list[str] = []
 
-    async def strike(house: Processes) -> None:
-        house.store.lose_answers_of = "rollout-0"
-        while not any(house.store.writers._reports):
+    async def strike(cluster: Processes) -> None:
+        cluster.store.lose_answers_of = "rollout-0"
+        while not any(cluster.store.writers._reports):
             await asyncio.sleep(0.01)
         await asyncio.sleep(5.0)  # in which every group is put, and none is reported
-        put.extend(report.query for of in house.store.writers._reports.values() for report in of)
-        house.store.lose_answers_of = ""
-        house.kill("rollout-0")
+        put.extend(report.query for of in cluster.store.writers._reports.values() for report in of)
+        cluster.store.lose_answers_of = ""
+        cluster.kill("rollout-0")
 
-    house = run(tmp_path, strike)
-    house.check()
+    cluster = run(tmp_path, strike)
+    cluster.check()
     assert sorted(put) == ["q0", "q1", "q2"]
-    assert [event.groups for event in house.losses()] == [0]
+    assert [event.groups for event in cluster.losses()] == [0]
 
 
 def test_a_worker_that_is_lost_in_an_evaluation(tmp_path: Path) -> None:
-    async def strike(house: Processes) -> None:
-        while len(house.running) < 2:
+    async def strike(cluster: Processes) -> None:
+        while len(cluster.running) < 2:
             await asyncio.sleep(0.01)
-        while not any(text.startswith("evaluating") for text in house.console.phases):
+        while not any(text.startswith("evaluating") for text in cluster.console.phases):
             await asyncio.sleep(0.01)
         await asyncio.sleep(1.0)
-        house.kill("rollout-1")
+        cluster.kill("rollout-1")
 
-    house = run(tmp_path, strike, workers=2)
-    house.check()
-    assert [(event.groups, event.trajectories) for event in house.losses()] == [(0, 2)]
-    evaluations = [event for event in house.console.events if isinstance(event, Evaluated)]
+    cluster = run(tmp_path, strike, workers=2)
+    cluster.check()
+    assert [(event.groups, event.trajectories) for event in cluster.losses()] == [(0, 2)]
+    evaluations = [event for event in cluster.console.events if isinstance(event, Evaluated)]
     assert [event.metrics["number"] for event in evaluations] == [1.5] * len(evaluations)
 
 
 def test_late_reports_of_a_lost_life_are_ignored(tmp_path: Path) -> None:
     late: list[bool] = []
 
-    async def strike(house: Processes) -> None:
-        while not house.console.steps:
+    async def strike(cluster: Processes) -> None:
+        while not cluster.console.steps:
             await asyncio.sleep(0.01)
-        orchestrator = house.orchestrator
-        group = GroupClosed(house.console.steps[-1].step, "q0", {}, {}, 0.0, {}, [])
+        orchestrator = cluster.orchestrator
+        group = GroupClosed(cluster.console.steps[-1].step, "q0", {}, {}, 0.0, {}, [])
         await orchestrator.group_closed("rollout-0-of-old", group)
         late.append(True)
 
@@ -312,33 +312,33 @@ class SlowTrainer(Trainer):
 def test_closed_groups_whose_samples_are_lost_with_their_host_begin_again(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
 
-    async def body(house: Processes) -> None:
-        house.store.loses_bytes = True
-        house.trainer.__class__ = SlowTrainer
+    async def body(cluster: Processes) -> None:
+        cluster.store.loses_bytes = True
+        cluster.trainer.__class__ = SlowTrainer
         while True:
             await asyncio.sleep(draw.uniform(0.5, 3.0))
-            if house.running:
-                house.kill(draw.choice(sorted(house.running)))
+            if cluster.running:
+                cluster.kill(draw.choice(sorted(cluster.running)))
 
-    house = run(tmp_path, body, workers=3, max_staleness=2)
-    assert house.store.lost > 0
-    house.check(max_staleness=2)
+    cluster = run(tmp_path, body, workers=3, max_staleness=2)
+    assert cluster.store.lost > 0
+    cluster.check(max_staleness=2)
 
 
 def test_the_work_that_workers_have_is_listed(tmp_path: Path) -> None:
     """The workers have groups whose turns are under way."""
 
-    async def body(house: Processes) -> None:
-        while len(house.lives) < house.workers:
+    async def body(cluster: Processes) -> None:
+        while len(cluster.lives) < cluster.workers:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-        waits = house.orchestrator.waits()
+        waits = cluster.orchestrator.waits()
         at_workers = [wait for wait in waits if wait.actor.startswith("rollout-")]
         assert at_workers and all(
             " group" in wait.text and wait.text.endswith(wait.actor) for wait in at_workers
         )
         assert all(wait.actor for wait in waits), "the workers name the causes"
-        assert house.orchestrator.progress() > 0
+        assert cluster.orchestrator.progress() > 0
 
     run(tmp_path, body)
 

@@ -11,7 +11,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing.virtual_time import VirtualTimeLoop
 from flexmarl.core.wire.memory import MemoryNetwork
 
-from .house import House
+from .fake_cluster import FakeCluster
 
 # Tests that ask the store: its queries run in threads, which virtual time refuses.
 IN_REAL_TIME = {"test_turn_columns.py"}
@@ -33,5 +33,5 @@ async def system() -> AsyncIterator[ActorSystem]:
 
 
 @pytest.fixture
-def house(system: ActorSystem, tmp_path: Path) -> House:
-    return House(system, tmp_path)
+def cluster(system: ActorSystem, tmp_path: Path) -> FakeCluster:
+    return FakeCluster(system, tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.rollout.rollout import Rollout
 
-from .house import QUERY, SOLVER, House, serve, start_step
+from .fake_cluster import QUERY, SOLVER, FakeCluster, serve, start_step
 
 ENVIRONMENT = """
     ...
@@ -46,10 +46,10 @@ class Growing(Environment):
 """
 
 
-async def opened(house: House, workflow: str = "workflow = Growing", **config: float) -> Rollout:
-    for fake in house.instances["solver"]:
+async def opened(cluster: FakeCluster, workflow: str = "workflow = Growing", **config: float) -> Rollout:
+    for fake in cluster.instances["solver"]:
         fake._answer = lambda request: (65,)
-    return await house.open(ENVIRONMENT.format(workflow=workflow), **config)
+    return await cluster.open(ENVIRONMENT.format(workflow=workflow), **config)
 
 
 def log(rollout: Rollout) -> list[str]:
@@ -57,38 +57,38 @@ def log(rollout: Rollout) -> list[str]:
     return noted
 
 
-async def test_an_environment_is_set_up_once_and_plays_all_trajectories(house: House) -> None:
-    rollout = await opened(house)
+async def test_an_environment_is_set_up_once_and_plays_all_trajectories(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     assert log(rollout) == ["setup", "open"], "before the first trajectory"
     await serve(rollout, "solver", 0)
     await start_step(rollout, 1, [QUERY], 3, {"solver": 0, "judge": 0})
-    group = await house.closed()
+    group = await cluster.closed()
     assert group.failures == []
     assert group.rewards[SOLVER] == [3.0] * 3 and group.samples[SOLVER] == 9 and group.failures == []
-    await house.system.remove("rollout")
+    await cluster.system.remove("rollout")
     assert log(rollout) == ["setup", "open", *["end"] * 3, "close", "teardown"]
 
 
-async def test_a_limit_fails_the_trajectory_and_its_environment_ends(house: House) -> None:
-    rollout = await opened(house, trajectory_turns=2)
+async def test_a_limit_fails_the_trajectory_and_its_environment_ends(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster, trajectory_turns=2)
     await serve(rollout, "solver", 0)
     await start_step(rollout, 1, [QUERY], 1, {"solver": 0, "judge": 0})
-    (failure,) = (await house.closed()).failures
+    (failure,) = (await cluster.closed()).failures
     assert failure.error.startswith("LimitReached: agent solver") and log(rollout)[-1] == "end"
 
 
-async def test_a_setup_that_fails_is_named_with_its_line(house: House) -> None:
+async def test_a_setup_that_fails_is_named_with_its_line(cluster: FakeCluster) -> None:
     failing = "async def setup():\n    raise OSError('no disk')\nworkflow = Growing"
     with pytest.raises(RecipeError, match=r"setup failed: OSError: no disk(.|\n)*in setup"):
-        await opened(house, failing)
+        await opened(cluster, failing)
 
 
-async def test_a_setup_that_hangs_is_ended(house: House) -> None:
+async def test_a_setup_that_hangs_is_ended(cluster: FakeCluster) -> None:
     hangs = "async def setup():\n    await asyncio.Event().wait()\nworkflow = Growing"
     with pytest.raises(RecipeError, match=r"setup failed: TimeoutError: not done within 5 s"):
-        await opened(house, hangs, setup_timeout_s=5)
+        await opened(cluster, hangs, setup_timeout_s=5)
 
 
-async def test_another_class_is_no_workflow(house: House) -> None:
+async def test_another_class_is_no_workflow(cluster: FakeCluster) -> None:
     with pytest.raises(RecipeError, match=r"workflow is the class Path, which is not derived from flexmarl"):
-        await opened(house, "workflow = Path")
+        await opened(cluster, "workflow = Path")

@@ -19,7 +19,7 @@ from flexmarl.actors.workflow import LARGEST_REWARD
 from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
-from .house import QUERY, SOLVER, House, evaluate, serve, start_step
+from .fake_cluster import QUERY, SOLVER, FakeCluster, evaluate, serve, start_step
 
 REWARD = Column(type="float", required=True, written_by="external", timeout_s=PATIENCE_S)
 ALONE = """
@@ -29,9 +29,9 @@ ALONE = """
 COLUMNS = {"reward": REWARD, "answer": Column(type="str"), "plan": Column(type="tokens")}
 
 
-async def opened(house: House, body: str = ALONE, reward: Column = REWARD, **config: Any) -> Rollout:
-    house.columns = {"solver": {**COLUMNS, "reward": reward}}
-    rollout = await house.open(body, **config)
+async def opened(cluster: FakeCluster, body: str = ALONE, reward: Column = REWARD, **config: Any) -> Rollout:
+    cluster.columns = {"solver": {**COLUMNS, "reward": reward}}
+    rollout = await cluster.open(body, **config)
     for policy in ("solver", "judge"):
         await serve(rollout, policy, 0)
     return rollout
@@ -41,85 +41,87 @@ async def step(rollout: Rollout, trajectories: int = 3) -> None:
     await start_step(rollout, 1, [QUERY], trajectories, {"solver": 0, "judge": 0})
 
 
-async def waiting(house: House, count: int) -> list[dict[str, Any]]:
+async def waiting(cluster: FakeCluster, count: int) -> list[dict[str, Any]]:
     """The samples that a judge finds, once there are as many."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            found = (await house.store.select("status = 'writing'", 100)).rows
+            found = (await cluster.store.select("status = 'writing'", 100)).rows
             if len(found) == count:
                 return sorted(found, key=lambda row: str(row["sample_id"]))
             await asyncio.sleep(0.01)
 
 
-async def judge(house: House, rewards: dict[str, float], agent: str = "solver") -> None:
+async def judge(cluster: FakeCluster, rewards: dict[str, float], agent: str = "solver") -> None:
     parts = {agent: {"sample_id": [*rewards], "reward": [*rewards.values()]}}
-    await house.store.write("judge", parts)
+    await cluster.store.write("judge", parts)
 
 
 @pytest.fixture
-async def house(system: ActorSystem, tmp_path: Path) -> House:
-    return House(system, tmp_path)
+async def cluster(system: ActorSystem, tmp_path: Path) -> FakeCluster:
+    return FakeCluster(system, tmp_path)
 
 
-async def test_a_group_closes_with_the_judges_rewards_when_all_are_there(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_group_closes_with_the_judges_rewards_when_all_are_there(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await step(rollout)
-    rows = await waiting(house, 3)
+    rows = await waiting(cluster, 3)
     assert [row["sample_id"] for row in rows] == ["1:q7_0_0", "1:q7_0_1", "1:q7_0_2"]
     assert {(row["reward"], row["step"], row["query"], row["policy_version"]) for row in rows} == {
         (None, 1, "q7", 0)
     }
-    shown = await house.store.unjudged(SOLVER, ["text", "query_text", "tokens", "answer", "plan"])
+    shown = await cluster.store.unjudged(SOLVER, ["text", "query_text", "tokens", "answer", "plan"])
     names = shown["sample_id"]
     assert names == [row["sample_id"] for row in rows]
     assert shown["answer"] == [row["answer"] for row in rows] and set("".join(shown["answer"])) == {"x"}
     assert shown["text"] == shown["answer"] and shown["query_text"] == ["2+2"] * 3
     assert [len(plain_cell(tokens)) for tokens in shown["tokens"]] == [*map(len, shown["text"])]
     assert [plain_cell(plan).tolist() for plan in shown["plan"]] == [[1, 2]] * 3
-    await judge(house, {names[0]: 0.25, names[2]: 2.0})
-    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
-    assert house.events.closed.empty()
-    await judge(house, {names[1]: -1.0})
-    closed = await house.closed()
+    await judge(cluster, {names[0]: 0.25, names[2]: 2.0})
+    assert [row["sample_id"] for row in await waiting(cluster, 1)] == [names[1]]
+    assert cluster.events.closed.empty()
+    await judge(cluster, {names[1]: -1.0})
+    closed = await cluster.closed()
     assert closed.rewards[SOLVER] == [0.25, -1.0, 2.0] and closed.samples[SOLVER] == 3
-    for sample in await house.rows("solver", 0, 3):
+    for sample in await cluster.rows("solver", 0, 3):
         assert sample.reward == (0.25, -1.0, 2.0)[int(sample.sample_id[-1])]
         assert (sample.advantage, sample.group_size) == (sample.reward - 1.25 / 3, 3)
 
 
 @pytest.mark.parametrize("use", ["trajectory", "turn", "both"])
-async def test_turns_are_judged_one_by_one_if_their_rewards_count(house: House, use: Any) -> None:
-    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards=use)
+async def test_turns_are_judged_one_by_one_if_their_rewards_count(cluster: FakeCluster, use: Any) -> None:
+    cluster.credit["solver"] = CreditConfig(name="dr_grpo", rewards=use)
     body = ALONE + '    await agents["solver"].generate([turn, "?"])\n'
-    rollout = await opened(house, body)
+    rollout = await opened(cluster, body)
     await step(rollout, 1)
     names = ["1:q7_1_0"] if use == "trajectory" else ["1:q7_0_0", "1:q7_1_0"]
-    assert [row["sample_id"] for row in await waiting(house, len(names))] == names
-    await judge(house, {name: number + 0.5 for number, name in enumerate(names)})
-    assert not (closed := await house.closed()).failures
-    rewards = [sample.reward for sample in await house.rows("solver", 0, 2)]
+    assert [row["sample_id"] for row in await waiting(cluster, len(names))] == names
+    await judge(cluster, {name: number + 0.5 for number, name in enumerate(names)})
+    assert not (closed := await cluster.closed()).failures
+    rewards = [sample.reward for sample in await cluster.rows("solver", 0, 2)]
     assert rewards == ([0.5, 0.5] if use == "trajectory" else [0.5, 1.5])
     assert closed.turn_rewards == ({} if use == "trajectory" else {SOLVER: [0.5, 1.5]})
 
 
-async def test_other_agents_and_the_team_keep_the_workflows_rewards(house: House) -> None:
+async def test_other_agents_and_the_team_keep_the_workflows_rewards(cluster: FakeCluster) -> None:
     body = (
         ALONE + '    await agents["judge"].generate(turn.text)\n    return Rewards(judge=3.0).of_team(1.0)\n'
     )
-    rollout = await opened(house, body)
+    rollout = await opened(cluster, body)
     await step(rollout, 1)
-    (row,) = await waiting(house, 1)
-    await judge(house, {row["sample_id"]: 0.5})
-    assert (await house.closed()).rewards == {"solver": [1.5], "judge": [4.0]}
+    (row,) = await waiting(cluster, 1)
+    await judge(cluster, {row["sample_id"]: 0.5})
+    assert (await cluster.closed()).rewards == {"solver": [1.5], "judge": [4.0]}
 
 
-async def test_without_a_judge_the_trajectories_fail_by_name_and_the_group_is_dropped(house: House) -> None:
+async def test_without_a_judge_the_trajectories_fail_by_name_and_the_group_is_dropped(
+    cluster: FakeCluster,
+) -> None:
     late = REWARD.model_copy(update={"timeout_s": 0.3})
-    rollout = await opened(house, reward=late, min_trajectories=2)
+    rollout = await opened(cluster, reward=late, min_trajectories=2)
     await step(rollout)
-    (row, *_) = await waiting(house, 3)
-    await judge(house, {row["sample_id"]: 1.0})
-    closed = await house.closed()
+    (row, *_) = await waiting(cluster, 3)
+    await judge(cluster, {row["sample_id"]: 1.0})
+    closed = await cluster.closed()
     assert (
         closed.dropped == "1 trajectories survived, rollout.min_trajectories=2" and len(closed.failures) == 2
     )
@@ -127,23 +129,23 @@ async def test_without_a_judge_the_trajectories_fail_by_name_and_the_group_is_dr
         "NotJudged: agent solver: no reward for sample 1:q7_0_1 within agents.solver.columns.reward.timeout_s=0.3"
         in closed.failures[0].error
     )
-    assert await waiting(house, 0) == []
-    await judge(house, {"1:q7_0_1": 1.0})  # too late: left out, as the others of the same write count
+    assert await waiting(cluster, 0) == []
+    await judge(cluster, {"1:q7_0_1": 1.0})  # too late: left out, as the others of the same write count
 
 
-async def test_an_evaluation_is_judged_too(house: House) -> None:
-    rollout = await opened(house)
+async def test_an_evaluation_is_judged_too(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     for reward in (1.0, 0.0):  # its samples have the same names each time
         rules = EvaluationRules(success="reward/solver")
         evaluating = asyncio.create_task(
             evaluate(rollout, [QUERY, Query("q8", "1+1")], {"solver": 0, "judge": 0}, rules)
         )
-        rows = await waiting(house, 2)
+        rows = await waiting(cluster, 2)
         assert [(row["sample_id"], row["step"]) for row in rows] == [
             ("eval:q7_0_0", None),
             ("eval:q8_0_0", None),
         ]
-        await judge(house, {"eval:q7_0_0": reward, "eval:q8_0_0": 0.5})
+        await judge(cluster, {"eval:q7_0_0": reward, "eval:q8_0_0": 0.5})
         found = await evaluating
         assert not found.failures
         assert found.metrics == {"reward/solver": (reward + 0.5) / 2, "accuracy": reward / 2}
@@ -163,141 +165,143 @@ async def test_an_evaluation_is_judged_too(house: House) -> None:
         ({"reward": [1.0], OFFER_KEY: []}, r"@offer is \[\]: a list with one for each sample is wanted"),
     ],
 )
-async def test_an_invalid_reward_is_refused_by_name(house: House, part: dict[str, Any], why: str) -> None:
-    rollout = await opened(house)
+async def test_an_invalid_reward_is_refused_by_name(
+    cluster: FakeCluster, part: dict[str, Any], why: str
+) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 1)
-    await waiting(house, 1)
+    await waiting(cluster, 1)
     with pytest.raises(StoreError, match=why):
-        await house.store.write("judge", {"solver": {"sample_id": ["1:q7_0_0"], **part}})
-    assert len(await waiting(house, 1)) == 1
-    await judge(house, {"1:q7_0_0": 0.5})
-    assert (await house.closed()).rewards[SOLVER] == [0.5]
+        await cluster.store.write("judge", {"solver": {"sample_id": ["1:q7_0_0"], **part}})
+    assert len(await waiting(cluster, 1)) == 1
+    await judge(cluster, {"1:q7_0_0": 0.5})
+    assert (await cluster.closed()).rewards[SOLVER] == [0.5]
 
 
-async def test_a_second_reward_changes_nothing(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_second_reward_changes_nothing(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 2)
-    names = [row["sample_id"] for row in await waiting(house, 2)]
+    names = [row["sample_id"] for row in await waiting(cluster, 2)]
     rollout._outside._take = lambda rewards: None  # type: ignore[method-assign]  # it is slow
-    await judge(house, {names[0]: 0.5})
-    await judge(house, {names[0]: 0.5})
+    await judge(cluster, {names[0]: 0.5})
+    await judge(cluster, {names[0]: 0.5})
     with pytest.raises(StoreError, match="sample 1:q7_0_0 has the reward 0.5 already"):
-        await judge(house, {names[1]: 1.0, names[0]: 0.75})
-    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]], "all or none"
+        await judge(cluster, {names[1]: 1.0, names[0]: 0.75})
+    assert [row["sample_id"] for row in await waiting(cluster, 1)] == [names[1]], "all or none"
 
 
-async def test_a_repeated_reward_is_acknowledged_when_the_first_is_durable(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_repeated_reward_is_acknowledged_when_the_first_is_durable(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 1)
-    (name,) = [row["sample_id"] for row in await waiting(house, 1)]
-    first = asyncio.ensure_future(judge(house, {name: 0.5}))
+    (name,) = [row["sample_id"] for row in await waiting(cluster, 1)]
+    first = asyncio.ensure_future(judge(cluster, {name: 0.5}))
     await asyncio.sleep(0)
-    assert house.store._journal._waiting, "it is being written"
-    await judge(house, {name: 0.5})
-    assert not house.store._journal._waiting
+    assert cluster.store._journal._waiting, "it is being written"
+    await judge(cluster, {name: 0.5})
+    assert not cluster.store._journal._waiting
     await first
 
 
-async def test_acknowledged_rewards_survive_the_stores_end(house: House, system: ActorSystem) -> None:
-    rollout = await opened(house)
+async def test_acknowledged_rewards_survive_the_stores_end(cluster: FakeCluster, system: ActorSystem) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 2)
-    names = [row["sample_id"] for row in await waiting(house, 2)]
+    names = [row["sample_id"] for row in await waiting(cluster, 2)]
     rollout._outside._take = lambda rewards: None  # type: ignore[method-assign]  # it comes too late
-    await judge(house, {names[0]: 0.5})
+    await judge(cluster, {names[0]: 0.5})
     del rollout._outside._take
-    setup = house.store._setup
+    setup = cluster.store._setup
     await system.remove("store")
-    house.store = Store(setup)
-    await system.add(house.store, "store")
+    cluster.store = Store(setup)
+    await system.add(cluster.store, "store")
     await rollout._outside._offer([sample for sample, _ in rollout._outside._waiting.values()])
     # The first task ended with the store, in good order.
     rollout.background(rollout._outside.run(), "outside rewards again")
-    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
-    await judge(house, {names[1]: 1.0})
-    assert (await house.closed()).rewards[SOLVER] == [0.5, 1.0]
+    assert [row["sample_id"] for row in await waiting(cluster, 1)] == [names[1]]
+    await judge(cluster, {names[1]: 1.0})
+    assert (await cluster.closed()).rewards[SOLVER] == [0.5, 1.0]
 
 
-async def test_a_lost_workers_samples_wait_no_longer(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_lost_workers_samples_wait_no_longer(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 2)
-    names = [row["sample_id"] for row in await waiting(house, 2)]
-    await judge(house, {names[0]: 0.5})
-    await house.store.retire(rollout.writer)
-    assert await waiting(house, 0) == []
+    names = [row["sample_id"] for row in await waiting(cluster, 2)]
+    await judge(cluster, {names[0]: 0.5})
+    await cluster.store.retire(rollout.writer)
+    assert await waiting(cluster, 0) == []
     again = UnjudgedSample(names[0], "solver", 0, 0, {})
-    await house.store.offer("another", [again])
-    assert len(await waiting(house, 1)) == 1, "the reward was for another answer"
+    await cluster.store.offer("another", [again])
+    assert len(await waiting(cluster, 1)) == 1, "the reward was for another answer"
 
 
-async def test_a_reward_for_an_answer_that_is_gone_is_not_that_of_its_successor(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_reward_for_an_answer_that_is_gone_is_not_that_of_its_successor(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 1)
-    (name,) = [row["sample_id"] for row in await waiting(house, 1)]
-    read = await house.store.unjudged(SOLVER, ["text"])
-    await house.store.retire(rollout.writer)
-    await house.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {"text": "y"})])
+    (name,) = [row["sample_id"] for row in await waiting(cluster, 1)]
+    read = await cluster.store.unjudged(SOLVER, ["text"])
+    await cluster.store.retire(rollout.writer)
+    await cluster.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {"text": "y"})])
     late = {"sample_id": [name], OFFER_KEY: read[OFFER_KEY], "reward": [0.25]}
-    await house.store.write("judge", {"solver": late})
-    present = await house.store.unjudged(SOLVER, ["text"])
+    await cluster.store.write("judge", {"solver": late})
+    present = await cluster.store.unjudged(SOLVER, ["text"])
     assert present["text"] == ["y"], "it still waits"
-    await house.store.write("judge", {"solver": {**late, OFFER_KEY: present[OFFER_KEY], "reward": [0.75]}})
-    assert await anext(house.store.given("another")) == {name: 0.75}
+    await cluster.store.write("judge", {"solver": {**late, OFFER_KEY: present[OFFER_KEY], "reward": [0.75]}})
+    assert await anext(cluster.store.given("another")) == {name: 0.75}
 
 
-async def test_a_worker_that_was_given_up_withdraws_its_own_samples_alone(house: House) -> None:
+async def test_a_worker_that_was_given_up_withdraws_its_own_samples_alone(cluster: FakeCluster) -> None:
     """It may be continued after its groups began again: then its trajectories have waited for too long."""
-    rollout = await opened(house)
+    rollout = await opened(cluster)
     await step(rollout, 2)
-    names = [row["sample_id"] for row in await waiting(house, 2)]
-    await house.store.retire(rollout.writer)
-    await house.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {}) for name in names])
-    await judge(house, {names[0]: 0.5})
-    await house.store.withdraw(rollout.writer, names)
-    assert [row["sample_id"] for row in await waiting(house, 1)] == [names[1]]
-    await judge(house, {names[1]: 1.0})
-    assert await anext(house.store.given("another")) == dict(zip(names, (0.5, 1.0), strict=True))
+    names = [row["sample_id"] for row in await waiting(cluster, 2)]
+    await cluster.store.retire(rollout.writer)
+    await cluster.store.offer("another", [UnjudgedSample(name, "solver", 0, 0, {}) for name in names])
+    await judge(cluster, {names[0]: 0.5})
+    await cluster.store.withdraw(rollout.writer, names)
+    assert [row["sample_id"] for row in await waiting(cluster, 1)] == [names[1]]
+    await judge(cluster, {names[1]: 1.0})
+    assert await anext(cluster.store.given("another")) == dict(zip(names, (0.5, 1.0), strict=True))
 
 
-async def test_a_column_of_the_workflow_may_be_named_offer(house: House) -> None:
-    house.columns = {"solver": {"reward": REWARD, "offer": Column(type="int")}}
-    rollout = await house.open('    (await agents["solver"].generate(query.text)).write(offer=7)\n')
+async def test_a_column_of_the_workflow_may_be_named_offer(cluster: FakeCluster) -> None:
+    cluster.columns = {"solver": {"reward": REWARD, "offer": Column(type="int")}}
+    rollout = await cluster.open('    (await agents["solver"].generate(query.text)).write(offer=7)\n')
     for policy in ("solver", "judge"):
         await serve(rollout, policy, 0)
     await step(rollout, 1)
-    await waiting(house, 1)
-    shown = await house.store.unjudged(SOLVER, ["offer"])
+    await waiting(cluster, 1)
+    shown = await cluster.store.unjudged(SOLVER, ["offer"])
     assert shown["offer"] == [7] and len(shown[OFFER_KEY]) == 1
     part = {name: shown[name] for name in ("sample_id", OFFER_KEY)}
-    await house.store.write("judge", {"solver": {**part, "reward": [0.5]}})
-    assert (await house.closed()).rewards[SOLVER] == [0.5]
+    await cluster.store.write("judge", {"solver": {**part, "reward": [0.5]}})
+    assert (await cluster.closed()).rewards[SOLVER] == [0.5]
 
 
-async def test_what_is_not_there_is_not_shown_but_named(house: House) -> None:
-    await opened(house)
-    assert await house.store.unjudged(SOLVER, ["text"]) == {"sample_id": [], OFFER_KEY: [], "text": []}
+async def test_what_is_not_there_is_not_shown_but_named(cluster: FakeCluster) -> None:
+    await opened(cluster)
+    assert await cluster.store.unjudged(SOLVER, ["text"]) == {"sample_id": [], OFFER_KEY: [], "text": []}
     with pytest.raises(StoreError, match="unknown column 'txt'; there are: text, query_text, .*answer, plan"):
-        await house.store.unjudged(SOLVER, ["txt"])
+        await cluster.store.unjudged(SOLVER, ["txt"])
     with pytest.raises(StoreError, match="the rewards of agent 'judge' are the workflow's.*columns.reward="):
-        await house.store.unjudged(AgentName("judge"), [])
+        await cluster.store.unjudged(AgentName("judge"), [])
 
 
-async def test_a_trajectory_is_shown_while_it_waits(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_trajectory_is_shown_while_it_waits(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await step(rollout, 2)
-    await waiting(house, 2)
-    (row,) = (await house.store.trajectory("1:q7_1")).rows
+    await waiting(cluster, 2)
+    (row,) = (await cluster.store.trajectory("1:q7_1")).rows
     assert (row["sample_id"], row["status"], row["reward"]) == ("1:q7_0_1", "writing", None)
 
 
-async def test_the_judges_reward_takes_the_place_of_the_workflows(house: House) -> None:
+async def test_the_judges_reward_takes_the_place_of_the_workflows(cluster: FakeCluster) -> None:
     body = ALONE + '    return Rewards(solver=7.0, metrics={"length": 2.0}).of(turn, 5.0).of_team(0.25)\n'
-    house.credit["solver"] = CreditConfig(name="dr_grpo", rewards="both")
-    rollout = await opened(house, body)
+    cluster.credit["solver"] = CreditConfig(name="dr_grpo", rewards="both")
+    rollout = await opened(cluster, body)
     await step(rollout, 1)
-    await waiting(house, 1)
-    await judge(house, {"1:q7_0_0": 0.5})
-    closed = await house.closed()
-    assert [sample.reward for sample in await house.rows("solver", 0, 1)] == [0.75]
+    await waiting(cluster, 1)
+    await judge(cluster, {"1:q7_0_0": 0.5})
+    closed = await cluster.closed()
+    assert [sample.reward for sample in await cluster.rows("solver", 0, 1)] == [0.75]
     assert (closed.rewards[SOLVER], closed.turn_rewards, closed.metrics) == (
         [0.25],
         {SOLVER: [0.5]},

@@ -34,7 +34,7 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 
-from .house import start_step
+from .fake_cluster import start_step
 
 ENGINE: dict[str, Any] = {"median_tokens": 20, "sigma": 0.8, "token_s": 1.0, "prompt_share": 0.0}
 """A token per second, the first one second after its turn has begun."""
@@ -91,7 +91,7 @@ class Sink(Actor):
         self.closed.put_nowait(group)
 
 
-class House:
+class FakeCluster:
     def __init__(self, folder: Path, system: ActorSystem, transport: StateTransport) -> None:
         self.folder, self.system, self.transport = folder, system, transport
         self.sink = Sink(folder)
@@ -140,7 +140,7 @@ class House:
 
 
 def in_virtual_time(
-    case: Callable[[House], Awaitable[None]],
+    case: Callable[[FakeCluster], Awaitable[None]],
     sampling: SamplingConfig,
     *,
     instances: int = 1,
@@ -150,10 +150,10 @@ def in_virtual_time(
     async def main(folder: Path) -> None:
         wire = MemoryNetwork().wire("node")
         async with ActorSystem("node", folder, wire=wire) as system, StateTransport(folder) as transport:
-            house = House(folder, system, transport)
-            await house.open(instances, engine, sampling, **config)
-            await house.update(0)
-            await case(house)
+            cluster = FakeCluster(folder, system, transport)
+            await cluster.open(instances, engine, sampling, **config)
+            await cluster.update(0)
+            await case(cluster)
 
     with TemporaryDirectory() as folder:
         virtual_time.run(main(Path(folder)))
@@ -169,16 +169,16 @@ def updated_after(gaps: list[int], instances: int) -> tuple[list[float], GroupCl
     updates: list[float] = []
     found: list[tuple[GroupClosed, list[Sample]]] = []
 
-    async def case(house: House) -> None:
-        await house.start(allow_newer=True)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.start(allow_newer=True)
         begun_s = now_s()
         await asyncio.sleep(0.5)  # no token comes at a half second
         for version, gap in enumerate(gaps, 1):
             await asyncio.sleep(gap)
             updates.append(now_s() - begun_s)
-            await house.update(version)
-        found.append((await house.group(), sorted(house.sink.samples, key=lambda s: s.sample_id)))
-        for turn in house.rollout._recipe._module.turns:
+            await cluster.update(version)
+        found.append((await cluster.group(), sorted(cluster.sink.samples, key=lambda s: s.sample_id)))
+        for turn in cluster.rollout._recipe._module.turns:
             assert bytes(token for token in turn.tokens if token).decode() == turn.text
 
     in_virtual_time(case, SamplingConfig(max_new_tokens=100), instances=instances)
@@ -210,13 +210,13 @@ LONG = {**ENGINE, "median_tokens": 1e9}
 
 
 def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> None:
-    async def case(house: House) -> None:
+    async def case(cluster: FakeCluster) -> None:
         begun_s = now_s()
-        await house.start(allow_newer=True)
+        await cluster.start(allow_newer=True)
         for version in (1, 2):
             await asyncio.sleep(10)
-            await house.update(version)
-        group = await house.group()
+            await cluster.update(version)
+        group = await cluster.group()
         assert [failed.error.split(":")[0] for failed in group.failures] == ["CallTimeout"] * TRAJECTORIES
         assert now_s() - begun_s == pytest.approx(2 * 100 + 25)
 
@@ -225,30 +225,30 @@ def test_a_turns_deadline_counts_all_its_pieces_and_no_wait_for_weights() -> Non
 
 
 def test_a_turn_whose_time_is_up_as_new_weights_come_overran() -> None:
-    async def case(house: House) -> None:
-        await house.start(allow_newer=True)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.start(allow_newer=True)
         await asyncio.sleep(25)
-        await house.update(1)
-        assert len((await house.group()).failures) == TRAJECTORIES
+        await cluster.update(1)
+        assert len((await cluster.group()).failures) == TRAJECTORIES
 
     in_virtual_time(case, SamplingConfig(max_new_tokens=1000, turn_timeout_s=25), engine=LONG)
 
 
 def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
-    async def case(house: House) -> None:
-        await house.start(allow_newer=True)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.start(allow_newer=True)
         for version in (1, 2):
             await asyncio.sleep(10)
-            await house.update(version)
-        group = await house.group()
+            await cluster.update(version)
+        group = await cluster.group()
         assert (
             group.samples[AgentName("solver")] == TRAJECTORIES
             and group.figures["oversampled_trajectories"] == 5
         )
-        assert all(sample.version_changes for sample in house.sink.samples)
-        assert len(house.sink.samples) == TRAJECTORIES
+        assert all(sample.version_changes for sample in cluster.sink.samples)
+        assert len(cluster.sink.samples) == TRAJECTORIES
         await asyncio.sleep(1)
-        assert house.actors[0].statistics()["engine_running"] == 0
+        assert cluster.actors[0].statistics()["engine_running"] == 0
 
     in_virtual_time(
         case,
@@ -259,11 +259,11 @@ def test_a_turn_that_is_carried_on_can_be_given_up() -> None:
 
 
 def test_without_newer_weights_allowed_a_turn_that_they_end_has_failed() -> None:
-    async def case(house: House) -> None:
-        await house.start(allow_newer=False)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.start(allow_newer=False)
         await asyncio.sleep(1)
-        await house.update(1)
-        errors = [failed.error for failed in (await house.group()).failures]
+        await cluster.update(1)
+        errors = [failed.error for failed in (await cluster.group()).failures]
         assert len(errors) == TRAJECTORIES and all("WrongVersion" in error for error in errors)
 
     in_virtual_time(case, SamplingConfig(max_new_tokens=1000), engine=LONG)

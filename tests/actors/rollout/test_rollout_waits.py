@@ -24,7 +24,7 @@ PLACE = "at workflow.py:2, in judge: await event.wait()"
 LIMIT = "rollout.trajectory_timeout_s=100 ends it"
 
 
-class House:
+class FakeCluster:
     def __init__(self, folder: Path) -> None:
         (folder / "workflow.py").write_text(SOURCE)
         self.names: dict[str, Any] = {}
@@ -47,102 +47,104 @@ class House:
 
 
 @pytest.fixture
-def in_house(tmp_path: Path) -> Callable[[Callable[[House], Any]], None]:
-    def run(body: Callable[[House], Any]) -> None:
+def in_cluster(tmp_path: Path) -> Callable[[Callable[[FakeCluster], Any]], None]:
+    def run(body: Callable[[FakeCluster], Any]) -> None:
         async def main() -> None:
-            house = House(tmp_path)
-            await body(house)
-            for task in house.tasks.values():
+            cluster = FakeCluster(tmp_path)
+            await body(cluster)
+            for task in cluster.tasks.values():
                 task.cancel()
-            await asyncio.wait(house.tasks.values())
+            await asyncio.wait(cluster.tasks.values())
 
         virtual_time.run(main())
 
     return run
 
 
-def test_trajectories_at_the_same_line_are_one_wait_with_three_names(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        first = house.begin(0)
+def test_trajectories_at_the_same_line_are_one_wait_with_three_names(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        first = cluster.begin(0)
         await asyncio.sleep(2.0)
-        assert house.current() == [(f"1 trajectory (3:q_0) {PLACE}", 2.0, LIMIT, "")]
+        assert cluster.current() == [(f"1 trajectory (3:q_0) {PLACE}", 2.0, LIMIT, "")]
         for number in range(1, 5):
-            house.begin(number)
+            cluster.begin(number)
         await asyncio.sleep(1.0)
-        assert house.current() == [(f"5 trajectories (3:q_0, 3:q_1, 3:q_2, ...) {PLACE}", 3.0, LIMIT, "")]
-        house.waits.over(first)
-        assert house.current()[0][:2] == (f"4 trajectories (3:q_1, 3:q_2, 3:q_3, ...) {PLACE}", 1.0)
-        assert house.waits.ended == 1
+        assert cluster.current() == [(f"5 trajectories (3:q_0, 3:q_1, 3:q_2, ...) {PLACE}", 3.0, LIMIT, "")]
+        cluster.waits.over(first)
+        assert cluster.current()[0][:2] == (f"4 trajectories (3:q_1, 3:q_2, 3:q_3, ...) {PLACE}", 1.0)
+        assert cluster.waits.ended == 1
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_one_that_waits_elsewhere_is_outside_the_recipe_and_one_that_has_ended_nowhere(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        house.begin(0, asyncio.sleep(1000.0))
-        house.begin(1, asyncio.sleep(0.0))
+def test_one_that_waits_elsewhere_is_outside_the_recipe_and_one_that_has_ended_nowhere(
+    in_cluster: Any,
+) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.begin(0, asyncio.sleep(1000.0))
+        cluster.begin(1, asyncio.sleep(0.0))
         await asyncio.sleep(4.0)
-        assert house.current() == [("1 trajectory (3:q_0) outside the recipe's own code", 4.0, LIMIT, "")]
+        assert cluster.current() == [("1 trajectory (3:q_0) outside the recipe's own code", 4.0, LIMIT, "")]
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_a_turn_is_a_wait_for_its_instance_and_the_trajectory_none(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        trajectory = house.begin(0)
+def test_a_turn_is_a_wait_for_its_instance_and_the_trajectory_none(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        trajectory = cluster.begin(0)
         await asyncio.sleep(5.0)
-        with house.waits.turn(trajectory, "turns of solver", "solver-0"):
+        with cluster.waits.turn(trajectory, "turns of solver", "solver-0"):
             await asyncio.sleep(2.0)
-            assert house.current() == [("turns of solver", 2.0, "", "solver-0")]
-            with house.waits.turn(trajectory, "turns of solver", "solver-0"):
+            assert cluster.current() == [("turns of solver", 2.0, "", "solver-0")]
+            with cluster.waits.turn(trajectory, "turns of solver", "solver-0"):
                 pass
-            assert house.current() == [("turns of solver", 2.0, "", "solver-0")], "one of two is left"
-        assert house.waits.ended == 2
+            assert cluster.current() == [("turns of solver", 2.0, "", "solver-0")], "one of two is left"
+        assert cluster.waits.ended == 2
         await asyncio.sleep(3.0)
-        assert house.current() == [(f"1 trajectory (3:q_0) {PLACE}", 3.0, LIMIT, "")], "since its last turn"
+        assert cluster.current() == [(f"1 trajectory (3:q_0) {PLACE}", 3.0, LIMIT, "")], "since its last turn"
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_the_judge_outside_the_run_is_named_with_its_own_limit(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        trajectory = house.begin(0)
+def test_the_judge_outside_the_run_is_named_with_its_own_limit(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        trajectory = cluster.begin(0)
         await asyncio.sleep(5.0)
-        with house.waits.judge(trajectory, "agents.solver.columns.reward.timeout_s=60"):
+        with cluster.waits.judge(trajectory, "agents.solver.columns.reward.timeout_s=60"):
             await asyncio.sleep(7.0)
             text = (
                 "1 trajectory (3:q_0) for rewards that a program outside the run gives: does the judge run?"
             )
-            assert house.current() == [(text, 7.0, "agents.solver.columns.reward.timeout_s=60 ends it", "")]
+            assert cluster.current() == [(text, 7.0, "agents.solver.columns.reward.timeout_s=60 ends it", "")]
         assert not trajectory.judge_limit
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_the_setup_is_named_with_the_line_at_which_it_stands(in_house: Any) -> None:
-    async def body(house: House) -> None:
+def test_the_setup_is_named_with_the_line_at_which_it_stands(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
         async def setup() -> None:
-            with house.waits.setup():
-                await house.names["judge"](house.event)
+            with cluster.waits.setup():
+                await cluster.names["judge"](cluster.event)
 
         task = asyncio.ensure_future(setup())
         await asyncio.sleep(9.0)
         expected = (f"setup() of the recipe, {PLACE}", 9.0, "rollout.setup_timeout_s=50 ends it", "")
-        assert house.current() == [expected]
-        house.event.set()
+        assert cluster.current() == [expected]
+        cluster.event.set()
         await task
-        assert house.current() == []
-        house.begin(0, asyncio.sleep(0))
+        assert cluster.current() == []
+        cluster.begin(0, asyncio.sleep(0))
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_other_actors_are_waited_for_by_name(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        house.begin(0, asyncio.sleep(0))
-        with house.waits.of_actor("room for the samples of a group", "store"):
+def test_other_actors_are_waited_for_by_name(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.begin(0, asyncio.sleep(0))
+        with cluster.waits.of_actor("room for the samples of a group", "store"):
             await asyncio.sleep(1.0)
-            assert house.current() == [("room for the samples of a group", 1.0, "", "store")]
-        assert house.current() == []
+            assert cluster.current() == [("room for the samples of a group", 1.0, "", "store")]
+        assert cluster.current() == []
 
-    in_house(body)
+    in_cluster(body)

@@ -15,7 +15,7 @@ from flexmarl.actors.workflow import Turn
 
 from ...patience import PATIENCE_S
 from ..test_recorded_trajectory import DONE
-from .house import QUERY, TWO_TURNS, Archive, House, evaluate, serve, start_step
+from .fake_cluster import QUERY, TWO_TURNS, Archive, FakeCluster, evaluate, serve, start_step
 
 WITH_FAILURES = """
     draft = await agents["solver"].generate(query.text)
@@ -28,35 +28,35 @@ WITH_FAILURES = """
 """
 
 
-async def opened(house: House, body: str = TWO_TURNS) -> Rollout:
-    house.archive = Archive()
-    rollout = await house.open(body)
+async def opened(cluster: FakeCluster, body: str = TWO_TURNS) -> Rollout:
+    cluster.archive = Archive()
+    rollout = await cluster.open(body)
     for agent in ("solver", "judge"):
         await serve(rollout, agent, 4)
     return rollout
 
 
-async def recorded(house: House, count: int = 1) -> list[TrajectoryRow]:
+async def recorded(cluster: FakeCluster, count: int = 1) -> list[TrajectoryRow]:
     """The rows of the first ``count`` records, once they are there."""
-    assert house.archive is not None
+    assert cluster.archive is not None
     async with asyncio.timeout(PATIENCE_S):
-        while len(house.archive.records) < count:
+        while len(cluster.archive.records) < count:
             await asyncio.sleep(0.001)
-    return [row for record in house.archive.records for row in rows_of(record.rows)]
+    return [row for record in cluster.archive.records for row in rows_of(record.rows)]
 
 
-async def test_a_group_is_recorded_with_texts_rewards_and_advantages(house: House) -> None:
-    rollout = await opened(house)
+async def test_a_group_is_recorded_with_texts_rewards_and_advantages(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await start_step(rollout, 5, [QUERY], 6, {"solver": 4, "judge": 4})
-    group = await house.closed()
-    rows = await recorded(house)
+    group = await cluster.closed()
+    rows = await recorded(cluster)
     assert [row.number for row in rows] == list(range(6)) and not any(row.failure for row in rows)
     assert [row.rewards["solver"] for row in rows] == group.rewards[next(iter(group.rewards))]
-    assert house.archive is not None
-    (record,) = house.archive.records
+    assert cluster.archive is not None
+    (record,) = cluster.archive.records
     assert (record.step, record.evaluation, record.query, record.text) == (5, False, "q7", "2+2")
     solver, judge = turns_of(record.content)[3]
-    samples = {sample.sample_id: sample for sample in await house.rows("solver", 4, 6)}
+    samples = {sample.sample_id: sample for sample in await cluster.rows("solver", 4, 6)}
     sample = samples["5:q7_0_3"]
     assert (solver.prompt, solver.text, solver.tokens) == (("2+2",), "x" * len(sample.tokens), sample.tokens)
     mean = fmean(group.rewards[next(iter(group.rewards))])
@@ -66,63 +66,63 @@ async def test_a_group_is_recorded_with_texts_rewards_and_advantages(house: Hous
     assert solver.logprobs == (-0.5,) * len(solver.tokens)
 
 
-async def test_failed_trajectories_are_recorded_with_the_turns_that_had_ended(house: House) -> None:
-    rollout = await opened(house, WITH_FAILURES)
+async def test_failed_trajectories_are_recorded_with_the_turns_that_had_ended(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster, WITH_FAILURES)
     await start_step(rollout, 5, [QUERY], 8, {"solver": 4, "judge": 4})
-    group = await house.closed()
-    rows = await recorded(house)
+    group = await cluster.closed()
+    rows = await recorded(cluster)
     failed = [row for row in rows if row.failure]
     assert len(rows) == 8 and len(failed) == len(group.failures) > 0
     assert {row.failure for row in failed} == {"ValueError: too short"}
     assert all(row.rewards == {} and [cells[1] for cells in row.samples] == ["solver"] for row in failed)
-    assert house.archive is not None
-    prompts = [turns[1].prompt for turns in turns_of(house.archive.records[0].content) if len(turns) == 2]
+    assert cluster.archive is not None
+    prompts = [turns[1].prompt for turns in turns_of(cluster.archive.records[0].content) if len(turns) == 2]
     assert set(prompts) == {(0, "?")}, "as it was when the turn was asked for"
 
 
-async def test_an_evaluation_is_recorded_though_it_never_reaches_the_store(house: House) -> None:
-    rollout = await opened(house)
+async def test_an_evaluation_is_recorded_though_it_never_reaches_the_store(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
     await evaluate(rollout, [QUERY, Query("q8", "3+3")], {"solver": 4, "judge": 4})
-    rows = await recorded(house, 2)
-    assert house.archive is not None
-    assert {(r.step, r.evaluation, r.query) for r in house.archive.records} == {
+    rows = await recorded(cluster, 2)
+    assert cluster.archive is not None
+    assert {(r.step, r.evaluation, r.query) for r in cluster.archive.records} == {
         (0, True, "q7"),
         (0, True, "q8"),
     }
     assert all(row.metrics == {"accuracy": 0.5} for row in rows)
-    turn: RecordedTurn = turns_of(house.archive.records[0].content)[0][0]
+    turn: RecordedTurn = turns_of(cluster.archive.records[0].content)[0][0]
     assert turn.reward == len(turn.text) and turn.advantage is None
 
 
-async def test_a_run_without_an_archive_records_nothing(house: House) -> None:
-    rollout = await house.open(TWO_TURNS)
+async def test_a_run_without_an_archive_records_nothing(cluster: FakeCluster) -> None:
+    rollout = await cluster.open(TWO_TURNS)
     for agent in ("solver", "judge"):
         await serve(rollout, agent, 4)
     await start_step(rollout, 5, [QUERY], 2, {"solver": 4, "judge": 4})
-    await house.closed()
+    await cluster.closed()
     assert rollout.statistics() == {}
 
 
-async def test_an_archive_that_does_not_answer_delays_no_group(house: House) -> None:
-    rollout = await opened(house)
-    assert house.archive is not None
-    house.archive.gate.clear()
+async def test_an_archive_that_does_not_answer_delays_no_group(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
+    assert cluster.archive is not None
+    cluster.archive.gate.clear()
     for step in (5, 6):
         await start_step(rollout, step, [QUERY], 2, {"solver": 4, "judge": 4})
-        await house.closed()
-    assert house.archive.records == [] and rollout.statistics() == {"dropped_records": 0}
-    house.archive.gate.set()
-    assert len(await recorded(house, 2)) == 4
+        await cluster.closed()
+    assert cluster.archive.records == [] and rollout.statistics() == {"dropped_records": 0}
+    cluster.archive.gate.set()
+    assert len(await recorded(cluster, 2)) == 4
 
 
-async def test_what_is_left_is_sent_when_the_worker_stops(house: House) -> None:
-    rollout = await opened(house)
-    assert house.archive is not None
-    house.archive.gate.clear()
+async def test_what_is_left_is_sent_when_the_worker_stops(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster)
+    assert cluster.archive is not None
+    cluster.archive.gate.clear()
     await evaluate(rollout, [QUERY], {"solver": 4, "judge": 4})
-    house.archive.gate.set()
-    await house.system.remove("rollout")
-    assert len(house.archive.records) == 1
+    cluster.archive.gate.set()
+    await cluster.system.remove("rollout")
+    assert len(cluster.archive.records) == 1
 
 
 # --------------------------------------------------------------------------- the queue
@@ -132,10 +132,10 @@ async def in_place(work: record_queue.Work) -> list[bytes]:
     return work()
 
 
-async def test_records_without_room_are_dropped_and_counted_on_both_sides(house: House) -> None:
+async def test_records_without_room_are_dropped_and_counted_on_both_sides(cluster: FakeCluster) -> None:
     archive = Archive()
     size = packed([DONE]).size
-    queue = RecordQueue(await house.system.add(archive, "archive"), in_place, most_bytes=2 * size)
+    queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place, most_bytes=2 * size)
     for number in range(5):
         queue.add([DONE._replace(number=number)])
     assert queue.dropped == 3
@@ -147,28 +147,28 @@ async def test_records_without_room_are_dropped_and_counted_on_both_sides(house:
     assert len(archive.records) == 3 and archive.dropped == 3, "reported once"
 
 
-async def test_records_that_are_refused_are_counted(house: House) -> None:
+async def test_records_that_are_refused_are_counted(cluster: FakeCluster) -> None:
     archive = Archive()
     archive.refuses = True
-    queue = RecordQueue(await house.system.add(archive, "archive"), in_place)
+    queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place)
     queue.add([DONE, DONE._replace(number=2)])
     await queue.drain(PATIENCE_S)
     assert queue.dropped == 2
 
 
-async def test_an_archive_that_is_gone_costs_records_and_nothing_else(house: House) -> None:
-    archive = await house.system.add(Archive(), "archive")
-    await house.system.remove("archive")
+async def test_an_archive_that_is_gone_costs_records_and_nothing_else(cluster: FakeCluster) -> None:
+    archive = await cluster.system.add(Archive(), "archive")
+    await cluster.system.remove("archive")
     queue = RecordQueue(archive, in_place)
     queue.add([DONE])
     await queue.drain(PATIENCE_S)
     assert queue.dropped == 1
 
 
-async def test_a_drain_ends_at_its_limit(house: House) -> None:
+async def test_a_drain_ends_at_its_limit(cluster: FakeCluster) -> None:
     archive = Archive()
     archive.gate.clear()
-    queue = RecordQueue(await house.system.add(archive, "archive"), in_place)
+    queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place)
     queue.add([DONE])
     await queue.drain(0.01)
     assert queue.dropped == 1

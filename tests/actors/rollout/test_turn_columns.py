@@ -16,7 +16,7 @@ from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
 from ..stores import SOLVER
-from .house import House, evaluate, serve, start_step
+from .fake_cluster import FakeCluster, evaluate, serve, start_step
 
 COLUMNS = {
     "difficulty": Column(type="float"),
@@ -26,38 +26,38 @@ COLUMNS = {
 
 
 @pytest.fixture
-def house(system: ActorSystem, tmp_path: Path) -> House:
-    made = House(system, tmp_path)
+def cluster(system: ActorSystem, tmp_path: Path) -> FakeCluster:
+    made = FakeCluster(system, tmp_path)
     made.columns = {"solver": COLUMNS}
     return made
 
 
-async def run(house: House, body: str) -> GroupClosed:
+async def run(cluster: FakeCluster, body: str) -> GroupClosed:
     """One group of two trajectories."""
-    rollout = await house.open(f"turn = await agents['solver'].generate('x')\n    {body}")
+    rollout = await cluster.open(f"turn = await agents['solver'].generate('x')\n    {body}")
     await serve(rollout, "solver", 0)
     await start_step(rollout, 1, [Query("q", "2+2")], 2, {"solver": 0, "judge": 0})
-    return await house.closed()
+    return await cluster.closed()
 
 
-async def test_what_is_written_is_in_the_store(house: House) -> None:
+async def test_what_is_written_is_in_the_store(cluster: FakeCluster) -> None:
     body = "turn.write(difficulty=0.25); turn.write(plan=turn.tokens); return Rewards(solver=1.0)"
-    group = await run(house, body)
+    group = await run(cluster, body)
     assert group.samples[AgentName("solver")] == 2
-    found = await house.store.select("difficulty = 0.25 and status = 'writing'", 10)
+    found = await cluster.store.select("difficulty = 0.25 and status = 'writing'", 10)
     assert [row["sample_id"] for row in found.rows] == ["1:q_0_0", "1:q_0_1"]
     ids = [row["sample_id"] for row in found.rows]
-    await house.store.write("judge", {"solver": {"sample_id": ids, "judged": [1.0, 0.0]}})
-    leased = await house.store.lease(SOLVER, 0, 2)
-    reader = ExperienceReader(house.store.ref, house.places)
+    await cluster.store.write("judge", {"solver": {"sample_id": ids, "judged": [1.0, 0.0]}})
+    leased = await cluster.store.lease(SOLVER, 0, 2)
+    reader = ExperienceReader(cluster.store.ref, cluster.places)
     rows = await reader.samples(leased)
     columns = await reader.columns(leased)
     assert [plan.tolist() for plan in columns["plan"]] == [[*row.tokens] for row in rows]
     assert columns["judged"] == [1.0, 0.0]
 
 
-async def test_a_turn_names_its_sample_for_who_writes_from_outside(house: House) -> None:
-    group = await run(house, "return Rewards(solver=1.0, metrics={turn.sample_id: 1.0})")
+async def test_a_turn_names_its_sample_for_who_writes_from_outside(cluster: FakeCluster) -> None:
+    group = await run(cluster, "return Rewards(solver=1.0, metrics={turn.sample_id: 1.0})")
     assert group.samples[AgentName("solver")] == 2 and not group.failures
 
 
@@ -74,10 +74,10 @@ async def test_a_turn_names_its_sample_for_who_writes_from_outside(house: House)
         ),
     ],
 )
-async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str, error: str) -> None:
-    running = asyncio.ensure_future(run(house, f"{body}; return Rewards(solver=1.0)"))
+async def test_what_no_trajectory_can_mend_ends_the_run(cluster: FakeCluster, body: str, error: str) -> None:
+    running = asyncio.ensure_future(run(cluster, f"{body}; return Rewards(solver=1.0)"))
     with pytest.raises(RecipeError, match=error):
-        raise await asyncio.wait_for(asyncio.shield(house.system.failure), PATIENCE_S)
+        raise await asyncio.wait_for(asyncio.shield(cluster.system.failure), PATIENCE_S)
     running.cancel()
 
 
@@ -97,9 +97,9 @@ async def test_what_no_trajectory_can_mend_ends_the_run(house: House, body: str,
     ],
 )
 async def test_a_value_that_a_column_does_not_take_fails_the_trajectory(
-    house: House, body: str, error: str
+    cluster: FakeCluster, body: str, error: str
 ) -> None:
-    group = await run(house, f"{body}; return Rewards(solver=1.0)")
+    group = await run(cluster, f"{body}; return Rewards(solver=1.0)")
     assert group.samples[AgentName("solver")] == 0 and len(group.failures) == 2
     failure = min(group.failures, key=lambda failed: failed.trajectory)
     with pytest.raises(RuntimeError, match=error):
@@ -107,7 +107,7 @@ async def test_a_value_that_a_column_does_not_take_fails_the_trajectory(
     assert "in workflow" in failure.remote_traceback, "it says which line wrote it"
 
 
-async def test_of_several_columns_all_or_none_is_written(house: House) -> None:
+async def test_of_several_columns_all_or_none_is_written(cluster: FakeCluster) -> None:
     body = """
     try:
         turn.write(difficulty=0.5, plan="no tokens")
@@ -115,19 +115,19 @@ async def test_of_several_columns_all_or_none_is_written(house: House) -> None:
         turn.write(difficulty=0.75)
     return Rewards(solver=1.0)
 """
-    group = await run(house, body)
+    group = await run(cluster, body)
     assert group.samples[AgentName("solver")] == 2 and not group.failures
-    assert (await house.store.select("difficulty = 0.75", 10)).total == 2
+    assert (await cluster.store.select("difficulty = 0.75", 10)).total == 2
 
 
-async def test_a_required_column_that_is_left_out_fails_the_trajectory(house: House) -> None:
-    house.columns = {"solver": {"score": Column(type="int", required=True)}}
+async def test_a_required_column_that_is_left_out_fails_the_trajectory(cluster: FakeCluster) -> None:
+    cluster.columns = {"solver": {"score": Column(type="int", required=True)}}
     body = """
     if turn.sample_id.endswith("_1"):
         turn.write(score=3)
     return Rewards(solver=1.0)
 """
-    group = await run(house, body)
+    group = await run(cluster, body)
     assert group.samples[AgentName("solver")] == 1
     (failed,) = group.failures
     assert failed.trajectory == "1:q_0"
@@ -137,22 +137,22 @@ async def test_a_required_column_that_is_left_out_fails_the_trajectory(house: Ho
     )
 
 
-async def test_a_write_after_the_workflow_has_returned_is_refused(house: House) -> None:
-    await run(house, "workflow.turn = turn; return Rewards(solver=1.0)")
-    turn = sys.modules[f"flexmarl_recipe_{house.folder.name}"].workflow.turn
+async def test_a_write_after_the_workflow_has_returned_is_refused(cluster: FakeCluster) -> None:
+    await run(cluster, "workflow.turn = turn; return Rewards(solver=1.0)")
+    turn = sys.modules[f"flexmarl_recipe_{cluster.folder.name}"].workflow.turn
     with pytest.raises(
         RecipeError, match="difficulty of turn 1:q_0_. was written after its workflow had returned"
     ):
         turn.write(difficulty=0.5)
 
 
-async def test_an_evaluation_may_write_too(house: House) -> None:
-    rollout = await house.open(
+async def test_an_evaluation_may_write_too(cluster: FakeCluster) -> None:
+    rollout = await cluster.open(
         "turn = await agents['solver'].generate('x'); turn.write(difficulty=1.0); return Rewards(solver=1.0)"
     )
     await serve(rollout, "solver", 0)
     result = await evaluate(rollout, [Query("e", "2+2")], {"solver": 0, "judge": 0})
-    assert result.failures == [] and (await house.store.select("", 10)).total == 0
+    assert result.failures == [] and (await cluster.store.select("", 10)).total == 0
 
 
 def test_a_turn_made_by_hand_needs_a_writer() -> None:

@@ -7,22 +7,24 @@ from flexmarl.actors.orchestrator.evaluation import EvaluationRules
 from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 
-from .house import QUERY, House, evaluate, serve, start_step
+from .fake_cluster import QUERY, FakeCluster, evaluate, serve, start_step
 
 
-async def asked(house: House, body: str, trajectories: int = 1) -> tuple[list[GenerateRequest], list[str]]:
+async def asked(
+    cluster: FakeCluster, body: str, trajectories: int = 1
+) -> tuple[list[GenerateRequest], list[str]]:
     """The requests of a step, and the errors of its trajectories."""
-    rollout = await house.open(body)
+    rollout = await cluster.open(body)
     await serve(rollout, "solver", 0)
     await start_step(rollout, 1, [Query("q7", "2+2")], trajectories, {"solver": 0, "judge": 0})
-    group = await house.closed()
-    requests = [request for fake in house.instances["solver"] for request in fake.asked]
+    group = await cluster.closed()
+    requests = [request for fake in cluster.instances["solver"] for request in fake.asked]
     requests.sort(key=lambda request: request.sample_id)
     return requests, [failure.error for failure in group.failures]
 
 
-async def test_options_travel_with_the_turn_and_its_sample(house: House) -> None:
-    house.sampling["solver"] = SamplingConfig(top_k=9, max_new_tokens=20)
+async def test_options_travel_with_the_turn_and_its_sample(cluster: FakeCluster) -> None:
+    cluster.sampling["solver"] = SamplingConfig(top_k=9, max_new_tokens=20)
     body = """
     solver = agents["solver"]
     await solver.generate("a")
@@ -31,18 +33,18 @@ async def test_options_travel_with_the_turn_and_its_sample(house: House) -> None
     )
     return Rewards(solver=1.0)
 """
-    (plain, changed), errors = await asked(house, body)
+    (plain, changed), errors = await asked(cluster, body)
     assert errors == []
     assert (plain.temperature, plain.max_new_tokens, plain.truncation) == (1.0, 20, Truncation(top_k=9))
     assert plain.stop == () and plain.chat is None
     assert (changed.temperature, changed.max_new_tokens, changed.seed) == (0.3, 7, 11)
     assert changed.truncation == Truncation(4, 0.5, 0.25) and changed.stop == ("x",)
-    first, second = await house.rows("solver", 0, 2)
+    first, second = await cluster.rows("solver", 0, 2)
     assert (first.temperature, first.truncation) == (1.0, Truncation(top_k=9))
     assert (second.temperature, second.truncation) == (0.3, Truncation(4, 0.5, 0.25))
 
 
-async def test_a_turn_tells_how_it_was_generated(house: House) -> None:
+async def test_a_turn_tells_how_it_was_generated(cluster: FakeCluster) -> None:
     body = """
     turn = await agents["solver"].generate([{"role": "user", "content": "1+1?"}], stop="x")
     assert turn.logprobs == (-0.5,) * len(turn.tokens), turn
@@ -53,7 +55,7 @@ async def test_a_turn_tells_how_it_was_generated(house: House) -> None:
     assert more.conversation[1]["content"] == turn.text
     return Rewards(solver=1.0)
 """
-    (first, second), errors = await asked(house, body)
+    (first, second), errors = await asked(cluster, body)
     assert errors == []
     user = {"role": "user", "content": "1+1?"}
     assert first.prompt == () and first.chat == Chat((user,))
@@ -71,7 +73,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("option", BAD)
-async def test_an_invalid_option_fails_its_trajectory_alone(house: House, option: str) -> None:
+async def test_an_invalid_option_fails_its_trajectory_alone(cluster: FakeCluster, option: str) -> None:
     body = f"""
     begun = query.data.setdefault("begun", [])
     begun.append(1)
@@ -80,7 +82,7 @@ async def test_an_invalid_option_fails_its_trajectory_alone(house: House, option
     await agents["solver"].generate("a")
     return Rewards(solver=1.0)
 """
-    requests, (error,) = await asked(house, body, trajectories=3)
+    requests, (error,) = await asked(cluster, body, trajectories=3)
     assert len(requests) == 2 and BAD[option] in error
     if "keyword" not in error:
         assert "agent solver: " in error and "request 1:q7_0_" in error
@@ -101,13 +103,15 @@ async def test_an_invalid_option_fails_its_trajectory_alone(house: House, option
         (r'"a", stop="\ud83d"', r"agent solver: stop is '\ud83d': half of a surrogate pair"),
     ],
 )
-async def test_an_invalid_prompt_is_named(house: House, prompt: str, problem: str) -> None:
+async def test_an_invalid_prompt_is_named(cluster: FakeCluster, prompt: str, problem: str) -> None:
     body = f'await agents["solver"].generate({prompt}); return Rewards(solver=1.0)'
-    requests, (error,) = await asked(house, body)
+    requests, (error,) = await asked(cluster, body)
     assert requests == [] and problem in error and "InvalidRequest" in error and "1:q7_0_0" in error
 
 
-async def test_half_of_a_character_in_a_metric_or_an_error_fails_its_trajectory_alone(house: House) -> None:
+async def test_half_of_a_character_in_a_metric_or_an_error_fails_its_trajectory_alone(
+    cluster: FakeCluster,
+) -> None:
     body = r"""
     begun = query.data.setdefault("begun", [])
     begun.append(1)
@@ -117,17 +121,17 @@ async def test_half_of_a_character_in_a_metric_or_an_error_fails_its_trajectory_
         raise ValueError("\ud83d")
     return Rewards(solver=1.0, metrics={"m\ud83d" if number == 2 else "m": 1.0})
 """
-    _, errors = await asked(house, body, trajectories=3)
+    _, errors = await asked(cluster, body, trajectories=3)
     assert sorted(errors) == [
         r"InvalidReward: metric 'm\ud83d': a name is a string without halves of surrogate pairs",
         r"ValueError: \ud83d",
     ]
 
 
-async def test_a_greedy_evaluation_stays_greedy(house: House) -> None:
+async def test_a_greedy_evaluation_stays_greedy(cluster: FakeCluster) -> None:
     body = 'await agents["solver"].generate("a", temperature=0.9, seed=5); return Rewards(solver=1.0)'
-    rollout = await house.open(body)
+    rollout = await cluster.open(body)
     await serve(rollout, "solver", 0)
     await evaluate(rollout, [QUERY], {"solver": 0}, EvaluationRules(EvaluationConfig().all_samplings()))
-    (request,) = [request for fake in house.instances["solver"] for request in fake.asked]
+    (request,) = [request for fake in cluster.instances["solver"] for request in fake.asked]
     assert (request.temperature, request.seed) == (0.0, 5)

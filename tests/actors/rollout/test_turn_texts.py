@@ -14,7 +14,7 @@ from flexmarl.core.actor import endpoint
 from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
-from .house import FakeInstance, House, serve, start_step
+from .fake_cluster import FakeCluster, FakeInstance, serve, start_step
 
 QUERY = Query("q", "text")
 SOLVER = AgentName("solver")
@@ -53,54 +53,54 @@ class Speaker(FakeInstance):
 
 
 @pytest.fixture
-async def house(system: ActorSystem, private: Path) -> AsyncIterator[House]:
-    yield House(system, private)
+async def cluster(system: ActorSystem, private: Path) -> AsyncIterator[FakeCluster]:
+    yield FakeCluster(system, private)
 
 
-async def run(house: House, speaker: Speaker, body: str) -> list[str]:
+async def run(cluster: FakeCluster, speaker: Speaker, body: str) -> list[str]:
     """The errors of the trajectory."""
-    house.instances["solver"] = [speaker]
-    rollout = await house.open(body)
+    cluster.instances["solver"] = [speaker]
+    rollout = await cluster.open(body)
     await serve(rollout, "solver", 0)
     await start_step(rollout, 1, [QUERY], 1, {"solver": 0, "judge": 0})
-    group = await house.closed()
+    group = await cluster.closed()
     return [failed.error for failed in group.failures]
 
 
-async def test_parts_are_joined_and_the_answer_has_the_rest(house: House) -> None:
+async def test_parts_are_joined_and_the_answer_has_the_rest(cluster: FakeCluster) -> None:
     speaker = Speaker([(0, "once"), (4, " upon")], "once upon a time")
     body = SHOWN.format(shown=["once", "once upon", "once upon a time"], text="once upon a time")
-    assert await run(house, speaker, body) == []
+    assert await run(cluster, speaker, body) == []
 
 
-async def test_nothing_behind_a_lost_part_is_shown_before_the_answer(house: House) -> None:
+async def test_nothing_behind_a_lost_part_is_shown_before_the_answer(cluster: FakeCluster) -> None:
     speaker = Speaker([(0, "once"), (9, " a")], "once upon a")
-    assert await run(house, speaker, SHOWN.format(shown=["once", "once upon a"], text="once upon a")) == []
+    assert await run(cluster, speaker, SHOWN.format(shown=["once", "once upon a"], text="once upon a")) == []
 
 
-async def test_all_of_the_text_is_shown_once(house: House) -> None:
+async def test_all_of_the_text_is_shown_once(cluster: FakeCluster) -> None:
     speaker = Speaker([(0, "on"), (2, "ce")], "once")
-    assert await run(house, speaker, SHOWN.format(shown=["on", "once"], text="once")) == []
+    assert await run(cluster, speaker, SHOWN.format(shown=["on", "once"], text="once")) == []
 
 
-async def test_an_empty_answer_is_shown_once(house: House) -> None:
-    assert await run(house, Speaker([], ""), SHOWN.format(shown=[""], text="")) == []
+async def test_an_empty_answer_is_shown_once(cluster: FakeCluster) -> None:
+    assert await run(cluster, Speaker([], ""), SHOWN.format(shown=[""], text="")) == []
 
 
-async def test_nothing_is_sent_unless_it_is_asked_for(house: House) -> None:
+async def test_nothing_is_sent_unless_it_is_asked_for(cluster: FakeCluster) -> None:
     speaker = Speaker([(0, "once")], "once")
     body = 'await agents["solver"].generate(query.text); return Rewards(solver=1.0)'
-    assert await run(house, speaker, body) == [] and speaker.listened == 0
+    assert await run(cluster, speaker, body) == [] and speaker.listened == 0
 
 
-async def test_an_error_of_the_listener_ends_the_turn_and_is_raised_by_it(house: House) -> None:
+async def test_an_error_of_the_listener_ends_the_turn_and_is_raised_by_it(cluster: FakeCluster) -> None:
     speaker = Speaker([(0, "once")], "once upon a time", waits=True)
     body = """
     def stop(text):
         raise ValueError("enough: " + text)
     await agents["solver"].generate(query.text, on_text=stop)
 """
-    (error,) = await run(house, speaker, body)
+    (error,) = await run(cluster, speaker, body)
     assert "enough: once" in error and "upon" not in error
     await asyncio.wait_for(speaker.cancelled.wait(), PATIENCE_S)
 

@@ -26,7 +26,7 @@ SETTINGS = Settings(heartbeat_s=1.0, missed_heartbeats=2)
 
 
 @dataclass
-class House:
+class FakeCluster:
     """The head ``here`` and the host ``there``, which has joined; ``lost``: the reasons of its losses."""
 
     network: MemoryNetwork
@@ -47,7 +47,7 @@ class House:
         return await self.supervisor.spawn(path, name, diary, node=await self.joined())
 
 
-def in_house(private: Path, case: Callable[[House], Awaitable[None]]) -> None:
+def in_cluster(private: Path, case: Callable[[FakeCluster], Awaitable[None]]) -> None:
     diary = private / "diary"
     diary.touch()
 
@@ -62,9 +62,9 @@ def in_house(private: Path, case: Callable[[House], Awaitable[None]]) -> None:
             host = SimulatedHost(network, there, SETTINGS, system.address)
             living = asyncio.create_task(host.run())
             async with Supervisor(system, here) as supervisor:
-                house = House(network, nodes, host, supervisor, diary)
-                nodes.on_lost = lambda joined, reason: house.lost.append(reason.reason)
-                await case(house)
+                cluster = FakeCluster(network, nodes, host, supervisor, diary)
+                nodes.on_lost = lambda joined, reason: cluster.lost.append(reason.reason)
+                await case(cluster)
                 await nodes.dismiss(Dismissal("the run has ended"))
                 await living
         await there.wait_closed()
@@ -74,58 +74,58 @@ def in_house(private: Path, case: Callable[[House], Awaitable[None]]) -> None:
 
 
 def test_the_actors_of_a_dismissed_node_have_ended(private: Path) -> None:
-    async def case(house: House) -> None:
-        worker = await house.worker("worker")
-        assert "there/worker" in house.network.running and await worker.ask("incarnation")
-        assert not house.lost
+    async def case(cluster: FakeCluster) -> None:
+        worker = await cluster.worker("worker")
+        assert "there/worker" in cluster.network.running and await worker.ask("incarnation")
+        assert not cluster.lost
 
-    in_house(private, case)
+    in_cluster(private, case)
 
 
 def test_a_node_that_is_killed_is_noticed_at_once_and_joins_again(private: Path) -> None:
-    async def case(house: House) -> None:
-        worker = await house.worker("worker")
+    async def case(cluster: FakeCluster) -> None:
+        worker = await cluster.worker("worker")
         clock = asyncio.get_running_loop().time
-        before, first = clock(), await house.joined()
-        house.host.kill()
+        before, first = clock(), await cluster.joined()
+        cluster.host.kill()
         with pytest.raises(ActorDead):
-            await house.supervisor.wait_failed()
+            await cluster.supervisor.wait_failed()
         assert clock() - before < 0.1 and first.lost is not None
         with pytest.raises(ActorDead):
             await worker.ask("incarnation")
-        assert await house.joined() is not first
-        assert await (await house.worker("another")).ask("incarnation")
+        assert await cluster.joined() is not first
+        assert await (await cluster.worker("another")).ask("incarnation")
 
-    in_house(private, case)
+    in_cluster(private, case)
 
 
 def test_a_node_without_power_is_lost_by_its_silence_and_comes_back_when_it_is_switched_on(
     private: Path,
 ) -> None:
-    async def case(house: House) -> None:
-        first, clock = await house.joined(), asyncio.get_running_loop().time
+    async def case(cluster: FakeCluster) -> None:
+        first, clock = await cluster.joined(), asyncio.get_running_loop().time
         before = clock()
-        house.host.power_off()
-        while not house.lost:
+        cluster.host.power_off()
+        while not cluster.lost:
             await asyncio.sleep(0.1)
-        assert 1.0 < clock() - before < 5.0 and "silent" in house.lost[0]
+        assert 1.0 < clock() - before < 5.0 and "silent" in cluster.lost[0]
         await asyncio.sleep(60.0)
-        assert not house.nodes.joined
-        house.host.power_on()
-        assert await house.joined() is not first
+        assert not cluster.nodes.joined
+        cluster.host.power_on()
+        assert await cluster.joined() is not first
 
-    in_house(private, case)
+    in_cluster(private, case)
 
 
 def test_a_node_that_is_cut_off_ends_its_actors_itself(private: Path) -> None:
-    async def case(house: House) -> None:
-        await house.worker("worker")
-        house.network.cut("here", "there")
-        while not house.lost:
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.worker("worker")
+        cluster.network.cut("here", "there")
+        while not cluster.lost:
             await asyncio.sleep(0.1)
         await asyncio.sleep(5.0)
-        assert "there/worker" not in house.network.running
-        house.network.mend("here", "there")
-        assert (await house.joined()).lost is None
+        assert "there/worker" not in cluster.network.running
+        cluster.network.mend("here", "there")
+        assert (await cluster.joined()).lost is None
 
-    in_house(private, case)
+    in_cluster(private, case)

@@ -71,7 +71,7 @@ class Console(Actor):
         self.seen.append((event.instance, event.state))
 
 
-class House:
+class FakeCluster:
     def __init__(self, system: ActorSystem, router: ActorRef[RouterApi], console: Console) -> None:
         self.system, self.router, self.console = system, router, console
 
@@ -83,43 +83,43 @@ class House:
         return await self.router.within(HOUR_S).publish(Published(policy, Version(version), handle))
 
 
-def in_virtual_time(case: Callable[[House], Awaitable[None]]) -> None:
+def in_virtual_time(case: Callable[[FakeCluster], Awaitable[None]]) -> None:
     async def main() -> None:
         async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
             console = Console()
             setup = RouterSetup((SOLVER, JUDGE), await system.add(console, "console"))  # type: ignore[arg-type]
             router: ActorRef[RouterApi] = await system.add(RouterActor(setup), "router")
-            await case(House(system, router, console))
+            await case(FakeCluster(system, router, console))
 
     virtual_time.run(main())
 
 
 def test_publish_returns_the_figures_of_every_instance_that_has_acknowledged() -> None:
-    async def case(house: House) -> None:
+    async def case(cluster: FakeCluster) -> None:
         for number, seconds in enumerate((8.0, 2.0, 4.0)):
-            await house.add(f"solver-{number}", Instance(seconds))
+            await cluster.add(f"solver-{number}", Instance(seconds))
         for version in (0, 1):
-            loaded = await house.publish(version)
+            loaded = await cluster.publish(version)
             assert loaded == [Loaded(SOLVER, Version(version), s, s / 2, s / 4) for s in (2.0, 4.0, 8.0)]
-        publishing = asyncio.ensure_future(house.publish(2))
+        publishing = asyncio.ensure_future(cluster.publish(2))
         await asyncio.sleep(3.0)
-        await house.system.remove("solver-2")
+        await cluster.system.remove("solver-2")
         assert [one.pause_s for one in await publishing] == [2.0, 8.0]
 
     in_virtual_time(case)
 
 
 def test_the_path_of_weights_is_reported_when_it_changes() -> None:
-    async def case(house: House) -> None:
+    async def case(cluster: FakeCluster) -> None:
         instance = Instance(1.0)
-        await house.add("solver-0", instance)
+        await cluster.add("solver-0", instance)
         by_device = Chosen("cuda_ipc", "the same host", {})
         by_host = Chosen("shm", "the same host", {"cuda_ipc": "device GPU-1 is not visible here"})
         for version, chosen in enumerate((by_device, by_device, by_host, by_host)):
             instance.chosen = chosen
-            await house.publish(version)
+            await cluster.publish(version)
         await asyncio.sleep(1.0)
-        assert house.console.paths == [
+        assert cluster.console.paths == [
             WeightsPathChosen("solver-0", SOLVER, "cuda_ipc", "the same host", {}),
             WeightsPathChosen(
                 "solver-0", SOLVER, "shm", "the same host", {"cuda_ipc": "device GPU-1 is not visible here"}
@@ -130,11 +130,11 @@ def test_the_path_of_weights_is_reported_when_it_changes() -> None:
 
 
 def test_figures_of_a_version_that_is_over_are_left_out() -> None:
-    async def case(house: House) -> None:
-        await house.add("solver-0", Instance(8.0))
-        first = asyncio.ensure_future(house.publish(0))
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.add("solver-0", Instance(8.0))
+        first = asyncio.ensure_future(cluster.publish(0))
         await asyncio.sleep(1.0)
-        assert [one.version for one in await house.publish(1)] == [1]
+        assert [one.version for one in await cluster.publish(1)] == [1]
         assert [one.version for one in await first] == [1]
 
     in_virtual_time(case)
@@ -150,52 +150,52 @@ def test_figures_of_a_version_that_is_over_are_left_out() -> None:
 def test_an_instance_that_was_lost_in_its_load_may_return_and_one_that_can_not_load_is_gone(
     error: Exception, states: list[str]
 ) -> None:
-    async def case(house: House) -> None:
-        await house.add("solver-0", Instance(1.0, error))
-        await house.add("solver-1", Instance(0.5))
-        assert len(await house.publish(0)) == 1
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.add("solver-0", Instance(1.0, error))
+        await cluster.add("solver-1", Instance(0.5))
+        assert len(await cluster.publish(0)) == 1
         await asyncio.sleep(60.0)
-        assert [state for name, state in house.console.seen if name == "solver-0"] == states
+        assert [state for name, state in cluster.console.seen if name == "solver-0"] == states
 
     in_virtual_time(case)
 
 
 def test_an_instance_of_two_policies_is_lost_for_both_and_the_next_one_loads_both() -> None:
-    async def case(house: House) -> None:
-        await house.add("solver-0", Instance(1.0), SOLVER, JUDGE)
-        assert [one.policy for one in await house.publish(0)] == [SOLVER]
-        assert [one.policy for one in await house.publish(7, JUDGE)] == [JUDGE]
-        await house.system.remove("solver-0")
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.add("solver-0", Instance(1.0), SOLVER, JUDGE)
+        assert [one.policy for one in await cluster.publish(0)] == [SOLVER]
+        assert [one.policy for one in await cluster.publish(7, JUDGE)] == [JUDGE]
+        await cluster.system.remove("solver-0")
         await asyncio.sleep(1.0)
-        assert house.console.seen == [("solver-0", "gone")] * 2
-        await house.add("solver-0", Instance(1.0), SOLVER, JUDGE)
+        assert cluster.console.seen == [("solver-0", "gone")] * 2
+        await cluster.add("solver-0", Instance(1.0), SOLVER, JUDGE)
         await asyncio.sleep(3.0)
-        assert house.console.seen[2:] == [("solver-0", "serving")] * 2
-        await house.system.remove("solver-0")
+        assert cluster.console.seen[2:] == [("solver-0", "serving")] * 2
+        await cluster.system.remove("solver-0")
         await asyncio.sleep(1.0)
-        assert house.console.seen[4:] == [("solver-0", "gone")] * 2, "its second life is watched too"
+        assert cluster.console.seen[4:] == [("solver-0", "gone")] * 2, "its second life is watched too"
 
     in_virtual_time(case)
 
 
 def test_an_instance_of_two_policies_leaves_with_both() -> None:
-    async def case(house: House) -> None:
-        await house.add("solver-0", Instance(1.0), SOLVER, JUDGE)
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.add("solver-0", Instance(1.0), SOLVER, JUDGE)
         for policy in (SOLVER, JUDGE):
-            await house.publish(0, policy)
-        await asyncio.gather(*(house.router.within(HOUR_S).leave("solver-0") for _ in range(2)))
+            await cluster.publish(0, policy)
+        await asyncio.gather(*(cluster.router.within(HOUR_S).leave("solver-0") for _ in range(2)))
         await asyncio.sleep(1.0)
-        assert house.console.seen.count(("solver-0", "gone")) == 2
+        assert cluster.console.seen.count(("solver-0", "gone")) == 2
 
     in_virtual_time(case)
 
 
 def test_a_load_that_fails_for_one_policy_leaves_the_instance_to_the_other() -> None:
-    async def case(house: House) -> None:
-        await house.add("solver-0", Instance(1.0, LoadFailed(SOLVER, Version(0), "digest")), SOLVER, JUDGE)
-        await house.add("solver-1", Instance(1.0))
-        await house.publish(0)
-        assert [one.policy for one in await house.publish(0, JUDGE)] == [JUDGE]
-        assert house.console.seen == [("solver-0", "gone")]
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.add("solver-0", Instance(1.0, LoadFailed(SOLVER, Version(0), "digest")), SOLVER, JUDGE)
+        await cluster.add("solver-1", Instance(1.0))
+        await cluster.publish(0)
+        assert [one.policy for one in await cluster.publish(0, JUDGE)] == [JUDGE]
+        assert cluster.console.seen == [("solver-0", "gone")]
 
     in_virtual_time(case)

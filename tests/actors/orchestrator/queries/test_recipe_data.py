@@ -28,7 +28,7 @@ def eval_queries(seed, gate):
 """
 
 
-class House:
+class FakeCluster:
     """A recipe whose data comes when ``gate`` is set."""
 
     def __init__(self, system: ActorSystem, folder: Path) -> None:
@@ -42,33 +42,37 @@ class House:
 
 
 @pytest.fixture
-async def house(system: ActorSystem, tmp_path: Path) -> Any:
-    house = House(system, tmp_path)
-    yield house
-    house.gate.set()
+async def cluster(system: ActorSystem, tmp_path: Path) -> Any:
+    cluster = FakeCluster(system, tmp_path)
+    yield cluster
+    cluster.gate.set()
 
 
-async def test_data_that_comes_in_time_is_returned_and_waited_for_no_more(house: House) -> None:
-    data = house.data(PATIENCE_S)
+async def test_data_that_comes_in_time_is_returned_and_waited_for_no_more(cluster: FakeCluster) -> None:
+    data = cluster.data(PATIENCE_S)
     assert data.waits() == []
-    call = asyncio.ensure_future(data.call(lambda: "train_query", lambda: house.recipe.train_query(3)))
+    call = asyncio.ensure_future(data.call(lambda: "train_query", lambda: cluster.recipe.train_query(3)))
     async with asyncio.timeout(PATIENCE_S):
         while not (waits := data.waits()) or "in train_query" not in waits[0].text:  # a thread has to begin
             await asyncio.sleep(0.001)
     (wait,) = waits
     assert wait.text == "train_query of workflow.py, at workflow.py:6, in train_query: gate.wait()"
     assert wait.limit == f"training.data_timeout_s={PATIENCE_S:g} ends it" and not wait.actor
-    house.gate.set()
+    cluster.gate.set()
     assert (await call).id == "q3" and data.waits() == []
 
 
 @pytest.mark.parametrize("function", ["train_query", "eval_queries"])
-async def test_data_that_does_not_come_ends_the_call_with_its_line(house: House, function: str) -> None:
-    data = house.data(0.05)
+async def test_data_that_does_not_come_ends_the_call_with_its_line(
+    cluster: FakeCluster, function: str
+) -> None:
+    data = cluster.data(0.05)
     with pytest.raises(RecipeError) as raised:
         await data.call(
             lambda: function,
-            lambda: house.recipe.train_query(0) if function == "train_query" else house.recipe.eval_queries(),
+            lambda: (
+                cluster.recipe.train_query(0) if function == "train_query" else cluster.recipe.eval_queries()
+            ),
         )
     assert f"workflow.py: {function} has not returned within training.data_timeout_s=0.05" in str(
         raised.value
@@ -76,9 +80,9 @@ async def test_data_that_does_not_come_ends_the_call_with_its_line(house: House,
     assert data.waits() == []
 
 
-async def test_a_timeout_of_the_recipes_own_is_no_deadline(house: House) -> None:
+async def test_a_timeout_of_the_recipes_own_is_no_deadline(cluster: FakeCluster) -> None:
     def no_data() -> None:
         raise TimeoutError("the data set's server")
 
     with pytest.raises(TimeoutError, match="the data set's server"):
-        await house.data(PATIENCE_S).call(lambda: "eval_queries", no_data)
+        await cluster.data(PATIENCE_S).call(lambda: "eval_queries", no_data)

@@ -20,7 +20,7 @@ from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.core.system import ActorSystem
 
 from ....patience import PATIENCE_S
-from .house import Driver, from_disk, group, plan, queries_of, recipe_of
+from .query_driver import Driver, from_disk, group, plan, queries_of, recipe_of
 
 LAST = 7
 REPLAY = """

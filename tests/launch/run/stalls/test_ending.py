@@ -16,7 +16,7 @@ from flexmarl.launch.run.stalls.standstill import Standstill
 CAUSE = "trainer (process 7) does not answer"
 
 
-class House:
+class FakeCluster:
     """The part of a run that decides: its standstill is looked at once a second."""
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class House:
 
 
 @pytest.fixture
-def in_house() -> Callable[[Callable[[House], Any]], None]:
-    def run(body: Callable[[House], Any]) -> None:
+def in_cluster() -> Callable[[Callable[[FakeCluster], Any]], None]:
+    def run(body: Callable[[FakeCluster], Any]) -> None:
         async def main() -> None:
-            house = House()
+            cluster = FakeCluster()
             ending = asyncio.create_task(
-                Run._end_standstill(cast(Run, house.run), cast(RunSupervision, house))
+                Run._end_standstill(cast(Run, cluster.run), cast(RunSupervision, cluster))
             )
-            await body(house)
+            await body(cluster)
             ending.cancel()
             await asyncio.wait([ending])
 
@@ -73,49 +73,49 @@ def in_house() -> Callable[[Callable[[House], Any]], None]:
     return run
 
 
-def test_one_that_stands_still_ends_after_the_patience_with_its_causes(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        await house.look(5)
-        house.run._stop_asked.set()
-        await house.look(4)
-        assert not house.ends()
-        await house.look(8)
-        assert house.ends()
-        assert house.warnings == [f"stopping at once: nothing has ended for 10 s; {CAUSE}"]
+def test_one_that_stands_still_ends_after_the_patience_with_its_causes(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        await cluster.look(5)
+        cluster.run._stop_asked.set()
+        await cluster.look(4)
+        assert not cluster.ends()
+        await cluster.look(8)
+        assert cluster.ends()
+        assert cluster.warnings == [f"stopping at once: nothing has ended for 10 s; {CAUSE}"]
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_one_that_stood_still_before_ends_at_once_and_its_causes_are_not_named_again(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        await house.look(40)
-        house.causes = (CAUSE,)
-        assert not house.ends(), "it was not asked to stop"
-        house.run._stop_asked.set()
+def test_one_that_stood_still_before_ends_at_once_and_its_causes_are_not_named_again(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        await cluster.look(40)
+        cluster.causes = (CAUSE,)
+        assert not cluster.ends(), "it was not asked to stop"
+        cluster.run._stop_asked.set()
         await asyncio.sleep(0.1)
-        assert house.ends() and not house.asked
-        assert house.warnings == ["stopping at once: nothing has ended for 39 s"]
+        assert cluster.ends() and not cluster.asked
+        assert cluster.warnings == ["stopping at once: nothing has ended for 39 s"]
 
-    in_house(body)
-
-
-def test_one_that_works_goes_on_to_its_last_checkpoint(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        await house.look(20, working_every=4)
-        house.run._stop_asked.set()
-        await house.look(300, working_every=8)
-        assert not house.ends() and not house.warnings
-
-    in_house(body)
+    in_cluster(body)
 
 
-def test_one_whose_work_items_are_long_gets_three_times_the_longest(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        await house.look(60, working_every=15)
-        house.run._stop_asked.set()
-        await house.look(30)
-        assert house.standstill.idle_s > 40.0 and not house.ends()
-        await house.look(10)
-        assert house.ends()
+def test_one_that_works_goes_on_to_its_last_checkpoint(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        await cluster.look(20, working_every=4)
+        cluster.run._stop_asked.set()
+        await cluster.look(300, working_every=8)
+        assert not cluster.ends() and not cluster.warnings
 
-    in_house(body)
+    in_cluster(body)
+
+
+def test_one_whose_work_items_are_long_gets_three_times_the_longest(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        await cluster.look(60, working_every=15)
+        cluster.run._stop_asked.set()
+        await cluster.look(30)
+        assert cluster.standstill.idle_s > 40.0 and not cluster.ends()
+        await cluster.look(10)
+        assert cluster.ends()
+
+    in_cluster(body)

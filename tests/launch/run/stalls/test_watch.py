@@ -19,7 +19,7 @@ from flexmarl.launch.run.stalls.watch import StallWatch, blocking_line
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 
-class House:
+class FakeCluster:
     """A console and a supervision. ``counts``: by process. ``reports``: of the waits, asked ``asked`` times."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,14 +62,14 @@ class House:
 
 
 @pytest.fixture
-def in_house(tmp_path: Path) -> Callable[[Callable[[House], Any]], None]:
-    def run(body: Callable[[House], Any]) -> None:
+def in_cluster(tmp_path: Path) -> Callable[[Callable[[FakeCluster], Any]], None]:
+    def run(body: Callable[[FakeCluster], Any]) -> None:
         async def main() -> None:
-            house = House(tmp_path)
+            cluster = FakeCluster(tmp_path)
             async with asyncio.TaskGroup() as tasks:  # a watch that fails ends the body too
-                tasks.create_task(house.watch.run(cast(RunSupervision, house)))
-                await body(house)
-                house.watch.close()
+                tasks.create_task(cluster.watch.run(cast(RunSupervision, cluster)))
+                await body(cluster)
+                cluster.watch.close()
 
         virtual_time.run(main())
 
@@ -79,75 +79,75 @@ def in_house(tmp_path: Path) -> Callable[[Callable[[House], Any]], None]:
 CAUSE = "rollout-0: 1 trajectory (5:q_0) at workflow.py:3, for 30 s; x=600 ends it"
 
 
-def test_causes_are_asked_for_in_a_standstill_alone_and_forgotten_after_it(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        house.stands()
+def test_causes_are_asked_for_in_a_standstill_alone_and_forgotten_after_it(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.stands()
         await asyncio.sleep(25.5)
-        assert house.events == [] and not house.causes()
+        assert cluster.events == [] and not cluster.causes()
         await asyncio.sleep(10.0)
-        assert house.causes() == [CAUSE] and house.is_still()
-        house.progresses = {"rollout-0, process 7": 2}
+        assert cluster.causes() == [CAUSE] and cluster.is_still()
+        cluster.progresses = {"rollout-0, process 7": 2}
         await asyncio.sleep(2.0)
-        assert not house.causes() and not house.is_still()
-        stalled, continued = house.events
+        assert not cluster.causes() and not cluster.is_still()
+        stalled, continued = cluster.events
         assert isinstance(stalled, RunStalled) and (stalled.step, stalled.causes) == (4, (CAUSE,))
         assert 30.0 <= stalled.seconds < 32.0
         assert isinstance(continued, RunContinued) and continued.seconds > stalled.seconds
-        assert house.asked == 1
+        assert cluster.asked == 1
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_a_run_that_is_about_to_end_gets_no_notice(in_house: Any) -> None:
+def test_a_run_that_is_about_to_end_gets_no_notice(in_cluster: Any) -> None:
     """Its actors are being killed while they are asked."""
 
-    async def body(house: House) -> None:
-        house.answer_s = 3.0
-        while not house.asked:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.answer_s = 3.0
+        while not cluster.asked:
             await asyncio.sleep(0.1)
-        house.watch.close()
+        cluster.watch.close()
         await asyncio.sleep(10.0)
-        assert house.events == [] and not house.causes()
+        assert cluster.events == [] and not cluster.causes()
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_a_checkpoint_that_grows_is_progress(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        folder = house.directory.checkpoints / "step_000005.partial" / "solver"
+def test_a_checkpoint_that_grows_is_progress(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        folder = cluster.directory.checkpoints / "step_000005.partial" / "solver"
         folder.mkdir(parents=True)
         for size in range(1, 60):
             (folder / "model.safetensors").write_bytes(b"x" * size)
             await asyncio.sleep(2.0)
-        assert house.events == []
+        assert cluster.events == []
         await asyncio.sleep(40.0)
-        assert [type(event) for event in house.events] == [RunStalled], "it does not grow any more"
+        assert [type(event) for event in cluster.events] == [RunStalled], "it does not grow any more"
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_each_look_beats(in_house: Any) -> None:
-    async def body(house: House) -> None:
+def test_each_look_beats(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
         for _ in range(3):
-            await house.watch.observed.next.wait()
-        assert house.watch.standstill.idle_s == 2.0
+            await cluster.watch.observed.next.wait()
+        assert cluster.watch.standstill.idle_s == 2.0
 
-    in_house(body)
+    in_cluster(body)
 
 
-def test_the_line_that_blocks_a_silent_worker_is_named(in_house: Any) -> None:
-    async def body(house: House) -> None:
-        house.reports = {
+def test_the_line_that_blocks_a_silent_worker_is_named(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.reports = {
             "rollout-0": ProcessWaits("process 7", None),
             "trainer": ProcessWaits("process 8", None),
         }
         line = "workflow.py:3, in workflow: time.sleep(9)"
-        report_file(house.directory.logs, "rollout-0").write_text(json.dumps({"line": line, "lasts": True}))
-        first, second = await house.watch.ask(cast(RunSupervision, house))
+        report_file(cluster.directory.logs, "rollout-0").write_text(json.dumps({"line": line, "lasts": True}))
+        first, second = await cluster.watch.ask(cast(RunSupervision, cluster))
         assert f"the workflow blocks its event loop: {line}" in first
         assert second == "trainer (process 8) does not answer; a fifth of supervision.silence_s=300 ends it"
 
-    in_house(body)
+    in_cluster(body)
 
 
 def test_a_line_that_blocked_earlier_blocks_nothing_now(tmp_path: Path) -> None:

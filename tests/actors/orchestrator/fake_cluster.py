@@ -293,7 +293,7 @@ def plan(
     )
 
 
-class House:
+class FakeCluster:
     """``policy_of``: of each agent, by default one of its own name."""
 
     def __init__(

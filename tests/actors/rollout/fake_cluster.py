@@ -130,7 +130,7 @@ class Archive(Actor, ArchiveApi):
         return 0
 
 
-class House:
+class FakeCluster:
     """A rollout actor among the others it talks to."""
 
     def __init__(self, system: ActorSystem, folder: Path) -> None:
