@@ -11,7 +11,7 @@ from ...actors.errors import ConfigError
 from ..config.run_config import RunConfig
 from ..errors import JobRefused
 from ..hosts.local_address import AUTO
-from ..hosts.placement.needs import needs_of
+from ..hosts.placement.actor_needs import needs_of
 from ..hosts.slurm.batch_script import Job, script
 from ..monitoring.console.echo import echo, echo_file
 from ..run.prepared_run import DEFAULT_RECIPE, begun_run, default_name, recipe_and_settings, resolve_given

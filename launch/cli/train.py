@@ -19,7 +19,7 @@ from ..config.config_reading import to_yaml
 from ..config.run_config import RunConfig
 from ..errors import Interrupted, LostActor
 from ..hosts.nodes.hosts_file import read_hosts
-from ..hosts.nodes.joined_cluster import WAIT_S, NodesWanted
+from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
 from ..hosts.placement.plan_table import plan_as_comment
 from ..hosts.placement.run_placement import like_this_host, place_run
 from ..monitoring.console.echo import echo, echo_file
@@ -161,7 +161,7 @@ def train(
     if hosts is not None and nodes:
         raise ConfigError("--hosts has the nodes: leave out --nodes")
     by_ssh = () if hosts is None else read_hosts(hosts)
-    node_request = NodesWanted(nodes or len(by_ssh), wait_s, by_ssh)
+    node_request = NodeRequest(nodes or len(by_ssh), wait_s, by_ssh)
     options = RunOptions(Output.standard(form or "normal"), restarts, log_level, node_request)
     recipe_argument, overrides = recipe_and_settings(words)
     if resume is not None:
@@ -186,7 +186,7 @@ def train(
         return _train(prepared, prepared.directory, options)
 
 
-def _show_plan(config: RunConfig, node_request: NodesWanted) -> int:
+def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:
     """Prints the config, and the place of each actor."""
     plan = place_run(config, like_this_host(node_request.count))
     echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}")
@@ -202,7 +202,7 @@ class RunOptions:
     output: Output
     restarts: int
     log_level: LogLevel
-    nodes: NodesWanted
+    nodes: NodeRequest
 
 
 def _train(
@@ -250,7 +250,7 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
     try:
         with open_private(directory.logs / "launcher.log", "a") as log:
             configure_logging("launcher", log, options.log_level)
-            run = Run.of(prepared, display, options.log_level, options.nodes)
+            run = Run.from_prepared(prepared, display, options.log_level, options.nodes)
             result = uvloop.run(train_until_signal(run, display))
     except KeyboardInterrupt:  # before the run's own signal handlers are set
         return _report_failure(Interrupted("stopped by SIGINT"), directory, options.output)

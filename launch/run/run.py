@@ -37,7 +37,7 @@ from ..config.config_reading import flattened
 from ..config.config_warnings import warnings_about
 from ..errors import Interrupted
 from ..hosts import env
-from ..hosts.nodes.joined_cluster import NodesWanted, joined_cluster
+from ..hosts.nodes.joined_cluster import NodeRequest, joined_cluster
 from ..monitoring.console.display import Display
 from ..monitoring.console.no_display import NoDisplay
 from ..monitoring.console.run_console import RunConsole
@@ -46,8 +46,8 @@ from ..monitoring.sinks.run_sinks import RunSinks
 from ..monitoring.sinks.sink import SinkRun
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.samples.archive import Archive
+from .actor_launcher import ActorLauncher
 from .actor_specs import modules_of
-from .local_launcher import LocalRun
 from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
 from .run_control import NAME as CONTROL
 from .run_control import RunControl
@@ -58,7 +58,7 @@ from .stalls.watch import StallWatch
 
 Result = TypeVar("Result")
 
-_NO_NODES: Final = NodesWanted()
+_NO_NODES: Final = NodeRequest()
 _NOT_ENTERED: Final = "this Run has not been entered: async with Run(...) as run"
 
 
@@ -86,7 +86,7 @@ class Run:
         name: str | None = None,
         stop_timeout_s: float = 300.0,
         log_level: LogLevel = "info",
-        nodes: NodesWanted = _NO_NODES,
+        nodes: NodeRequest = _NO_NODES,
         sinks: Sequence[MetricsFunction] = (),
     ) -> None:
         """``config``: the name or folder of a recipe, a YAML file, a mapping with the keys of ``config.yaml`` and
@@ -125,7 +125,7 @@ class Run:
         accept: Sequence[str] = (),
         stop_timeout_s: float = 300.0,
         log_level: LogLevel = "info",
-        nodes: NodesWanted = _NO_NODES,
+        nodes: NodeRequest = _NO_NODES,
         sinks: Sequence[MetricsFunction] = (),
     ) -> "Run":
         """The run in ``folder``, continued from its newest checkpoint, as ``flexmarl train --resume`` does. ``accept``:
@@ -138,14 +138,16 @@ class Run:
         return run
 
     @classmethod
-    def of(
+    def from_prepared(
         cls,
         prepared: PreparedRun,
         display: Display,
         log_level: LogLevel = "info",
-        nodes: NodesWanted = _NO_NODES,
+        nodes: NodeRequest = _NO_NODES,
     ) -> "Run":
         """A run that is prepared, new or resumed, on ``display``."""
+        # By its private fields, as ``resume`` does: the parameters of the constructor are an interface for programs,
+        # which have a config or a folder, and neither a folder that is locked nor a display.
         run = cls(prepared.life.config, log_level=log_level, nodes=nodes)
         run._preparing = lambda: nullcontext(prepared)
         run._broadcast = Broadcast(display, run._raise_failure)
@@ -282,10 +284,10 @@ class Run:
                 )
             )
             own_gpus = cluster.placement.own_gpus()
-            local_run = LocalRun(
+            launcher = ActorLauncher(
                 life.config, directory, supervision, console, life.checkpoint, own_gpus, archive
             )
-            return await self._train(local_run, [system.failure, cluster.failure])
+            return await self._train(launcher, [system.failure, cluster.failure])
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``work``. Raises Interrupted if the run is stopped before."""
@@ -300,10 +302,10 @@ class Run:
             raise Interrupted(f"stopped by {self._stopped_by}")
         return working.result()
 
-    async def _train(self, local_run: LocalRun, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
+    async def _train(self, launcher: ActorLauncher, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
         """``failures``: set to errors that end the run."""
-        supervision = local_run.supervision
-        work = asyncio.create_task(local_run.train(self._training_begins, self._stalls))
+        supervision = launcher.supervision
+        work = asyncio.create_task(launcher.train(self._training_begins, self._stalls))
         death = asyncio.create_task(supervision.wait_failed())
         stop = asyncio.create_task(self._at_once.wait())
         patience = asyncio.create_task(self._end_standstill(supervision))

@@ -1,9 +1,9 @@
 """A whole run in one process and in virtual time: the actors of ``actor_specs.py``, unchanged, on hosts in memory.
 
-    simulation = simulate(config, folder, seed=7, hosts=3, troubles=Troubles(every_s=2.0))
+    simulation = simulate(config, folder, seed=7, hosts=3, fault_plan=FaultPlan(every_s=2.0))
 
-A seed decides everything: the order of all messages, their delays, and which trouble befalls which actor or host when
-(``simulated_troubles.py``). Two simulations of one seed have the same network log and the same files, byte by byte.
+A seed decides everything: the order of all messages, their delays, and which fault hits which actor or host when
+(``simulated_faults.py``). Two simulations of one seed have the same network log and the same files, byte by byte.
 Policies have to be simulated: nothing else takes virtual time.
 
 The hosts join as nodes of a real run do (``simulated_hosts.py``), and losses have the same consequences: an actor that
@@ -37,19 +37,19 @@ from ..hosts.nodes.cluster import Cluster
 from ..hosts.nodes.head import Nodes
 from ..hosts.nodes.joined_cluster import WAIT_S
 from ..hosts.nodes.joining import NAME, Dismissal, Head, Offer
-from ..hosts.placement.needed import Plan
-from ..hosts.placement.needs import needs_of
+from ..hosts.placement.actor_needs import needs_of
 from ..hosts.placement.place import place
+from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import RunPlacement
 from ..monitoring.console.no_display import NoDisplay
 from ..monitoring.console.run_console import RunConsole
 from ..run import resuming
-from ..run.local_launcher import LocalRun
+from ..run.actor_launcher import ActorLauncher
 from ..run.resuming import Resumption
 from ..run.run_supervision import RunSupervision
 from ..run_folder.run_directory import RunDirectory
+from .simulated_faults import EMPTY_FAULT_PLAN, ESSENTIAL, FaultInjector, FaultPlan, InjectedFault
 from .simulated_hosts import SimulatedHost, describe
-from .simulated_troubles import ESSENTIAL, NO_TROUBLES, Trouble, TroubleMaker, Troubles
 
 # Simulated runs last seconds: one that reaches this hangs.
 _LIMIT_S: Final = 6 * 3600.0
@@ -63,7 +63,7 @@ class Simulation:
 
     directory: RunDirectory
     log: list[str] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    injected_faults: list[InjectedFault] = field(default_factory=list)
     attempts: int = 0
     seconds: float = 0.0
     result: RunResult | None = None
@@ -76,7 +76,7 @@ def simulate(
     *,
     hosts: int = 1,
     faults: Faults = NO_FAULTS,
-    troubles: Troubles = NO_TROUBLES,
+    fault_plan: FaultPlan = EMPTY_FAULT_PLAN,
     keep_log: bool = True,
 ) -> Simulation:
     """Trains until the last step. ``folder``: of the run, a new one. It starts a loop, so no loop may run in this
@@ -87,7 +87,7 @@ def simulate(
     """
     simulation = Simulation(RunDirectory.create(folder, ""))
     resuming.record(simulation.directory, config)
-    simulator = _Simulator(simulation, seed, hosts, faults, troubles, keep_log)
+    simulator = _Simulator(simulation, seed, hosts, faults, fault_plan, keep_log)
     virtual_time.run(simulator.run(config), limit_s=_LIMIT_S)
     return simulation
 
@@ -99,14 +99,14 @@ class _Simulator:
         seed: int,
         hosts: int,
         faults: Faults,
-        troubles: Troubles,
+        fault_plan: FaultPlan,
         keep_log: bool,
     ) -> None:
         self._simulation = simulation
         self._hosts = [f"host-{n}" for n in range(hosts)]
         self._gone: set[str] = set()
         self._faults = faults
-        self._troubles = troubles
+        self._fault_plan = fault_plan
         self._random = random.Random(seed)
         self._keep_log = keep_log
 
@@ -153,8 +153,14 @@ class _Simulator:
     ) -> RunResult:
         config, directory = life.config, self._simulation.directory
         settings, wire = config.supervision.settings(), network.wire(f"{head_node.name}/{_LAUNCHER}")
-        maker = TroubleMaker(
-            self._troubles, self._random, network, head_node, hosts, self._simulation.troubles, self._gone
+        injector = FaultInjector(
+            self._fault_plan,
+            self._random,
+            network,
+            head_node,
+            hosts,
+            self._simulation.injected_faults,
+            self._gone,
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
             console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
@@ -169,19 +175,21 @@ class _Simulator:
                     placed=cluster.placed,
                     another_node=cluster.another_node,
                 ) as supervision,
-                _running(maker.run()) as troubles,
+                _running(injector.run()) as injecting,
             ):
-                run = LocalRun(config, directory, supervision, console, life.checkpoint, {})
-                return await self._until_the_end(run, [cluster.failure, *alive, *troubles])
+                launcher = ActorLauncher(config, directory, supervision, console, life.checkpoint, {})
+                return await self._until_the_end(launcher, [cluster.failure, *alive, *injecting])
 
-    async def _until_the_end(self, run: LocalRun, failures: Sequence[asyncio.Future[Any]]) -> RunResult:
+    async def _until_the_end(
+        self, launcher: ActorLauncher, failures: Sequence[asyncio.Future[Any]]
+    ) -> RunResult:
         """``failures``: those that end the run by their error or result."""
 
         async def train() -> RunResult:
-            await run.begin()
-            return await run.console.ended_with
+            await launcher.begin()
+            return await launcher.console.ended_with
 
-        death = run.supervision.wait_failed()
+        death = launcher.supervision.wait_failed()
         async with _running(train(), death) as (work, dead):
             await asyncio.wait([work, dead, *failures], return_when=asyncio.FIRST_COMPLETED)
             # A death makes calls of the run fail: it is the cause if both are there.

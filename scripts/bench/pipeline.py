@@ -271,7 +271,7 @@ def _timed_run(config: RunConfig) -> _Run:
     with tempfile.TemporaryDirectory(prefix="flexmarl-") as folder, _interrupts():
         directory = RunDirectory.create(Path(folder) / "run", to_yaml(config))
         prepared = PreparedRun(directory, Resumption(config, None, {}, []), {})
-        result = uvloop.run(train_until_signal(Run.of(prepared, watch), watch))
+        result = uvloop.run(train_until_signal(Run.from_prepared(prepared, watch), watch))
         if result.stopped:
             raise KeyboardInterrupt
     return watch.run

@@ -15,7 +15,7 @@ from flexmarl.core.errors import ActorFailed
 from flexmarl.launch.config.config_reading import check, resolve, to_yaml
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.run import resuming
-from flexmarl.launch.simulate.simulated_troubles import Kind, Troubles
+from flexmarl.launch.simulate.simulated_faults import FaultKind, FaultPlan
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
 RECIPE = Path(__file__).parent / "recipes" / "self_play"
@@ -193,8 +193,8 @@ def test_a_run_that_is_resumed_repeats_the_draws_and_the_results(tmp_path: Path,
         "supervision.missed_heartbeats=2", "supervision.max_restarts=100", "rollout.turn_retries=100",
     ]  # fmt: skip
     whole = Played(simulate(game(*settings), tmp_path / "whole", 1, hosts=2))
-    troubles = Troubles(every_s=0.7, most=4, kinds={Kind.FATAL_KILL: 1.0})
-    killed = Played(simulate(game(*settings), tmp_path / "killed", 1, hosts=2, troubles=troubles))
+    fault_plan = FaultPlan(every_s=0.7, most=4, kinds={FaultKind.FATAL_KILL: 1.0})
+    killed = Played(simulate(game(*settings), tmp_path / "killed", 1, hosts=2, fault_plan=fault_plan))
     assert killed.made.attempts > 2
     assert killed.draws == whole.draws and len(whole.draws) == 8
     assert killed.results == whole.results

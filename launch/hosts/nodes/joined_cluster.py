@@ -20,7 +20,7 @@ from ...run.prepared_run import PreparedRun
 from ...run.resuming import code_digests
 from ...run.run_address import RunAddress
 from ..host_description import HostDescription, describe_host
-from ..placement.needed import DoesNotFit
+from ..placement.plan import DoesNotFit
 from ..placement.run_placement import place_run
 from .cluster import Cluster
 from .head import Nodes
@@ -35,7 +35,7 @@ _REMIND_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodesWanted:
+class NodeRequest:
     """``count``: of other hosts that have to join before the actors are started. ``wait_s``: the longest wait.
     ``hosts``: those of them on which the head starts the node itself. ``fewer``: the run begins also with fewer, if it
     fits them: a restart, after which hosts may be lost."""
@@ -48,7 +48,7 @@ class NodesWanted:
 
 @asynccontextmanager
 async def joined_cluster(
-    system: ActorSystem, head_node: Node, prepared: PreparedRun, request: NodesWanted, console: RunConsole
+    system: ActorSystem, head_node: Node, prepared: PreparedRun, request: NodeRequest, console: RunConsole
 ) -> AsyncIterator[Cluster]:
     """Publishes the address of the run, waits for its nodes and places its actors. At the end the nodes are dismissed.
 
@@ -118,7 +118,7 @@ async def _fits(config: RunConfig, head: HostDescription, nodes: Nodes, ssh: Ssh
 
 
 async def _wait_for_nodes(
-    nodes: Nodes, ssh: SshNodes, request: NodesWanted, join: Path, console: RunConsole
+    nodes: Nodes, ssh: SshNodes, request: NodeRequest, join: Path, console: RunConsole
 ) -> None:
     def progress(joined: int) -> None:
         text = f"waiting for nodes, on each host: flexmarl node --join {join}"
@@ -139,7 +139,7 @@ async def _wait_for_nodes(
         await asyncio.wait(waits)
 
 
-async def _remind(nodes: Nodes, request: NodesWanted, join: Path, console: RunConsole) -> None:
+async def _remind(nodes: Nodes, request: NodeRequest, join: Path, console: RunConsole) -> None:
     """Reports every 30 s for whom the run waits; until it is cancelled."""
     next_step = f"on each host that is missing: flexmarl node --join {join}"
     if request.hosts:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..host_description import HostDescription
-from .needed import DoesNotFit, Need, Placed, Plan
-from .refusals import no_way_found, refusals
-from .room import HostRoom, is_usable, room_of
+from .capacity import HostCapacity, capacity_of, is_usable
+from .infeasible import infeasible_reasons, no_way_found
+from .plan import DoesNotFit, Need, Placed, Plan
 
 _MOST_SEARCHED: Final = 300
 """Actors with several GPUs, and gangs, for which other orders are tried: a search is a recursion as deep."""
@@ -34,12 +34,12 @@ def place(
 ) -> Plan:
     """Places all actors. ``head``: the name of the host of the store, the trainer, the orchestrator and the router.
     ``share_gpus``: GPUs may be used although others use them. Raises DoesNotFit."""
-    if problems := list(refusals(needs, hosts, head, share_gpus=share_gpus)):
+    if problems := list(infeasible_reasons(needs, hosts, head, share_gpus=share_gpus)):
         raise DoesNotFit(problems)
     usable = sum(is_usable(gpu, share_gpus) for host in hosts for gpu in host.gpus)
     for sharing in (False, True) if sum(need.gpus for need in needs) <= usable else (True,):
         rooms = [
-            room_of(host, share_gpus=share_gpus, sharing=sharing)
+            capacity_of(host, share_gpus=share_gpus, sharing=sharing)
             for host in sorted(hosts, key=lambda h: h.name)
         ]
         for together in (True, False):
@@ -64,7 +64,7 @@ def place_again(
     """A place for one actor beside ``placements``; None if there is no room. Placements on other hosts count for
     nothing."""
     for sharing in (False, True):
-        rooms = [room_of(host, share_gpus=share_gpus, sharing=sharing) for host in hosts]
+        rooms = [capacity_of(host, share_gpus=share_gpus, sharing=sharing) for host in hosts]
         attempt = _Attempt(rooms, head)
         for placed in placements:
             for room in rooms:
@@ -115,7 +115,7 @@ def _has_gangs(needs: Sequence[Need]) -> bool:
 class _Attempt:
     """One way to place all; ``placed`` are those that have a place."""
 
-    rooms: list[HostRoom]
+    rooms: list[HostCapacity]
     head: str
     placed: dict[str, Placed] = field(default_factory=dict)
     tries: int = _MOST_TRIES
@@ -168,7 +168,7 @@ class _Attempt:
             return True
         return False
 
-    def choices(self, unit: Unit) -> Iterator[tuple[HostRoom, list[Placed]]]:
+    def choices(self, unit: Unit) -> Iterator[tuple[HostCapacity, list[Placed]]]:
         """The hosts that have room for a unit, the best one first."""
         need, gpus = unit[0], _gpus(unit)
         rooms = [
@@ -183,7 +183,7 @@ class _Attempt:
             if (placed := room.choose(unit)) is not None:
                 yield room, placed
 
-    def _preference(self, room: HostRoom, need: Need, gpus: int) -> tuple[float, float, str]:
+    def _preference(self, room: HostCapacity, need: Need, gpus: int) -> tuple[float, float, str]:
         load = room.cores_used / room.cores
         if not gpus:
             return load, 0, room.name
@@ -193,7 +193,7 @@ class _Attempt:
             return room.name != self.head, order, room.name
         return room.used_share("generation"), load, room.name
 
-    def _take(self, room: HostRoom, placed: Sequence[Placed]) -> None:
+    def _take(self, room: HostCapacity, placed: Sequence[Placed]) -> None:
         for placement in placed:
             room.take(placement)
             self.placed[placement.need.actor] = placement

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from ...monitoring.console.terminal import Terminal
 from ..host_description import HostDescription
-from .needed import Placed
+from .plan import Placed
 from .run_placement import RunPlacement
 
 _COLUMNS = 110

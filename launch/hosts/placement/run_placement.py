@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from ...config.run_config import RunConfig
 from ..host_description import HostDescription, describe_host, version_problems
+from .actor_needs import needs_of
 from .model_memory import known_weights
-from .needed import DoesNotFit, Plan
-from .needs import needs_of
 from .place import place
+from .plan import DoesNotFit, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ....core.telemetry import get_logger
 from ...config.run_config import RunConfig
 from ...config.written_keys import WrittenKeys
 from ...hosts import env
-from ...hosts.placement.needed import DoesNotFit
+from ...hosts.placement.plan import DoesNotFit
 from ...hosts.placement.run_placement import place_here
 from .engine_checks import engine_problems, sink_problems
 from .network_checks import network_problems

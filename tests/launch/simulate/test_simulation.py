@@ -19,17 +19,17 @@ from flexmarl.core.wire.faults import Faults
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.hosts import env
-from flexmarl.launch.simulate.simulated_troubles import ALL_KINDS, Kind, Troubles
+from flexmarl.launch.simulate.simulated_faults import ALL_KINDS, FaultKind, FaultPlan
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "simulated"
 DELAYS = Faults(delay_s=(0.0001, 0.002), duplicate=0.01, late_s=0.3)
-# A silent peer is lost after 0.2 to 0.4 s. Limits that a run of seconds with six troubles may reach are high.
+# A silent peer is lost after 0.2 to 0.4 s. Limits that a run of seconds with six faults may reach are high.
 OVERRIDES = (
     "supervision.heartbeat_s=0.2", "supervision.missed_heartbeats=2", "supervision.max_restarts=100",
     "rollout.turn_retries=100",
 )  # fmt: skip
-TROUBLES = Troubles(every_s=0.5, most=6, lasts_s=0.5)
+FAULT_PLAN = FaultPlan(every_s=0.5, most=6, lasts_s=0.5)
 HOSTS = 3
 # Three a second. More of them: FLEXMARL_SIMULATED_SEEDS=500 scripts/test tests/launch/simulate/test_simulation.py
 SEEDS = int(os.environ.get("FLEXMARL_SIMULATED_SEEDS", "40"))
@@ -49,30 +49,30 @@ def config(seed: int) -> RunConfig:
 def digest_of(simulation: Simulation) -> str:
     """The digest of the network's log and the run's files."""
     found = hashlib.sha256("\n".join(simulation.log).encode())
-    found.update(repr((simulation.troubles, simulation.attempts, simulation.seconds)).encode())
+    found.update(repr((simulation.injected_faults, simulation.attempts, simulation.seconds)).encode())
     for path in (simulation.directory.events, simulation.directory.metrics):
         found.update(path.read_bytes())
     return found.hexdigest()
 
 
-def simulated(seed: int, *, troubles: Troubles) -> str:
+def simulated(seed: int, *, fault_plan: FaultPlan) -> str:
     """The digest of a simulation, always in a folder of the same name: events name it."""
     folder = Path(env.runtime_base()) / f"flexmarl-simulation-{os.getuid()}-{os.environ['SIMULATION']}"
     folder.mkdir(mode=0o700)
     try:
-        made = simulate(config(seed), folder / "run", seed, hosts=HOSTS, faults=DELAYS, troubles=troubles)
+        made = simulate(config(seed), folder / "run", seed, hosts=HOSTS, faults=DELAYS, fault_plan=fault_plan)
         return digest_of(made)
     finally:
         subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
-def checked(seed: int, troubles: Troubles) -> Simulation:
-    """A simulation with troubles, after all checks."""
+def checked(seed: int, fault_plan: FaultPlan) -> Simulation:
+    """A simulation with faults, after all checks."""
     settings = config(seed)
     with TemporaryDirectory(dir=env.runtime_base()) as folder:
         made = simulate(
             settings, Path(folder) / "run", seed,
-            hosts=HOSTS, faults=DELAYS, troubles=troubles, keep_log=False,
+            hosts=HOSTS, faults=DELAYS, fault_plan=fault_plan, keep_log=False,
         )  # fmt: skip
         check_trained(made, settings)
     return made
@@ -108,7 +108,7 @@ def collector() -> Iterator[None]:
 def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
     made = simulate(config(0), tmp_path / "run", 0, hosts=HOSTS, faults=DELAYS)
     check_trained(made, config(0))
-    assert made.attempts == 1 and not made.troubles and 0.0 < made.seconds < 60.0
+    assert made.attempts == 1 and not made.injected_faults and 0.0 < made.seconds < 60.0
     systems = {line.split()[1].partition("#")[0] for line in made.log}
     assert {"host-0/launcher", "host-0/store", "host-1/rollout-0", "host-2/checker-1"} < systems
 
@@ -116,9 +116,7 @@ def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
     """Strings hash differently in each process, and objects lie elsewhere."""
-    program = (
-        f"from tests.launch.simulate.test_simulation import *\nprint(simulated({seed}, troubles=TROUBLES))"
-    )
+    program = f"from tests.launch.simulate.test_simulation import *\nprint(simulated({seed}, fault_plan=FAULT_PLAN))"
     digests = []
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes, "SIMULATION": f"{os.getpid()}-{seed}"}
@@ -130,19 +128,19 @@ def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
     assert digests[0] == digests[1] != ""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.FATAL_KILL])
-def test_a_run_survives_each_kind_of_trouble_alone(kind: Kind, collector: None) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.FATAL_KILL])
+def test_a_run_survives_each_kind_of_fault_alone(kind: FaultKind, collector: None) -> None:
     """Those that do not end included, for which a host is left out of the next attempt."""
     drawn = []
     for seed in range(3):
-        made = checked(seed, replace(TROUBLES, for_good=0.3, kinds={kind: 1.0}))
-        drawn += made.troubles
-    assert len(drawn) >= 6 and {trouble.kind for trouble in drawn} == {kind}
+        made = checked(seed, replace(FAULT_PLAN, for_good=0.3, kinds={kind: 1.0}))
+        drawn += made.injected_faults
+    assert len(drawn) >= 6 and {fault.kind for fault in drawn} == {kind}
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
-def test_no_trouble_loses_or_repeats_a_sample(first: int, collector: None) -> None:
-    made = [checked(seed, TROUBLES) for seed in range(first, first + AT_ONCE)]
-    drawn = Counter(trouble.kind for one in made for trouble in one.troubles)
+def test_no_fault_loses_or_repeats_a_sample(first: int, collector: None) -> None:
+    made = [checked(seed, FAULT_PLAN) for seed in range(first, first + AT_ONCE)]
+    drawn = Counter(fault.kind for one in made for fault in one.injected_faults)
     assert set(drawn) == set(ALL_KINDS) and drawn.total() > 3 * AT_ONCE
     assert sum(one.attempts for one in made) > AT_ONCE

@@ -1,4 +1,4 @@
-"""Troubles of the links between hosts that are network namespaces."""
+"""Faults of the links between hosts that are network namespaces."""
 
 import contextlib
 import os

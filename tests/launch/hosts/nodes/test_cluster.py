@@ -13,8 +13,8 @@ from flexmarl.launch.hosts.host_description import HostDescription
 from flexmarl.launch.hosts.nodes.cluster import Cluster
 from flexmarl.launch.hosts.nodes.head import Joined, Nodes
 from flexmarl.launch.hosts.nodes.joining import Head, Offer
-from flexmarl.launch.hosts.placement.needed import Need
 from flexmarl.launch.hosts.placement.place import place
+from flexmarl.launch.hosts.placement.plan import Need
 from flexmarl.launch.hosts.placement.run_placement import RunPlacement
 
 from ..placement.hosts import host, instances, slots

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from flexmarl.launch.hosts.host_description import Gpu, GpuUser, HostDescription
-from flexmarl.launch.hosts.placement.needed import Need, Plan
-from flexmarl.launch.hosts.placement.room import capacity
+from flexmarl.launch.hosts.placement.capacity import usable_bytes
+from flexmarl.launch.hosts.placement.plan import Need, Plan
 
 GIB = 1 << 30
 
@@ -56,7 +56,7 @@ def check_plan(plan: Plan, needs: Sequence[Need], hosts: Sequence[HostDescriptio
     assert list(plan.actors) == [need.actor for need in needs]
     by_name = {host.name: host for host in hosts}
     memory = {host.name: host.memory_bytes for host in hosts}
-    left = {(host.name, n): capacity(gpu) for host in hosts for n, gpu in enumerate(host.gpus)}
+    left = {(host.name, n): usable_bytes(gpu) for host in hosts for n, gpu in enumerate(host.gpus)}
     own: dict[tuple[str, int], list[str]] = {}
     for need in needs:
         placed = plan.actors[need.actor]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.launch.hosts.host_description import Gpu, HostDescription
-from flexmarl.launch.hosts.placement.needed import DoesNotFit, Need, Plan
 from flexmarl.launch.hosts.placement.place import place
+from flexmarl.launch.hosts.placement.plan import DoesNotFit, Need, Plan
 
 from .hosts import GIB, check_plan, host, instances, slots, trainer
 

@@ -50,8 +50,8 @@ _SLOW_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRun:
-    """A run on all of its hosts, within its supervision.
+class ActorLauncher:
+    """Starts the actors of a run on all of its hosts, watches them, and waits for the end of the training.
 
     ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of the GPUs of each actor that sees
     no others. ``archive``: of recorded trajectories; None: there are none.

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from ..host_description import HostDescription
-from .needed import SHARE_GPUS, Need, Purpose
-from .room import capacity, is_usable
+from .capacity import is_usable, usable_bytes
+from .plan import SHARE_GPUS, Need, Purpose
 
 _LESS = "a smaller engine.kv_cache_bytes"
 _WORDS: dict[Purpose, str] = {"training": "training", "generation": "the instances"}
 
 
-def refusals(
+def infeasible_reasons(
     needs: Sequence[Need], hosts: Sequence[HostDescription], head: str, *, share_gpus: bool
 ) -> Iterator[str]:
     """A sentence for each reason for which no plan can exist; without one there may be a plan."""
@@ -110,7 +110,9 @@ def _too_wide(
 
 
 def _gpu_memory(needs: Sequence[Need], hosts: Sequence[HostDescription], share_gpus: bool) -> Iterator[str]:
-    gpus = [(capacity(gpu), host.name) for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    gpus = [
+        (usable_bytes(gpu), host.name) for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)
+    ]
     most, name = max(gpus, default=(0, ""))
     for need in needs:
         if need.gpus and gpus and need.gpu_bytes > most:
@@ -123,11 +125,11 @@ def _gpu_memory(needs: Sequence[Need], hosts: Sequence[HostDescription], share_g
 def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[str]:
     for number, gpu in enumerate(head.gpus):
         on_it = [need for need in needs if number in need.named]
-        if (needed := sum(need.gpu_bytes for need in on_it)) > capacity(gpu):
+        if (needed := sum(need.gpu_bytes for need in on_it)) > usable_bytes(gpu):
             keys = ", ".join(dict.fromkeys(need.key for need in on_it))
             yield (
-                f"{keys}: {_gib(needed)} are needed on GPU {number} of {head.name}, which has {_gib(capacity(gpu))}; "
-                f"take fewer instances, or {_LESS}"
+                f"{keys}: {_gib(needed)} are needed on GPU {number} of {head.name}, which has "
+                f"{_gib(usable_bytes(gpu))}; take fewer instances, or {_LESS}"
             )
 
 
@@ -178,7 +180,7 @@ def _count(gpus: int) -> str:
 
 
 def _free(host: HostDescription, share_gpus: bool) -> str:
-    gpus = [_gib(capacity(gpu)) for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    gpus = [_gib(usable_bytes(gpu)) for gpu in host.gpus if is_usable(gpu, share_gpus)]
     return f"{host.name}: {_gib(host.memory_bytes)} of memory, GPUs of {', '.join(gpus) or 'none'}"
 
 

@@ -1,4 +1,4 @@
-"""Random troubles of a simulated run: killed actors and nodes, and hosts that are frozen, cut off, slow or lost.
+"""Random faults of a simulated run: killed actors and nodes, and hosts that are frozen, cut off, slow or lost.
 
 A host is cut off or frozen for a while, or for good. The head and the node notice each other's silence by their
 heartbeats: the head gives the node up, and the node ends its actors, which may run on until then. If the host can be
@@ -21,10 +21,10 @@ ESSENTIAL: Final = ("store", "trainer", "orchestrator", "router")
 """The actors whose loss ends a run."""
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """``KILL``: of an actor that is restarted alone; ``FATAL_KILL``: of one whose loss ends the run; ``KILL_NODE``: of
     a node's process, with which its actors end. ``FREEZE``: of an actor. ``CUT``: of the link between two hosts;
-    ``ISOLATE``: of all links of a host. ``POWER``: its loss; the host and all its actors end silently, and it may start
+    ``ISOLATE``: of all links of a host. ``HOST_CRASH``: its loss; it and all its actors end silently, and it may start
     again. ``SLOW``: all messages are."""
 
     KILL = "kill"
@@ -34,29 +34,29 @@ class Kind(StrEnum):
     FREEZE_HOST = "freeze host"
     CUT = "cut"
     ISOLATE = "isolate"
-    POWER = "power"
+    HOST_CRASH = "host crash"
     SLOW = "slow"
 
 
-ALL_KINDS: Final[Mapping[Kind, float]] = {
-    Kind.KILL: 3.0,
-    Kind.FATAL_KILL: 1.0,
-    Kind.KILL_NODE: 1.0,
-    Kind.FREEZE: 2.0,
-    Kind.FREEZE_HOST: 2.0,
-    Kind.CUT: 2.0,
-    Kind.ISOLATE: 2.0,
-    Kind.POWER: 1.0,
-    Kind.SLOW: 1.0,
+ALL_KINDS: Final[Mapping[FaultKind, float]] = {
+    FaultKind.KILL: 3.0,
+    FaultKind.FATAL_KILL: 1.0,
+    FaultKind.KILL_NODE: 1.0,
+    FaultKind.FREEZE: 2.0,
+    FaultKind.FREEZE_HOST: 2.0,
+    FaultKind.CUT: 2.0,
+    FaultKind.ISOLATE: 2.0,
+    FaultKind.HOST_CRASH: 1.0,
+    FaultKind.SLOW: 1.0,
 }
 
-_OF_HOSTS: Final = (Kind.FREEZE_HOST, Kind.CUT, Kind.ISOLATE, Kind.POWER)
+_OF_HOSTS: Final = (FaultKind.FREEZE_HOST, FaultKind.CUT, FaultKind.ISOLATE, FaultKind.HOST_CRASH)
 
 
 @dataclass(frozen=True, slots=True)
-class Troubles:
+class FaultPlan:
     """``every_s``: the mean seconds between two, which are drawn from an exponential distribution, as is their
-    duration, with the mean ``lasts_s``. ``most``: of a whole run, so that it ends. ``for_good``: the share of troubles
+    duration, with the mean ``lasts_s``. ``most``: of a whole run, so that it ends. ``for_good``: the share of faults
     of hosts that do not end. ``slow_s``: the most that a slow message takes. ``kinds``: how often each is drawn, in
     relation to the others."""
 
@@ -65,37 +65,37 @@ class Troubles:
     lasts_s: float = 1.0
     for_good: float = 0.1
     slow_s: float = 0.1
-    kinds: Mapping[Kind, float] = field(default_factory=lambda: ALL_KINDS)
+    kinds: Mapping[FaultKind, float] = field(default_factory=lambda: ALL_KINDS)
 
 
-NO_TROUBLES: Final = Troubles(most=0)
+EMPTY_FAULT_PLAN: Final = FaultPlan(most=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """One that was drawn: its beginning, its kind, the actor or hosts that it befell, and its seconds."""
+class InjectedFault:
+    """One that was drawn: its beginning, its kind, the actor or hosts that it hit, and its seconds."""
 
     at_s: float
-    kind: Kind
+    kind: FaultKind
     target: str
     lasts_s: float
 
 
-class TroubleMaker:
-    """``head``: the head's own node. ``drawn``: gets the troubles; those that it has count. ``gone``: gets the names of
+class FaultInjector:
+    """``head``: the head's own node. ``drawn``: gets the faults; those that it has count. ``gone``: gets the names of
     the nodes that do not come back."""
 
     def __init__(
         self,
-        troubles: Troubles,
+        fault_plan: FaultPlan,
         draw: random.Random,
         network: MemoryNetwork,
         head: MemoryNode,
         hosts: Sequence[SimulatedHost],
-        drawn: list[Trouble],
+        drawn: list[InjectedFault],
         gone: set[str],
     ) -> None:
-        self._troubles = troubles
+        self._fault_plan = fault_plan
         self._draw = draw
         self._network = network
         self._nodes = {node.name: node for node in (head, *(host.node for host in hosts))}
@@ -109,32 +109,32 @@ class TroubleMaker:
         """Runs until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
-            while len(self._drawn) < self._troubles.most:
-                await asyncio.sleep(self._draw.expovariate(1.0 / self._troubles.every_s))
-                if (trouble := self._next()) is not None:
-                    self._drawn.append(trouble)
-                    group.create_task(self._befall(trouble), name=f"{trouble.kind} {trouble.target}")
+            while len(self._drawn) < self._fault_plan.most:
+                await asyncio.sleep(self._draw.expovariate(1.0 / self._fault_plan.every_s))
+                if (fault := self._next()) is not None:
+                    self._drawn.append(fault)
+                    group.create_task(self._inject(fault), name=f"{fault.kind} {fault.target}")
             await asyncio.Event().wait()  # until the run has ended
 
-    def _next(self) -> Trouble | None:
+    def _next(self) -> InjectedFault | None:
         """None if there is nothing for the kind that was drawn."""
-        draw, kinds = self._draw, self._troubles.kinds
+        draw, kinds = self._draw, self._fault_plan.kinds
         (kind,) = draw.choices([*kinds], [*kinds.values()])
-        lasts_s = draw.expovariate(1.0 / self._troubles.lasts_s)
-        for_good = draw.random() < self._troubles.for_good
+        lasts_s = draw.expovariate(1.0 / self._fault_plan.lasts_s)
+        for_good = draw.random() < self._fault_plan.for_good
         targets = self._targets(kind)
         if not targets:
             return None
         target = draw.choice(targets)
         if for_good and kind in _OF_HOSTS and target != self._head:
             lasts_s = math.inf
-        return Trouble(self._loop.time(), kind, target, lasts_s)
+        return InjectedFault(self._loop.time(), kind, target, lasts_s)
 
-    def _targets(self, kind: Kind) -> list[str]:
+    def _targets(self, kind: FaultKind) -> list[str]:
         hosts = [name for name in self._nodes if self._network.reaches(self._head, name)]
         match kind:
-            case Kind.KILL | Kind.FATAL_KILL | Kind.FREEZE:
-                fatal = kind is Kind.FATAL_KILL
+            case FaultKind.KILL | FaultKind.FATAL_KILL | FaultKind.FREEZE:
+                fatal = kind is FaultKind.FATAL_KILL
                 running = set(self._network.running)  # those that are just being started are not yet
                 names = [f"{host}/{actor}" for host in hosts for actor in self._nodes[host].running]
                 return [
@@ -142,56 +142,56 @@ class TroubleMaker:
                     for name in names
                     if name in running and (name.partition("/")[2] in ESSENTIAL) is fatal
                 ]
-            case Kind.CUT:
+            case FaultKind.CUT:
                 return [f"{host} {other}" for n, host in enumerate(hosts) for other in hosts[n + 1 :]]
-            case Kind.KILL_NODE | Kind.POWER:
+            case FaultKind.KILL_NODE | FaultKind.HOST_CRASH:
                 return [host for host in hosts if host != self._head]
-            case Kind.SLOW:
+            case FaultKind.SLOW:
                 return [""]
             case _:
                 return hosts
 
-    async def _befall(self, trouble: Trouble) -> None:
-        host, _, actor = trouble.target.partition("/")
-        match trouble.kind:
-            case Kind.KILL | Kind.FATAL_KILL:
+    async def _inject(self, fault: InjectedFault) -> None:
+        host, _, actor = fault.target.partition("/")
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.FATAL_KILL:
                 self._nodes[host].kill(actor)
-            case Kind.FREEZE:
+            case FaultKind.FREEZE:
                 self._nodes[host].freeze(actor)
-                await asyncio.sleep(trouble.lasts_s)
+                await asyncio.sleep(fault.lasts_s)
                 self._nodes[host].thaw(actor)
-            case Kind.KILL_NODE:
+            case FaultKind.KILL_NODE:
                 self._hosts[host].kill()
-            case Kind.SLOW:
-                self._network.faults = replace(self._usual, delay_s=(0.0, self._troubles.slow_s))
-                await asyncio.sleep(trouble.lasts_s)
+            case FaultKind.SLOW:
+                self._network.faults = replace(self._usual, delay_s=(0.0, self._fault_plan.slow_s))
+                await asyncio.sleep(fault.lasts_s)
                 self._network.faults = self._usual
-            case Kind.CUT | Kind.ISOLATE:
-                await self._cut(trouble)
-            case Kind.FREEZE_HOST | Kind.POWER:
-                await self._stop_host(trouble)
+            case FaultKind.CUT | FaultKind.ISOLATE:
+                await self._cut(fault)
+            case FaultKind.FREEZE_HOST | FaultKind.HOST_CRASH:
+                await self._stop_host(fault)
 
-    async def _cut(self, trouble: Trouble) -> None:
-        hosts = trouble.target.split()
+    async def _cut(self, fault: InjectedFault) -> None:
+        hosts = fault.target.split()
         ends = hosts[1:] or [host for host in self._nodes if host != hosts[0]]
         for end in ends:
             self._network.cut(hosts[0], end)
-        await self._pass(trouble)
+        await self._pass(fault)
         for end in ends:
             self._network.mend(hosts[0], end)
 
-    async def _stop_host(self, trouble: Trouble) -> None:
-        if trouble.kind is Kind.POWER:
-            self._hosts[trouble.target].power_off()
-        self._network.pause_host(trouble.target)
-        await self._pass(trouble)
-        self._network.resume_host(trouble.target)
-        if trouble.kind is Kind.POWER:
-            self._hosts[trouble.target].power_on()
+    async def _stop_host(self, fault: InjectedFault) -> None:
+        if fault.kind is FaultKind.HOST_CRASH:
+            self._hosts[fault.target].power_off()
+        self._network.pause_host(fault.target)
+        await self._pass(fault)
+        self._network.resume_host(fault.target)
+        if fault.kind is FaultKind.HOST_CRASH:
+            self._hosts[fault.target].power_on()
 
-    async def _pass(self, trouble: Trouble) -> None:
-        """Waits until a trouble has passed, which has just begun. Hosts that the head will not reach again are gone."""
-        if trouble.lasts_s == math.inf:
+    async def _pass(self, fault: InjectedFault) -> None:
+        """Waits until a fault has passed, which has just begun. Hosts that the head will not reach again are gone."""
+        if fault.lasts_s == math.inf:
             self._gone |= {name for name in self._hosts if not self._network.reaches(self._head, name)}
             await asyncio.Event().wait()
-        await asyncio.sleep(trouble.lasts_s)
+        await asyncio.sleep(fault.lasts_s)

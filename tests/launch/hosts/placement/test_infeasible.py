@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from flexmarl.launch.hosts.host_description import HostDescription
-from flexmarl.launch.hosts.placement.needed import DoesNotFit, Need
 from flexmarl.launch.hosts.placement.place import place
+from flexmarl.launch.hosts.placement.plan import DoesNotFit, Need
 
 from .hosts import GIB, host, instances, slots, trainer
 

@@ -7,8 +7,8 @@ import pytest
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
-from flexmarl.launch.hosts.placement.needed import DoesNotFit, Need
-from flexmarl.launch.hosts.placement.needs import needs_of
+from flexmarl.launch.hosts.placement.actor_needs import needs_of
+from flexmarl.launch.hosts.placement.plan import DoesNotFit, Need
 from flexmarl.launch.hosts.placement.run_placement import place_run
 
 from .hosts import GIB, host

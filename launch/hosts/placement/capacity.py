@@ -1,18 +1,18 @@
-"""The room that is left on a host while actors are placed."""
+"""The capacity that is left on a host while actors are placed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from ..host_description import Gpu, HostDescription
-from .needed import Need, Placed, Purpose
+from .plan import Need, Placed, Purpose
 
 _PART: Final = "MIG-"
 """The beginning of the UUID of a part of a GPU. A process sees one part at most (CUDA's guide to MIG)."""
 
 
 @dataclass(slots=True)
-class GpuRoom:
+class GpuCapacity:
     """``holds``: the purposes of its actors. ``usable``: false if others use it and the config does not allow that."""
 
     number: int
@@ -23,14 +23,14 @@ class GpuRoom:
 
 
 @dataclass(slots=True)
-class HostRoom:
+class HostCapacity:
     """``free``: by purpose, the GPUs that an actor of it may have."""
 
     name: str
     cores: int
     cores_used: int
     memory_left: int
-    gpus: list[GpuRoom]
+    gpus: list[GpuCapacity]
     free: dict[Purpose, int]
     sharing: bool
 
@@ -105,31 +105,31 @@ class HostRoom:
         for number in placed.gpus:
             self.gpus[number].left_bytes -= sign * placed.need.gpu_bytes
 
-    def _count(self, gpu: GpuRoom, sign: int) -> None:
+    def _count(self, gpu: GpuCapacity, sign: int) -> None:
         for purpose in self.free:
             self.free[purpose] += sign * self._is_free(gpu, purpose)
 
-    def _is_free(self, gpu: GpuRoom, purpose: Purpose) -> bool:
+    def _is_free(self, gpu: GpuCapacity, purpose: Purpose) -> bool:
         return gpu.usable and (purpose not in gpu.holds if self.sharing else not gpu.holds)
 
-    def _at(self, number: int) -> GpuRoom | None:
+    def _at(self, number: int) -> GpuCapacity | None:
         return self.gpus[number] if number < len(self.gpus) else None
 
     @staticmethod
-    def _has_room(gpu: GpuRoom | None, need: Need) -> bool:
+    def _has_room(gpu: GpuCapacity | None, need: Need) -> bool:
         return gpu is not None and gpu.usable and need.gpu_bytes <= gpu.left_bytes
 
 
-def room_of(host: HostDescription, *, share_gpus: bool, sharing: bool) -> HostRoom:
+def capacity_of(host: HostDescription, *, share_gpus: bool, sharing: bool) -> HostCapacity:
     """``share_gpus``: GPUs that others use may be used. ``sharing``: one actor that trains and one that generates may
     be on the same GPU."""
     gpus = [
-        GpuRoom(number, is_usable(gpu, share_gpus), gpu.uuid.startswith(_PART), capacity(gpu))
+        GpuCapacity(number, is_usable(gpu, share_gpus), gpu.uuid.startswith(_PART), usable_bytes(gpu))
         for number, gpu in enumerate(host.gpus)
     ]
     usable = sum(gpu.usable for gpu in gpus)
     free: dict[Purpose, int] = {"training": usable, "generation": usable}
-    return HostRoom(host.name, host.cores, 0, host.memory_bytes, gpus, free, sharing)
+    return HostCapacity(host.name, host.cores, 0, host.memory_bytes, gpus, free, sharing)
 
 
 def is_usable(gpu: Gpu, share_gpus: bool) -> bool:
@@ -137,6 +137,6 @@ def is_usable(gpu: Gpu, share_gpus: bool) -> bool:
     return share_gpus or not gpu.users
 
 
-def capacity(gpu: Gpu) -> int:
+def usable_bytes(gpu: Gpu) -> int:
     """Bytes of the GPU that a run may use: on one that others use, those that are free now."""
     return gpu.free_bytes if gpu.users else gpu.total_bytes

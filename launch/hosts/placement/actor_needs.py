@@ -7,7 +7,7 @@ from ....actors.names import PolicyName
 from ....actors.trainer.pool.pool_config import SharedPoolConfig
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
-from .needed import Need
+from .plan import Need
 
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
