@@ -21,7 +21,7 @@ FOR_COMMANDS = {"of"}  # makes a Run of what the command line has prepared
         ("flexmarl.Run", flexmarl.Run),
         ("flexmarl.Run.resume", flexmarl.Run.resume),
         ("flexmarl.connect", flexmarl.connect),
-        ("flexmarl.NodesWanted", flexmarl.NodesWanted),
+        ("flexmarl.NodeRequest", flexmarl.NodeRequest),
         ("flexmarl.Samples", flexmarl.Samples),
     ],
 )
@@ -33,8 +33,8 @@ def test_a_signature_is_that_of_the_code(name: str, function: Callable[..., obje
         default = parameter.default
         if default is parameter.empty:
             parts.append(parameter.name)
-        elif isinstance(default, flexmarl.NodesWanted):
-            parts.append(f"{parameter.name}=NodesWanted()")
+        elif isinstance(default, flexmarl.NodeRequest):
+            parts.append(f"{parameter.name}=NodeRequest()")
         else:
             parts.append(f"{parameter.name}={default!r}".replace("'", '"'))
     assert f"{name}({', '.join(parts)})" in TEXT

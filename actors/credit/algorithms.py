@@ -1,16 +1,17 @@
 """The algorithms by name: the parts of each, and the numbers of its paper. Data only, no torch.
 
-An algorithm is a choice in each of these columns; ``trainer/objective.py`` puts the chosen functions together.
+An algorithm is a choice in each of these columns. The files of the last column are in ``rollout/`` and in
+``trainer/objective/``, where ``objective.py`` puts the chosen functions together.
 
 credit assignment, an agent's
     estimator, scale_rewards  advantages from a group's rewards; their divisor    a file of this folder
-    grouping                  the rewards that a reward is compared with          ``rollout/groups/comparison.py``
-    rewards                   the trajectory's, the turn's own, or their sum      ``rollout/trajectory_rewards.py``
-    role_baseline             less the running mean of the agent's rewards        ``trainer/role_baselines.py``
+    grouping                  the rewards that a reward is compared with          ``groups/credit_assignment.py``
+    rewards                   the trajectory's, the turn's own, or their sum      ``trajectory_rewards.py``
+    role_baseline             less the running mean of the agent's rewards        ``role_baselines.py``
 loss, a policy's
-    surrogate                 the objective of each token                         ``trainer/loss.py``
-    aggregation               the divisor of the sum over tokens at the step      ``trainer/loss.py``
-    KL                        its estimator, and a place in the loss or reward    ``trainer/kl.py``
+    surrogate                 the objective of each token                         ``loss.py``
+    aggregation               the divisor of the sum over tokens at the step      ``loss.py``
+    KL                        its estimator, and a place in the loss or reward    ``kl.py``
 both: the policy and all of its agents must agree (``trainer_config.credit_problem``)
     critic                    trained with the policy, on the samples of all of its agents
     whiten                    normalises over the policy's step, over the samples of all of its agents
@@ -41,7 +42,7 @@ class Algorithm:
 
     ``scale_rewards``: the advantages of a group are divided by its standard deviation; None if the algorithm has no
     such division. ``role_baseline``, ``whiten``, ``critic``: what the trainer does to advantages after that
-    (``trainer/transforms.py``). ``kl_rewards``: the rewards that a KL may be subtracted from, of each token or of a
+    (``objective/transforms.py``). ``kl_rewards``: the rewards that a KL may be subtracted from, of each token or of a
     whole trajectory; None: the KL has no place in the rewards. ``rewards``: used unless the config chooses; None: the
     trajectory's, and a turn's own is refused, because it needs another comparison than the paper's. ``kl_estimator``,
     ``kl_in_reward``: of the KL to a reference policy, if there is one (``kl_coefficient``).

@@ -29,7 +29,7 @@ from .rollouts import (
     RewardUse,
     RolloutApi,
     TrajectoryFailure,
-    WorkerLife,
+    WorkerIncarnation,
     refuse_equal_ids,
 )
 from .routing import RouteAssigned, RouterApi, RouteRefused, RouteRequest, Routes, TurnEnded
@@ -113,6 +113,6 @@ __all__ = [
     "UnjudgedSample",
     "VersionRange",
     "WeightsConfig",
-    "WorkerLife",
+    "WorkerIncarnation",
     "refuse_equal_ids",
 ]

@@ -114,7 +114,7 @@ class GroupClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLife:
+class WorkerIncarnation:
     """One life of a rollout actor, from its start to its end. ``writer``: its name in this life, which the store's
     writer has too; after a restart it has another. ``incarnation``: of its system."""
 
@@ -145,7 +145,7 @@ class RolloutApi(TextApi, Protocol):
     WorkerReplaced."""
 
     @endpoint
-    def enlist(self) -> AsyncGenerator[WorkerLife]:
+    def enlist(self) -> AsyncGenerator[WorkerIncarnation]:
         """This life of the worker: one item. The stream ends when the life does."""
 
     @endpoint(raises=[RecipeError, WorkerReplaced])

@@ -32,7 +32,7 @@ From a query's text to the optimizer step, with mode strict. Here:
 
     Pipeline.start              decides StartStep, with the versions that generate the step's turns
     RunQueries.draw             has the recipe's query source give the queries, in a thread (``RecipeData.call``)
-    RolloutWorkers.begin        deals each query to the worker with the fewest open groups (``Dealing.deal``)
+    RolloutWorkers.begin        deals each query to the worker with the fewest open groups (``WorkAssignment.deal``)
 
 In a rollout worker, where all groups of the step run at once:
 

@@ -36,11 +36,11 @@ from ..messages import (
     StoreApi,
     SupervisorApi,
     VersionRange,
-    WorkerLife,
+    WorkerIncarnation,
 )
 from ..names import PolicyName, Step, Version
 from ..run_events import WorkerLost
-from .dealing import Dealing
+from .work_assignment import WorkAssignment
 
 log = get_logger(__name__)
 
@@ -110,8 +110,8 @@ class RolloutWorkers:
         self._refs = {ref.name: ref for ref in refs}
         self._store, self._supervisor = store, supervisor
         self._listener, self._background = listener, background
-        self._dealing: Dealing[GroupKey | int] = Dealing()
-        self._lives: dict[str, tuple[ActorRef[RolloutApi], WorkerLife]] = {}
+        self._assignment: WorkAssignment[GroupKey | int] = WorkAssignment()
+        self._lives: dict[str, tuple[ActorRef[RolloutApi], WorkerIncarnation]] = {}
         """Every life that was enlisted, by writer; those that are lost stay, so that none is enlisted again."""
         self._groups: dict[GroupKey, GroupWork] = {}
         self._evaluating: _Evaluating | None = None
@@ -134,7 +134,7 @@ class RolloutWorkers:
         loop = asyncio.get_running_loop()
         late_from = loop.time() + _START_S
         while not self._listener.finished:
-            life: WorkerLife | None = None
+            life: WorkerIncarnation | None = None
             end: FlexmarlError | None = None
             try:
                 async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
@@ -150,11 +150,11 @@ class RolloutWorkers:
                 self._not_awaited(ref.name)
             await asyncio.sleep(_RETRY_S)
 
-    async def _enlisted(self, ref: ActorRef[RolloutApi], life: WorkerLife) -> None:
+    async def _enlisted(self, ref: ActorRef[RolloutApi], life: WorkerIncarnation) -> None:
         if life.writer in self._lives:  # given up, and not killed yet
             return
         self._lives[life.writer] = ref, life
-        await self._send(self._dealing.enlist(life.writer))
+        await self._send(self._assignment.enlist(life.writer))
         self._not_awaited(ref.name)
 
     def _not_awaited(self, name: str) -> None:
@@ -164,9 +164,9 @@ class RolloutWorkers:
 
     async def _lost(self, writer: str, error: FlexmarlError | None) -> None:
         """``error``: of the call that noticed it; None if the life's stream has ended."""
-        if writer not in self._dealing or self._listener.finished:
+        if writer not in self._assignment or self._listener.finished:
             return
-        open_items = self._dealing.lose(writer)  # from now on it closes none
+        open_items = self._assignment.lose(writer)  # from now on it closes none
         ref, life = self._lives[writer]
         reason = _reason(error)
         log.warning(
@@ -191,7 +191,7 @@ class RolloutWorkers:
         for item in open_items:
             if item in put:
                 await self._listener.closed(put[item])
-        await self._send(self._dealing.deal(again))
+        await self._send(self._assignment.deal(again))
 
     # ------------------------------------------------------------------ groups
 
@@ -199,12 +199,12 @@ class RolloutWorkers:
         """Deals groups to the workers. Without a worker they wait for the next one that enlists."""
         new = {group.key: group for group in groups}
         self._groups |= new
-        await self._send(self._dealing.deal(new))
+        await self._send(self._assignment.deal(new))
 
     def closed(self, writer: str, group: GroupClosed) -> bool:
         """False if the group does not, or no longer, belong to that life of a worker."""
         key = group.step, group.query
-        if not self._dealing.close(writer, key):
+        if not self._assignment.close(writer, key):
             log.warning("group of another worker ignored", writer=writer, step=group.step, query=group.query)
             return False
         self._closed_at = asyncio.get_running_loop().time()
@@ -223,7 +223,7 @@ class RolloutWorkers:
         """The ends of the trajectories, in their order. One evaluation at a time; ``step``: the one before it."""
         evaluating = self._evaluating = _Evaluating(step, trajectories, versions)
         if trajectories:
-            await self._send(self._dealing.deal(range(len(trajectories))))
+            await self._send(self._assignment.deal(range(len(trajectories))))
             await evaluating.done.wait()
         return [evaluating.ends[number] for number in range(len(trajectories))]
 
@@ -239,7 +239,7 @@ class RolloutWorkers:
             await self._lost(writer, error)
             return
         for number, end in zip(numbers, ends, strict=True):
-            if self._dealing.close(writer, number):
+            if self._assignment.close(writer, number):
                 evaluating.ends[number] = end
         if len(evaluating.ends) == len(evaluating.trajectories):
             evaluating.done.set()
@@ -250,9 +250,9 @@ class RolloutWorkers:
         waits = [
             Wait(f"{_words(items)} at {ref.name}", seconds, actor=ref.name)
             for writer, (ref, _) in self._lives.items()
-            if (items := self._dealing.open_items(writer))
+            if (items := self._assignment.open_items(writer))
         ]
-        if waiting := self._dealing.waiting:
+        if waiting := self._assignment.waiting:
             what = f"a rollout worker for {waiting} groups, or trajectories of an evaluation"
             waits.append(Wait(what, seconds, actor="rollout workers"))
         waits += [Wait(f"{name}, which has not begun", seconds, actor=name) for name in sorted(self._absent)]

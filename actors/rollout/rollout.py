@@ -47,7 +47,7 @@ from ..messages import (
     TextTo,
     TrajectoryFailure,
     VersionRange,
-    WorkerLife,
+    WorkerIncarnation,
     refuse_equal_ids,
 )
 from ..names import AgentName, PolicyName, Step, Version
@@ -58,7 +58,7 @@ from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
-from .groups.group_run import ClosingRules, End, GroupRun
+from .groups.group_run import GroupClosingRules, GroupRun, TrajectoryEnd
 from .outside_rewards import OutsideRewards
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
@@ -92,7 +92,7 @@ class Rollout(Actor, RolloutApi):
         sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
         self._limits = TurnLimits(setup.config, sampling)
         self._recipe = Recipe(setup.recipe)
-        self._closing = ClosingRules(
+        self._closing = GroupClosingRules(
             {agent: settings.credit for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
@@ -147,8 +147,8 @@ class Rollout(Actor, RolloutApi):
                 await self._setup.console.tell("event", event, timeout_s=_GIVE_UP_S)
 
     @endpoint
-    async def enlist(self) -> AsyncGenerator[WorkerLife]:
-        yield WorkerLife(self.writer, self.system.incarnation)
+    async def enlist(self) -> AsyncGenerator[WorkerIncarnation]:
+        yield WorkerIncarnation(self.writer, self.system.incarnation)
         await asyncio.Event().wait()
 
     @endpoint
@@ -160,7 +160,7 @@ class Rollout(Actor, RolloutApi):
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
     ) -> None:
-        self._check_meant(writer)
+        self._check_incarnation(writer)
         refuse_equal_ids([query for _, query in queries], f"step {step}")
         config = self._config
         rules = GroupRules(
@@ -182,7 +182,7 @@ class Rollout(Actor, RolloutApi):
         trajectories: list[EvaluationTrajectory],
         versions: dict[PolicyName, Version],
     ) -> list[EvaluationEnd]:
-        self._check_meant(writer)
+        self._check_incarnation(writer)
         exactly = {policy: VersionRange.exactly(version) for policy, version in versions.items()}
         with first_error():
             async with asyncio.TaskGroup() as tasks:
@@ -193,7 +193,7 @@ class Rollout(Actor, RolloutApi):
     async def take_text(self, stream: int, start: int, text: str) -> None:
         self._texts.take(stream, start, text)
 
-    def _check_meant(self, writer: str) -> None:
+    def _check_incarnation(self, writer: str) -> None:
         """Raises WorkerReplaced if ``writer`` is not this life."""
         if writer != self.writer:
             raise WorkerReplaced(self.writer, writer)
@@ -246,7 +246,7 @@ class Rollout(Actor, RolloutApi):
     async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
         run.ends.put_nowait(await self._run_trajectory(trajectory))
 
-    def _take_end(self, run: GroupRun, end: End) -> list[Start | Abort | Close | Drop]:
+    def _take_end(self, run: GroupRun, end: TrajectoryEnd) -> list[Start | Abort | Close | Drop]:
         number = end.trajectory.number
         run.ended[number] = end
         if end.failure is None:
@@ -265,7 +265,7 @@ class Rollout(Actor, RolloutApi):
         self._records.closed(run)
         await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(self.writer, closed)
 
-    async def _run_trajectory(self, trajectory: Trajectory) -> End:
+    async def _run_trajectory(self, trajectory: Trajectory) -> TrajectoryEnd:
         """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed.
 
         Cancellation and the deadline cancel the workflow, and with it the turns it waits for, at the instances too.
@@ -284,7 +284,7 @@ class Rollout(Actor, RolloutApi):
             frames = self._recipe.frames(where_it_hangs(self._recipe.folder, work))
             what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
             failure = TrajectoryFailure(trajectory.name, what, frames)
-            return End(trajectory, failure, replacement=self._config.on_timeout == "replace")
+            return TrajectoryEnd(trajectory, failure, replacement=self._config.on_timeout == "replace")
         finally:
             self._waits.over(trajectory)
             trajectory.close()
@@ -315,20 +315,20 @@ class Rollout(Actor, RolloutApi):
         if not work.cancelled():
             work.exception()  # marks it as retrieved: after its deadline no task waits for the workflow
 
-    def _end(self, trajectory: Trajectory, work: asyncio.Task[TrajectoryRewards]) -> End:
+    def _end(self, trajectory: Trajectory, work: asyncio.Task[TrajectoryRewards]) -> TrajectoryEnd:
         """The end of a trajectory whose workflow has ended. User code: it may fail in any way, the others continue."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
             self._calls.ended(trajectory.timed_turns)
             trajectory.rewards = work.result()
-            return End(trajectory)
+            return TrajectoryEnd(trajectory)
         if isinstance(error, RecipeError):
             raise error
         _, kind, text = origin_of(error, self.ref.name)
         failure = TrajectoryFailure(trajectory.name, f"{kind}: {text}", self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
-        return End(trajectory, failure, replacement=on_timeout == "replace")
+        return TrajectoryEnd(trajectory, failure, replacement=on_timeout == "replace")
 
     async def generate(
         self,

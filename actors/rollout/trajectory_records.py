@@ -7,7 +7,7 @@ from ..names import Step
 from ..recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
 from ..sample_id import turn_of
 from ..workflow import Prompt, Turn
-from .groups.group_run import End, GroupRun
+from .groups.group_run import GroupRun, TrajectoryEnd
 from .record_queue import RecordQueue, RunBlocking
 from .rollout_setup import RolloutSetup
 from .trajectory import Trajectory
@@ -45,18 +45,18 @@ class TrajectoryRecords:
         """Records the trajectories of a group that have ended by now: those that count, those that failed, and those
         that are left over."""
         if self._queue is not None and run.ended:
-            samples = {sample.sample_id: sample for sample in run.compared}
+            samples = {sample.sample_id: sample for sample in run.credited_turns}
             self._queue.add(
                 [self._recorded(run.step, False, end, samples) for _, end in sorted(run.ended.items())]
             )
 
-    def evaluated(self, step: Step, end: End) -> None:
+    def evaluated(self, step: Step, end: TrajectoryEnd) -> None:
         """Records a trajectory of the evaluation after ``step``."""
         if self._queue is not None:
             self._queue.add([self._recorded(step, True, end, {})])
 
     def _recorded(
-        self, step: Step, evaluation: bool, end: End, samples: Mapping[str, Sample]
+        self, step: Step, evaluation: bool, end: TrajectoryEnd, samples: Mapping[str, Sample]
     ) -> RecordedTrajectory:
         trajectory = end.trajectory
         rewards = trajectory.rewards.used

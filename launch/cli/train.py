@@ -30,8 +30,8 @@ from ..run.prepared_run import (
     begun_run,
     changed_settings,
     new_run,
-    next_life,
     recipe_and_settings,
+    resume_from_newest_checkpoint,
     validate_new_run,
 )
 from ..run.run import Run
@@ -217,25 +217,27 @@ def _train(
 
     ``first``: a new run; None: the run continues from its newest checkpoint, or from the beginning before the first;
     so does every restart, on the nodes that are there then, also fewer. ``overrides``, ``accepted``: see
-    ``resuming.prepare``.
+    ``resuming.plan_resume``.
     """
     prepared = first
     restarts_left = most = Counter({False: options.restarts, True: max(1, options.nodes.count)})
     while True:
-        prepared = prepared or next_life(directory, overrides, accepted, options.output.note)
-        life = prepared.life
-        if life.is_complete:
-            options.output.answer(f"{directory.path} is complete: all {life.step} steps are trained")
+        prepared = prepared or resume_from_newest_checkpoint(
+            directory, overrides, accepted, options.output.note
+        )
+        start = prepared.start
+        if start.is_complete:
+            options.output.answer(f"{directory.path} is complete: all {start.step} steps are trained")
             return 0
         if prepared is not first:
             options.output.note(
-                f"continuing after step {life.step}" if life.step else "no checkpoint yet: starting again"
+                f"continuing after step {start.step}" if start.step else "no checkpoint yet: starting again"
             )
         try:
             return _run(prepared, options)
         except LostActor as lost:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
-            if folders and (life.checkpoint is None or folders[-1] != life.checkpoint[0]):
+            if folders and (start.checkpoint is None or folders[-1] != start.checkpoint[0]):
                 restarts_left = most
             if not restarts_left[lost.with_samples]:
                 return EXIT_FAILED
@@ -245,7 +247,7 @@ def _train(
 
 def _run(prepared: PreparedRun, options: RunOptions) -> int:
     """Runs until the end or a failure, and reports it. Raises LostActor, reported too: a restart may follow."""
-    directory, config, first = prepared.directory, prepared.life.config, prepared.life.step
+    directory, config, first = prepared.directory, prepared.start.config, prepared.start.step
     display = options.output.display(config, directory.path.name, first)
     try:
         with open_private(directory.logs / "launcher.log", "a") as log:

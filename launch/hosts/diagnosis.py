@@ -35,7 +35,7 @@ class Diagnosis:
 
 
 def diagnose(runs: Path = Path("runs")) -> Diagnosis:
-    """Looks, and leaves everything as it was. ``runs``: the folder of all runs."""
+    """Examines this host; read-only. ``runs``: the folder of all runs."""
     nvidia = read_devices()
     host = describe_host("", nvidia)
     locked, files = _limit(resource.RLIMIT_MEMLOCK), _limit(resource.RLIMIT_NOFILE)

@@ -27,7 +27,7 @@ from ..errors import ResumeRefused
 from ..run_folder.run_directory import RunDirectory
 from . import resuming
 from .preflight.preflight import Notify, check_before_start, log_check
-from .resuming import Resumption
+from .resuming import StartState
 
 DEFAULT_RECIPE: Final = "sort-digits"
 
@@ -38,10 +38,11 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run, checked, whose folder is locked. ``environment``: variables of its actors, beside this process's."""
+    """A run, checked, whose folder is locked. ``start``: its config and checkpoint. ``environment``: variables of its
+    actors, beside this process's."""
 
     directory: RunDirectory
-    life: Resumption
+    start: StartState
     environment: Mapping[str, str]
 
 
@@ -55,19 +56,19 @@ def new_run(
     resolved, folder, environment = validate_new_run(config, settings, runs, name, notify)
     directory = RunDirectory.create(folder, to_yaml(resolved))
     with directory.locked():
-        yield PreparedRun(directory, Resumption(resolved, None, {}, []), environment)
+        yield PreparedRun(directory, StartState(resolved, None, {}, []), environment)
 
 
 @contextlib.contextmanager
 def resumed_run(folder: Path, settings: Sequence[str], accepted: Sequence[str]) -> Iterator[PreparedRun]:
     """The run in ``folder``, locked until the end of the context, from its newest checkpoint on. ``settings``,
-    ``accepted``: see ``resuming.prepare``, whose errors it raises; also RunDirectoryError if the folder is not a run's
-    or has a link in it, or the run is running, ResumeRefused if the run is complete."""
+    ``accepted``: see ``resuming.plan_resume``, whose errors it raises; also RunDirectoryError if the folder is not a
+    run's or has a link in it, or the run is running, ResumeRefused if the run is complete."""
     directory = RunDirectory.existing(folder)
     with directory.locked():
-        prepared = next_life(directory, settings, accepted)
-        if prepared.life.is_complete:
-            complete = f"all {prepared.life.step} steps are trained: training.steps=... adds more"
+        prepared = resume_from_newest_checkpoint(directory, settings, accepted)
+        if prepared.start.is_complete:
+            complete = f"all {prepared.start.step} steps are trained: training.steps=... adds more"
             raise ResumeRefused(folder, [complete])
         yield prepared
 
@@ -93,17 +94,18 @@ def changed_settings(directory: RunDirectory, recipe: str, settings: Sequence[st
     return [f"{key}={json.dumps(value)}" for key, (_, value) in resuming.differences(before, now).items()]
 
 
-def next_life(
+def resume_from_newest_checkpoint(
     directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str], notify: Notify = log_check
 ) -> PreparedRun:
-    """A locked run's next life, from its newest checkpoint; removes what it repeats, unless the run is complete."""
+    """Prepares a locked run to continue from its newest checkpoint: removes the lines and files of steps that it
+    repeats, unless the run is complete. Raises the errors of ``resuming.plan_resume``, and ConfigError."""
     directory.check_no_links()
-    life = resuming.prepare(directory, settings, accepted)
-    if life.is_complete:
-        return PreparedRun(directory, life, {})
-    environment = check_before_start(life.config, WrittenKeys(), notify)
-    damaged = directory.forget_after(life.step)
-    return PreparedRun(directory, replace(life, warnings=life.warnings + damaged), environment)
+    start = resuming.plan_resume(directory, settings, accepted)
+    if start.is_complete:
+        return PreparedRun(directory, start, {})
+    environment = check_before_start(start.config, WrittenKeys(), notify)
+    damaged = directory.forget_after(start.step)
+    return PreparedRun(directory, replace(start, warnings=start.warnings + damaged), environment)
 
 
 def validate_new_run(

@@ -54,9 +54,10 @@ class MadeWith:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
-    """``checkpoint``: folder and state, None if the run starts again. ``changes``: since the checkpoint was made, by
-    key or file, as text."""
+class StartState:
+    """The config of a run, and the place from which it begins. ``checkpoint``: folder and state; None for a new run,
+    and for one that starts again at the first step. ``changes``: since the checkpoint was made, by key or file, as
+    text."""
 
     config: RunConfig
     checkpoint: tuple[Path, RunState] | None
@@ -74,7 +75,7 @@ class Resumption:
         return self.checkpoint is not None and self.step >= self.config.training.steps
 
 
-def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str]) -> Resumption:
+def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str]) -> StartState:
     """The run as it is to be continued; changes no file but partial checkpoints, which are removed.
 
     Raises ResumeRefused naming everything that has changed and was not accepted, ConfigError if the config is invalid,
@@ -86,7 +87,7 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
     warnings = _warnings(directory, newest is not None, made_with)
     if newest is None or made_with is None:
         config = with_overrides(written, overrides, str(directory.config))
-        return Resumption(config, newest, _as_text(differences(written, config)), warnings)
+        return StartState(config, newest, _as_text(differences(written, config)), warnings)
     source = f"{directory.made_with}, overrides included"
     before = _relocate(check(made_with.config, str(directory.made_with)), overrides)
     config = with_overrides(before, overrides, source)
@@ -108,7 +109,7 @@ def prepare(directory: RunDirectory, overrides: Sequence[str], accepted: Sequenc
     if DATA in accepted:
         newest = newest[0], replace(newest[1], queries=newest[1].queries.without_digests())
         changes[DATA] = "not compared"
-    return Resumption(config, newest, changes, warnings)
+    return StartState(config, newest, changes, warnings)
 
 
 def _relocate(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

@@ -148,7 +148,7 @@ class Run:
         """A run that is prepared, new or resumed, on ``display``."""
         # By its private fields, as ``resume`` does: the parameters of the constructor are an interface for programs,
         # which have a config or a folder, and neither a folder that is locked nor a display.
-        run = cls(prepared.life.config, log_level=log_level, nodes=nodes)
+        run = cls(prepared.start.config, log_level=log_level, nodes=nodes)
         run._preparing = lambda: nullcontext(prepared)
         run._broadcast = Broadcast(display, run._raise_failure)
         return run
@@ -162,7 +162,7 @@ class Run:
         with ExitStack() as exits:
             self._prepared = await in_thread(exits.enter_context, self._preparing())
             self.directory = self._prepared.directory
-            self._record = RunRecord(self.directory, self._prepared.life, self._broadcast)
+            self._record = RunRecord(self.directory, self._prepared.start, self._broadcast)
             self._exits = exits.pop_all()
         self._life = asyncio.create_task(self._live(), name=f"run {self.directory.path.name}")
         return self
@@ -186,10 +186,10 @@ class Run:
             self._raise_failure()
 
     async def _live(self) -> RunResult:
-        life, display = self._prepared.life, self._broadcast
+        start, display = self._prepared.start, self._broadcast
         try:
             with display:
-                for text in [*life.warnings, *warnings_about(life.config)]:
+                for text in [*start.warnings, *warnings_about(start.config)]:
                     display.warn(text)
                 display.phase("starting actors")
                 async with self._sinks() as display.sinks:
@@ -208,17 +208,19 @@ class Run:
             display.end()
 
     def _sinks(self) -> RunSinks:
-        life, folder = self._prepared.life, self.directory.path.resolve()
-        config = dict(flattened(life.config.model_dump(mode="json")))
-        named = [(sink.label, sink.sink()) for sink in life.config.sinks]
+        start, folder = self._prepared.start, self.directory.path.resolve()
+        config = dict(flattened(start.config.model_dump(mode="json")))
+        named = [(sink.label, sink.sink()) for sink in start.config.sinks]
         named += [
             (f"{number}:{name_of(function)}", FunctionSink(function))
             for number, function in enumerate(self._functions, 1)
         ]
-        return RunSinks(named, SinkRun(folder, Path(life.config.recipe), life.step, config), self._record.log)
+        return RunSinks(
+            named, SinkRun(folder, Path(start.config.recipe), start.step, config), self._record.log
+        )
 
     async def _until_the_end(self) -> RunResult:
-        config, directory = self._prepared.life.config, self.directory
+        config, directory = self._prepared.start.config, self.directory
         async with (
             private_directory(env.runtime_base()) as runtime_dir,
             ActorSystem(
@@ -227,7 +229,7 @@ class Run:
         ):
             console = RunConsole(directory, self._broadcast, self._record.events)
             await system.add(console, "console")
-            first = self._prepared.life.step
+            first = self._prepared.start.step
             archive = await self._archive(system)
             self._stalls = StallWatch(
                 console, config.supervision, directory, lambda: max(first, self._broadcast.last_step)
@@ -246,11 +248,11 @@ class Run:
             return await control.reported(self._on_its_nodes(system, runtime_dir, console, archive))
 
     async def _archive(self, system: ActorSystem) -> ActorRef[ArchiveApi] | None:
-        life = self._prepared.life
-        if not life.config.samples.steps:
+        start = self._prepared.start
+        if not start.config.samples.steps:
             return None
         path, warn = self.directory.samples, self._broadcast.warn
-        return await system.add(Archive(path, life.config.samples, life.step, warn), "archive")
+        return await system.add(Archive(path, start.config.samples, start.step, warn), "archive")
 
     async def _on_its_nodes(
         self,
@@ -259,14 +261,14 @@ class Run:
         console: RunConsole,
         archive: ActorRef[ArchiveApi] | None,
     ) -> RunResult:
-        life, directory = self._prepared.life, self.directory
+        start, directory = self._prepared.start, self.directory
         environment = {**env.actor_environment(), **self._prepared.environment}
         head_node = ProcessNode(
             system,
             runtime_dir,
             directory.logs,
             environment,
-            modules=modules_of(life.config),
+            modules=modules_of(start.config),
             late_variables=env.LATE_VARIABLES,
         )
         async with AsyncExitStack() as exits:
@@ -277,7 +279,7 @@ class Run:
                 RunSupervision(
                     system,
                     head_node,
-                    life.config.supervision.intensity(),
+                    start.config.supervision.intensity(),
                     self._log_level,
                     cluster.placed,
                     cluster.another_node,
@@ -285,7 +287,7 @@ class Run:
             )
             own_gpus = cluster.placement.own_gpus()
             launcher = ActorLauncher(
-                life.config, directory, supervision, console, life.checkpoint, own_gpus, archive
+                start.config, directory, supervision, console, start.checkpoint, own_gpus, archive
             )
             return await self._train(launcher, [system.failure, cluster.failure])
 
@@ -337,7 +339,7 @@ class Run:
     async def _end_standstill(self, supervision: RunSupervision) -> None:
         """Ends a run at once that was asked to stop and stands still: its steps under way may never end."""
         await self._stop_asked.wait()
-        least_s, standstill = self._prepared.life.config.supervision.stop_patience_s, self._stalls.standstill
+        least_s, standstill = self._prepared.start.config.supervision.stop_patience_s, self._stalls.standstill
         while standstill.idle_s < standstill.patience_s(least_s):
             await self._stalls.observed.next.wait()
         text = f"stopping at once: nothing has ended for {standstill.idle_s:.0f} s"

@@ -13,7 +13,7 @@ from ..monitoring.report.report import write_report
 from ..run_folder.event_log import EventLog
 from ..run_folder.run_directory import RunDirectory
 from . import resuming
-from .resuming import Resumption
+from .resuming import StartState
 from .run_endings import error_words
 
 
@@ -32,17 +32,17 @@ class RunRecord:
     """Writes ``made_with.json``, the first and the last event, and the report. Each life has one end: later ones are
     ignored. ``events``: the run's log."""
 
-    def __init__(self, directory: RunDirectory, life: Resumption, display: Display) -> None:
+    def __init__(self, directory: RunDirectory, start: StartState, display: Display) -> None:
         """Raises OSError, ConfigError if the recipe's folder is missing."""
         self._directory, self._display = directory, display
-        resuming.record(directory, life.config)
+        resuming.record(directory, start.config)
         self.events = EventLog(directory.events, display)
         self._ended = False
         machine, folder = env.describe_machine(), str(directory.path)
-        if life.checkpoint:
-            self.events.write(RunResumed(Step(life.step), **machine, folder=folder, changes=life.changes))
+        if start.checkpoint:
+            self.events.write(RunResumed(Step(start.step), **machine, folder=folder, changes=start.changes))
         else:
-            self.events.write(RunStarted(Step(life.step), **machine, folder=folder))
+            self.events.write(RunStarted(Step(start.step), **machine, folder=folder))
 
     def log(self, event: RunEvent) -> None:
         """Writes an event of a sink."""

@@ -45,7 +45,7 @@ from ..monitoring.console.no_display import NoDisplay
 from ..monitoring.console.run_console import RunConsole
 from ..run import resuming
 from ..run.actor_launcher import ActorLauncher
-from ..run.resuming import Resumption
+from ..run.resuming import StartState
 from ..run.run_supervision import RunSupervision
 from ..run_folder.run_directory import RunDirectory
 from .simulated_faults import EMPTY_FAULT_PLAN, ESSENTIAL, FaultInjector, FaultPlan, InjectedFault
@@ -111,27 +111,27 @@ class _Simulator:
         self._keep_log = keep_log
 
     async def run(self, config: RunConfig) -> None:
-        life = Resumption(config, None, {}, [])
+        start = StartState(config, None, {}, [])
         loop = asyncio.get_running_loop()
-        while self._simulation.result is None and not life.is_complete:
+        while self._simulation.result is None and not start.is_complete:
             self._simulation.attempts += 1
             try:
-                self._simulation.result = await self._attempt(life)
+                self._simulation.result = await self._attempt(start)
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
-                life = resuming.prepare(self._simulation.directory, (), ())
-                self._simulation.directory.forget_after(life.step)
-        if self._simulation.result is None and life.checkpoint is not None:  # lost after its last checkpoint
-            folder, state = life.checkpoint
+                start = resuming.plan_resume(self._simulation.directory, (), ())
+                self._simulation.directory.forget_after(start.step)
+        if self._simulation.result is None and start.checkpoint is not None:  # lost after its last checkpoint
+            folder, state = start.checkpoint
             self._simulation.result = RunResult(state.step, False, {}, str(folder))
         self._simulation.seconds = loop.time()
 
-    async def _attempt(self, life: Resumption) -> RunResult:
+    async def _attempt(self, start: StartState) -> RunResult:
         network = MemoryNetwork(self._random.getrandbits(64), self._faults, keep_log=self._keep_log)
         try:
             async with _node_directory() as directory:
-                settings = life.config.supervision.settings()
+                settings = start.config.supervision.settings()
                 names = [name for name in self._hosts if name not in self._gone]
                 head_node, *other_nodes = [
                     MemoryNode(network, directory, name=name, settings=settings, close_files=_close_files)
@@ -140,7 +140,7 @@ class _Simulator:
                 address = f"memory://{head_node.name}/{_LAUNCHER}"
                 hosts = [SimulatedHost(network, node, settings, address) for node in other_nodes]
                 try:
-                    return await self._train(life, network, head_node, hosts)
+                    return await self._train(start, network, head_node, hosts)
                 finally:
                     for node in (head_node, *other_nodes):
                         await node.wait_closed()
@@ -149,9 +149,9 @@ class _Simulator:
             self._simulation.log += network.log
 
     async def _train(
-        self, life: Resumption, network: MemoryNetwork, head_node: MemoryNode, hosts: list[SimulatedHost]
+        self, start: StartState, network: MemoryNetwork, head_node: MemoryNode, hosts: list[SimulatedHost]
     ) -> RunResult:
-        config, directory = life.config, self._simulation.directory
+        config, directory = start.config, self._simulation.directory
         settings, wire = config.supervision.settings(), network.wire(f"{head_node.name}/{_LAUNCHER}")
         injector = FaultInjector(
             self._fault_plan,
@@ -177,7 +177,7 @@ class _Simulator:
                 ) as supervision,
                 _running(injector.run()) as injecting,
             ):
-                launcher = ActorLauncher(config, directory, supervision, console, life.checkpoint, {})
+                launcher = ActorLauncher(config, directory, supervision, console, start.checkpoint, {})
                 return await self._until_the_end(launcher, [cluster.failure, *alive, *injecting])
 
     async def _until_the_end(

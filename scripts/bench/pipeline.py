@@ -55,7 +55,7 @@ from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.console.progress import Progress
 from flexmarl.launch.monitoring.formatting import compact
 from flexmarl.launch.run.prepared_run import PreparedRun
-from flexmarl.launch.run.resuming import Resumption
+from flexmarl.launch.run.resuming import StartState
 from flexmarl.launch.run.run import Run
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
@@ -270,7 +270,7 @@ def _timed_run(config: RunConfig) -> _Run:
     watch = _Watch(config)
     with tempfile.TemporaryDirectory(prefix="flexmarl-") as folder, _interrupts():
         directory = RunDirectory.create(Path(folder) / "run", to_yaml(config))
-        prepared = PreparedRun(directory, Resumption(config, None, {}, []), {})
+        prepared = PreparedRun(directory, StartState(config, None, {}, []), {})
         result = uvloop.run(train_until_signal(Run.from_prepared(prepared, watch), watch))
         if result.stopped:
             raise KeyboardInterrupt

@@ -202,4 +202,4 @@ def test_a_run_that_is_resumed_repeats_the_draws_and_the_results(tmp_path: Path,
     assert [[step.get(key) for key in keys] for step in killed.steps] == [
         [step.get(key) for key in keys] for step in whole.steps
     ]
-    assert resuming.prepare(killed.made.directory, (), ()).is_complete
+    assert resuming.plan_resume(killed.made.directory, (), ()).is_complete

@@ -13,8 +13,7 @@ Rules:
   of the prompts there, and the policy's mean of generated tokens for each. The instance that had a prompt with the same
   beginning is preferred while it has fewer tokens more than the prompt, that is, than it may save.
 - Waiting turns go by the time at which they should be under way: when they were asked for, less the seconds that the
-  turns behind them are expected to take (critical path). A turn gains on all that are asked for later, so each has its
-  turn.
+  turns behind them are expected to take (critical path). Priority grows with the time of waiting, so no turn starves.
 - While some instances of a policy load a version that others serve already, those get no more than their share of the
   turns: else the first to acknowledge would take them all.
 - When a version is published, all live instances of its policy load it at once. The turns that no later version may

@@ -12,12 +12,12 @@ from ...messages import AgentTurns, GroupClosed, Query, Sample, TrajectoryFailur
 from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
-from .comparison import assign_credit
+from .credit_assignment import assign_credit
 from .group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class TrajectoryEnd:
     """The end of a trajectory. ``replacement``: it passed its deadline, and another should take its place."""
 
     trajectory: Trajectory
@@ -26,7 +26,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosingRules:
+class GroupClosingRules:
     """``credit``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
     agents that are not trained, and leave no samples. ``sides``: by policy that is a pool of past versions, the agents
     against it and its own."""
@@ -45,8 +45,8 @@ class ClosingRules:
 @dataclass(slots=True)
 class GroupRun:
     """``position``: the number of the query's draw, over the run. ``clock``: the time in seconds. ``trajectories``
-    and ``tasks`` are by number, and so are ``ended``, the ends until now. ``compared``: once it has closed, all turns
-    of the trajectories that count."""
+    and ``tasks`` are by number, and so are ``ended``, the ends until now. ``credited_turns``: once it has closed, all
+    turns of the trajectories that count."""
 
     step: Step
     query: Query
@@ -58,10 +58,10 @@ class GroupRun:
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     # One queue, read by the group's own task: ``Group`` gets one event after the other, however many end at once.
-    ends: asyncio.Queue[End] = field(default_factory=asyncio.Queue)
+    ends: asyncio.Queue[TrajectoryEnd] = field(default_factory=asyncio.Queue)
     failures: list[TrajectoryFailure] = field(default_factory=list)
-    ended: dict[int, End] = field(default_factory=dict)
-    compared: list[Sample] = field(default_factory=list)
+    ended: dict[int, TrajectoryEnd] = field(default_factory=dict)
+    credited_turns: list[Sample] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -73,14 +73,14 @@ class GroupRun:
         return trajectory
 
     def close(
-        self, numbers: Sequence[int], rules: ClosingRules, dropped: str = ""
+        self, numbers: Sequence[int], rules: GroupClosingRules, dropped: str = ""
     ) -> tuple[list[Sample], GroupClosed]:
         """The samples, each with its advantage and the size of its group, and the report of the trajectories with these
         numbers, those that count. ``dropped``: the reason for counting no trajectory."""
         members = [self.trajectories[number] for number in numbers]
         used = {member.number: member.rewards.used for member in members}
         # Also the turns that are left out below: the record of the run shows their advantages.
-        turns = self.compared = self._turns(used, rules)
+        turns = self.credited_turns = self._turns(used, rules)
         zero_advantage = self._without_advantage(members, rules) if rules.drop_zero_advantage else []
         kept = [turn for turn in turns if turn.agent not in zero_advantage]
         if zero_advantage and not kept:  # then another query may take its place, as for a group that failed
@@ -111,7 +111,7 @@ class GroupRun:
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
         )
 
-    def _turns(self, amounts: Mapping[int, Amounts], rules: ClosingRules) -> list[Sample]:
+    def _turns(self, amounts: Mapping[int, Amounts], rules: GroupClosingRules) -> list[Sample]:
         """All turns of the trajectories that count, as samples. ``amounts``: the rewards of each, by number."""
         trained = [agent for agent in rules.agents if agent not in rules.frozen]
         turns = [
@@ -121,7 +121,7 @@ class GroupRun:
         ]
         return assign_credit(turns, rules.credit, _by_agent(amounts, trained))
 
-    def _without_advantage(self, members: Sequence[Trajectory], rules: ClosingRules) -> list[AgentName]:
+    def _without_advantage(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> list[AgentName]:
         """The agents with turns that teach nothing, by the workflow's rewards before any punishment (DAPO, arXiv
         2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
         turns = self._turns({member.number: member.rewards.given for member in members}, rules)

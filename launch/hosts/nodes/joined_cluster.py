@@ -54,7 +54,7 @@ async def joined_cluster(
 
     Raises TooFewNodes, and DoesNotFit if the hosts are too small.
     """
-    config, directory = prepared.life.config, prepared.directory
+    config, directory = prepared.start.config, prepared.directory
     if request.count and config.network.listen is None:
         raise ConfigError(
             f"--nodes {request.count}: other hosts can't reach this one: write network.listen=ADDRESS, its address, or "

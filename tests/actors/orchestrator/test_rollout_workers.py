@@ -22,7 +22,7 @@ from flexmarl.actors.messages import (
     RolloutApi,
     TextTo,
     VersionRange,
-    WorkerLife,
+    WorkerIncarnation,
 )
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import rollout_workers
@@ -52,8 +52,8 @@ class Life(Rollout):
         self.pid = pid
 
     @endpoint
-    async def enlist(self) -> AsyncGenerator[WorkerLife]:
-        yield WorkerLife(self.writer, self.pid)
+    async def enlist(self) -> AsyncGenerator[WorkerIncarnation]:
+        yield WorkerIncarnation(self.writer, self.pid)
         await asyncio.Event().wait()
 
 
@@ -347,8 +347,8 @@ class Worker(Actor):
     """Takes all work, and ends none."""
 
     @endpoint
-    async def enlist(self) -> AsyncGenerator[WorkerLife]:
-        yield WorkerLife("rollout-0/1", 1)
+    async def enlist(self) -> AsyncGenerator[WorkerIncarnation]:
+        yield WorkerIncarnation("rollout-0/1", 1)
         await asyncio.Event().wait()
 
     @endpoint

@@ -8,7 +8,7 @@ from typing import Any
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.rollout.groups.comparison import assign_credit
+from flexmarl.actors.rollout.groups.credit_assignment import assign_credit
 from flexmarl.actors.sample_id import SampleId
 from flexmarl.actors.trainer.trainer_config import LossConfig, divided_algorithm
 

@@ -367,7 +367,7 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
     started: list[object] = []
 
     async def train(run: Run) -> None:
-        started.append(run._prepared.life.checkpoint)
+        started.append(run._prepared.start.checkpoint)
         raise Interrupted("enough seen")
 
     monkeypatch.setattr(Run, "_until_the_end", train)

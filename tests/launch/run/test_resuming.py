@@ -61,7 +61,7 @@ def edit(run: RunDirectory, key: str, value: object) -> None:
 
 
 def test_nothing_has_changed(run: RunDirectory) -> None:
-    found = resuming.prepare(run, [], [])
+    found = resuming.plan_resume(run, [], [])
     assert found.changes == {} and found.warnings == [] and found.step == 4 and not found.is_complete
     assert found.config == check(read_yaml(run.config), "")
     assert found.checkpoint is not None and found.checkpoint[1].queries == QUERIES
@@ -85,10 +85,10 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
 def test_settings_that_may_change_are_taken_and_recorded(
     run: RunDirectory, override: str, change: dict[str, str]
 ) -> None:
-    found = resuming.prepare(run, [override], [])
+    found = resuming.plan_resume(run, [override], [])
     assert found.changes == change
     resuming.record(run, found.config)
-    again = resuming.prepare(run, [], [])
+    again = resuming.plan_resume(run, [], [])
     assert again.changes == {} and again.config == found.config == check(read_yaml(run.config), "")
 
 
@@ -107,7 +107,7 @@ def test_settings_that_decide_what_is_learned_are_refused_by_name(
 ) -> None:
     before = run.config.read_bytes()
     with pytest.raises(ResumeRefused) as refused:
-        resuming.prepare(run, [override], [])
+        resuming.plan_resume(run, [override], [])
     text = str(refused.value)
     assert f"{run.path} can't be resumed as it is" in text and named in text
     assert "start a new run" in text and "training.steps" in text
@@ -118,7 +118,7 @@ def test_a_config_that_was_edited_is_refused_by_name_with_the_way_to_take_it(run
     edit(run, "training.steps", 9)
     edit(run, "policies.solver.optimizer.lr", 0.5)
     with pytest.raises(ResumeRefused) as refused:
-        resuming.prepare(run, [], [])
+        resuming.plan_resume(run, [], [])
     steps, lr = sorted(refused.value.problems, reverse=True)
     assert steps == (
         "training.steps=9 in config.yaml was 6 when the checkpoint was made: take it by flexmarl train --resume "
@@ -128,14 +128,14 @@ def test_a_config_that_was_edited_is_refused_by_name_with_the_way_to_take_it(run
         "policies.solver.optimizer.lr=0.5 in config.yaml was 0.001 when the checkpoint was made: restore it"
     )
     edit(run, "policies.solver.optimizer.lr", 0.001)
-    assert resuming.prepare(run, ["training.steps=9"], []).changes == {"training.steps": "6 -> 9"}
-    assert resuming.prepare(run, ["training.steps=8"], []).changes == {"training.steps": "6 -> 8"}
+    assert resuming.plan_resume(run, ["training.steps=9"], []).changes == {"training.steps": "6 -> 9"}
+    assert resuming.plan_resume(run, ["training.steps=8"], []).changes == {"training.steps": "6 -> 8"}
 
 
 def test_fewer_steps_than_are_trained_are_refused(run: RunDirectory) -> None:
     with pytest.raises(ResumeRefused, match="training.steps=3: step 4 is trained already"):
-        resuming.prepare(run, ["training.steps=3"], [])
-    assert resuming.prepare(run, ["training.steps=4"], []).is_complete
+        resuming.plan_resume(run, ["training.steps=3"], [])
+    assert resuming.plan_resume(run, ["training.steps=4"], []).is_complete
 
 
 @pytest.mark.parametrize("name", ["workflow.py", "rewards/grading.py"])
@@ -148,11 +148,11 @@ def test_a_changed_file_of_the_recipe_is_refused_by_name_or_accepted(
     else:
         (recipe / name).write_bytes(content)
     with pytest.raises(ResumeRefused, match=f"{name} of the recipe .* {how} .*--accept {name}"):
-        resuming.prepare(run, [], [])
-    found = resuming.prepare(run, [], [name])
+        resuming.plan_resume(run, [], [])
+    found = resuming.plan_resume(run, [], [name])
     assert found.changes == {name: how}
     resuming.record(run, found.config)
-    assert resuming.prepare(run, [], []).changes == {}, "accepted once"
+    assert resuming.plan_resume(run, [], []).changes == {}, "accepted once"
 
 
 def test_files_that_decide_nothing_may_change(run: RunDirectory, recipe: Path) -> None:
@@ -162,22 +162,22 @@ def test_files_that_decide_nothing_may_change(run: RunDirectory, recipe: Path) -
     cache = recipe / "__pycache__"
     cache.mkdir()
     (cache / "x.py").write_text("x")
-    assert resuming.prepare(run, [], []).changes == {}
+    assert resuming.plan_resume(run, [], []).changes == {}
 
 
 def test_a_recipe_that_has_moved_is_found_by_its_new_place(run: RunDirectory, recipe: Path) -> None:
     new = recipe.with_name("elsewhere")
     recipe.rename(new)
     with pytest.raises(ConfigError, match=r"recipe's folder .* is missing: .* recipe=FOLDER"):
-        resuming.prepare(run, [], [])
-    found = resuming.prepare(run, [f"recipe={new}"], [])
+        resuming.plan_resume(run, [], [])
+    found = resuming.plan_resume(run, [f"recipe={new}"], [])
     assert found.changes == {"recipe": f"{recipe} -> {new}"}
     models = [policy.real_model for policy in found.config.policies.values()]
     assert {model.tokenizer for model in models} == {str(new / "tokenizer")}, "it moved with the recipe"
 
 
 def test_accepted_data_is_not_compared(run: RunDirectory) -> None:
-    found = resuming.prepare(run, [], ["data"])
+    found = resuming.plan_resume(run, [], ["data"])
     assert found.checkpoint is not None and found.changes == {"data": "not compared"}
     assert found.checkpoint[1].queries == QueriesState(8, {"position": 8, "digests": []}, {"level": 3})
 
@@ -185,14 +185,14 @@ def test_accepted_data_is_not_compared(run: RunDirectory) -> None:
 def test_before_the_first_checkpoint_everything_may_change(run: RunDirectory, recipe: Path) -> None:
     shutil.rmtree(run.checkpoints / "step_000004")
     (recipe / "workflow.py").write_text("# changed\n")
-    found = resuming.prepare(run, ["seed=8"], [])
+    found = resuming.plan_resume(run, ["seed=8"], [])
     assert found.config.seed == 8 and found.checkpoint is None
 
 
 def test_what_is_missing_is_a_warning_that_names_it(run: RunDirectory) -> None:
     run.made_with.unlink()
     run.store.rmdir()
-    made_with, store = resuming.prepare(run, [], []).warnings
+    made_with, store = resuming.plan_resume(run, [], []).warnings
     assert f"{run.made_with} is missing: " in made_with and "as they are now" in made_with
     assert f"{run.store} is missing: no sample of a saved step is lost" in store
 
@@ -201,7 +201,7 @@ def test_torn_weights_are_named_with_the_way_on_also_in_the_only_checkpoint(run:
     folder = run.checkpoints / "step_000004"
     (folder / "solver" / "model.safetensors").write_bytes(bytes(60))
     with pytest.raises(CheckpointIncomplete) as torn:
-        resuming.prepare(run, [], [])
+        resuming.plan_resume(run, [], [])
     assert str(torn.value) == (
         f"checkpoint file {folder}/solver/model.safetensors: has 60 bytes, 100 were written; remove {folder} to start "
         "again from step 1"
@@ -217,7 +217,7 @@ def test_a_damaged_record_is_named(tmp_path_factory: pytest.TempPathFactory, cut
     assert json.loads(whole)["files"].keys() == {"workflow.py"}
     run.made_with.write_bytes(whole[: min(cut, len(whole) - 2)])
     with pytest.raises(CheckpointIncomplete, match=r"made_with.json: is damaged .*: remove it to continue"):
-        resuming.prepare(run, [], [])
+        resuming.plan_resume(run, [], [])
 
 
 # --------------------------------------------------------------------------- real runs

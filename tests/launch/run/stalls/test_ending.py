@@ -29,7 +29,7 @@ class FakeCluster:
         supervision = SimpleNamespace(stop_patience_s=10.0)
         config = SimpleNamespace(supervision=supervision)
         self.run = SimpleNamespace(
-            _prepared=SimpleNamespace(life=SimpleNamespace(config=config)),
+            _prepared=SimpleNamespace(start=SimpleNamespace(config=config)),
             _stop_asked=asyncio.Event(),
             _at_once=asyncio.Event(),
             _stalls=self,

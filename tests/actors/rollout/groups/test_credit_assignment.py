@@ -11,7 +11,7 @@ from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.rollout.groups.comparison import assign_credit
+from flexmarl.actors.rollout.groups.credit_assignment import assign_credit
 
 SOLVER, CHECKER = AgentName("solver"), AgentName("checker")
 CENTRED = {

@@ -3,48 +3,48 @@
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flexmarl.actors.orchestrator.dealing import Dealing
+from flexmarl.actors.orchestrator.work_assignment import WorkAssignment
 
 
 def test_each_item_goes_to_the_worker_with_the_fewest() -> None:
-    dealing: Dealing[int] = Dealing()
-    dealing.enlist("a")
-    assert dealing.deal([1, 2]) == {"a": [1, 2]}
-    dealing.enlist("b")
-    assert dealing.deal([3, 4, 5]) == {"b": [3, 4], "a": [5]}
-    assert dealing.close("a", 1) and not dealing.close("a", 3), "which is b's"
-    assert dealing.deal([6]) == {"a": [6]}
+    work_assignment: WorkAssignment[int] = WorkAssignment()
+    work_assignment.enlist("a")
+    assert work_assignment.deal([1, 2]) == {"a": [1, 2]}
+    work_assignment.enlist("b")
+    assert work_assignment.deal([3, 4, 5]) == {"b": [3, 4], "a": [5]}
+    assert work_assignment.close("a", 1) and not work_assignment.close("a", 3), "which is b's"
+    assert work_assignment.deal([6]) == {"a": [6]}
 
 
 def test_items_wait_for_a_worker() -> None:
-    dealing: Dealing[int] = Dealing()
-    assert dealing.deal([1, 2]) == {}
-    assert dealing.enlist("a") == {"a": [1, 2]}
-    assert dealing.enlist("b") == {}
+    work_assignment: WorkAssignment[int] = WorkAssignment()
+    assert work_assignment.deal([1, 2]) == {}
+    assert work_assignment.enlist("a") == {"a": [1, 2]}
+    assert work_assignment.enlist("b") == {}
 
 
 def test_the_open_items_of_a_lost_worker_are_dealt_again_and_not_closed_by_it() -> None:
-    dealing: Dealing[int] = Dealing()
-    dealing.enlist("a")
-    dealing.deal([1, 2, 3])
-    dealing.close("a", 2)
-    assert dealing.lose("a") == [1, 3] and "a" not in dealing
-    assert not dealing.close("a", 1) and dealing.lose("a") == []
-    assert dealing.deal([1, 3]) == {}
-    assert dealing.enlist("b") == {"b": [1, 3]}
-    assert not dealing.close("a", 1) and dealing.close("b", 1)
+    work_assignment: WorkAssignment[int] = WorkAssignment()
+    work_assignment.enlist("a")
+    work_assignment.deal([1, 2, 3])
+    work_assignment.close("a", 2)
+    assert work_assignment.lose("a") == [1, 3] and "a" not in work_assignment
+    assert not work_assignment.close("a", 1) and work_assignment.lose("a") == []
+    assert work_assignment.deal([1, 3]) == {}
+    assert work_assignment.enlist("b") == {"b": [1, 3]}
+    assert not work_assignment.close("a", 1) and work_assignment.close("b", 1)
 
 
 def test_open_and_waiting_items_are_listed() -> None:
-    dealing: Dealing[int] = Dealing()
-    dealing.deal([1, 2])
-    assert dealing.waiting == 2 and dealing.open_items("a") == []
-    dealing.enlist("a")
-    dealing.deal([3])
-    dealing.close("a", 2)
-    assert dealing.waiting == 0 and dealing.open_items("a") == [1, 3]
-    dealing.lose("a")
-    assert dealing.open_items("a") == [] and dealing.waiting == 0, (
+    work_assignment: WorkAssignment[int] = WorkAssignment()
+    work_assignment.deal([1, 2])
+    assert work_assignment.waiting == 2 and work_assignment.open_items("a") == []
+    work_assignment.enlist("a")
+    work_assignment.deal([3])
+    work_assignment.close("a", 2)
+    assert work_assignment.waiting == 0 and work_assignment.open_items("a") == [1, 3]
+    work_assignment.lose("a")
+    assert work_assignment.open_items("a") == [] and work_assignment.waiting == 0, (
         "they belong to no worker until they are dealt again"
     )
 
@@ -54,7 +54,7 @@ class Run(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.dealing: Dealing[int] = Dealing()
+        self.work_assignment: WorkAssignment[int] = WorkAssignment()
         self.workers: list[str] = []
         self.owner: dict[int, str | None] = {}
         self.made = 0
@@ -70,7 +70,7 @@ class Run(RuleBasedStateMachine):
     def enlist(self) -> None:
         self.made += 1
         self.workers.append(f"worker-{self.made}")
-        self._dealt(self.dealing.enlist(self.workers[-1]))
+        self._dealt(self.work_assignment.enlist(self.workers[-1]))
 
     @rule(count=strategies.integers(1, 5))
     def deal(self, count: int) -> None:
@@ -78,7 +78,7 @@ class Run(RuleBasedStateMachine):
         items = range(first, first + count)
         self.owner |= dict.fromkeys(items)
         loads = [self._load(worker) for worker in self.workers]
-        self._dealt(self.dealing.deal(items))
+        self._dealt(self.work_assignment.deal(items))
         if loads:
             grown = [self._load(worker) for worker in self.workers]
             assert max(grown) <= max(max(loads), min(grown) + 1), "the fewest first"
@@ -92,7 +92,7 @@ class Run(RuleBasedStateMachine):
         worker = data.draw(strategies.sampled_from(self.workers))
         item = data.draw(strategies.sampled_from(sorted(self.owner)))
         is_its_own = self.owner[item] == worker and item not in self.closed
-        assert self.dealing.close(worker, item) == is_its_own
+        assert self.work_assignment.close(worker, item) == is_its_own
         if is_its_own:
             self.closed.add(item)
 
@@ -102,14 +102,14 @@ class Run(RuleBasedStateMachine):
         """Some of its items had been put already; the others are dealt again."""
         worker = data.draw(strategies.sampled_from(self.workers))
         self.workers.remove(worker)
-        lost = self.dealing.lose(worker)
+        lost = self.work_assignment.lose(worker)
         own = (item for item, owner in self.owner.items() if owner == worker)
         assert sorted(lost) == sorted(item for item in own if item not in self.closed)
         put = {item for item in lost if data.draw(strategies.booleans())}
         self.closed |= put
         again = [item for item in lost if item not in put]
         self.owner |= dict.fromkeys(again)
-        self._dealt(self.dealing.deal(again))
+        self._dealt(self.work_assignment.deal(again))
 
     @invariant()
     def an_open_item_waits_only_if_there_is_no_worker(self) -> None:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 
-class Dealing(Generic[Item]):
+class WorkAssignment(Generic[Item]):
     def __init__(self) -> None:
         self._open: dict[str, dict[Item, None]] = {}
         self._waiting: dict[Item, None] = {}
