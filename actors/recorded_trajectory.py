@@ -135,26 +135,26 @@ class Record(NamedTuple):
         return len(self.rows) + len(self.content)
 
 
-def packed(trajectories: Sequence[RecordedTrajectory]) -> Record:
+def pack_record(trajectories: Sequence[RecordedTrajectory]) -> Record:
     """A record of at least one trajectory, all of one query and step. Not compressed yet."""
     first = trajectories[0]
     rows = _packb([*map(_row, trajectories)])
-    content = _packb([[*map(_turn_cells, one.turns)] for one in trajectories])
+    content = _packb([[*map(_turn_cells, trajectory.turns)] for trajectory in trajectories])
     query = first.query
     return Record(
         first.step, first.evaluation, query.id, query.text, first.number, len(trajectories), rows, content
     )
 
 
-def compressed(record: Record) -> bytes:
-    """A record of ``packed`` in its final form. Takes about 10 ms for a MiB."""
+def compress_record(record: Record) -> bytes:
+    """A record of ``pack_record`` in its final form. Takes about 10 ms for a MiB."""
     if len(record.content) >= _SHORT:
         record = record._replace(content=zlib.compress(record.content, _LEVEL))
     return _packb(record)
 
 
-def unpacked(record: bytes) -> Record:
-    """A record of ``compressed``. Raises ValueError for anything else."""
+def unpack_record(record: bytes) -> Record:
+    """A record of ``compress_record``. Raises ValueError for anything else."""
     try:
         return Record(*_unpackb(record))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -179,8 +179,8 @@ def turns_of(content: bytes) -> list[tuple[RecordedTurn, ...]]:
 
 
 def _packb(what: Any) -> bytes:
-    found: bytes = msgpack.packb(what, default=_plain, unicode_errors="surrogatepass")
-    return found
+    data: bytes = msgpack.packb(what, default=_plain, unicode_errors="surrogatepass")
+    return data
 
 
 def _unpackb(packed_: bytes) -> Any:
@@ -192,12 +192,19 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
-def _row(one: RecordedTrajectory) -> TrajectoryRow:
+def _row(trajectory: RecordedTrajectory) -> TrajectoryRow:
     samples = [
         (turn.number, turn.agent, turn.reward, turn.advantage, turn.version, len(turn.tokens), turn.finish_reason)
-        for turn in one.turns
+        for turn in trajectory.turns
     ]  # fmt: skip
-    return TrajectoryRow(one.number, one.reward, one.rewards, one.metrics, one.failure, samples)
+    return TrajectoryRow(
+        trajectory.number,
+        trajectory.reward,
+        trajectory.rewards,
+        trajectory.metrics,
+        trajectory.failure,
+        samples,
+    )
 
 
 def _turn_cells(turn: RecordedTurn) -> list[Any]:

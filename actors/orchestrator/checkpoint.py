@@ -69,7 +69,7 @@ def commit(root: Path, state: RunState, keep: int) -> Path:
     """
     partial = partial_folder(root, state.step)
     write_json(partial / "run.json", asdict(state))
-    write_json(partial / _MANIFEST, _sealed({"format": _FORMAT, "files": _digests(partial)}))
+    write_json(partial / _MANIFEST, _seal({"format": _FORMAT, "files": _digests(partial)}))
     make_private(partial)
     sync_folder(partial)
     folder = committed_folder(root, state.step)
@@ -110,17 +110,17 @@ def check_files(folder: Path, policy: PolicyName | None = None) -> None:
 
     Raises CheckpointIncomplete naming the file that is missing, damaged, not in the manifest, or a link or the like.
     """
-    there = _files(folder)
+    files = _files(folder)
     listed = _listed_files(folder)
     part = f"{policy}/" if policy is not None else ""
-    for name in there.keys() - listed.keys() - {_MANIFEST}:
+    for name in files.keys() - listed.keys() - {_MANIFEST}:
         if name.startswith(part):
             raise CheckpointIncomplete(folder / name, "is not part of the checkpoint: move it elsewhere")
     for name, (size_bytes, digest) in listed.items():
         if not name.startswith(part):
             continue
         path = folder / name
-        if name not in there:
+        if name not in files:
             raise CheckpointIncomplete(path, "the file is missing")
         if path.stat().st_size != size_bytes:
             raise CheckpointIncomplete(path, f"has {path.stat().st_size} bytes, {size_bytes} were written")
@@ -136,15 +136,15 @@ def remove_partial(root: Path) -> None:
 
 def _files(folder: Path) -> dict[str, Path]:
     """All files below ``folder``, by their path in it. Raises CheckpointIncomplete if one is not regular."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):  # does not look into a folder that is a link
         if path.is_symlink():
             raise CheckpointIncomplete(path, f"is a link to {path.readlink()}, and is not followed")
         if path.is_file():
-            found[str(path.relative_to(folder))] = path
+            files[str(path.relative_to(folder))] = path
         elif not path.is_dir():
             raise CheckpointIncomplete(path, "is neither a file nor a folder")
-    return found
+    return files
 
 
 def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
@@ -155,13 +155,13 @@ def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
     content = read_json(path)
     # Texts are compared, not digests: blanks, the order and doubled keys are lost in the content, and count too.
     unsealed = {key: value for key, value in content.items() if key != _DIGEST}
-    if as_text(_sealed(unsealed)).encode() != path.read_bytes():
+    if as_text(_seal(unsealed)).encode() != path.read_bytes():
         raise CheckpointIncomplete(path, "is damaged (its own digest differs)")
     files: dict[str, tuple[int, str]] = content["files"]
     return files
 
 
-def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _seal(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """``manifest`` with the digest of its text."""
     return {**manifest, _DIGEST: xxhash.xxh3_64_hexdigest(as_text(manifest).encode())}
 

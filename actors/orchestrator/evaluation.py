@@ -72,13 +72,13 @@ def evaluation_metrics(rules: EvaluationRules, ended: Iterable[tuple[str, str, R
         of_sampling[name].append((query, rewards))
     metrics: dict[str, float] = {}
     for name, trajectories in of_sampling.items():
-        found = _means([rewards for _, rewards in trajectories])
-        solved = [(query, _solved(rules.success, rewards)) for query, rewards in trajectories]
-        known = [(query, one) for query, one in solved if one is not None]
-        if rules.success.startswith(REWARD) and known:
-            found.setdefault("accuracy", fmean(one for _, one in known))
-        found |= _passes(rules.samplings[name].repeats, known)
-        metrics |= {f"{name}/{metric}" if name else metric: value for metric, value in found.items()}
+        means = _means([rewards for _, rewards in trajectories])
+        solved = [(query, _is_solved(rules.success, rewards)) for query, rewards in trajectories]
+        solutions = [(query, is_solved) for query, is_solved in solved if is_solved is not None]
+        if rules.success.startswith(REWARD) and solutions:
+            means.setdefault("accuracy", fmean(is_solved for _, is_solved in solutions))
+        means |= _passes(rules.samplings[name].repeats, solutions)
+        metrics |= {f"{name}/{metric}" if name else metric: value for metric, value in means.items()}
     return metrics
 
 
@@ -99,7 +99,7 @@ def _means(ended: Iterable[Rewards]) -> dict[str, float]:
     return {name: fmean(of_metric) for name, of_metric in values.items()}
 
 
-def _solved(success: str, rewards: Rewards) -> bool | None:
+def _is_solved(success: str, rewards: Rewards) -> bool | None:
     """None if the trajectory lacks the metric."""
     value = rewards.metrics.get(success)
     if value is None and success.startswith(REWARD):

@@ -22,7 +22,8 @@ class Failures:
         if count and failures:
             self._first = self._first or failures[0]
         return [
-            TrajectoryFailed(step, each.trajectory, each.error, each.remote_traceback) for each in failures
+            TrajectoryFailed(step, failure.trajectory, failure.error, failure.remote_traceback)
+            for failure in failures
         ]
 
     def too_many(self, when: str, failed: int, trajectories: int) -> TooManyFailures | None:

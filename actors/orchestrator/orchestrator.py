@@ -368,7 +368,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._closing.begun(step, [query.id for _, query in numbered])
             versions = self._opponents.with_frozen(self._records[step].versions)
             newer = self._plan.mode == "async"  # versions that may also generate turns of the step
-            ranges = {policy: VersionRange(one, None if newer else one) for policy, one in versions.items()}
+            ranges = {
+                policy: VersionRange(version, None if newer else version)
+                for policy, version in versions.items()
+            }
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
                 GroupWork(step, number, query, trajectories, ranges) for number, query in numbered
@@ -378,14 +381,14 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         try:
             result = await self._trainer.train(decision.policy, decision.version, decision.count)
         except (TooFewRows, SamplesUnreachable) as error:
-            await self._not_trained(decision, error)
+            await self._train_again(decision, error)
             return
         self._not_trained_since.pop(decision.policy, None)
         record = self._records[decision.step]
         record.trained(decision.policy, result, decision.version, self.system.clock())
         self._carry_out(self._running.trained(decision.policy, decision.step, result.samples))
 
-    async def _not_trained(self, decision: Train, error: StoreError) -> None:
+    async def _train_again(self, decision: Train, error: StoreError) -> None:
         """Samples are lost: their groups begin again once that is known. Raises ``error`` if it is not in time."""
         now = self.system.clock()
         if now - self._not_trained_since.setdefault(decision.policy, now) > _LOSS_KNOWN_S:

@@ -235,10 +235,10 @@ class Pipeline:
         return self._feed(step, policy)
 
     def _save(self, step: Step, policy: PolicyName) -> list[Decision]:
-        asked = self._steps[step].save_asked
-        if policy in asked or not self._is_saved(step):
+        policies = self._steps[step].save_asked
+        if policy in policies or not self._is_saved(step):
             return []
-        asked.add(policy)
+        policies.add(policy)
         return [Save(policy, step)]
 
     def _is_saved(self, step: Step) -> bool:

@@ -139,30 +139,30 @@ class RolloutWorkers:
             try:
                 async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
                     async for life in lives:
-                        await self._enlisted(ref, life)
+                        await self._take_in(ref, life)
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
                 end = error
             if life is not None:
-                await self._lost(life.writer, end)
+                await self._lose(life.writer, end)
             if loop.time() >= late_from:  # it was lost before it has enlisted, perhaps for good
-                self._not_awaited(ref.name)
+                self._await_no_more(ref.name)
             await asyncio.sleep(_RETRY_S)
 
-    async def _enlisted(self, ref: ActorRef[RolloutApi], life: WorkerIncarnation) -> None:
+    async def _take_in(self, ref: ActorRef[RolloutApi], life: WorkerIncarnation) -> None:
         if life.writer in self._lives:  # given up, and not killed yet
             return
         self._lives[life.writer] = ref, life
         await self._send(self._assignment.enlist(life.writer))
-        self._not_awaited(ref.name)
+        self._await_no_more(ref.name)
 
-    def _not_awaited(self, name: str) -> None:
+    def _await_no_more(self, name: str) -> None:
         self._absent.discard(name)
         if not self._absent and self._lives:
             self._all_enlisted.set()
 
-    async def _lost(self, writer: str, error: FlexmarlError | None) -> None:
+    async def _lose(self, writer: str, error: FlexmarlError | None) -> None:
         """``error``: of the call that noticed it; None if the life's stream has ended."""
         if writer not in self._assignment or self._listener.finished:
             return
@@ -236,7 +236,7 @@ class RolloutWorkers:
         try:
             ends = await call
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
-            await self._lost(writer, error)
+            await self._lose(writer, error)
             return
         for number, end in zip(numbers, ends, strict=True):
             if self._assignment.close(writer, number):
@@ -277,7 +277,7 @@ class RolloutWorkers:
         try:
             await ref.api.start_step(writer, first.step, queries, first.trajectories, first.versions)
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
-            await self._lost(writer, error)
+            await self._lose(writer, error)
 
 
 def _reason(error: FlexmarlError | None) -> str:

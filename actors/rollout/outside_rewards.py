@@ -90,7 +90,7 @@ class OutsideRewards:
         began = loop.time()
         try:
             await self._offer(samples)
-            for sample in sorted(samples, key=lambda one: self._timeout_s(one)):
+            for sample in sorted(samples, key=lambda candidate: self._timeout_s(candidate)):
                 left_s = began + self._timeout_s(sample) - loop.time()
                 await asyncio.wait([futures[sample.sample_id]], timeout=max(0.0, left_s))
                 if not futures[sample.sample_id].done():
@@ -106,12 +106,12 @@ class OutsideRewards:
 
     def _samples(self, trajectory: Trajectory) -> list[UnjudgedSample]:
         """Every turn of an agent whose turns have rewards of their own; else the last turn of the trajectory."""
-        found: dict[tuple[AgentName, int], UnjudgedSample] = {}
+        samples: dict[tuple[AgentName, int], UnjudgedSample] = {}
         turns = sorted(trajectory.ended_turns(), key=lambda ended: _number(ended[1])) if self._columns else ()
         for agent, turn, _, columns in turns:
             if agent in self._columns:
                 key = agent, _number(turn) if agent in self._of_turns else -1
-                found[key] = UnjudgedSample(
+                samples[key] = UnjudgedSample(
                     turn.request.sample_id,
                     agent,
                     next(self._numbers),
@@ -127,11 +127,11 @@ class OutsideRewards:
                         }
                     ),
                 )
-        return [*found.values()]
+        return [*samples.values()]
 
     async def _offer(self, samples: Iterable[UnjudgedSample]) -> None:
-        store, left = self._store.within(_OFFER_TIMEOUT_S), [*samples]
-        await through_restarts(lambda: store.offer(self._writer, left))
+        store, offers = self._store.within(_OFFER_TIMEOUT_S), [*samples]
+        await through_restarts(lambda: store.offer(self._writer, offers))
 
     def _withdraw(self, sample_ids: list[str]) -> None:
         """Not awaited. If the store dies first, it forgets offers; a later one of the same name has another number."""

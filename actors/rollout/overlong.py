@@ -18,7 +18,7 @@ def overlong_punishment(tokens: int, longest: int, buffer: int) -> float:
     return min(0.0, max(-1.0, (longest - buffer - tokens) / buffer))
 
 
-def punished(
+def punish_overlong(
     rewards: Rewards,
     longest_turns: Mapping[AgentName, int],
     sampling: Mapping[AgentName, SamplingConfig],

@@ -60,17 +60,17 @@ def segments_and_chat(
             conversation.add_turn(part)
         elif isinstance(part, Mapping):
             conversation.messages.append(checked_message(len(conversation.messages), part))
-    known = (conversation.known,) if conversation.known else ()
-    return known, Chat(tuple(conversation.messages), tools, conversation.answered)
+    prefix = (conversation.prefix,) if conversation.prefix else ()
+    return prefix, Chat(tuple(conversation.messages), tools, conversation.answered)
 
 
 class _Conversation:
-    """The messages so far. ``known``: the tokens of the first ``answered``."""
+    """The messages so far. ``prefix``: the tokens of the first ``answered``."""
 
     def __init__(self, tools: tuple[dict[str, Any], ...], retokenize: bool) -> None:
         self.messages: list[dict[str, Any]] = []
         self.answered = 0
-        self.known: tuple[int, ...] = ()
+        self.prefix: tuple[int, ...] = ()
         self._tools = tools
         self._retokenize = retokenize
 
@@ -96,4 +96,4 @@ class _Conversation:
             )
         self.messages = [*before, answer]
         self.answered = len(self.messages)
-        self.known = turn.prompt_tokens + turn.tokens
+        self.prefix = turn.prompt_tokens + turn.tokens

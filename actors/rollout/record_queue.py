@@ -19,7 +19,7 @@ from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.telemetry import get_logger
 from ..messages import ArchiveApi
-from ..recorded_trajectory import Record, RecordedTrajectory, compressed, packed
+from ..recorded_trajectory import Record, RecordedTrajectory, compress_record, pack_record
 
 QUEUE_BYTES: Final = 64 * 2**20
 _CALL_BYTES: Final = 2 * 2**20
@@ -53,7 +53,7 @@ class RecordQueue:
 
     def add(self, trajectories: Sequence[RecordedTrajectory]) -> None:
         """At least one trajectory, all of one query and step."""
-        record = packed(trajectories)
+        record = pack_record(trajectories)
         if self._bytes + record.size > self._most_bytes:
             self._drop(len(trajectories), "the queue is full")
             self._unreported += len(trajectories)
@@ -87,25 +87,25 @@ class RecordQueue:
     async def _send(self) -> None:
         """Sends about 2 MiB of the records. They stay in the queue until they are answered: ``drain`` sends again what
         a cancelled call has not."""
-        taken: list[Record] = []
+        batch: list[Record] = []
         size = 0
         for record in self._waiting:
-            if taken and size + record.size > _CALL_BYTES:
+            if batch and size + record.size > _CALL_BYTES:
                 break
-            taken.append(record)
+            batch.append(record)
             size += record.size
-        records = await self._run_blocking(lambda: [*map(compressed, taken)])
+        records = await self._run_blocking(lambda: [*map(compress_record, batch)])
         unreported, self._unreported = self._unreported, 0
         try:
             refused = await self._archive.keep(records, unreported)
         except FlexmarlError as error:
             self._unreported += unreported
-            refused, problem = sum(record.trajectories for record in taken), str(error)
+            refused, problem = sum(record.trajectories for record in batch), str(error)
         else:
             problem = "the file takes no more"
         if refused:
             self._drop(refused, problem)
-        for _ in taken:
+        for _ in batch:
             self._waiting.popleft()
         self._bytes -= size
         if self._bytes < _CALL_BYTES:

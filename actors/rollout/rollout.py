@@ -164,7 +164,7 @@ class Rollout(Actor, RolloutApi):
         refuse_equal_ids([query for _, query in queries], f"step {step}")
         config = self._config
         rules = GroupRules(
-            wanted=trajectories,
+            size=trajectories,
             extra=config.extra_trajectories,
             oversampled=config.oversampled,
             minimum=config.min_trajectories,
@@ -186,7 +186,9 @@ class Rollout(Actor, RolloutApi):
         exactly = {policy: VersionRange.exactly(version) for policy, version in versions.items()}
         with first_error():
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._evaluated(step, one, exactly)) for one in trajectories]
+                running = [
+                    tasks.create_task(self._run_evaluation(step, work, exactly)) for work in trajectories
+                ]
         return [task.result() for task in running]
 
     @endpoint
@@ -211,17 +213,17 @@ class Rollout(Actor, RolloutApi):
 
     # ------------------------------------------------------------------ one group, one trajectory, one turn
 
-    async def _evaluated(
-        self, step: Step, one: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
+    async def _run_evaluation(
+        self, step: Step, work: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
     ) -> EvaluationEnd:
-        trajectory = Trajectory(one.query, None, one.number, versions, one.temperature)
+        trajectory = Trajectory(work.query, None, work.number, versions, work.temperature)
         end = await self._run_trajectory(trajectory)
         self._records.evaluated(step, end)
         if end.failure is not None:
             return EvaluationEnd({}, {}, end.failure)
         rewards = trajectory.rewards
-        of_turns = {f"turn_reward/{agent}": fmean(own) for agent, own in rewards.of_turns.items()}
-        return EvaluationEnd(rewards.given.by_agent, {**rewards.metrics, **of_turns})
+        of_turns = {f"turn_reward/{agent}": fmean(amounts) for agent, amounts in rewards.of_turns.items()}
+        return EvaluationEnd(rewards.before_punishment.by_agent, {**rewards.metrics, **of_turns})
 
     async def _run_group(self, run: GroupRun) -> None:
         with first_error():
@@ -344,7 +346,7 @@ class Rollout(Actor, RolloutApi):
         text = None if on_text is None else TurnText(on_text)
         tokens_left = self._limits.begin(agent, trajectory)
         request = turn_request(self._setup, agent, trajectory, prompt, options, tokens_left)
-        self._records.asked(trajectory, request.sample_id, prompt)
+        self._records.note_prompt(trajectory, request.sample_id, prompt)
         turn = ResumableTurn(request)
         left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
         began_s, turn.downstream_tokens = (

@@ -57,7 +57,7 @@ class SamplingConfig(Config):
     """Fate of a trajectory of the agent that passed its deadline. `null`: `rollout.on_timeout`."""
 
     @cached_property
-    def own(self) -> TurnSampling:
+    def defaults(self) -> TurnSampling:
         """The sampling of a turn without options."""
         truncation = Truncation(self.top_k, float(self.top_p), float(self.min_p))
         cut = None if truncation.leaves_all else truncation

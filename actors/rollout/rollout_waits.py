@@ -100,7 +100,7 @@ class RolloutWaits:
             more = ", ..." if len(trajectories) > _SHOWN else ""
             noun = "trajectory" if len(trajectories) == 1 else "trajectories"
             text = f"{len(trajectories)} {noun} ({', '.join(names)}{more}) {place}"
-            waits.append(Wait(text, now - min(one.active_at for one in trajectories), limit))
+            waits.append(Wait(text, now - min(trajectory.active_at for trajectory in trajectories), limit))
         return group_waits(waits)
 
     def _place(self, trajectory: Trajectory, work: "asyncio.Task[Any]") -> tuple[str, str]:

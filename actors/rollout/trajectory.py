@@ -143,15 +143,15 @@ class Trajectory:
         self.limited = False
         """True once an agent was asked for a turn beyond a limit."""
         self._overran: list[tuple[AgentName, BaseException]] = []
-        self._asked = 0
+        self._id_count = 0
         self._closed = False
 
     def next_sample_id(self) -> str:
         """The id of a new turn. Raises RecipeError once the workflow has returned."""
         if self._closed:
             raise RecipeError(f"trajectory {self.name}: the workflow asked for a turn after it had returned")
-        self._asked += 1
-        return str(self._sample_id(self._asked - 1))
+        self._id_count += 1
+        return str(self._sample_id(self._id_count - 1))
 
     def _sample_id(self, turn: int) -> SampleId:
         return SampleId(self._step, self.query.id, turn, self.number)

@@ -36,7 +36,7 @@ class TrajectoryRecords:
         if self._queue is not None:
             await self._queue.drain(limit_s)
 
-    def asked(self, trajectory: Trajectory, sample_id: str, prompt: Prompt) -> None:
+    def note_prompt(self, trajectory: Trajectory, sample_id: str, prompt: Prompt) -> None:
         """A turn begins."""
         if self._queue is not None:
             trajectory.note_prompt(sample_id, asked_prompt(prompt))
@@ -47,15 +47,15 @@ class TrajectoryRecords:
         if self._queue is not None and run.ended:
             samples = {sample.sample_id: sample for sample in run.credited_turns}
             self._queue.add(
-                [self._recorded(run.step, False, end, samples) for _, end in sorted(run.ended.items())]
+                [self._record(run.step, False, end, samples) for _, end in sorted(run.ended.items())]
             )
 
     def evaluated(self, step: Step, end: TrajectoryEnd) -> None:
         """Records a trajectory of the evaluation after ``step``."""
         if self._queue is not None:
-            self._queue.add([self._recorded(step, True, end, {})])
+            self._queue.add([self._record(step, True, end, {})])
 
-    def _recorded(
+    def _record(
         self, step: Step, evaluation: bool, end: TrajectoryEnd, samples: Mapping[str, Sample]
     ) -> RecordedTrajectory:
         trajectory = end.trajectory

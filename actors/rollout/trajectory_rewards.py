@@ -16,7 +16,7 @@ from ..columns.declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError
 from ..names import AgentName
 from ..workflow import Rewards
-from .overlong import overlong_punishment, punished
+from .overlong import overlong_punishment, punish_overlong
 from .rollout_setup import RolloutAgent
 
 Agents = Mapping[AgentName, RolloutAgent]
@@ -42,10 +42,10 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRewards:
-    """``given``: the workflow's; ``used``: less the overlong punishment, for training. ``of_turns``: by agent, those
-    that single turns were given. ``metrics``: the workflow's own."""
+    """``before_punishment``: as the workflow gave them; ``used``: less the overlong punishment, for training.
+    ``of_turns``: by agent, those that single turns were given. ``metrics``: the workflow's own."""
 
-    given: Amounts = field(default_factory=Amounts)
+    before_punishment: Amounts = field(default_factory=Amounts)
     used: Amounts = field(default_factory=Amounts)
     of_turns: dict[AgentName, list[float]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -77,9 +77,9 @@ def trajectory_rewards(
             raise unknown_agent(agent, agents, "the workflow rewards")
     returned.close()
     rewards = returned.checked()
-    own = _turn_rewards(trajectory, rewards, turns, agents)
-    _take_outside(rewards, own, turns, agents, outside)
-    paid = {turn.agent for turn in turns if turn.sample_id in own}
+    turn_amounts = _turn_rewards(trajectory, rewards, turns, agents)
+    _take_outside(rewards, turn_amounts, turns, agents, outside)
+    paid = {turn.agent for turn in turns if turn.sample_id in turn_amounts}
     rewarded = {
         agent for agent in paid if agents[agent].credit.used_rewards != "trajectory"
     } | rewards.by_agent.keys()
@@ -91,23 +91,23 @@ def trajectory_rewards(
                 + (ignored if turn.agent in paid else "")
             )
     of_agents = _with_team(rewards, {turn.agent for turn in turns}, agents)
-    given = _amounts(of_agents, own, turns, agents)
-    used = given if not punish else _punished(of_agents, own, turns, agents)
+    before_punishment = _amounts(of_agents, turn_amounts, turns, agents)
+    used = before_punishment if not punish else _punish(of_agents, turn_amounts, turns, agents)
     of_turns: dict[AgentName, list[float]] = {}
     for turn in turns:
-        if turn.sample_id in own:
-            of_turns.setdefault(turn.agent, []).append(own[turn.sample_id])
-    return TrajectoryRewards(given, used, of_turns, rewards.metrics)
+        if turn.sample_id in turn_amounts:
+            of_turns.setdefault(turn.agent, []).append(turn_amounts[turn.sample_id])
+    return TrajectoryRewards(before_punishment, used, of_turns, rewards.metrics)
 
 
 def _turn_rewards(
     trajectory: str, rewards: Rewards, turns: Sequence[EndedTurn], agents: Agents
 ) -> dict[str, float]:
     """By sample id: the rewards of single turns."""
-    known = {turn.sample_id: turn.agent for turn in turns}
-    own: dict[str, float] = {}
+    agent_of = {turn.sample_id: turn.agent for turn in turns}
+    turn_amounts: dict[str, float] = {}
     for turn, value in rewards.turns:
-        agent = known.get(turn.sample_id)
+        agent = agent_of.get(turn.sample_id)
         if not turn.sample_id or agent is None:
             which = f"turn {turn.sample_id}" if turn.sample_id else "a turn that was not generated"
             raise InvalidReward(
@@ -118,13 +118,13 @@ def _turn_rewards(
                 f"the workflow gives a turn of agent {agent!r} a reward, which its algorithm does not use: set "
                 f"agents.{agent}.algorithm.rewards to both or turn (to trajectory, if it is to be ignored)"
             )
-        own[turn.sample_id] = value
-    return own
+        turn_amounts[turn.sample_id] = value
+    return turn_amounts
 
 
 def _take_outside(
     rewards: Rewards,
-    own: dict[str, float],
+    turn_amounts: dict[str, float],
     turns: Sequence[EndedTurn],
     agents: Agents,
     outside: Mapping[str, float],
@@ -133,11 +133,11 @@ def _take_outside(
     for turn in turns:
         if outside_reward(agents[turn.agent].columns) is not None:
             rewards.by_agent.pop(turn.agent, None)
-            own.pop(turn.sample_id, None)
+            turn_amounts.pop(turn.sample_id, None)
     for turn in turns:
         if turn.sample_id in outside:
             if agents[turn.agent].credit.used_rewards in ("turn", "both"):
-                own[turn.sample_id] = outside[turn.sample_id]
+                turn_amounts[turn.sample_id] = outside[turn.sample_id]
             else:
                 rewards.by_agent[turn.agent] = outside[turn.sample_id]
 
@@ -152,11 +152,14 @@ def _with_team(rewards: Rewards, used: set[AgentName], agents: Agents) -> dict[A
 
 
 def _amounts(
-    by_agent: dict[AgentName, float], own: Mapping[str, float], turns: Sequence[EndedTurn], agents: Agents
+    by_agent: dict[AgentName, float],
+    turn_amounts: Mapping[str, float],
+    turns: Sequence[EndedTurn],
+    agents: Agents,
 ) -> Amounts:
     by_sample: dict[str, float] = {}
     for turn in turns:
-        of_turn, of_agent = own.get(turn.sample_id, 0.0), by_agent.get(turn.agent, 0.0)
+        of_turn, of_agent = turn_amounts.get(turn.sample_id, 0.0), by_agent.get(turn.agent, 0.0)
         match agents[turn.agent].credit.used_rewards:
             case "both":
                 by_sample[turn.sample_id] = of_agent + of_turn
@@ -167,20 +170,23 @@ def _amounts(
     return Amounts(by_agent, by_sample)
 
 
-def _punished(
-    by_agent: dict[AgentName, float], own: Mapping[str, float], turns: Sequence[EndedTurn], agents: Agents
+def _punish(
+    by_agent: dict[AgentName, float],
+    turn_amounts: Mapping[str, float],
+    turns: Sequence[EndedTurn],
+    agents: Agents,
 ) -> Amounts:
     """Lowers an agent's reward by the cost of its longest turn; for ``rewards: turn`` each turn's by its own. With
     ``both`` and no reward of the agent's, all of its turns are lowered by the cost of the longest."""
     sampling = {agent: settings.sampling for agent, settings in agents.items()}
     longest: dict[AgentName, int] = {}
-    lowered = dict(own)
+    lowered = dict(turn_amounts)
     for turn in turns:
         longest[turn.agent] = max(longest.get(turn.agent, 0), turn.tokens)
         limits = sampling[turn.agent]
         if agents[turn.agent].credit.used_rewards == "turn" and limits.overlong_buffer:
             cost = overlong_punishment(turn.tokens, limits.max_new_tokens, limits.overlong_buffer)
-            lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
+            lowered[turn.sample_id] = turn_amounts.get(turn.sample_id, 0.0) + cost
     for turn in turns:
         limits = sampling[turn.agent]
         if (
@@ -189,13 +195,13 @@ def _punished(
             and limits.overlong_buffer
         ):
             cost = overlong_punishment(longest[turn.agent], limits.max_new_tokens, limits.overlong_buffer)
-            lowered[turn.sample_id] = own.get(turn.sample_id, 0.0) + cost
-    less = punished(
+            lowered[turn.sample_id] = turn_amounts.get(turn.sample_id, 0.0) + cost
+    less = punish_overlong(
         Rewards(metrics={}, **{str(agent): value for agent, value in by_agent.items()}), longest, sampling
     ).by_agent
     return _amounts({AgentName(agent): value for agent, value in less.items()}, lowered, turns, agents)
 
 
-def unknown_agent(agent: str, known: Iterable[str], subject: str) -> RecipeError:
+def unknown_agent(agent: str, names: Iterable[str], subject: str) -> RecipeError:
     """The error for an agent's name that the config lacks. ``subject``: begins the sentence, and ends with its verb."""
-    return RecipeError(f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(known)}")
+    return RecipeError(f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(names)}")

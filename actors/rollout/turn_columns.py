@@ -25,7 +25,7 @@ class TurnColumns:
                 f"agent {self._agent}: {', '.join(columns)} of turn {self._sample_id} was written after its workflow "
                 "had returned: write before that, or from outside of the run (written_by: external)"
             )
-        self.values |= {name: self._checked(name, value) for name, value in columns.items()}
+        self.values |= {name: self._check(name, value) for name, value in columns.items()}
 
     def missing(self) -> list[str]:
         """The required columns that the workflow has not written yet."""
@@ -35,22 +35,22 @@ class TurnColumns:
             if column.required and not column.awaited and name not in self.values
         ]
 
-    def _checked(self, name: str, value: Any) -> Any:
+    def _check(self, name: str, value: Any) -> Any:
         column = self._declared.get(name)
         if column is None:
             raise RecipeError(
                 f"agent {self._agent} has no column {name!r} (agents.{self._agent}.columns in the config); "
-                f"{self._known()}"
+                f"{self._describe_columns()}"
             )
         if column.written_by != "workflow":
             raise RecipeError(
                 f"agent {self._agent}: column {name} is a {column} that the workflow does not write: "
-                f"agents.{self._agent}.columns.{name}.written_by={column.written_by}; {self._known()}"
+                f"agents.{self._agent}.columns.{name}.written_by={column.written_by}; {self._describe_columns()}"
             )
         if name in self.values:
             raise InvalidColumn(
                 f"agent {self._agent}: column {name}, a {column}, of turn {self._sample_id} was written already; "
-                f"{self._known()}"
+                f"{self._describe_columns()}"
             )
         try:
             return checked_value(column, value)
@@ -59,11 +59,11 @@ class TurnColumns:
             shown = shown if len(shown) <= 120 else f"{shown[:120]}..."
             raise InvalidColumn(
                 f"agent {self._agent}: column {name} wants {wanted}, not {shown} ({type(value).__name__}), for turn "
-                f"{self._sample_id}; {self._known()}"
+                f"{self._sample_id}; {self._describe_columns()}"
             ) from None
 
-    def _known(self) -> str:
-        known = [
+    def _describe_columns(self) -> str:
+        names = [
             f"{name} ({column})" for name, column in self._declared.items() if column.written_by == "workflow"
         ]
-        return f"the workflow may write: {', '.join(known) or 'none'}"
+        return f"the workflow may write: {', '.join(names) or 'none'}"

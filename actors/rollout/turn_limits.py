@@ -15,7 +15,7 @@ class TurnLimits:
     def __init__(self, config: RolloutConfig, sampling: Mapping[AgentName, SamplingConfig]) -> None:
         self._of_all = (config.trajectory_turns, config.trajectory_tokens)
         self._of_agent = {
-            agent: (own.trajectory_turns, own.trajectory_tokens) for agent, own in sampling.items()
+            agent: (config.trajectory_turns, config.trajectory_tokens) for agent, config in sampling.items()
         }
         self._are_off = all(limits == (None, None) for limits in (self._of_all, *self._of_agent.values()))
 
@@ -25,20 +25,20 @@ class TurnLimits:
         Raises LimitReached if the turn would be beyond a limit, and marks the trajectory."""
         if self._are_off:
             return None
-        left: int | None = None
+        remaining: int | None = None
         for key, limit, begun, tokens, is_of_turns in self._limits(agent, trajectory):
             if (begun if is_of_turns else tokens) >= limit:
                 trajectory.limited = True
                 raise LimitReached(agent, key, limit)
             if not is_of_turns:
-                left = limit - tokens if left is None else min(left, limit - tokens)
-        return left
+                remaining = limit - tokens if remaining is None else min(remaining, limit - tokens)
+        return remaining
 
     def _limits(self, agent: AgentName, trajectory: Trajectory) -> Iterator[tuple[str, int, int, int, bool]]:
         """Each limit that is set: its key, itself, turns begun, tokens, and True if it is one of turns."""
-        own = f"agents.{agent}.sampling"
+        section = f"agents.{agent}.sampling"
         for where, limits, of in (
-            (own, self._of_agent[agent], agent),
+            (section, self._of_agent[agent], agent),
             ("rollout", self._of_all, None),
         ):
             begun, tokens = trajectory.used(of)

@@ -41,7 +41,7 @@ def turn_sampling(
     Raises ValueError, which names the argument.
     """
     if options is NO_OPTIONS:
-        return config.own if evaluated_at is None else replace(config.own, temperature=evaluated_at)
+        return config.defaults if evaluated_at is None else replace(config.defaults, temperature=evaluated_at)
     numbers = _numbers(options)
     if options.seed is not None and not (_is_int(options.seed) and options.seed in _SEEDS):
         raise ValueError(f"seed is {options.seed!r}, needs an integer of 64 bits")
@@ -55,7 +55,7 @@ def turn_sampling(
         raise ValueError("temperature is 0 in a training step: a greedy turn has nothing to learn from")
     temperature = numbers.get("temperature", config.temperature) if evaluated_at is None else evaluated_at
     cuts = {name: numbers[name] for name in ("top_k", "top_p", "min_p") if name in numbers}
-    truncation = replace(config.own.truncation or Truncation(), **cuts)
+    truncation = replace(config.defaults.truncation or Truncation(), **cuts)
     if (problem := truncation.problem()) is not None:
         raise ValueError(problem)
     return TurnSampling(
@@ -88,9 +88,9 @@ def _numbers(options: TurnOptions) -> dict[str, Any]:
 
 def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    for one in stops:
-        if not isinstance(one, str) or not one:
-            raise ValueError(f"stop has {one!r}, needs strings that are not empty")
+    for text in stops:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop has {text!r}, needs strings that are not empty")
     return stops
 
 
@@ -103,17 +103,17 @@ def checked_message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     name = f"messages[{number}]"
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise ValueError(f"{name} has no role: {_shown(message)}")
+        raise ValueError(f"{name} has no role: {_shorten(message)}")
     if unknown := [key for key in message if key not in _KEYS]:
         raise ValueError(f"{name} has the unknown key {unknown[0]!r}; known are: {', '.join(_KEYS)}")
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise ValueError(f"{name}, of the role {role!r}, has the content {_shown(content)}, needs a string")
+        raise ValueError(f"{name}, of the role {role!r}, has the content {_shorten(content)}, needs a string")
     return dict(message)
 
 
 _KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

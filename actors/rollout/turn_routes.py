@@ -42,7 +42,7 @@ class TurnRoutes:
         self._turns = 0
         self._waiting: dict[int, tuple[asyncio.Future[TurnRoute], PolicyName, VersionRange]] = {}
         self._instances: dict[int, ActorRef[InstanceApi]] = {}
-        self._asked: list[RouteRequest] = []
+        self._requests: list[RouteRequest] = []
         self._ended: list[TurnEnded] = []
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.Handle | None = None
@@ -102,7 +102,7 @@ class TurnRoutes:
         turn = self._turns
         future: asyncio.Future[TurnRoute] = self._loop.create_future()
         self._waiting[turn] = (future, policy, versions)
-        self._asked.append(
+        self._requests.append(
             RouteRequest(
                 turn, policy, versions.oldest, versions.newest, prompt_tokens, downstream_tokens, prefix
             )
@@ -149,21 +149,21 @@ class TurnRoutes:
 
     def _send(self) -> None:
         self._soon = None
-        asked, self._asked = self._asked, []
+        requests, self._requests = self._requests, []
         ended, self._ended = self._ended, []
         # Not awaited: without credit they wait in order.
-        if asked:
-            answer = self._router.ask("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
-            answer.add_done_callback(partial(self._answered, asked))
+        if requests:
+            answer = self._router.ask("turns", self._session, requests, ended, timeout_s=WORK_TIMEOUT_S)
+            answer.add_done_callback(partial(self._take_answer, requests))
         else:
-            sent = self._router.tell("turns", self._session, asked, ended, timeout_s=WORK_TIMEOUT_S)
+            sent = self._router.tell("turns", self._session, requests, ended, timeout_s=WORK_TIMEOUT_S)
             sent.add_done_callback(_error_of)
 
-    def _answered(self, asked: list[RouteRequest], answer: "asyncio.Future[Routes]") -> None:
+    def _take_answer(self, requests: list[RouteRequest], answer: "asyncio.Future[Routes]") -> None:
         if (error := _error_of(answer)) is None:
             self._take(answer.result())
         elif not is_loss(error):  # else the stream ends with it, and this actor
-            for request in asked:
+            for request in requests:
                 if (waiting := self._waiting.pop(request.turn, None)) is not None and not waiting[0].done():
                     waiting[0].set_exception(error)
 

@@ -110,10 +110,10 @@ class LossConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_of_the_paper(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        row = row_of(given)
+    def _numbers_of_the_paper(cls, section: Any) -> Any:
+        if not isinstance(section, dict):
+            return section
+        row = row_of(section)
         numbers: dict[str, Any] = {
             "clip_low": row.clip_low,
             "clip_high": row.clip_high,
@@ -123,10 +123,13 @@ class LossConfig(Config):
         }
         if row.critic:
             numbers["critic"] = CriticConfig()
-        if isinstance(kind := given.get("correction", DEFAULT_CORRECTION), str) and kind in CORRECTION_BOUNDS:
+        if (
+            isinstance(kind := section.get("correction", DEFAULT_CORRECTION), str)
+            and kind in CORRECTION_BOUNDS
+        ):
             low, high = CORRECTION_BOUNDS[kind]
             numbers |= {"correction_low": low, "correction_high": high}
-        return numbers | given
+        return numbers | section
 
     @model_validator(mode="after")
     def _fits_the_algorithm(self) -> "LossConfig":

@@ -39,11 +39,11 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
     if trajectory is not None and where:
         raise click.UsageError("--trajectory takes no expression: it shows all turns of one trajectory")
     if trajectory is None:
-        found = store_view.select(run_dir, where, limit)
+        selection = store_view.select(run_dir, where, limit)
     else:
-        found = store_view.trajectory(run_dir, trajectory)
+        selection = store_view.trajectory(run_dir, trajectory)
     if as_json:
-        echo_json(dataclasses.asdict(found))
+        echo_json(dataclasses.asdict(selection))
     else:
-        store_view.show(found)
+        store_view.show(selection)
     return 0

@@ -28,52 +28,52 @@ def select(run: Path, where: str, limit: int) -> Selection:
     """``run``: a folder, or an address file. Raises RunDirectoryError if the run has no store, RunUnreachable if it is
     just starting or ending, StoreError if ``where`` is not a valid expression."""
 
-    def stored(tables: Tables) -> Selection:
+    def read_journal(tables: Tables) -> Selection:
         return query.select(tables.scalar_columns(), [*tables.scalars()], where, limit=limit)
 
-    return _found(run, lambda connected: connected.select(where, limit), stored)
+    return _ask_or_read(run, lambda connected: connected.select(where, limit), read_journal)
 
 
 def trajectory(run: Path, name: str) -> Selection:
     """The turns of a trajectory in the tables of all agents. Raises as ``select``, StoreError if nothing in the store
     has that name."""
 
-    def stored(tables: Tables) -> Selection:
+    def read_journal(tables: Tables) -> Selection:
         return Selection(rows := tables.trajectory(name), len(rows))
 
-    return _found(run, lambda connected: connected.trajectory(name), stored)
+    return _ask_or_read(run, lambda connected: connected.trajectory(name), read_journal)
 
 
-def show(found: Selection) -> None:
+def show(selection: Selection) -> None:
     """Prints the rows as a table, without columns that are empty or that the sample id repeats, and their number."""
     console = Terminal()
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
-    if found.rows:
+    if selection.rows:
         table = Table()
         # Columns without a value in any row would only take room.
         names = [
             name
-            for name in found.rows[0]
-            if name not in _HIDDEN and any(row[name] not in (None, "") for row in found.rows)
+            for name in selection.rows[0]
+            if name not in _HIDDEN and any(row[name] not in (None, "") for row in selection.rows)
         ]
         for name in names:
             # Never folded, however narrow the terminal: --trajectory takes it.
             table.add_column(name, no_wrap=name == "sample_id", overflow="fold")
-        for row in found.rows:
+        for row in selection.rows:
             table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
         console.print(table)
-    console.print(f"{len(found.rows)} of {found.total} samples")
+    console.print(f"{len(selection.rows)} of {selection.total} samples")
 
 
-def _found(
+def _ask_or_read(
     run: Path,
     question: Callable[[ConnectedRun], Awaitable[Selection]],
-    stored: Callable[[Tables], Selection],
+    read_journal: Callable[[Tables], Selection],
 ) -> Selection:
     if run.is_file() or stored_run.is_alive(RunDirectory.existing(run)):
         return query_run(run, question)
-    return stored(_stored_tables(RunDirectory.existing(run)))
+    return read_journal(_stored_tables(RunDirectory.existing(run)))
 
 
 def _stored_tables(directory: RunDirectory) -> Tables:

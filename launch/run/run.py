@@ -41,7 +41,7 @@ from ..hosts.nodes.joined_cluster import NodeRequest, joined_cluster
 from ..monitoring.console.display import Display
 from ..monitoring.console.no_display import NoDisplay
 from ..monitoring.console.run_console import RunConsole
-from ..monitoring.sinks.function_sink import FunctionSink, MetricsFunction, checked, name_of
+from ..monitoring.sinks.function_sink import FunctionSink, MetricsFunction, check_function, name_of
 from ..monitoring.sinks.run_sinks import RunSinks
 from ..monitoring.sinks.sink import SinkRun
 from ..run_folder.run_directory import RunDirectory
@@ -104,7 +104,7 @@ class Run:
         self._stop_timeout_s = stop_timeout_s
         self._log_level = log_level
         self._nodes = nodes
-        self._functions = [checked(function, repr(function)) for function in sinks]
+        self._functions = [check_function(function, repr(function)) for function in sinks]
         self._broadcast = Broadcast(NoDisplay(), self._raise_failure)
         self._life: asyncio.Task[RunResult] | None = None
         self._exits = ExitStack()

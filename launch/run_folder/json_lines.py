@@ -108,12 +108,12 @@ def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line by keys ``family/name`` of a workflow, a query source, of opponents, and of families that
     are unknown."""
     return {
-        key: known
+        key: finite
         for key, value in line.items()
         if "/" in key
         and not key.startswith((_OF_ACTOR, "eval/"))
         and _PART_OF.get(key.partition("/")[0]) in (None, "by_opponent")
-        and (known := number(value)) is not None
+        and (finite := number(value)) is not None
     }
 
 
@@ -142,9 +142,11 @@ def event_to_json(event: RunEvent, time_s: float | None = None) -> dict[str, Any
 def event_from_json(line: Mapping[str, Any]) -> RunEvent | None:
     """The event that a line holds; None if the line lacks a field, or has an unknown name."""
     if line.get("event") == "evaluated":
-        own = {"time", *(field.name for field in fields(Evaluated))}
+        fixed_keys = {"time", *(field.name for field in fields(Evaluated))}
         metrics = {
-            name: value for name, value in line.items() if name not in own and number(value) is not None
+            name: value
+            for name, value in line.items()
+            if name not in fixed_keys and number(value) is not None
         }
         line = {**line, "metrics": metrics}
     try:
@@ -220,9 +222,9 @@ def keep_lines(
                 damaged.append((at, shown))
             else:
                 torn = shown
-    left = b"".join(line + b"\n" for line, _ in kept.values())
-    if left != content:
-        replace_private(path, left, durable=True)
+    content = b"".join(line + b"\n" for line, _ in kept.values())
+    if content != content:
+        replace_private(path, content, durable=True)
     return KeptLines([record for _, record in kept.values()], damaged, torn)
 
 

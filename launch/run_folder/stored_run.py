@@ -60,7 +60,7 @@ def read_run(path: Path) -> StoredRun:
         recipe=Path(str(config.get("recipe", "?"))).name.replace("_", "-"),
         state=(state := _state(directory, history)),
         error=ends[-1].error
-        if state in ("failed", "stopped") and (ends := history.found(RunEnded))
+        if state in ("failed", "stopped") and (ends := history.events_of(RunEnded))
         else None,
         step=history.steps[-1].step if history.steps else 0,
         steps=steps if isinstance(steps, int) else None,
@@ -120,7 +120,7 @@ def _began(directory: RunDirectory, history: History) -> float:
 def _state(directory: RunDirectory, history: History) -> State:
     if is_alive(directory):
         return "running"
-    marks = history.found(RunStarted, RunResumed, RunEnded)
+    marks = history.events_of(RunStarted, RunResumed, RunEnded)
     if not marks:
         return "not started"
     last = marks[-1]

@@ -30,7 +30,7 @@ import click
 import psutil
 
 from flexmarl.actors.messages import Query
-from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compressed, packed
+from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compress_record, pack_record
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.samples.reader import Samples
 from flexmarl.launch.run_folder.samples.sample_file import SampleFile
@@ -88,7 +88,7 @@ def listing(samples: int) -> dict[str, float]:
             for number in range(groups):
                 one = group(1 + number // 128, number, rng)
                 began = time.perf_counter()
-                file.add([compressed(packed(one))])
+                file.add([compress_record(pack_record(one))])
                 wrote_s += time.perf_counter() - began
                 for trajectory in one:
                     line = json.dumps(as_object(trajectory, tokens=True)) + "\n"

@@ -8,11 +8,11 @@ from flexmarl.actors.recorded_trajectory import (
     RecordedTrajectory,
     RecordedTurn,
     SampleRow,
-    compressed,
-    packed,
+    compress_record,
+    pack_record,
     rows_of,
     turns_of,
-    unpacked,
+    unpack_record,
 )
 
 TURNS = (
@@ -25,7 +25,7 @@ FAILED = RecordedTrajectory(5, False, QUERY, 2, failure="ValueError: no answer",
 
 
 def test_a_record_has_rows_to_filter_by_and_closed_content() -> None:
-    record = unpacked(compressed(packed([DONE, FAILED])))
+    record = unpack_record(compress_record(pack_record([DONE, FAILED])))
     assert (record.step, record.evaluation, record.query, record.text) == (5, False, "q7", "2+2")
     assert (record.number, record.trajectories) == (1, 2)
     done, failed = rows_of(record.rows)
@@ -54,7 +54,7 @@ def test_rewards_of_turns_are_the_trajectorys_if_it_has_no_other() -> None:
 def test_columns_of_arrays_and_text_that_is_not_unicode_are_recorded_too() -> None:
     columns = {"plan": np.array([[1, 2]], np.int32), "score": np.float32(0.5)}
     turn = TURNS[0]._replace(text="\ud800", columns=columns)
-    record = unpacked(compressed(packed([DONE._replace(turns=(turn,))])))
+    record = unpack_record(compress_record(pack_record([DONE._replace(turns=(turn,))])))
     ((found,),) = turns_of(record.content)
     assert found.text == "\ud800" and found.columns == {"plan": [[1, 2]], "score": 0.5}
 
@@ -67,10 +67,10 @@ def test_names_are_those_of_the_store() -> None:
 @pytest.mark.parametrize("damaged", [b"", b"\x93\x01\x02\x03", b"\xc1"])
 def test_a_damaged_record_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="not a record"):
-        unpacked(damaged)
+        unpack_record(damaged)
 
 
-@pytest.mark.parametrize("damaged", [b"", b"x", compressed(packed([DONE]))])
+@pytest.mark.parametrize("damaged", [b"", b"x", compress_record(pack_record([DONE]))])
 def test_damaged_content_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="damaged"):
         turns_of(damaged)
@@ -81,7 +81,7 @@ def test_damaged_content_is_refused(damaged: bytes) -> None:
 def test_only_long_content_is_compressed() -> None:
     long = TURNS[0]._replace(text="4" * 10_000)
     for turn, is_smaller in ((TURNS[0], False), (long, True)):
-        record = packed([DONE._replace(turns=(turn,))])
-        arrived = unpacked(compressed(record))
+        record = pack_record([DONE._replace(turns=(turn,))])
+        arrived = unpack_record(compress_record(record))
         assert (len(arrived.content) < len(record.content)) == is_smaller
         assert turns_of(arrived.content) == turns_of(record.content) == [(turn,)]

@@ -32,7 +32,7 @@ from ...run_events import OpponentDrawn
 from .. import checkpoint
 from ..orchestrator_config import PoolOfConfig
 from .past_pool import Game, PastPool
-from .rules import RULES, Rule, drawn, latest, pfsp
+from .rules import RULES, Rule, draw_member, latest, pfsp
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,15 @@ class Opponents:
             work.append(self._play(pool, event, changed=changed))
         return work
 
-    async def _play(self, pool: "_Pool", drawn: OpponentDrawn, *, changed: bool) -> None:
+    async def _play(self, pool: "_Pool", draw_member: OpponentDrawn, *, changed: bool) -> None:
         async with pool.publishing:
-            if drawn.member in pool.to_keep:
+            if draw_member.member in pool.to_keep:
                 await self._keep(pool)
             if changed:
-                await self._publish(pool, drawn.member, drawn.version)
+                await self._publish(pool, draw_member.member, draw_member.version)
             await self._keep(pool)  # of another member: the one that plays does not wait for it
             await self._system().run_blocking(pool.remove_files, self._setup.checkpoints)
-        await self._tell_console("event", drawn)
+        await self._tell_console("event", draw_member)
 
     async def _publish(self, pool: "_Pool", member: Step, version: Version) -> None:
         published = await self._trainer.publish_file(pool.policy, version, str(pool.file(member)))
@@ -156,7 +156,7 @@ class Opponents:
         """Returns when the weights that ``policy`` has now are written, if they are those of a member; None: those of
         every policy."""
 
-        def kept() -> bool:
+        def are_files_written() -> bool:
             return not any(
                 version <= self._published[pool.config.policy].version
                 for pool in self._pools.values()
@@ -165,7 +165,7 @@ class Opponents:
             )
 
         async with self._news:
-            await self._news.wait_for(kept)
+            await self._news.wait_for(are_files_written)
 
     # ------------------------------------------------------------------ results
 
@@ -242,7 +242,7 @@ class _Pool:
         if self.config.joins_after(before) and self.state.add(before, version, self.config.size):
             self.to_keep[before] = version
         self.step = step
-        return self.state.play(drawn(self._rule, self.state.members, self._seed, self.policy, step))
+        return self.state.play(draw_member(self._rule, self.state.members, self._seed, self.policy, step))
 
     def _may_be_saved(self, step: Step, newest: Step) -> bool:
         """True for the steps of checkpoints, and for the last ones: a run that is asked to stop saves where it ends."""
@@ -251,8 +251,8 @@ class _Pool:
     def _settle(self, step: Step) -> None:
         """Adds the results of a step whose games have all ended: in the order of the queries' names, whichever ended
         first."""
-        found = self.results.pop(step, {})
-        games = [game for query in sorted(found) for game in found[query]]
+        by_query = self.results.pop(step, {})
+        games = [game for query in sorted(by_query) for game in by_query[query]]
         if step != self.step or step <= self._settled:
             return
         self._settled = step

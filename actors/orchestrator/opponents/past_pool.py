@@ -89,7 +89,7 @@ class PastPool:
             Member(step, version, self.elo),
         ]
         steps = {member.step for member in self.members}
-        self.payoffs = [each for each in self.payoffs if {each.row, each.column} <= steps]
+        self.payoffs = [payoff for payoff in self.payoffs if {payoff.row, payoff.column} <= steps]
         return True
 
     def play(self, member: Member) -> bool:

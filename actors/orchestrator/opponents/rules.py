@@ -38,11 +38,11 @@ def pfsp(members: Sequence[Member], power: float = 2.0) -> list[float]:
 RULES: Final[Mapping[str, Rule]] = {"uniform": uniform, "latest": latest, "pfsp": pfsp}
 
 
-def drawn(rule: Rule, members: Sequence[Member], seed: int, policy: PolicyName, step: Step) -> Member:
+def draw_member(rule: Rule, members: Sequence[Member], seed: int, policy: PolicyName, step: Step) -> Member:
     """The member that plays ``step``. ``policy``: the pool's. Raises RecipeError if the weights are not as many
     non-negative finite numbers as there are members."""
     weights = list(rule(members))
-    if len(weights) != len(members) or not all(math.isfinite(each) and each >= 0 for each in weights):
+    if len(weights) != len(members) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise RecipeError(
             f"policies.{policy}.pool_of.rule gives the weights {weights} for {len(members)} members: it must give one "
             "finite number for each, 0 or more"

@@ -30,7 +30,7 @@ class Submissions(QuerySource):
         self._waiting: deque[tuple[Query, asyncio.Future[QueryAnswer]]] = deque()
         self._open: dict[str, tuple[str, asyncio.Future[QueryAnswer]]] = {}
         """The ids that the program has given, and the answers, by the ids in the run."""
-        self._taken = 0
+        self._taken_count = 0
         self._refusal = ""
 
     async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
@@ -51,15 +51,16 @@ class Submissions(QuerySource):
     @property
     def waiting(self) -> int:
         """Number of the queries that the next steps take."""
-        self._waiting = deque(each for each in self._waiting if not each[1].done())  # without those withdrawn
+        # Those that were withdrawn are dropped here, not at the withdrawal: a deque would have to be searched.
+        self._waiting = deque(entry for entry in self._waiting if not entry[1].done())
         return len(self._waiting)
 
     def next(self, step: int) -> Query:
         """The query that has waited longest, with an id that is its own in every step. Raises IndexError if none
         waits."""
         query, answer = self._waiting.popleft()
-        named = replace(query, id=f"submitted#{self._taken}")
-        self._taken += 1
+        named = replace(query, id=f"submitted#{self._taken_count}")
+        self._taken_count += 1
         self._open[named.id] = query.id, answer
         return named
 

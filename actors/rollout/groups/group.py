@@ -5,13 +5,13 @@
                     └── replacement of a straggler ───┘              or Drop(why), if these are too few
 
 Rules:
-- A group closes once, with exactly ``wanted`` trajectories as soon as so many have succeeded. The rest are its
+- A group closes once, with exactly ``size`` trajectories as soon as so many have succeeded. The rest are its
   oversampled: they are aborted, or run to their end without being used. As a group of their own, the slowest would be
   compared with the slowest alone; and their samples belong to a step whose batch may be trained by then. APRIL
   (arXiv 2509.18521) carries whole groups to the next step.
 - A trajectory that fails leaves its place to those still running. One that overran a deadline may be replaced by a new
   one, at most ``max_replacements`` times in a group.
-- With fewer than ``wanted`` left, the group closes with the survivors when the last has ended. It is dropped as soon
+- With fewer than ``size`` left, the group closes with the survivors when the last has ended. It is dropped as soon
   as fewer than ``minimum`` can survive.
 """
 
@@ -25,9 +25,9 @@ Oversampled = Literal["abort", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """``wanted``: trajectories of a group (G). ``extra``: started beyond that. ``minimum``: 1 ... ``wanted``."""
+    """``size``: trajectories of a group (G). ``extra``: started beyond that. ``minimum``: 1 ... ``size``."""
 
-    wanted: int
+    size: int
     extra: int = 0
     oversampled: Oversampled = "abort"
     minimum: int = 1
@@ -72,11 +72,11 @@ class Group:
 
     def start(self) -> list[Decision]:
         """The group begins: its first trajectories."""
-        return [self._start() for _ in range(self._rules.wanted + self._rules.extra)]
+        return [self._start() for _ in range(self._rules.size + self._rules.extra)]
 
     def succeeded(self, trajectory: int) -> list[Decision]:
         """A trajectory has its rewards. Raises ProtocolViolation if it was not running."""
-        self._ended(trajectory)
+        self._remove(trajectory)
         if self.settled:
             return []
         self._succeeded.append(trajectory)
@@ -84,7 +84,7 @@ class Group:
 
     def failed(self, trajectory: int, *, replacement: bool = False) -> list[Decision]:
         """``replacement``: it is a straggler, which is replaced if the rules allow one more."""
-        self._ended(trajectory)
+        self._remove(trajectory)
         if self.settled:
             return []
         if replacement and self.replacements < self._rules.max_replacements:
@@ -97,7 +97,7 @@ class Group:
         self._running.add(number)
         return Start(number)
 
-    def _ended(self, trajectory: int) -> None:
+    def _remove(self, trajectory: int) -> None:
         if trajectory not in self._running:
             raise ProtocolViolation(f"trajectory {trajectory} ended, which was not running")
         self._running.discard(trajectory)
@@ -109,7 +109,7 @@ class Group:
             return self._end(
                 Drop(f"{survivors} trajectories survived, rollout.min_trajectories={rules.minimum}")
             )
-        if survivors == rules.wanted or not self._running:
+        if survivors == rules.size or not self._running:
             # By number: the order of arrival would show in sums of floats, and in the order in which rows are trained.
             return self._end(Close(tuple(sorted(self._succeeded))))
         return []

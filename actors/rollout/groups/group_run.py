@@ -102,8 +102,8 @@ class GroupRun:
             figures={
                 "replaced_trajectories": self.group.replacements,
                 "oversampled_trajectories": self.group.oversampled,
-                "retried_turns": sum(one.retried_turns for one in self.trajectories.values()),
-                "limited_trajectories": sum(one.limited for one in self.trajectories.values()),
+                "retried_turns": sum(trajectory.retried_turns for trajectory in self.trajectories.values()),
+                "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
                 "resumed_turns": len(resumed_turns),
                 # The place of the last change: all tokens before it were kept from earlier versions.
                 "resumed_tokens": sum(sample.version_changes[-2] for sample in resumed_turns),
@@ -124,7 +124,7 @@ class GroupRun:
     def _without_advantage(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> list[AgentName]:
         """The agents with turns that teach nothing, by the workflow's rewards before any punishment (DAPO, arXiv
         2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
-        turns = self._turns({member.number: member.rewards.given for member in members}, rules)
+        turns = self._turns({member.number: member.rewards.before_punishment for member in members}, rules)
         sampled = {turn.agent for turn in turns}
         taught = {turn.agent for turn in turns if turn.advantage}
         return [agent for agent in rules.agents if agent in sampled - taught]
@@ -151,31 +151,31 @@ def _by_agent(
 
 def _turn_rewards(members: Sequence[Trajectory], agents: Iterable[AgentName]) -> dict[AgentName, list[float]]:
     """By agent: the rewards of single turns; agents without any are left out."""
-    found = {
-        agent: [one for member in members for one in member.rewards.of_turns.get(agent, ())]
+    by_agent = {
+        agent: [reward for member in members for reward in member.rewards.of_turns.get(agent, ())]
         for agent in agents
     }
-    return {agent: rewards for agent, rewards in found.items() if rewards}
+    return {agent: rewards for agent, rewards in by_agent.items() if rewards}
 
 
 def _games(
-    members: Sequence[Trajectory], against: Iterable[AgentName], own: Iterable[AgentName]
+    members: Sequence[Trajectory], against: Iterable[AgentName], policy_agents: Iterable[AgentName]
 ) -> list[tuple[float, float]]:
     """By the workflow's own rewards, before any punishment. See ``GroupClosed.games``."""
-    found = []
-    for rewards in (member.rewards.given.by_agent for member in members):
-        sides = [[rewards[agent] for agent in side if agent in rewards] for side in (against, own)]
+    games = []
+    for rewards in (member.rewards.before_punishment.by_agent for member in members):
+        sides = [[rewards[agent] for agent in side if agent in rewards] for side in (against, policy_agents)]
         if all(sides):
-            found.append((fmean(sides[0]), fmean(sides[1])))
-    return found
+            games.append((fmean(sides[0]), fmean(sides[1])))
+    return games
 
 
 def _metrics(members: Sequence[Trajectory]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for member in members:
         for name, value in member.rewards.metrics.items():
-            found.setdefault(name, []).append(value)
-    return found
+            values_of.setdefault(name, []).append(value)
+    return values_of
 
 
 def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:

@@ -38,17 +38,17 @@ def leave_one_out_penalties(penalties: Tensor, trajectories: Tensor, groups: Ten
     mine = total(trajectories)
     # The others' mean is over the trajectories of the group, also those without a sequence here: hence not a count of
     # the keys.
-    others = (total(groups) - mine) / (sizes - 1).clamp(min=1)
-    return torch.where(sizes > 1, mine - others, torch.zeros_like(mine))
+    others_mean = (total(groups) - mine) / (sizes - 1).clamp(min=1)
+    return torch.where(sizes > 1, mine - others_mean, torch.zeros_like(mine))
 
 
-def numbered(keys: Sequence[Hashable]) -> Tensor:
+def number_keys(keys: Sequence[Hashable]) -> Tensor:
     """``[R]`` int64: equal keys have equal numbers, from 0 in the order of their first appearance."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
-def whitened(advantages: Tensor) -> Tensor:
+def whiten(advantages: Tensor) -> Tensor:
     """Zero mean and unit variance over all tokens: ``(A - mean(A)) / sqrt(var(A))`` (REINFORCE++, Hu et al., arXiv
     2501.03262, section 3.1). The variance is the population's and at least ``WHITEN_EPSILON``.
 

@@ -31,13 +31,13 @@ def generalized_advantages(
     returns)``, both ``[N]``; the returns ``A_t + V_t`` are the critic's targets. ``gamma`` 1 and ``lam`` 0.95 are
     InstructGPT's (Ouyang et al., arXiv 2203.02155, appendix C.4).
     """
-    value, reward = _padded(values, lengths), _padded(rewards, lengths)
-    sums = reward + gamma * _shifted(value, 1) - value
+    value, reward = _pad(values, lengths), _pad(rewards, lengths)
+    sums = reward + gamma * _shift(value, 1) - value
     # Every round doubles the tokens ahead that a sum reaches: log2(longest) rounds instead of one per token. The
     # padding is 0, so a sequence's sums are the same bits at any padding.
     reach, decay = 1, gamma * lam
     while reach < sums.shape[1]:
-        sums = sums + decay * _shifted(sums, reach)
+        sums = sums + decay * _shift(sums, reach)
         reach, decay = 2 * reach, decay * decay
     inside = torch.arange(sums.shape[1], device=lengths.device) < lengths.unsqueeze(1)
     advantages = sums[inside]
@@ -64,18 +64,18 @@ def value_sums(values: Tensor, returns: Tensor) -> Tensor:
 def explained_variance(tokens: int, sums: Tensor | Sequence[float]) -> float | None:
     """``1 - var(R - V) / var(R)`` over ``tokens`` tokens from their ``value_sums``: 1 is a perfect critic, 0 is as
     good as a constant, and less is worse. None if all returns are equal."""
-    target, target_square, error, error_square = (float(each) / max(1, tokens) for each in sums)
+    target, target_square, error, error_square = (float(total) / max(1, tokens) for total in sums)
     variance = target_square - target**2
     if variance <= 1e-12 * target_square:  # equal returns, but for rounding
         return None
     return 1.0 - (error_square - error**2) / variance
 
 
-def _padded(values: Tensor, lengths: Tensor) -> Tensor:
+def _pad(values: Tensor, lengths: Tensor) -> Tensor:
     """``[N]`` to ``[R, longest]``, zeros on the right."""
     return pad_sequence(list(torch.split(values, lengths.tolist())), batch_first=True)
 
 
-def _shifted(values: Tensor, by: int) -> Tensor:
+def _shift(values: Tensor, by: int) -> Tensor:
     """``[R, T]``: the values ``by`` tokens later, 0 after the end."""
     return pad(values, (0, by))[:, by:]

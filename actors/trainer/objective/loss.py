@@ -103,7 +103,7 @@ def clipped_sequence_loss(
     losses = clipped_loss(
         mean, torch.zeros_like(mean), advantages[starts], clip_low=clip_low, clip_high=clip_high
     )
-    return TokenLosses(*(each.repeat_interleave(lengths) for each in losses))
+    return TokenLosses(*(by_sequence.repeat_interleave(lengths) for by_sequence in losses))
 
 
 def clipped_weight_loss(
@@ -133,7 +133,7 @@ def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
     return torch.segment_reduce(values, "sum", lengths=lengths)
 
 
-def summed(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
+def sum_tokens(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
     """The sum that ``denominator`` divides at the end of the step: a scalar.
 
     ``sequence_mean`` weighs a token by 1 / its sequence's length (GRPO, arXiv 2402.03300, eq. 3); all others by 1.

@@ -19,7 +19,7 @@ from .loss import (
     clipped_sequence_loss,
     clipped_weight_loss,
     reinforce_loss,
-    summed,
+    sum_tokens,
 )
 from .transforms import Critic, WholeStep
 
@@ -67,7 +67,7 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
             raise ValueError("a KL in the loss needs the reference policy's log-probabilities")
         kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
         values = values + config.kl_coefficient * kl
-    loss = summed(values, batch.lengths, config.aggregation)
+    loss = sum_tokens(values, batch.lengths, config.aggregation)
     return loss, _sums(batch, loss.detach(), losses.held_back | bounded)
 
 
@@ -147,7 +147,7 @@ def step_advantages(
     penalties = torch.zeros(int(lengths.sum()), dtype=float64)
     if config.penalises_rewards:
         references = None if reference_logprobs is None else torch.cat(list(reference_logprobs))
-        penalties = _penalties(config, _drawn(samples), references)
+        penalties = _penalties(config, _engine_logprobs(samples), references)
     step = WholeStep(
         samples, {agent: settings.grouping for agent, settings in credit.items()}, lengths, penalties
     )
@@ -168,10 +168,10 @@ def _penalties(config: LossConfig, engine_logprobs: Tensor, reference_logprobs: 
 def step_kl(samples: Sequence[Sample], reference_logprobs: Sequence[Tensor]) -> float:
     """The sum over the tokens of ``samples`` of the estimate ``k3`` of the KL between the engine's policy and the
     reference, as in ``step_advantages``."""
-    return float(kl_estimate(_drawn(samples), torch.cat(list(reference_logprobs)), "k3").sum())
+    return float(kl_estimate(_engine_logprobs(samples), torch.cat(list(reference_logprobs)), "k3").sum())
 
 
-def _drawn(samples: Sequence[Sample]) -> Tensor:
+def _engine_logprobs(samples: Sequence[Sample]) -> Tensor:
     """The log-probabilities that the tokens were drawn with: ``[N]`` float64."""
     drawn = [logprob for sample in samples for logprob in sample.logprobs]
     return torch.tensor(drawn, dtype=torch.float64)

@@ -96,13 +96,13 @@ class TrajectoryKl(Transform):
     compares: ClassVar[bool] = True
 
     def of_step(self, advantages: "Tensor", step: WholeStep) -> "Tensor":
-        from .advantage import leave_one_out_penalties, numbered
+        from .advantage import leave_one_out_penalties, number_keys
         from .loss import sequence_sums
 
         penalties = leave_one_out_penalties(
             sequence_sums(step.penalties, step.lengths),
-            numbered([step.episode(sample) for sample in step.samples]),
-            numbered([(sample.agent, sample.group) for sample in step.samples]),
+            number_keys([step.episode(sample) for sample in step.samples]),
+            number_keys([(sample.agent, sample.group) for sample in step.samples]),
             step.lengths.new_tensor([sample.group_size for sample in step.samples]),
         )
         return advantages - penalties.repeat_interleave(step.lengths)
@@ -120,9 +120,9 @@ class Whiten(Transform):
     reason: ClassVar[str] = "it normalises the advantages over all samples of a step"
 
     def of_step(self, advantages: "Tensor", step: WholeStep) -> "Tensor":
-        from .advantage import whitened
+        from .advantage import whiten
 
-        return whitened(advantages)
+        return whiten(advantages)
 
 
 @dataclass(frozen=True)

@@ -147,16 +147,16 @@ def column_chart(axes: Axes, edges: Sequence[float], bands: Sequence[Band], widt
     x, y = _scales((edges[0], edges[-1]), totals or [0.0], axes, width)
     parts = []
     for index in range(len(edges) - 1):
-        left, right = x(edges[index]), x(edges[index + 1])
-        gap = 1.0 if right - left > 4 else 0.0
+        start_x, end_x = x(edges[index]), x(edges[index + 1])
+        gap = 1.0 if end_x - start_x > 4 else 0.0
         height, base, rects = 0.0, y(0), []
         for band in bands:
             height += band.values[index]
             top = y(height)
             if base - top > 0.02:
                 rects.append(
-                    f'<rect class="{band.css}" x="{left:.1f}" y="{top:.1f}" '
-                    f'width="{right - left - gap:.1f}" height="{base - top:.1f}"/>'
+                    f'<rect class="{band.css}" x="{start_x:.1f}" y="{top:.1f}" '
+                    f'width="{end_x - start_x - gap:.1f}" height="{base - top:.1f}"/>'
                 )
             base = top
         numbers = ", ".join(f"{band.name} {axes.y_format(band.values[index])}" for band in bands)
@@ -193,21 +193,21 @@ def same_as(curves: Mapping[str, Sequence[Point]]) -> dict[str, str]:
     """The curves that lie on an earlier one everywhere, with its name: they differ by less than can be seen."""
     ys = [y for points in curves.values() for _, y in points]
     seen = (max(ys) - min(ys)) / 200 if ys else 0.0
-    found: dict[str, str] = {}
+    twins: dict[str, str] = {}
     for name, points in curves.items():
-        for earlier, others in curves.items():
+        for earlier, candidates in curves.items():
             if earlier == name:
                 break
-            if earlier not in found and _alike(points, others, seen):
-                found[name] = earlier
+            if earlier not in twins and _alike(points, candidates, seen):
+                twins[name] = earlier
                 break
-    return found
+    return twins
 
 
-def _alike(points: Sequence[Point], others: Sequence[Point], seen: float) -> bool:
-    return len(points) == len(others) and all(
+def _alike(points: Sequence[Point], candidates: Sequence[Point], seen: float) -> bool:
+    return len(points) == len(candidates) and all(
         x == other_x and abs(y - other_y) <= seen
-        for (x, y), (other_x, other_y) in zip(points, others, strict=True)
+        for (x, y), (other_x, other_y) in zip(points, candidates, strict=True)
     )
 
 
@@ -275,12 +275,12 @@ def _scales(x_range: Point, ys: Sequence[float], axes: Axes, width: int) -> tupl
 def _frame(axes: Axes, x: _Scale, y: _Scale, width: int) -> str:
     """Grid, tick labels and axis labels, drawn behind the data."""
     height = _height(width)
-    bottom, right, left = height - _BOTTOM, width - _RIGHT, _LEFT - 7
+    bottom, right, label_x = height - _BOTTOM, width - _RIGHT, _LEFT - 7
     parts = []
     for tick in ticks(y.low, y.high, 5):
         label = escape(axes.y_format(tick))
         parts.append(f'<path class="grid" d="M{_LEFT} {y(tick):.1f}H{right}"/>')
-        parts.append(f'<text x="{left}" y="{y(tick) + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(f'<text x="{label_x}" y="{y(tick) + 4:.1f}" text-anchor="end">{label}</text>')
     for tick in ticks(x.low, x.high, width // 90):
         if tick == int(tick):
             parts.append(f'<path class="tick" d="M{x(tick):.1f} {bottom}v4"/>')

@@ -22,12 +22,14 @@ def evaluations(history: History) -> str:
     names = dict.fromkeys(name for metrics in history.evaluations.values() for name in sorted(metrics))
     curves = {name: history.evaluated(name) for name in names}
     shares = {name: points for name, points in curves.items() if _ACCURACY.fullmatch(name)}
-    others: dict[str, Curves] = {}
+    curves_by_metric: dict[str, Curves] = {}
     for name, points in curves.items():
         if name not in shares:
             title, label = _title_and_label(name, history.samplings)
-            others.setdefault(title, {})[label] = points
-    cells = [_other(title, _in_order(of_title, history), history) for title, of_title in others.items()]
+            curves_by_metric.setdefault(title, {})[label] = points
+    cells = [
+        _other(title, _in_order(of_title, history), history) for title, of_title in curves_by_metric.items()
+    ]
     further = f"<h2>Evaluations</h2>{grid(cells)}" if cells else ""
     return _accuracy(shares, history) + further
 

@@ -82,7 +82,7 @@ def _loads_of(policy: PolicyName, history: History) -> list[str]:
 def _paths(history: History) -> str:
     """The paths that weights took to the instances, with the instances and the reasons."""
     instances: dict[tuple[str, str, str, str], list[str]] = {}
-    for event in history.found(WeightsPathChosen):
+    for event in history.events_of(WeightsPathChosen):
         refused = "; ".join(f"{path}: {reason}" for path, reason in event.refused.items())
         of = instances.setdefault((str(event.policy), event.path, event.reason, refused), [])
         if event.instance not in of:
@@ -101,7 +101,7 @@ def _moves(history: History) -> str:
         move = logged.event
         assert isinstance(move, InstanceMoved)
         rows.append([clock(logged.line.get("time")), move.instance, move.policy, move.to, move.reason])
-    left = len(moves) - len(rows)
-    more = note(f"{left} later ones are in events.jsonl.") if left else ""
-    found = table(["time", "instance", "from", "to", "reason"], rows, css="words")
-    return f"<h3>{count(len(moves), 'move')} between policies</h3>{found}{more}"
+    hidden = len(moves) - len(rows)
+    more = note(f"{hidden} later ones are in events.jsonl.") if hidden else ""
+    shown = table(["time", "instance", "from", "to", "reason"], rows, css="words")
+    return f"<h3>{count(len(moves), 'move')} between policies</h3>{shown}{more}"

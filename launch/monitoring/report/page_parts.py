@@ -44,14 +44,14 @@ def smoothed_chart(axes: Axes, curves: Mapping[str, Sequence[Point]], steps: int
 
     ``words`` follow the explanation below the chart. A legend comes with two curves or more.
     """
-    lines, key = _smoothed(curves, steps, _POINTS)
+    lines, key = _smooth_lines(curves, steps, _POINTS)
     caption = smoothing_words(steps, bool(axes.marks), any(line.raw for line in lines))
     return figure(lambda width: line_chart(axes, lines, width), f"{caption} {words}".rstrip(), key)
 
 
 def smoothed_cell(axes: Axes, curves: Mapping[str, Sequence[Point]], steps: int) -> str:
     """The same as one of several small charts, without words: ``smoothing_words`` are for all of them."""
-    lines, key = _smoothed(curves, steps, _CELL_POINTS)
+    lines, key = _smooth_lines(curves, steps, _CELL_POINTS)
     return cell(lambda width: line_chart(axes, lines, width), axes.title, key)
 
 
@@ -76,7 +76,7 @@ def _half_width(steps: int) -> int:
     return max(0, steps // 50)
 
 
-def _smoothed(curves: Mapping[str, Sequence[Point]], steps: int, points: int) -> tuple[list[Line], str]:
+def _smooth_lines(curves: Mapping[str, Sequence[Point]], steps: int, points: int) -> tuple[list[Line], str]:
     """The lines of a chart over the steps, and its legend."""
     half_width, same = _half_width(steps), same_as(curves)
     lines = []

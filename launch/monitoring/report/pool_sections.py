@@ -50,7 +50,7 @@ def _copies(history: History) -> str:
             reasons[key][event.reason] += 1
     rows = []
     for key, copies in sizes.items():
-        size_bytes, seconds = (sum(each) for each in zip(*copies, strict=True))
+        size_bytes, seconds = (sum(column) for column in zip(*copies, strict=True))
         mean_ms = f"{1000 * seconds / len(copies):.3g}"
         mean_mib = compact(size_bytes / len(copies) / 2**20)
         rows.append([*key, f"{len(copies)}", mean_mib, mean_ms, reasons[key].most_common(1)[0][0]])
@@ -66,8 +66,8 @@ def _losses(history: History) -> str:
     ]
     if not rows:
         return ""
-    left = len(rows) - _SHOWN
-    more = note(f"{left} later ones are in events.jsonl.") if left > 0 else ""
+    hidden = len(rows) - _SHOWN
+    more = note(f"{hidden} later ones are in events.jsonl.") if hidden > 0 else ""
     heads = ["time", "slot", "policies", "micro-batches trained again", "reason"]
     words = "slot worker was lost" if len(rows) == 1 else "slot workers were lost"
     return f"<h3>{len(rows)} {words}</h3>{table(heads, rows[:_SHOWN], css='words')}{more}"

@@ -103,8 +103,10 @@ def _failure(history: History) -> str:
     ended = history.failure
     if ended is None:
         return ""
-    found = ended.traceback.rstrip() if ended.traceback else ""
-    traceback = f"<details><summary>Traceback</summary><pre>{escape(found)}</pre></details>" if found else ""
+    frames = ended.traceback.rstrip() if ended.traceback else ""
+    traceback = (
+        f"<details><summary>Traceback</summary><pre>{escape(frames)}</pre></details>" if frames else ""
+    )
     return f'<section class="failure"><h2>The error</h2><pre>{escape(ended.error or "")}</pre>{traceback}</section>'
 
 
@@ -116,8 +118,8 @@ def _hosts(history: History) -> str:
     if not words:
         return ""
     lines = "".join(f"<li>{escape(text)}</li>" for text in words[:_HOSTS_SHOWN])
-    left = len(words) - _HOSTS_SHOWN
-    more = note(f"{left} later ones are in events.jsonl.") if left > 0 else ""
+    hidden = len(words) - _HOSTS_SHOWN
+    more = note(f"{hidden} later ones are in events.jsonl.") if hidden > 0 else ""
     return f"<h2>Hosts</h2><ul>{lines}</ul>{more}"
 
 
@@ -146,7 +148,7 @@ def _headline(history: History) -> str:
 
 
 def _ending(history: History) -> str:
-    turns = history.found(RunStarted, RunResumed, RunEnded)
+    turns = history.events_of(RunStarted, RunResumed, RunEnded)
     if turns and isinstance(turns[-1], RunEnded):
         return ""
     return " · no end recorded: still running, or stopped"
@@ -202,7 +204,7 @@ def _rare_facts(history: History) -> list[tuple[str, str, str]]:
 
 def _failures(history: History) -> str:
     failed = int(history.total("failed_trajectories"))
-    events = history.found(TrajectoryFailed)
+    events = history.events_of(TrajectoryFailed)
     parts = []
     if failed or events:
         parts.append(f"<p>{max(failed, len(events))} failed and were dropped.</p>")
@@ -226,8 +228,8 @@ def _events(history: History) -> str:
     for logged in shown[:_EVENTS_SHOWN]:
         details = _details(logged.line)
         rows.append([clock(logged.line.get("time")), str(logged.line.get("event", "")), details])
-    left = len(shown) - len(rows)
-    more = note(f"{left} later ones are in events.jsonl.") if left > 0 else ""
+    hidden = len(shown) - len(rows)
+    more = note(f"{hidden} later ones are in events.jsonl.") if hidden > 0 else ""
     events = table(["time", "event", "details"], rows, css="words")
     return f"<details><summary>Events ({len(shown)})</summary>{events}{more}</details>"
 

@@ -41,7 +41,7 @@ class LoggedEvent:
 class History:
     """One run. ``steps`` ascend, each is there once: steps repeated after a resume replace the lost ones.
 
-    ``evaluations``: metrics by name, by step; step 0 is before training. ``others``: figures of steps beyond those of
+    ``evaluations``: metrics by name, by step; step 0 is before training. ``unknown_figures``: of steps, beyond those of
     ``StepMetrics``, such as a workflow's own metrics, by step and key. ``samplings``: the further ones of the
     evaluations, by name. ``wall_s``: seconds from the start to the end,
     with lost steps and without the pauses before resumes: the sum of those that the console shows. ``resumes``: the
@@ -52,7 +52,7 @@ class History:
     name: str
     steps: Sequence[StepMetrics] = ()
     evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    others: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    unknown_figures: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     samplings: Sequence[str] = ()
     events: Sequence[LoggedEvent] = ()
     config_text: str = ""
@@ -129,9 +129,9 @@ class History:
         ]
 
     def of_others(self) -> dict[str, list[Point]]:
-        """(step, value) of all keys in ``others``, in order of first appearance."""
+        """(step, value) of all keys in ``unknown_figures``, in order of first appearance."""
         curves: dict[str, list[Point]] = {}
-        for step, figures in sorted(self.others.items()):
+        for step, figures in sorted(self.unknown_figures.items()):
             for key, value in figures.items():
                 curves.setdefault(key, []).append((step, value))
         return curves
@@ -139,7 +139,7 @@ class History:
     @property
     def failure(self) -> RunEnded | None:
         """The end of the run's last life, if that was an error."""
-        lives = self.found(RunStarted, RunResumed, RunEnded)
+        lives = self.events_of(RunStarted, RunResumed, RunEnded)
         last = lives[-1] if lives else None
         return last if isinstance(last, RunEnded) and last.error and not last.stopped else None
 
@@ -158,7 +158,7 @@ class History:
         """Seconds of all steps together."""
         return self.total("step_s")
 
-    def found(self, *kinds: type[Event]) -> list[Event]:
+    def events_of(self, *kinds: type[Event]) -> list[Event]:
         """The events of these classes, in the order of the file."""
         return [logged.event for logged in self.events if isinstance(logged.event, kinds)]
 
@@ -183,18 +183,18 @@ def split_step(step: StepMetrics) -> tuple[float, ...]:
     both = min(max(0.0, step.overlap_s or 0.0), rollout)
     after = step_s - rollout
 
-    def summed(figure: str) -> float:
+    def total_of(figure: str) -> float:
         return math.fsum(max(0.0, figures.get(figure, 0.0)) for figures in step.by_policy.values())
 
-    backward = summed("backward_s")
-    wanted = (
+    backward = total_of("backward_s")
+    durations = (
         max(0.0, backward - both),
-        summed("optimizer_s"),
-        summed("publish_s"),
+        total_of("optimizer_s"),
+        total_of("publish_s"),
     )
-    total = math.fsum(wanted)
+    total = math.fsum(durations)
     scale = min(1.0, after / total) if total else 0.0
-    training, optimizer, publishing = (seconds * scale for seconds in wanted)
+    training, optimizer, publishing = (seconds * scale for seconds in durations)
     other = max(0.0, after - total)
     return rollout - both, both, training, optimizer, publishing, other
 
@@ -222,7 +222,7 @@ def load_history(run_dir: Path) -> History:
     config_text = _read_text(run_dir / "config.yaml")
     config = _config(config_text)
     mode = config.get("mode")
-    others = {line["step"]: other_figures(line) for line in lines if type(line.get("step")) is int}
+    unknown_figures = {line["step"]: other_figures(line) for line in lines if type(line.get("step")) is int}
     joined = _Joined()
     for step in written:
         joined.add(step)
@@ -230,7 +230,9 @@ def load_history(run_dir: Path) -> History:
         name=run_dir.resolve().name,
         steps=joined.steps,
         evaluations=_evaluations(events, joined.steps),
-        others={step.step: figures for step in joined.steps if (figures := others.get(step.step))},
+        unknown_figures={
+            step.step: figures for step in joined.steps if (figures := unknown_figures.get(step.step))
+        },
         samplings=_samplings(config),
         events=events,
         config_text=config_text,
@@ -263,7 +265,9 @@ class _Joined:
             self._began_s = max(0.0, step.time_s - step.step_s)
         elif step.step <= last.step or step.time_s < last.time_s:
             self.resumes.append(step.step)
-            self._by_step = {kept: found for kept, found in self._by_step.items() if kept < step.step}
+            self._by_step = {
+                number: kept_step for number, kept_step in self._by_step.items() if number < step.step
+            }
             self._earlier_s += last.time_s - self._began_s
             self._began_s = max(0.0, step.time_s - step.step_s)
         self._by_step[step.step] = self._last = step
@@ -303,16 +307,16 @@ def _evaluations(
 ) -> dict[int, Mapping[str, float]]:
     """By step. An evaluation before training, or one that a resumed run caught up on, is in no step's metrics; those of
     steps that a resume lost are left out."""
-    found: dict[int, Mapping[str, float]] = {}
+    by_step: dict[int, Mapping[str, float]] = {}
     for logged in events:
         match logged.event:
             case RunStarted():
-                found = {}
+                by_step = {}
             case RunResumed(step=resumed):
-                found = {step: metrics for step, metrics in found.items() if step <= resumed}
+                by_step = {step: metrics for step, metrics in by_step.items() if step <= resumed}
             case Evaluated():
-                found[logged.event.step] = logged.event.metrics
-    return {**found, **{step.step: step.evaluation for step in steps if step.evaluation}}
+                by_step[logged.event.step] = logged.event.metrics
+    return {**by_step, **{step.step: step.evaluation for step in steps if step.evaluation}}
 
 
 def _read_text(path: Path) -> str:

@@ -153,7 +153,7 @@ def _axes(heading: str, chart: SmallChart, curves: Curves, history: History) -> 
 
 def identifier(title: str) -> str:
     """Letters, digits and hyphens that no other title has."""
-    return re.sub(r"[^a-z0-9]", lambda found: f"-{ord(found.group()):x}-", title.lower())
+    return re.sub(r"[^a-z0-9]", lambda match: f"-{ord(match.group()):x}-", title.lower())
 
 
 def _unit_range(values: list[float]) -> Point | None:

@@ -45,17 +45,19 @@ def reward_words(history: History) -> str:
     ]
     if not words or len(history.steps) < 2:
         return ""
-    left = len(history.agents) - _AGENTS_NAMED
-    more = f" and {count(left, 'more agent')}" if left > 0 else ""
+    unnamed = len(history.agents) - _AGENTS_NAMED
+    more = f" and {count(unnamed, 'more agent')}" if unnamed > 0 else ""
     return f"Reward, first 5% of the steps → last 5%: {', '.join(words)}{more}."
 
 
 def mean_rewards(history: History) -> tuple[float, float] | None:
     """The mean reward of all agents at both ends of the run."""
-    known = [ends for agent in history.agents if (ends := first_and_last(rewards_of(history, agent)))]
-    if not known:
+    ends_of_agents = [
+        ends for agent in history.agents if (ends := first_and_last(rewards_of(history, agent)))
+    ]
+    if not ends_of_agents:
         return None
-    first, last = (sum(ends[side] for ends in known) / len(known) for side in (0, 1))
+    first, last = (sum(ends[side] for ends in ends_of_agents) / len(ends_of_agents) for side in (0, 1))
     return first, last
 
 

@@ -25,17 +25,19 @@ def evaluated_trajectories(run_dir: Path) -> str:
         return ""
     try:
         with Samples(run_dir) as samples:
-            chosen = [*_chosen(samples)]
+            chosen = [*_choose(samples)]
     except SamplesUnreadable as error:
         return f"<h2>Trajectories</h2>{note(str(error))}"
     if not chosen:
         return ""
     words = "By the mean reward of the agents. All that are recorded: flexmarl samples RUN --evaluation."
-    shown = "".join(_shown(kind, one, is_open=number == 0) for number, (kind, one) in enumerate(chosen))
+    shown = "".join(
+        _render(kind, trajectory, is_open=number == 0) for number, (kind, trajectory) in enumerate(chosen)
+    )
     return f"<h2>Trajectories of evaluations</h2>{note(words)}{shown}"
 
 
-def _chosen(samples: Samples) -> Iterator[tuple[str, RecordedTrajectory]]:
+def _choose(samples: Samples) -> Iterator[tuple[str, RecordedTrajectory]]:
     steps = samples.recorded().evaluations
     for step in dict.fromkeys((steps[0], steps[len(steps) // 2], steps[-1])) if steps else ():
         ended = samples.count(step=step, evaluation=True, failed=False)
@@ -44,39 +46,39 @@ def _chosen(samples: Samples) -> Iterator[tuple[str, RecordedTrajectory]]:
         for kind, place in places.items():
             if 0 <= place not in seen:
                 seen.add(place)
-                for one in samples.trajectories(
+                for trajectory in samples.trajectories(
                     order="worst", step=step, evaluation=True, skip=place, limit=1
                 ):
-                    yield kind, one
+                    yield kind, trajectory
 
 
-def _shown(kind: str, one: RecordedTrajectory, *, is_open: bool) -> str:
-    left = _MOST_CHARACTERS
+def _render(kind: str, trajectory: RecordedTrajectory, *, is_open: bool) -> str:
+    room = _MOST_CHARACTERS
     parts = []
-    for turn in one.turns[:_MOST_TURNS]:
-        text, left = _turn(turn, left)
+    for turn in trajectory.turns[:_MOST_TURNS]:
+        text, room = _turn(turn, room)
         parts.append(text)
-    if len(one.turns) > _MOST_TURNS:
-        parts.append(note(f"{len(one.turns) - _MOST_TURNS} later turns are left out."))
-    metrics = ", ".join(f"{printable(name)} {value:.4g}" for name, value in one.metrics.items())
-    head = f"<summary>{kind}: {escape(title_of(one))}</summary>"
+    if len(trajectory.turns) > _MOST_TURNS:
+        parts.append(note(f"{len(trajectory.turns) - _MOST_TURNS} later turns are left out."))
+    metrics = ", ".join(f"{printable(name)} {value:.4g}" for name, value in trajectory.metrics.items())
+    head = f"<summary>{kind}: {escape(title_of(trajectory))}</summary>"
     return f"<details{' open' if is_open else ''}>{head}{note(metrics) if metrics else ''}{''.join(parts)}</details>"
 
 
-def _turn(turn: RecordedTurn, left: int) -> tuple[str, int]:
-    """``left``: characters that may be shown; returns what is left after it."""
-    asked = "\n".join(map(_prompt, turn.prompt))
-    asked, left = _cut(asked, left)
-    said, left = _cut(turn.text, left)
-    prompt = f'<pre class="asked">{escape(asked)}</pre>' if asked else ""
+def _turn(turn: RecordedTurn, room: int) -> tuple[str, int]:
+    """``room``: characters that may be shown; returns what is left after it."""
+    prompt = "\n".join(map(_prompt, turn.prompt))
+    prompt, room = _cut(prompt, room)
+    said, room = _cut(turn.text, room)
+    prompt = f'<pre class="asked">{escape(prompt)}</pre>' if prompt else ""
     head = f"<p><strong>{escape(turn.agent)}</strong> <small>{escape(facts_of(turn))}</small></p>"
-    return f'{prompt}{head}<pre class="said">{escape(said)}</pre>', left
+    return f'{prompt}{head}<pre class="said">{escape(said)}</pre>', room
 
 
-def _cut(text: str, left: int) -> tuple[str, int]:
-    shown = printable(text[:left])
-    more = len(text) - left
-    return (f"{shown}... ({more} more characters)" if more > 0 else shown), max(0, left - len(text))
+def _cut(text: str, room: int) -> tuple[str, int]:
+    shown = printable(text[:room])
+    more = len(text) - room
+    return (f"{shown}... ({more} more characters)" if more > 0 else shown), max(0, room - len(text))
 
 
 def _prompt(part: PromptPart) -> str:

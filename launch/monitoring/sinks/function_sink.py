@@ -21,13 +21,13 @@ class FunctionSink(Sink):
 
     def __init__(self, function: MetricsFunction | str) -> None:
         """``function``: itself, or ``file.py:function`` within the recipe's folder."""
-        self._given = function
+        self._source = function
         self._function: MetricsFunction | None = None
 
     def open(self, run: SinkRun, series: str) -> tuple[str, str]:
-        given = self._given
-        self._function = loaded(run.recipe, given) if isinstance(given, str) else given
-        return "", given if isinstance(given, str) else name_of(given)
+        source = self._source
+        self._function = load_function(run.recipe, source) if isinstance(source, str) else source
+        return "", source if isinstance(source, str) else name_of(source)
 
     def write(self, figures: Figures) -> None:
         assert self._function is not None, "it was opened"
@@ -41,20 +41,20 @@ def name_of(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def loaded(recipe: Path, name: str) -> MetricsFunction:
+def load_function(recipe: Path, name: str) -> MetricsFunction:
     """The function ``file.py:function`` in the folder ``recipe``. Raises ConfigError if it is missing or does not take
     step and figures; any error of the file."""
     file, _, function = name.partition(":")
     path = recipe / file
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
-    found: Any = getattr(module_of(path, f"flexmarl_recipe_{recipe.name}_{path.stem}"), function, None)
-    if not callable(found):
+    candidate: Any = getattr(module_of(path, f"flexmarl_recipe_{recipe.name}_{path.stem}"), function, None)
+    if not callable(candidate):
         raise ConfigError(f"{file} has no function {function!r}")
-    return checked(found, name)
+    return check_function(candidate, name)
 
 
-def checked(function: Any, name: str) -> MetricsFunction:
+def check_function(function: Any, name: str) -> MetricsFunction:
     """``function``. Raises ConfigError if it can't be called with step and figures."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         raise ConfigError(
@@ -66,5 +66,5 @@ def checked(function: Any, name: str) -> MetricsFunction:
         raise ConfigError(f"{name}: {error}: write def {name_of(function)}(step, figures)") from None
     except ValueError:  # a function without a signature, written in C
         pass
-    found: MetricsFunction = function
-    return found
+    result: MetricsFunction = function
+    return result

@@ -33,20 +33,24 @@ class MlflowSink(Sink):
             client.update_run(series, status="RUNNING")
             self._run_id = series
         else:
-            self._run_id = self._begun(client, run)
+            self._run_id = self._begin(client, run)
         self._client = client
         return self._run_id, f"{client.tracking_uri}, experiment {self._experiment}, run {self._run_id}"
 
-    def _begun(self, client: "MlflowClient", run: SinkRun) -> str:
+    def _begin(self, client: "MlflowClient", run: SinkRun) -> str:
         from mlflow.entities import Param
 
-        known = client.get_experiment_by_name(self._experiment)
-        experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
-        begun: str = client.create_run(experiment, run_name=run.name).info.run_id
+        existing_experiment = client.get_experiment_by_name(self._experiment)
+        experiment = (
+            client.create_experiment(self._experiment)
+            if existing_experiment is None
+            else existing_experiment.experiment_id
+        )
+        run_id: str = client.create_run(experiment, run_name=run.name).info.run_id
         parameters = [Param(_name(key), str(value)[:_VALUE_LENGTH]) for key, value in run.config.items()]
         for at in range(0, len(parameters), _PARAMETERS_AT_ONCE):
-            client.log_batch(begun, params=parameters[at : at + _PARAMETERS_AT_ONCE])
-        return begun
+            client.log_batch(run_id, params=parameters[at : at + _PARAMETERS_AT_ONCE])
+        return run_id
 
     def write(self, figures: Figures) -> None:
         from mlflow.entities import Metric

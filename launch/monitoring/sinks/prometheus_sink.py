@@ -65,14 +65,14 @@ class PrometheusSink(Sink):
             figures = dict(self._figures)
         families: dict[str, Any] = {}
         for key, value in figures.items():
-            name, labels = named(key)
+            name, labels = name_and_labels(key)
             if name not in families:
                 families[name] = GaugeMetricFamily(name, f"{key.partition('/')[0]} of metrics.jsonl")
             families[name].add_sample(name, dict(labels), value)  # of a step as a whole: without a label
         yield from families.values()
 
 
-def named(key: str) -> tuple[str, Mapping[str, str]]:
+def name_and_labels(key: str) -> tuple[str, Mapping[str, str]]:
     """Prometheus' name and labels of a key of ``metrics.jsonl``."""
     field, slash, of = key.partition("/")
     if field.startswith(_OF_ACTOR):

@@ -53,7 +53,7 @@ class RunSinks:
         if isinstance(event, Evaluated):
             self._put(partial(figures_of_evaluation, event, self._clock()))
 
-    def _put(self, made: Callable[[], Figures]) -> None:
-        once = cache(made)  # by the first of the threads
+    def _put(self, compute: Callable[[], Figures]) -> None:
+        once = cache(compute)  # by the first of the threads
         for thread in self._threads:
             thread.put(once)

@@ -10,19 +10,21 @@ from .sink import Figures
 def figures_of_step(metrics: StepMetrics, time_s: float) -> Figures:
     """Without the evaluation after the step, which is reported as an event of its own."""
     line = metrics_to_json(metrics)
-    found = {
+    figures = {
         f"{key}/{policy}": float(version) for key in VERSIONS for policy, version in line.pop(key).items()
     }
     for key, value in line.items():
-        if not key.startswith("eval/") and key != "eval_s" and (known := number(value)) is not None:
-            found[key] = known
-    return Figures("step", metrics.step, time_s, found)
+        if not key.startswith("eval/") and key != "eval_s" and (finite := number(value)) is not None:
+            figures[key] = finite
+    return Figures("step", metrics.step, time_s, figures)
 
 
 def figures_of_evaluation(event: Evaluated, time_s: float) -> Figures:
     """The metrics of an evaluation as ``eval/<name>``, and its seconds as ``eval_s``; those that are not finite are
     left out."""
-    found = {
-        f"eval/{name}": known for name, value in event.metrics.items() if (known := number(value)) is not None
+    figures = {
+        f"eval/{name}": finite
+        for name, value in event.metrics.items()
+        if (finite := number(value)) is not None
     }
-    return Figures("evaluation", event.step, time_s, found | {"eval_s": event.eval_s})
+    return Figures("evaluation", event.step, time_s, figures | {"eval_s": event.eval_s})

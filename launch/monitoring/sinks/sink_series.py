@@ -21,10 +21,10 @@ class SinkSeries:
     def read(self) -> None:
         """Raises OSError, ValueError if the file is damaged."""
         if self._file.exists():
-            found = json.loads(self._file.read_text(encoding="utf-8"))
+            saved = json.loads(self._file.read_text(encoding="utf-8"))
             self.name, self._last = (
-                str(found["series"]),
-                {kind: int(step) for kind, step in found["last"].items()},
+                str(saved["series"]),
+                {kind: int(step) for kind, step in saved["last"].items()},
             )
 
     def has(self, figures: Figures) -> bool:

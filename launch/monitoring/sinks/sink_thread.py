@@ -40,18 +40,18 @@ class SinkThread:
         self._waiting: deque[Made] = deque()
         self._closing = self._given_up = False
         self._opened = self._failed = False
-        self._given = self._written = self._known = self._errors = 0
+        self._put_count = self._written = self._skipped = self._errors = 0
         self._run_failed = False
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._work, name=f"sink {name}", daemon=True)
         self._thread.start()
 
-    def put(self, made: Made) -> None:
-        """Never waits. ``made`` is called in the thread."""
-        self._given += 1
+    def put(self, figures_of: Made) -> None:
+        """Never waits. ``figures_of`` is called in the thread."""
+        self._put_count += 1
         with self._changed:
             if len(self._waiting) < QUEUED:
-                self._waiting.append(made)
+                self._waiting.append(figures_of)
                 self._changed.notify()
 
     async def close(self, timeout_s: float, *, failed: bool) -> None:
@@ -67,18 +67,18 @@ class SinkThread:
         except TimeoutError:
             self._given_up = True
             self._fail(TimeoutError(f"not closed within {timeout_s:g} s"))
-        lost = self._given - self._written - self._known
+        lost = self._put_count - self._written - self._skipped
         self._say(SinkClosed(self.name, self._written, lost, self._errors))
         self._report = None
 
     # ------------------------------------------------------------------ in the thread
 
     def _work(self) -> None:
-        self._tried(self._open)
-        while (made := self._next()) is not None:
-            self._tried(partial(self._write, made))
+        self._try(self._open)
+        while (figures_of := self._next()) is not None:
+            self._try(partial(self._write, figures_of))
         if self._opened:
-            self._tried(lambda: self._sink.close(self._run_failed))
+            self._try(lambda: self._sink.close(self._run_failed))
         self._in_loop(self._ended.set)
 
     def _next(self) -> Made | None:
@@ -87,7 +87,7 @@ class SinkThread:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting and not self._given_up else None
 
-    def _tried(self, work: Callable[[], None]) -> None:
+    def _try(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001  # a sink's code may raise anything, SystemExit too
@@ -102,12 +102,12 @@ class SinkThread:
             self._series.named(name)
         self._in_loop(self._say, SinkOpened(self.name, place))
 
-    def _write(self, made: Made) -> None:
+    def _write(self, figures_of: Made) -> None:
         if not self._opened:
             self._open()
-        figures = made()
+        figures = figures_of()
         if self._sink.appends_only and self._series.has(figures):
-            self._known += 1
+            self._skipped += 1
             return
         self._sink.write(figures)
         self._written += 1

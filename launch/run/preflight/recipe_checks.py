@@ -10,12 +10,12 @@ from ....actors.errors import ConfigError, RecipeError
 from ....actors.messages import Query
 from ....actors.names import PolicyName, Step, Version
 from ....actors.orchestrator.opponents.past_pool import Member
-from ....actors.orchestrator.opponents.rules import RULES, drawn
+from ....actors.orchestrator.opponents.rules import RULES, draw_member
 from ....actors.orchestrator.queries.position_source import digest
 from ....actors.orchestrator.queries.recipe_source import RecipeSource
 from ....actors.recipe.recipe import Recipe
 from ...config.run_config import RunConfig
-from ...monitoring.sinks.function_sink import loaded
+from ...monitoring.sinks.function_sink import load_function
 from ...monitoring.sinks.sink_config import FunctionConfig
 
 _FORMS = {
@@ -72,7 +72,7 @@ def function_problems(config: RunConfig) -> Iterator[str]:
     for number, sink in enumerate(config.sinks):
         if isinstance(sink, FunctionConfig):
             try:
-                loaded(Path(config.recipe), sink.function)
+                load_function(Path(config.recipe), sink.function)
             except Exception as error:  # noqa: BLE001  # importing a user's file may raise anything
                 words = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
                 yield f"sinks.{number}.function={sink.function}: {words}"
@@ -109,7 +109,7 @@ def _rule_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
 def _trial_of_rule(rule: Callable[..., Any], policy: PolicyName, key: str) -> Iterator[str]:
     members = [Member(Step(step), Version(step)) for step in range(2)]
     try:
-        drawn(rule, members, 0, policy, Step(1))
+        draw_member(rule, members, 0, policy, Step(1))
     except RecipeError as error:
         yield str(error)
     except Exception as error:  # noqa: BLE001  # user code

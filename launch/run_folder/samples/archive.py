@@ -18,7 +18,7 @@ from typing import Annotated, Final, TypeVar
 
 from ....actors.config_base import Config, Count, Natural, Unit
 from ....actors.messages import ArchiveApi
-from ....actors.recorded_trajectory import unpacked
+from ....actors.recorded_trajectory import unpack_record
 from ....core.actor import Actor, endpoint
 from .sample_file import SampleFile, is_damage, is_locked, put_aside
 
@@ -144,7 +144,7 @@ def _count(records: list[bytes]) -> int:
     counts = 0
     for record in records:
         try:
-            counts += unpacked(record).trajectories
+            counts += unpack_record(record).trajectories
         except ValueError:
             counts += 1
     return counts

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ....actors.recorded_trajectory import Record, unpacked
+from ....actors.recorded_trajectory import Record, unpack_record
 from ....core.durable.files import open_private
 
 FORMAT: Final = 2
@@ -67,7 +67,7 @@ class SampleFile:
     def add(self, records: Sequence[bytes], dropped: int = 0) -> int:
         """Adds records in one transaction; ``dropped``: further trajectories, to be counted. Returns how many
         trajectories are refused, because the file has reached its limit."""
-        unpacked_records = [*map(unpacked, records)]
+        unpacked_records = [*map(unpack_record, records)]
         refused = 0
         with self._database:
             for record in unpacked_records:

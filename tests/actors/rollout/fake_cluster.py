@@ -27,7 +27,7 @@ from flexmarl.actors.messages import (
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.evaluation import Evaluation, EvaluationRules
 from flexmarl.actors.recipe.recipe import RecipeConfig
-from flexmarl.actors.recorded_trajectory import Record, unpacked
+from flexmarl.actors.recorded_trajectory import Record, unpack_record
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
@@ -122,7 +122,7 @@ class Archive(Actor, ArchiveApi):
     @endpoint
     async def keep(self, records: list[bytes], dropped: int) -> int:
         await self.gate.wait()
-        found = [unpacked(record) for record in records]
+        found = [unpack_record(record) for record in records]
         self.dropped += dropped
         if self.refuses:
             return sum(record.trajectories for record in found)

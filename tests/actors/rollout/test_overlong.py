@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.rollout.overlong import overlong_punishment, punished
+from flexmarl.actors.rollout.overlong import overlong_punishment, punish_overlong
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
 from flexmarl.actors.workflow import Rewards
 
@@ -33,7 +33,7 @@ def test_an_agent_pays_for_its_longest_turn_and_for_no_others() -> None:
         JUDGE: SamplingConfig(max_new_tokens=10),
         SILENT: SamplingConfig(max_new_tokens=10, overlong_buffer=10),
     }
-    found = punished(
+    found = punish_overlong(
         Rewards(solver=1.0, judge=0.5, silent=2.0, metrics={"accuracy": 1.0}),
         {SOLVER: 9, JUDGE: 10},
         sampling,

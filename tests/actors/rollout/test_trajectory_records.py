@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from flexmarl.actors.messages import Query
-from flexmarl.actors.recorded_trajectory import RecordedTurn, TrajectoryRow, packed, rows_of, turns_of
+from flexmarl.actors.recorded_trajectory import RecordedTurn, TrajectoryRow, pack_record, rows_of, turns_of
 from flexmarl.actors.rollout import record_queue
 from flexmarl.actors.rollout.record_queue import RecordQueue
 from flexmarl.actors.rollout.rollout import Rollout
@@ -134,7 +134,7 @@ async def in_place(work: record_queue.Work) -> list[bytes]:
 
 async def test_records_without_room_are_dropped_and_counted_on_both_sides(cluster: FakeCluster) -> None:
     archive = Archive()
-    size = packed([DONE]).size
+    size = pack_record([DONE]).size
     queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place, most_bytes=2 * size)
     for number in range(5):
         queue.add([DONE._replace(number=number)])

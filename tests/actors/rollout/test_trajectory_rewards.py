@@ -72,7 +72,7 @@ def test_a_turns_reward_that_is_ignored_is_not_enough_for_its_agent() -> None:
 def test_length_lowers_rewards_of_turns_alone_too() -> None:
     sampling = SamplingConfig(max_new_tokens=4, overlong_buffer=2)
     rewards = found(Rewards(judge=1.0).of(turn(0), 0.5), punish=True, rewards="both", sampling=sampling)
-    assert of_solver(rewards) == [-0.5, -1.0] and rewards.given.by_sample["1:q_0_0"] == 0.5
+    assert of_solver(rewards) == [-0.5, -1.0] and rewards.before_punishment.by_sample["1:q_0_0"] == 0.5
 
 
 def test_an_agent_without_any_reward_ends_the_run() -> None:
@@ -90,15 +90,15 @@ def test_a_turns_reward_that_the_algorithm_does_not_use_ends_the_run_and_names_t
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"),
+    ("turn", "problem"),
     [
         (turn(7), r"agent 'solver': turn 1:q_7_0 has the reward 0.5, and is not of trajectory 1:q_0"),
         (Turn("solver", "x", (), ()), "agent 'solver': a turn that was not generated has the reward 0.5"),
     ],
 )
-def test_a_turn_that_is_not_of_the_trajectory_is_refused(given: Turn, problem: str) -> None:
+def test_a_turn_that_is_not_of_the_trajectory_is_refused(turn: Turn, problem: str) -> None:
     with pytest.raises(InvalidReward, match=problem):
-        found(Rewards(solver=1.0, judge=1.0).of(given, 0.5), rewards="both")
+        found(Rewards(solver=1.0, judge=1.0).of(turn, 0.5), rewards="both")
 
 
 def test_length_lowers_the_reward_that_is_used_and_not_the_given() -> None:
@@ -106,6 +106,6 @@ def test_length_lowers_the_reward_that_is_used_and_not_the_given() -> None:
     rewards = Rewards(solver=1.0, judge=1.0).of(turn(0), 0.5)
     both = found(rewards, punish=True, rewards="both", sampling=sampling)
     assert of_solver(both) == [0.5, 0.0], "the agent pays for its longest turn, in all of its turns"
-    assert [*both.given.by_sample.values()] == [1.5, 1.0, 1.0]
+    assert [*both.before_punishment.by_sample.values()] == [1.5, 1.0, 1.0]
     alone = found(rewards, punish=True, rewards="turn", sampling=sampling)
     assert of_solver(alone) == [0.5, -1.0], "each turn pays for its own"

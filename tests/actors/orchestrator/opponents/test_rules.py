@@ -8,7 +8,7 @@ import pytest
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.opponents.past_pool import Member
-from flexmarl.actors.orchestrator.opponents.rules import Rule, drawn, latest, pfsp, uniform
+from flexmarl.actors.orchestrator.opponents.rules import Rule, draw_member, latest, pfsp, uniform
 
 RIVAL = PolicyName("rival")
 
@@ -18,7 +18,7 @@ def members(*win_rates: float) -> list[Member]:
 
 
 def frequencies(rule: Rule, of: Sequence[Member], draws: int = 4000) -> list[float]:
-    counts = Counter(drawn(rule, of, 7, RIVAL, Step(step)).step for step in range(draws))
+    counts = Counter(draw_member(rule, of, 7, RIVAL, Step(step)).step for step in range(draws))
     return [counts[member.step] / draws for member in of]
 
 
@@ -40,7 +40,7 @@ def test_members_are_drawn_by_their_weights() -> None:
 def test_the_draw_is_a_function_of_seed_policy_and_step() -> None:
     of = members(0.5, 0.5, 0.5, 0.5)
     draws = [
-        [drawn(uniform, of, seed, PolicyName(name), Step(step)).step for step in range(64)]
+        [draw_member(uniform, of, seed, PolicyName(name), Step(step)).step for step in range(64)]
         for seed, name in ((1, "rival"), (1, "rival"), (2, "rival"), (1, "other"))
     ]
     assert draws[0] == draws[1] and draws[0] != draws[2] and draws[0] != draws[3]
@@ -49,4 +49,4 @@ def test_the_draw_is_a_function_of_seed_policy_and_step() -> None:
 @pytest.mark.parametrize("weights", [[], [1.0], [1.0, -1.0], [1.0, float("nan")], [float("inf"), 1.0]])
 def test_weights_of_a_rule_are_checked(weights: list[float]) -> None:
     with pytest.raises(RecipeError, match=r"policies\.rival\.pool_of\.rule gives the weights"):
-        drawn(lambda _: weights, members(0.5, 0.5), 1, RIVAL, Step(1))
+        draw_member(lambda _: weights, members(0.5, 0.5), 1, RIVAL, Step(1))

@@ -13,8 +13,8 @@ RIVAL, LEARNER = PolicyName("rival"), PolicyName("learner")
 
 
 def trajectory(**rewards: float) -> Any:
-    given = Amounts({AgentName(agent): value for agent, value in rewards.items()})
-    return SimpleNamespace(rewards=TrajectoryRewards(given=given))
+    before_punishment = Amounts({AgentName(agent): value for agent, value in rewards.items()})
+    return SimpleNamespace(rewards=TrajectoryRewards(before_punishment=before_punishment))
 
 
 def test_two_agents_of_a_pool_are_one_side() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flexmarl.actors.trainer.objective.advantage import (
     leave_one_out_penalties,
     rewards_to_go,
-    whitened,
+    whiten,
 )
 
 rewards = st.floats(-1e3, 1e3)
@@ -54,11 +54,11 @@ def test_rewards_to_go_count_what_is_still_to_come(batch: list[tuple[float, list
 
 @given(st.lists(rewards, min_size=1, max_size=30))
 def test_whitened_has_zero_mean_and_unit_variance(values: list[float]) -> None:
-    found = whitened(torch.tensor(values, dtype=torch.float64)).tolist()
+    found = whiten(torch.tensor(values, dtype=torch.float64)).tolist()
     mean = statistics.fmean(values)
     spread = math.sqrt(max(statistics.fmean((value - mean) ** 2 for value in values), 1e-8))
     assert found == pytest.approx([(value - mean) / spread for value in values], rel=1e-6, abs=1e-6)
 
 
 def test_equal_advantages_whiten_to_exactly_nothing() -> None:
-    assert whitened(torch.full((7,), 0.1, dtype=torch.float64)).tolist() == [0.0] * 7
+    assert whiten(torch.full((7,), 0.1, dtype=torch.float64)).tolist() == [0.0] * 7

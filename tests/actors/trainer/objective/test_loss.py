@@ -13,7 +13,7 @@ from flexmarl.actors.trainer.objective.loss import (
     clipped_weight_loss,
     denominator,
     reinforce_loss,
-    summed,
+    sum_tokens,
     token_logprobs,
 )
 
@@ -114,7 +114,7 @@ def test_gspo_is_a_per_sequence_reference(batch: list[list[tuple[float, float, f
     advantages = per_sequence.repeat_interleave(lengths)
 
     losses = clipped_sequence_loss(logprobs, old, advantages, lengths, **CLIP)
-    loss = summed(losses.values, lengths, "sequence_mean")
+    loss = sum_tokens(losses.values, lengths, "sequence_mean")
     torch.autograd.backward(loss)
 
     expected, gradient = 0.0, []
@@ -187,7 +187,7 @@ def test_reinforce_has_no_ratio() -> None:
 def test_what_each_aggregation_divides_by() -> None:
     values, lengths = torch.tensor([1.0, 2.0, 3.0, 10.0]), torch.tensor([3, 1])
     found = {
-        name: float(summed(values, lengths, name) / denominator(name, tokens=4, sequences=2, constant=8))
+        name: float(sum_tokens(values, lengths, name) / denominator(name, tokens=4, sequences=2, constant=8))
         for name in ("token_mean", "sequence_mean", "sequence_sum", "constant")
     }
     assert found == {"token_mean": 4.0, "sequence_mean": 6.0, "sequence_sum": 8.0, "constant": 1.0}

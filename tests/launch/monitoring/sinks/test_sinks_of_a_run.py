@@ -15,7 +15,7 @@ from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.written_keys import WrittenKeys
 from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.report.run_history import load_history
-from flexmarl.launch.monitoring.sinks.function_sink import checked, name_of
+from flexmarl.launch.monitoring.sinks.function_sink import check_function, name_of
 from flexmarl.launch.run.preflight import preflight
 from flexmarl.launch.run.preflight.recipe_checks import function_problems
 from flexmarl.launch.run.resuming import may_change
@@ -110,10 +110,10 @@ def test_a_partial_and_an_object_that_is_called_are_functions_too() -> None:
     class Slow:
         async def __call__(self, step: int, figures: Mapping[str, float]) -> None: ...
 
-    names = [name_of(checked(one, "sinks[0]")) for one in (functools.partial(to, "here"), Page())]
+    names = [name_of(check_function(one, "sinks[0]")) for one in (functools.partial(to, "here"), Page())]
     assert names == ["partial", f"{Page.__qualname__}"]
     with pytest.raises(ConfigError, match="is async"):
-        checked(Slow(), "sinks[0]")
+        check_function(Slow(), "sinks[0]")
 
 
 @pytest.mark.parametrize(

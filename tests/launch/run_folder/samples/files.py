@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flexmarl.actors.messages import Query
-from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compressed, packed
+from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compress_record, pack_record
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 
@@ -37,7 +37,7 @@ def trajectory(
 
 
 def record(*trajectories: RecordedTrajectory) -> bytes:
-    return compressed(packed(trajectories))
+    return compress_record(pack_record(trajectories))
 
 
 def recorded_run(
