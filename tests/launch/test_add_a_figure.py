@@ -22,7 +22,7 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.launch.run_folder.json_lines import metrics_to_json
 from flexmarl.launch.monitoring.report.report import write_report
-from flexmarl.launch.monitoring.sinks.sink_figures import figures_of_step
+from flexmarl.launch.monitoring.sinks.run_sinks import figures_of_step
 from flexmarl.transport.handle import StateHandle
 from tests.actors.trainer.backends.torch_policy.policies import make_policy, make_samples
 

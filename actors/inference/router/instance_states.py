@@ -54,12 +54,14 @@ TRANSITIONS: dict[InstanceState, dict[InstanceEvent, InstanceState]] = {
     },
     _DRAINING: {
         _EVENT.DRAIN: _DRAINING,
+        # As a new one: it has no version of the policy that it moves to.
         _EVENT.MOVE: _JOINING,
         _EVENT.SUSPECT: _SUSPECTED,
         _EVENT.LEAVE: _GONE,
     },
     _SUSPECTED: {
         _EVENT.DRAIN: _DRAINING,
+        # Not to the state before: it may have missed a version, or lost its own, while it was silent.
         _EVENT.TRUST: _JOINING,
         _EVENT.LEAVE: _GONE,
     },

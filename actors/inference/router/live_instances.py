@@ -15,6 +15,7 @@ class LiveInstances:
         """By the numbers of all their parts, also of those that have left."""
         self._by_name: dict[str, InstanceLoad] = {}
         self._all_names: set[str] = set()
+        # Numbers are never given again: a late message about an earlier life of an instance finds nothing.
         self._numbers = 0
 
     def add(
@@ -46,6 +47,7 @@ class LiveInstances:
                 del self._incarnations[number]
 
     def __iter__(self) -> Iterator[RoutedInstance]:
+        # Of a copy: what is done to an instance may remove it.
         return iter(list(self._by_number.values()))
 
     def __getitem__(self, number: int) -> RoutedInstance:

@@ -189,6 +189,7 @@ class RouterActor(Actor, RouterApi):
     async def publish(self, published: Published) -> list[Loaded]:
         policy = published.policy
         self._published[policy], self._loaded[policy] = published, []
+        # A version that comes before the one before is installed takes its place: both callers wait for the newest.
         installed = self._installs.setdefault(policy, self._loop.create_future())
         self._router.published(policy, published.version, self._loop.time())
         self._decide_soon()
@@ -254,6 +255,7 @@ class RouterActor(Actor, RouterApi):
                 if (session := self._sessions.get(number)) is not None:
                     session.refuse(RouteRefused(turn, served))
             case Load(instance):
+                # One load at a time: the task of an instance that is loading takes the newest one next.
                 if instance not in self._loads:
                     ref = self._instances[instance]
                     self.background(self._load(instance, ref), f"load {ref.name}")

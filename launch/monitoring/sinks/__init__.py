@@ -5,8 +5,7 @@ A sink has a thread of its own with a bounded queue: it can neither stop nor del
     sink.py                the interface
     sink_config.py         the section ``sinks`` of the config
     sink_thread.py         the thread of one sink: it opens, feeds and closes it, and counts its errors
-    run_sinks.py           the sinks of a run
-    sink_figures.py        steps and evaluations as figures by name
+    run_sinks.py           the sinks of a run, and its steps and evaluations as figures by name
     sink_series.py         a series that a resumed run continues
     tensorboard_sink.py, wandb_sink.py, mlflow_sink.py, prometheus_sink.py, function_sink.py
 """

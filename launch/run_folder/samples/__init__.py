@@ -2,5 +2,5 @@
 
 sample_file.py     writes it, ``archive.py`` is the actor of the launcher around it
 reader.py          reads it, also of a run that is running: ``flexmarl.Samples``
-command.py         ``flexmarl samples``, shown by ``conversation.py``
+showing.py         the output of ``flexmarl samples``; ``conversation.py`` is that of one trajectory
 """

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....transport.handle import TensorSpec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
+from ...policy_files import check_tensors, read_tensors_into
+from ...saved_policy import WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
 from ..backend_factory import BackendFactory
 from ..policy_backend import PolicyBackend
-from .completion_model import derived_seed
+from .completion_model import build_model, derived_seed, named_weights
 from .frozen_base import FrozenBases
-from .frozen_model import frozen_model
 from .gang_rank import ALONE, GangRank, join_gang
+from .own_weights import saved_weights
 from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
@@ -53,7 +56,7 @@ class TorchFactory(BackendFactory):
 
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, torch.Tensor]:
         if setup.lora is None:
-            return frozen_model(setup, derived_seed(self._seed, policy))
+            return _frozen_model(setup, derived_seed(self._seed, policy))
         backend = self.build(policy, setup)  # the gradients and moments of an adapter are small
         if setup.init_from is not None:
             backend.start_from(setup.init_from)
@@ -102,3 +105,20 @@ class TorchFactory(BackendFactory):
         # Not waiting: a computation under way can't be interrupted, and the loop has other actors to serve. The
         # process ends after it.
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _frozen_model(setup: PolicySetup, seed: int) -> dict[str, Tensor]:
+    """The weights of a whole model that is not trained, without gradients and moments, as ``TrainedModels.published``
+    gives them: those of ``setup.init_from``, or the initial ones, by ``seed`` if they are random. Raises
+    CheckpointIncomplete, CheckpointMismatch."""
+    config = setup.real_model
+    model = build_model(config, seed).requires_grad_(False)
+    if setup.init_from is not None:
+        weights, file = saved_weights(model), setup.init_from / WEIGHTS_FILE
+        check_tensors(file, weights)
+        read_tensors_into(file, weights)
+    narrow = config.dtype == "bfloat16"
+    return {
+        name: tensor.to(torch.bfloat16) if narrow and tensor.is_floating_point() else tensor
+        for name, tensor in named_weights(model).items()
+    }
