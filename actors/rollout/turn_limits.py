@@ -15,7 +15,7 @@ class TurnLimits:
     def __init__(self, config: RolloutConfig, sampling: Mapping[AgentName, SamplingConfig]) -> None:
         self._of_all = (config.trajectory_turns, config.trajectory_tokens)
         self._of_agent = {
-            agent: (config.trajectory_turns, config.trajectory_tokens) for agent, config in sampling.items()
+            agent: (limits.trajectory_turns, limits.trajectory_tokens) for agent, limits in sampling.items()
         }
         self._are_off = all(limits == (None, None) for limits in (self._of_all, *self._of_agent.values()))
 

@@ -222,9 +222,9 @@ def keep_lines(
                 damaged.append((at, shown))
             else:
                 torn = shown
-    content = b"".join(line + b"\n" for line, _ in kept.values())
-    if content != content:
-        replace_private(path, content, durable=True)
+    kept_content = b"".join(line + b"\n" for line, _ in kept.values())
+    if kept_content != content:
+        replace_private(path, kept_content, durable=True)
     return KeptLines([record for _, record in kept.values()], damaged, torn)
 
 
