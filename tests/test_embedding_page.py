@@ -12,7 +12,7 @@ from flexmarl.launch.run.connected_run import ConnectedRun
 from .checkouts import ROOT
 
 TEXT = (ROOT / "launch" / "docs" / "embedding.md").read_text()
-FOR_COMMANDS = {"of"}  # makes a Run of what the command line has prepared
+FOR_COMMANDS = {"from_prepared"}  # makes a Run of what the command line has prepared
 
 
 @pytest.mark.parametrize(

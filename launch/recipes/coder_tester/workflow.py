@@ -18,8 +18,7 @@ from math import prod
 from random import Random
 from zlib import crc32
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards
 
 LARGEST = 5
 DIGITS = "01234"

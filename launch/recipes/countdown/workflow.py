@@ -14,8 +14,7 @@ from itertools import permutations
 from random import Random
 from zlib import crc32
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

@@ -17,8 +17,7 @@ from itertools import permutations, product
 from math import exp
 from random import Random
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agent, Agents, Rewards
+from flexmarl.actors.workflow import Agent, Agents, Query, Rewards
 
 CARDS = "JQK"
 DEALS = [*permutations(CARDS, 2)]

@@ -19,9 +19,7 @@ from pathlib import Path
 from random import Random
 
 from flexmarl.actors.errors import RecipeError
-
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards, Turn
+from flexmarl.actors.workflow import Agents, Query, Rewards, Turn
 
 FORM = "Reason step by step. Write the final number in the last line, as: #### number"
 REVISE = (

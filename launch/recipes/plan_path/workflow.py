@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from random import Random
 from zlib import crc32
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards
 
 Place = tuple[int, int]
 DIRECTIONS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}

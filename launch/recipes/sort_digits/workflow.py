@@ -12,8 +12,7 @@ from functools import cache
 from itertools import permutations
 from random import Random
 
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

@@ -14,9 +14,7 @@ import re
 from random import Random
 from zlib import crc32
 
-from ....actors.environments.tool_calls import ToolCall
-from ....actors.messages.rollouts import Query
-from ....actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards, ToolCall
 
 THINGS = ("nuts", "pears", "plums", "figs")
 STORIES = {"+": "{a} {thing} and {b}", "-": "{a} {thing} without {b}", "*": "{a} boxes of {b} {thing}"}

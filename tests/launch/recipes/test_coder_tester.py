@@ -2,8 +2,8 @@
 
 import pytest
 
-from flexmarl.actors.messages.rollouts import Query
 from flexmarl.actors.recipe.recipe import Recipe
+from flexmarl.actors.workflow import Query
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes.coder_tester.workflow import output, pass_share, passing, programs_left, workflow
 

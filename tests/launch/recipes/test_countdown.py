@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from flexmarl.actors.messages.rollouts import Query
+from flexmarl.actors.workflow import Query
 from flexmarl.launch.recipes.countdown.workflow import (
     draw,
     eval_queries,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.messages.rollouts import Query
-from flexmarl.actors.workflow import Prompt, Turn
+from flexmarl.actors.workflow import Prompt, Query, Turn
 from flexmarl.launch.recipes.kuhn_poker.workflow import (
     FIRST,
     SECOND,

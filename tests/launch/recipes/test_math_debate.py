@@ -10,10 +10,9 @@ import torch
 
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.messages.rollouts import Query
 from flexmarl.actors.pretrained import load_model
 from flexmarl.actors.recipe.recipe import Recipe
-from flexmarl.actors.workflow import Turn
+from flexmarl.actors.workflow import Query, Turn
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes.math_debate.workflow import number, questions, workflow
 

@@ -2,8 +2,8 @@
 
 import math
 
-from flexmarl.actors.messages.rollouts import Query
 from flexmarl.actors.recipe.recipe import Recipe
+from flexmarl.actors.workflow import Query
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.recipes.plan_path.workflow import Grid, way, workflow
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
 from flexmarl.actors.errors import RecipeError
-from flexmarl.actors.messages.rollouts import Query
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
-from flexmarl.actors.workflow import Prompt, Turn
+from flexmarl.actors.workflow import Prompt, Query, Turn
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes import make_tokenizer
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from flexmarl.actors.messages.rollouts import Query
-from flexmarl.actors.workflow import Turn
+from flexmarl.actors.workflow import Query, Turn
 from flexmarl.launch.recipes.tool_math.workflow import CALL, agreement, calculate, workflow
 
 from .scripted import Scripted

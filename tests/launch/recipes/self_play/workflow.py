@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from flexmarl.actors.messages.rollouts import Query
-from flexmarl.actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from flexmarl.actors.messages.rollouts import Query
-from flexmarl.actors.workflow import Agents, Rewards
+from flexmarl.actors.workflow import Agents, Query, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

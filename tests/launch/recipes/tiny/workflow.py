@@ -20,8 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flexmarl.actors.messages.rollouts import Query
-from flexmarl.actors.workflow import Agents, Rewards, Turn
+from flexmarl.actors.workflow import Agents, Query, Rewards, Turn
 
 _started: Counter[str] = Counter()
 
