@@ -75,6 +75,11 @@ RULES = (
         banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
     ),
     Rule(
+        "commands are the outermost room of launch: only torchrun, which is a command too, imports one",
+        where=r"launch/(?!cli/|torchrun/)",
+        banned=(f"{PACKAGE}.launch.cli",),
+    ),
+    Rule(
         "the package is flexmarl: a service that embeds it may have a core of its own",
         where="",
         banned=LAYERS,

@@ -157,6 +157,7 @@ BAD = [
     ("actors/trainer/backends/x.py", "from ... import rollout  #!"),
     ("actors/store/x.py", "from ..secrets import key  #!"),
     ("actors/messages.py", "from .trainer.config import AlgorithmConfig  #!"),
+    ("launch/run/x.py", "from ..cli.train import train  #!"),
     ("launch/x.py", "import core.errors  #!"),
     ("launch/x.py", "from transport import state  #!"),
     ("core/x.py", "import numpy as np  #!\nx = 1"),

@@ -98,6 +98,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> 
 
 
 def override_key(override: str) -> str:
+    """Returns the dotted key of an override ``KEY=VALUE``."""
     return override.partition("=")[0]
 
 
@@ -120,6 +121,8 @@ def _checked(whole: Expanded, keys: WrittenKeys, source: str) -> RunConfig:
 
 
 def recipe_folder(recipe: str) -> Path:
+    """Finds a recipe: the folder of a built-in one, or a folder by its path. Raises ConfigError if there is
+    no recipe."""
     built_in = RECIPES / recipe.replace("-", "_")
     folder = built_in if _RECIPE_NAME.fullmatch(recipe) and built_in.is_dir() else Path(recipe)
     for file in ("config.yaml", "workflow.py"):
@@ -143,6 +146,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def to_yaml(config: RunConfig) -> str:
+    """Returns the whole config as YAML, defaults included: ``check`` reads the same config from it."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 

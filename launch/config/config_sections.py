@@ -224,10 +224,11 @@ class NetworkConfig(Config):
 
     @property
     def encrypted(self) -> bool:
+        """True if weights, states and samples are encrypted between hosts."""
         return self.bulk == "encrypted"
 
     def tcp(self) -> Tcp | None:
-        """Raises ConfigError if there is no address."""
+        """Returns the address to listen at; None for private sockets. Raises ConfigError if there is no address."""
         if self.listen is None:
             return None
         return Tcp(own_address() if self.listen == AUTO else self.listen)
@@ -261,7 +262,9 @@ class SupervisionConfig(Config):
     """Most restarts of actors that are restarted alone, all together, within an hour. One more loss ends the run."""
 
     def settings(self) -> Settings:
+        """Returns the time limits of the actors' connections."""
         return Settings(heartbeat_s=self.heartbeat_s, missed_heartbeats=self.missed_heartbeats)
 
     def intensity(self) -> Intensity:
+        """Returns the most restarts within a period, for the supervisor."""
         return Intensity(self.max_restarts, RESTART_PERIOD_S)

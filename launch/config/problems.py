@@ -35,6 +35,7 @@ def problems_of(config: "RunConfig") -> list[str]:
 
 
 def name_problem(config: "RunConfig") -> str | None:
+    """Refuses names of agents, policies and recipes that can't be names of metrics, actors or files."""
     for kind, names in (("agent", config.agents), ("policy", config.policies)):
         for name in names:
             if not _NAME.fullmatch(name):
@@ -55,6 +56,7 @@ def name_problem(config: "RunConfig") -> str | None:
 
 
 def staleness_problem(config: "RunConfig") -> str | None:
+    """Refuses a bound of staleness in a mode without stale samples."""
     if config.mode != "async" and config.max_staleness is not None:
         return (
             f"max_staleness={config.max_staleness} is for mode=async; in mode={config.mode} every sample is trained by "
@@ -64,6 +66,7 @@ def staleness_problem(config: "RunConfig") -> str | None:
 
 
 def carried_samples_problem(config: "RunConfig") -> str | None:
+    """Refuses a batch that carries samples over to the next step in a mode without stale samples."""
     for name, policy in config.policies.items():
         if config.mode != "async" and policy.global_batch is not None:
             return (
@@ -95,6 +98,7 @@ def timing_problem(config: "RunConfig") -> str | None:
 
 
 def draws_problem(config: "RunConfig") -> str | None:
+    """Refuses an engine in a deterministic run whose draws do not follow from the seed."""
     for name, policy in config.policies.items():
         if config.deterministic and not policy.engine.exact_draws:
             return (
@@ -108,6 +112,7 @@ def draws_problem(config: "RunConfig") -> str | None:
 
 
 def micro_batch_problem(config: "RunConfig") -> str | None:
+    """Refuses a micro-batch that is larger than a step."""
     trajectories = config.training.queries_per_step * config.training.trajectories_per_query
     if config.training.micro_batch > trajectories:
         return (
@@ -118,6 +123,7 @@ def micro_batch_problem(config: "RunConfig") -> str | None:
 
 
 def global_batch_problem(config: "RunConfig") -> str | None:
+    """Refuses a batch that is smaller than a micro-batch, or that parts trajectories compared with each other."""
     for name, policy in config.policies.items():
         if policy.global_batch is not None and policy.global_batch < config.training.micro_batch:
             return (
@@ -133,6 +139,7 @@ def global_batch_problem(config: "RunConfig") -> str | None:
 
 
 def group_size_problem(config: "RunConfig") -> str | None:
+    """Refuses a least group size that no group reaches."""
     size, minimum = config.training.trajectories_per_query, config.rollout.min_trajectories
     if minimum > size:
         return (
@@ -143,6 +150,7 @@ def group_size_problem(config: "RunConfig") -> str | None:
 
 
 def comparison_problem(config: "RunConfig") -> str | None:
+    """Refuses a comparison within groups of one trajectory, and a filter of equal rewards without a comparison."""
     for name, agent in config.trained_agents.items():
         compares = agent.algorithm.row.estimator.compares
         if compares and config.training.trajectories_per_query == 1:
@@ -163,12 +171,14 @@ def comparison_problem(config: "RunConfig") -> str | None:
 
 
 def training_problem(config: "RunConfig") -> str | None:
+    """Refuses a run in which no policy is trained."""
     if not config.trained:
         return "all policies have train=false: at least one has to be trained"
     return None
 
 
 def frozen_agent_problem(config: "RunConfig") -> str | None:
+    """Refuses columns and algorithms of agents without samples, whose policy is frozen."""
     for name, agent in config.agents.items():
         if config.policies[agent.policy].train:
             continue
@@ -181,6 +191,7 @@ def frozen_agent_problem(config: "RunConfig") -> str | None:
 
 
 def past_versions_problem(config: "RunConfig") -> str | None:
+    """Refuses a pool of past versions that does not fit the policy that it is made of."""
     problems = (_pool_problem(config, name, policy) for name, policy in config.policies.items())
     return next((problem for problem in problems if problem is not None), None)
 
@@ -210,6 +221,7 @@ def _pool_problem(config: "RunConfig", name: str, pool: "PolicyConfig") -> str |
 
 
 def credit_and_loss_problem(config: "RunConfig") -> str | None:
+    """Refuses an agent's estimator that its policy's loss can't use."""
     for name, agent in config.trained_agents.items():
         loss = config.policies[agent.policy].algorithm
         if problem := credit_problem(agent.algorithm, loss):
@@ -221,6 +233,7 @@ def credit_and_loss_problem(config: "RunConfig") -> str | None:
 
 
 def columns_problem(config: "RunConfig") -> str | None:
+    """Refuses a column that has different types at two agents."""
     try:
         common_types({name: agent.columns for name, agent in config.agents.items()})
     except ConfigError as error:
@@ -232,12 +245,14 @@ def columns_problem(config: "RunConfig") -> str | None:
 
 
 def simulation_problem(config: "RunConfig") -> str | None:
+    """Refuses simulated trainers beside real ones."""
     if len({policy.simulated for policy in config.policies.values() if not policy.engine.endpoint}) > 1:
         return "some policies have trainer.name=simulated and others have not: one trainer trains all of them"
     return None
 
 
 def gang_problem(config: "RunConfig") -> str | None:
+    """Refuses more ranks than slots, and several ranks without slots."""
     for name, policy in config.policies.items():
         ranks = policy.trainer.ranks
         if isinstance(config.pool, SharedPoolConfig):
@@ -255,6 +270,7 @@ def gang_problem(config: "RunConfig") -> str | None:
 
 
 def network_problem(config: "RunConfig") -> str | None:
+    """Refuses weights over TCP in a run that listens on no network."""
     if config.weights.path == "tcp" and config.network.listen is None:
         return (
             "weights.path=tcp: the run listens on no network: write network.listen=ADDRESS or "
@@ -264,6 +280,7 @@ def network_problem(config: "RunConfig") -> str | None:
 
 
 def weights_path_problem(config: "RunConfig") -> str | None:
+    """Refuses CUDA IPC where weights do not lie in memory of a CUDA device."""
     if config.weights.path != "cuda_ipc":
         return None
     if isinstance(config.pool, SharedPoolConfig):

@@ -75,6 +75,7 @@ class RunConfig(Config):
         return self
 
     def policy_of(self, agent: AgentName) -> PolicyName:
+        """Returns the policy of an agent. Raises KeyError for an unknown one."""
         return self.agents[agent].policy
 
     def agents_of(self, policy: PolicyName) -> tuple[AgentName, ...]:
@@ -107,6 +108,7 @@ class RunConfig(Config):
 
     @property
     def simulated(self) -> bool:
+        """True if all trained policies have a simulated trainer."""
         return all(policy.simulated for policy in self.trained.values())
 
     def served_together(self) -> dict[tuple[PolicyName, ...], int]:
@@ -123,4 +125,5 @@ class RunConfig(Config):
         return {tuple(names): max(self.policies[name].instances for name in names) for names in together}
 
     def recipe_config(self) -> RecipeConfig:
+        """Returns the part of the config with which an actor loads the recipe."""
         return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)
