@@ -10,7 +10,7 @@ from flexmarl.actors.inference import instance
 from flexmarl.actors.inference.engines.embedded import embedded_factory as embedded
 from flexmarl.actors.pretrained import empty_model
 from flexmarl.actors.trainer import trainer
-from flexmarl.actors.trainer.pool import static_pool
+from flexmarl.actors.trainer.pool import slot
 
 from .fake_devices import FakeDevices
 
@@ -31,13 +31,15 @@ def on_device(model: Any, devices: FakeDevices) -> Any:
 class Trainer(trainer.Trainer):
     async def on_start(self) -> None:
         devices = FakeDevices(self.system.directory, {DEVICE: TOTAL})
-        vars(static_pool)["find_devices"] = lambda names: devices
+        assert "find_devices" in vars(slot)
+        vars(slot)["find_devices"] = lambda names: devices
         await super().on_start()
 
 
 class Instance(instance.Instance):
     async def on_start(self) -> None:
         devices = FakeDevices(self.system.directory, {DEVICE: TOTAL})
+        assert "find_devices" in vars(instance) and "empty_model" in vars(embedded)
         vars(instance)["find_devices"] = lambda names: devices
         vars(embedded)["empty_model"] = lambda model: on_device(empty_model(model), devices)
         await super().on_start()

@@ -10,7 +10,7 @@ class ArchiveApi(Protocol):
 
     @endpoint
     async def keep(self, records: list[bytes], dropped: int) -> int:
-        """Adds records, each as ``compressed`` returns it. A record replaces the one of the same query and step: a
+        """Adds records, each as ``compress_record`` returns it. A record replaces the one of the same query and step: a
         group that begins again has one. ``dropped``: trajectories that the sender had no room for since its last call.
         Returns how many trajectories are dropped here: the file can't be written, or has reached its limit. Returns
         when the others are in the file."""

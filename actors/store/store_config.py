@@ -15,7 +15,7 @@ class StoreConfig(Config):
     """The room for samples that are not trained yet. If there is no more room, rollouts wait."""
 
     memory_bytes: Annotated[Count, Unit("bytes")] = _DEFAULT.memory_bytes
-    """Shared memory for samples."""
+    """Shared memory for samples. Writers get it in segments of a sixteenth of it, at most 64 MiB."""
     disk_bytes: Annotated[Natural, Unit("bytes")] = _DEFAULT.disk_bytes
     """Disk space in the run's folder, used after the memory."""
     room_timeout_s: Seconds = 1800.0

@@ -86,6 +86,7 @@ class Trainer(Actor, TrainerApi):
             try:
                 return await self._computing.accumulate(policy, leased, place)
             except SamplesUnreachable:
+                place.leave()  # the calls behind do not wait until the store has the lease back
                 self._leases[policy].remove(leased.fence)
                 await self._store.within(WORK_TIMEOUT_S).give_back(policy, leased.fence)
                 raise

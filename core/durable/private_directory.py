@@ -75,7 +75,7 @@ def check_private(path: Path) -> None:
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077 or mode & 0o700 != 0o700:
-        problem = f"its mode is {mode:04o}: other users may reach the sockets in it"
+        problem = f"its mode is {mode:04o}: other users may reach its files"
         if not mode & 0o077:
             problem = f"its mode is {mode:04o}: this user can't make files in it"
         raise UnsafeDirectory(path, problem, f"`chmod 700 {path}`")

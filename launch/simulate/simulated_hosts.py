@@ -1,7 +1,7 @@
 """Hosts of a simulated run that join it as real ones do: a node's process on each, with actors in memory.
 
     head                                    host-1
-    Nodes   <──── join, stay ─────────────  node (``nodes/membership.py``)
+    Nodes   <──── join, stay ─────────────  node (``hosts/nodes/membership.py``)
     RemoteNode ── launch, end ───────────>  NodeActor ── MemoryNode ──┬─ actor
               <── exits ─────────────────                             └─ actor
 

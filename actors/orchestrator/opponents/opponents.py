@@ -126,15 +126,15 @@ class Opponents:
             work.append(self._play(pool, event, changed=changed))
         return work
 
-    async def _play(self, pool: "_Pool", draw_member: OpponentDrawn, *, changed: bool) -> None:
+    async def _play(self, pool: "_Pool", event: OpponentDrawn, *, changed: bool) -> None:
         async with pool.publishing:
-            if draw_member.member in pool.to_keep:
+            if event.member in pool.to_keep:
                 await self._keep(pool)
             if changed:
-                await self._publish(pool, draw_member.member, draw_member.version)
+                await self._publish(pool, event.member, event.version)
             await self._keep(pool)  # of another member: the one that plays does not wait for it
             await self._system().run_blocking(pool.remove_files, self._setup.checkpoints)
-        await self._tell_console("event", draw_member)
+        await self._tell_console("event", event)
 
     async def _publish(self, pool: "_Pool", member: Step, version: Version) -> None:
         published = await self._trainer.publish_file(pool.policy, version, str(pool.file(member)))

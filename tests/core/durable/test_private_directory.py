@@ -12,7 +12,7 @@ from flexmarl.core.durable.private_directory import PrivateDirectory, check_priv
 from flexmarl.core.errors import UnsafeDirectory
 from flexmarl.core.system import ActorSystem
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MAKE = """
 import sys
 from pathlib import Path

@@ -18,7 +18,7 @@ class FrozenBase:
         self._config, self._seed = config, seed
 
     def plain(self) -> dict[str, Any]:
-        """All that makes the same base again, by ``read_base``, and its digest."""
+        """Returns all that makes the same base again, and its digest, as plain values for a file."""
         return {"model": self._config.model_dump(mode="json"), "seed": self._seed, "digest": self.digest}
 
     @cached_property
