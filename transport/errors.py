@@ -192,7 +192,8 @@ class RangesLost(TransportError):
     number of those that are missing."""
 
     def __init__(self, address: str, ranges: int, reason: str) -> None:
-        super().__init__(f"{ranges} ranges of bytes can't be fetched from {address}: {reason}")
+        plural = "" if ranges == 1 else "s"
+        super().__init__(f"{ranges} range{plural} of bytes can't be fetched from {address}: {reason}")
         self.address = address
         self.ranges = ranges
         self.reason = reason
