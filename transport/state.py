@@ -99,7 +99,8 @@ class StateTransport:
     ``path``: the only one that states are offered by and read from; None: the readers choose. ``bulk``: how states are
     exchanged with other hosts; None: they are not.
     Entering removes the memory of processes that were killed, and raises UnsafeDirectory unless the directory exists,
-    is this user's and is closed to all others. Leaving the context removes this process's states, and transfers under way raise TransportClosed.
+    is this user's and is closed to all others. Leaving the context removes this process's states, and transfers under
+    way raise TransportClosed.
 
     It is one class because it is the front door of all memories: most of it are signatures and their docstrings.
     """

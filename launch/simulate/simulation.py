@@ -7,8 +7,8 @@ A seed decides everything: the order of all messages, their delays, and which fa
 Policies have to be simulated: nothing else takes virtual time.
 
 The hosts join as nodes of a real run do (``simulated_hosts.py``), and losses have the same consequences: an actor that
-ends alone is restarted; one whose node is lost moves or is given up (``hosts/nodes/cluster.py``); after a loss without which
-the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are left.
+ends alone is restarted; one whose node is lost moves or is given up (``hosts/nodes/cluster.py``); after a loss without
+which the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are left.
 Not simulated: a kill in the middle of a write to a file, and the launcher's watch for actors that are silent. Hosts
 share their memory: samples and weights do not pass the network.
 """
@@ -222,7 +222,8 @@ async def _join_hosts(
     host_names: Sequence[str],
     console: RunConsole,
 ) -> AsyncIterator[Cluster]:
-    """Waits for the other hosts and places the actors. At the end they are dismissed (``hosts/nodes/joined_cluster.py``)."""
+    """Waits for the other hosts and places the actors. At the end they are dismissed, as in
+    ``hosts/nodes/joined_cluster.py``."""
     head = describe(head_node.name)
     nodes = Nodes(Head(head, Offer("", "", system.settings, {}), {}, system.address))
     await system.add(nodes, NAME)

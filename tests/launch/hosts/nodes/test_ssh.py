@@ -32,7 +32,9 @@ def test_nodes_are_started_and_end_with_the_run(launcher: Launcher, sshd: Sshd, 
     assert not any(secret in command for command in _commands()), "other users see command lines"
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text
-    wait_until(lambda: not any("launch.cli.main node" in command for command in _commands()), "the nodes are gone")
+    wait_until(
+        lambda: not any("launch.cli.main node" in command for command in _commands()), "the nodes are gone"
+    )
     assert "the node ends: the run has ended" in (run.directory / "logs" / "node-left.log").read_text()
     run.assert_nothing_is_left()
 
