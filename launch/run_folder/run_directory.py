@@ -12,7 +12,7 @@
         opponents/       past versions of policies that are opponents, and the results against them
         suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
-        sinks/           series that a resumed run continues (``monitoring/sinks/sink_series.py``), and the sinks' folders
+        sinks/           series that a resumed run extends (``monitoring/sinks/sink_series.py``), and sinks' folders
         address          of the launcher, while it runs
         lock             locked by the process that works on the run
 

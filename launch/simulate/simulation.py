@@ -8,9 +8,9 @@ Policies have to be simulated: nothing else takes virtual time.
 
 The hosts join as nodes of a real run do (``simulated_hosts.py``), and losses have the same consequences: an actor that
 ends alone is restarted; one whose node is lost moves or is given up (``hosts/nodes/cluster.py``); after a loss without
-which the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are left.
-Not simulated: a kill in the middle of a write to a file, and the launcher's watch for actors that are silent. Hosts
-share their memory: samples and weights do not pass the network.
+which the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are
+left. Not simulated: a kill in the middle of a write to a file, and the launcher's watch for actors that are silent.
+Hosts share their memory: samples and weights do not pass the network.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ def fetch_ranges(
     give_up_at = time.monotonic() + timeout_s
     wrong_count = 0
 
-    def lost(reason: str) -> RangesLost:
+    def error_of(reason: str) -> RangesLost:
         return RangesLost(address, sum(request not in contents for request in missing), reason)
 
     while missing:
@@ -51,14 +51,14 @@ def fetch_ranges(
                     # Once may be the network's fault; twice is the owner's, and would come again.
                     wrong_count += 1
                     if wrong_count > 1:
-                        raise lost("bytes have another digest than they were sent with")
+                        raise error_of("bytes have another digest than they were sent with")
         except (Refused, BadFrame, ForeignHandle, ConnectionRefusedError, socket.gaierror) as error:
-            raise lost(str(error)) from error
+            raise error_of(str(error)) from error
         except OSError as error:
             if (refused := refusal(error)) is not None:
-                raise lost(str(refused)) from error
+                raise error_of(str(refused)) from error
             if stop.is_set() or time.monotonic() >= give_up_at:
-                raise lost(f"{error}, for {timeout_s:g} s") from error
+                raise error_of(f"{error}, for {timeout_s:g} s") from error
             stop.wait(_PAUSE_S)
         missing = [request for request in missing if request not in contents]
     return contents
