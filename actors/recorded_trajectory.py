@@ -32,8 +32,8 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class RecordedTurn(NamedTuple):
-    """One turn. ``number``: among the trajectory's turns, over all agents. ``prompt``: as the workflow wrote it, in
-    parts; ``prompt_tokens``: how many they are, those of earlier turns among them.
+    """One turn. ``number``: its place among the trajectory's turns, those of all agents. ``prompt``: the parts that the
+    workflow wrote; ``prompt_tokens``: their number of tokens, with those of earlier turns.
 
     ``reward``: the one that its group compares, after the overlong punishment; None if the trajectory failed.
     ``advantage``: the group-local one; None if there is none: in evaluations, for trajectories that don't count, and

@@ -119,7 +119,7 @@ def _texts(owner: type[Config]) -> dict[str, str]:
 
 
 def text_of(setting: Setting) -> str:
-    """The text under its field. Raises KeyError if there is none."""
+    """Returns the text under a setting's field. Raises KeyError if the field has no text."""
     for owner in setting.owner.__mro__:
         if setting.name in getattr(owner, "__annotations__", {}) and issubclass(owner, Config):
             return _texts(owner)[setting.name]

@@ -9,8 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("core", "transport", "actors", "launch")
-LIFECYCLES = ("core/supervision/supervisor.py", "transport/state.py", "actors/orchestrator/orchestrator.py")
-"""From kill -9 to ready; a Set and a Get; from a query to the optimizer step."""
+LIFECYCLES = (
+    "core/delivery/connection.py",
+    "core/supervision/supervisor.py",
+    "transport/state.py",
+    "actors/orchestrator/orchestrator.py",
+)
+"""A call out and back; from kill -9 to ready; a Set and a Get; from a query to the optimizer step."""
 
 NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 ROW = re.compile(rf"^    ({NAME}(?:, {NAME})*) {{2,}}\S", re.MULTILINE)

@@ -82,12 +82,11 @@ def payload_bytes(tensors: Tensors) -> int:
 
 
 class StateTransport:
-    """Named, versioned collections of tensors: set here, read in any process that has the handle.
-
+    """Sets and reads named, versioned collections of tensors. Any process that has the handle of one can read it.
     Processes of other hosts need ``bulk``.
 
-    They are PyTorch's tensors, or all NumPy arrays: a process that has only those does not import PyTorch. A state set
-    with one may be read into the other.
+    The tensors of a collection are all PyTorch's, or all NumPy arrays: a process with NumPy arrays alone does not
+    import PyTorch. A collection that was set with one kind may be read into the other.
 
         async with StateTransport(runtime_dir) as transport:
             handle = await transport.set("solver", weights, version=3)

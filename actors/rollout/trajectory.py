@@ -170,7 +170,8 @@ class Trajectory:
             self.timed_turns.append(timed)
 
     def used(self, agent: AgentName | None) -> tuple[int, int]:
-        """Turns that have begun, and tokens of those that have ended; of all agents if ``agent`` is None."""
+        """Returns the number of turns of ``agent`` that have begun, and of tokens in turns that have ended; None: of
+        all agents."""
         if agent is None:
             return sum(self._begun.values()), sum(self._ended_tokens.values())
         return self._begun.get(agent, 0), self._ended_tokens.get(agent, 0)

@@ -39,7 +39,7 @@ MAX_FILE_BYTES: Final = 64 * 1024  # about 1400 allowed clients
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """CURVE keys of one side of a run. Each is 32 bytes as 40 characters of Z85.
+    """CURVE keys of one side of a run. Each key is text: its 32 bytes in the encoding Z85, 40 characters.
 
         keys = Keys.for_client(server_public)                            # on a machine outside, from the service's key
         await system.allow(keys.client_public, calls=["store"])          # in the service, which got this public key

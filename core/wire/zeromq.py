@@ -60,7 +60,7 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 @dataclass(frozen=True, slots=True)
 class Tcp:
-    """An address at which a system listens for peers on other hosts. With port 0 the kernel chooses a free port.
+    """An address at which a system listens for peers on other hosts. With port 0 the kernel takes a free one.
 
         async with ActorSystem("service", tcp=Tcp("0.0.0.0", 7000, advertise="host-3")) as system:
             print(system.address, system.keys.server_public)      # what a client needs: see ``Keys``

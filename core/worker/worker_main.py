@@ -1,7 +1,7 @@
-"""The process of one spawned actor, forked by ``fork_server.py`` or started by it:
+"""Entry point of a spawned actor's process, which ``fork_server.py`` forks, or starts as a program:
 ``python -P -m flexmarl.core.worker.worker_main PARENT LISTENING DIRECTORY NAME``.
 ``PARENT``: a pidfd (pidfd_open(2)) of the node's process. ``LISTENING``: the descriptor of the socket that listens
-already, over TCP. Each is -1 if there is none.
+already, over TCP. Without it, each of the two is -1.
 
 Standard input carries one length-prefixed MessagePack map (``WorkerInit``) and then stays open for as long as
 the parent lives: its end means that the parent is gone, and the process ends with it. A fork of the parent keeps that
@@ -82,7 +82,7 @@ def has_parent_ended(parent: int) -> bool:
 
 
 def pidfd_of_parent(parent: int) -> int:
-    """A descriptor of the process ``parent``, which has started this one; NO_DESCRIPTOR if there is none."""
+    """Returns a pidfd of the process ``parent``, which has started this one; NO_DESCRIPTOR if the kernel gives none."""
     try:
         descriptor = os.pidfd_open(parent)
     except OSError:

@@ -54,7 +54,7 @@ class ActorLauncher:
     """Starts the actors of a run on all of its hosts, watches them, and waits for the end of the training.
 
     ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of the GPUs of each actor that sees
-    no others. ``archive``: of recorded trajectories; None: there are none.
+    no other ones. ``archive``: the file of recorded trajectories; None: the run records nothing.
     """
 
     config: RunConfig

@@ -12,7 +12,8 @@ MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Each row has a value for each run, in their order; figures that a run lacks are None."""
+    """A table of keys and a table of figures, by name: a row has one value for each run, in the order of the runs. A
+    figure that a run lacks is None."""
 
     config: Mapping[str, tuple[Any, ...]]
     figures: Mapping[str, tuple[Any, ...]]

@@ -40,7 +40,7 @@ class Occupancy:
         self._slots, self._gangs, self._room = slots, gangs, states_per_slot
 
     def holder(self, slot: SlotName) -> Gang | None:
-        """The gang that keeps others from computing on ``slot``; None if there is none."""
+        """Returns the gang that keeps others from computing on ``slot``; None if no gang does."""
         # A scan, not an index by slot, which would have to follow each change of a phase: there are few gangs.
         return next((g for g in self._gangs.values() if g.keeps_others_out and slot in g.slots), None)
 

@@ -65,7 +65,7 @@ class TrainingPool(ABC):
     @property
     @abstractmethod
     def transport(self) -> StateTransport:
-        """The one of this process, once ``start`` has begun."""
+        """Returns the transport of this process, which ``start`` opens."""
 
     @abstractmethod
     def rows_committed(self, policy: PolicyName) -> None:
