@@ -190,7 +190,10 @@ class BulkServer:
         return block, [held], None
 
     def count(self, *, whole_bytes: int = 0, delta_bytes: int = 0) -> None:
-        """Adds bytes that were sent to the statistics: bytes of states or names as they are, and bytes of deltas."""
+        """Adds bytes that are about to be sent to the statistics: bytes of states or names as they are, and bytes of
+        deltas."""
+        # Before they are sent: whoever has the bytes finds them counted. A connection that ends meanwhile leaves the few
+        # ranges that it had asked for counted twice.
         with self._lock:
             self.statistics.sent_bytes += whole_bytes + delta_bytes
             self.statistics.sent_delta_bytes += delta_bytes
@@ -288,9 +291,9 @@ class _Session:
             self._connection.sendall(Reply(Answer.FOREIGN, 0).encode())
             return
         digest = xxhash.xxh3_64_intdigest(memory)
+        self._server.count(whole_bytes=len(memory))
         self._connection.sendall(Reply(Answer.NAMED, len(memory), digest).encode())
         self._connection.sendall(memory)
-        self._server.count(whole_bytes=len(memory))
 
     def _send(self, request: Read) -> None:
         if self._block is None or request.end > self._size_bytes:
@@ -299,12 +302,12 @@ class _Session:
         if request.delta and self._deltas is not None:
             changes = self._deltas.of(request.start, request.end)
         if changes is not None and len(changes) < request.end - request.start:
+            self._server.count(delta_bytes=len(changes))
             self._connection.sendall(Reply(Answer.DELTA, len(changes)).encode())
             self._connection.sendall(changes)
-            self._server.count(delta_bytes=len(changes))
             return
+        self._server.count(whole_bytes=request.end - request.start)
         self._connection.sendall(Reply(Answer.RAW, request.end - request.start).encode())
         # In place, from the mapping. Not sendfile(2): TLS is computed in this process, so that it would serve trusted
         # networks alone.
         self._connection.sendall(self._block.payload[request.start : request.end])
-        self._server.count(whole_bytes=request.end - request.start)
