@@ -4,6 +4,9 @@
 
 Several processes that name the same directory share the devices: memory of a device that one has taken, the others
 lack. A killed process's memory is free for the others. Two objects in one process behave as two processes do.
+
+A process opens the memory of any device on its own one, also of a device that it does not see, if the two reach each
+other.
 """
 
 import contextlib
@@ -12,7 +15,7 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +77,8 @@ class FakeEvent:
 
 class FakeDevices:
     """See ``Devices``. ``total_bytes``: of each device, by UUID, the same in all processes; ``visible``: those that
-    this process sees (None: all); ``unreachable``: pairs of devices without peer access."""
+    this process sees (None: all); ``unreachable``: pairs of devices of which the first does not reach the memory of the
+    second; ``refuses``: calls of CUDA that fail here, as in a container or on a part of a device (MIG)."""
 
     def __init__(
         self,
@@ -82,12 +86,14 @@ class FakeDevices:
         total_bytes: Mapping[str, int],
         visible: Sequence[str] | None = None,
         unreachable: Sequence[tuple[str, str]] = (),
+        refuses: Collection[str] = (),
     ) -> None:
         check_private(directory)
         self._directory = directory
         self._total_bytes = dict(total_bytes)
         self._visible = list(total_bytes if visible is None else visible)
         self._unreachable = set(unreachable)
+        self._refuses = set(refuses)
         self._names = (f"{os.getpid()}_{secrets.token_hex(4)}-{n}" for n in itertools.count())
         self._lock = threading.Lock()
         self._owned: dict[str, FakeBuffer] = {}
@@ -98,9 +104,10 @@ class FakeDevices:
     def visible(self) -> list[str]:
         return list(self._visible)
 
-    def reachable(self) -> frozenset[tuple[str, str]]:
-        pairs = itertools.permutations(self._visible, 2)
-        return frozenset(pair for pair in pairs if pair not in self._unreachable)
+    def unreachable(self) -> frozenset[tuple[str, str]]:
+        return frozenset(
+            pair for pair in itertools.permutations(self._visible, 2) if pair in self._unreachable
+        )
 
     def memory(self, device: str) -> MemoryUse:
         self._check_visible(device)
@@ -141,7 +148,7 @@ class FakeDevices:
         buffers = [self._buffer_of(tensor) for tensor in (*targets, *sources)]
         used = {buffer.name: buffer for buffer in buffers if buffer is not None}
         for buffer in used.values():
-            if buffer.device != device and (device, buffer.device) not in self.reachable():
+            if (device, buffer.device) in self._unreachable:
                 raise DeviceError(device, f"no access to the memory of {buffer.device}")
         return FakeEvent(list(zip(targets, sources, strict=True)), list(used.values()))
 
@@ -151,10 +158,12 @@ class FakeDevices:
     def export(self, buffer: FakeBuffer) -> bytes:
         if self._owned.get(buffer.name) is not buffer:
             raise DeviceError(buffer.device, "only memory of this process can be exported")
+        self._check_allowed(buffer.device, "cudaIpcGetMemHandle")
         return buffer.name.encode().ljust(_HANDLE_BYTES, b"\0")
 
     def open(self, device: str, handle: bytes, size_bytes: int) -> FakeBuffer:
         self._check_visible(device)
+        self._check_allowed(device, "cudaIpcOpenMemHandle")
         name = handle.rstrip(b"\0").decode(errors="replace")
         if len(handle) != _HANDLE_BYTES or "/" in name or not name:
             raise DeviceError(device, "invalid handle")
@@ -162,10 +171,15 @@ class FakeDevices:
             raise DeviceError(device, "a handle can't be opened in the process that owns the memory")
         if name in self._opened:
             raise DeviceError(device, "the handle is open already")
+        peer = next((one for one in self._total_bytes if (self._folder(one) / name).exists()), device)
+        if (device, peer) in self._unreachable:
+            raise DeviceError(
+                device, "cudaIpcOpenMemHandle: peer access is not supported between these devices"
+            )
         try:
-            descriptor = os.open(self._path(device, name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(self._folder(peer) / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise DeviceError(device, "invalid handle: memory of another device, or freed") from None
+            raise DeviceError(device, "invalid handle: memory that was freed") from None
         if not is_locked(descriptor, _OWNER) or os.fstat(descriptor).st_size < size_bytes:
             os.close(descriptor)
             raise DeviceError(device, "invalid handle: its owner has ended, or the memory is smaller")
@@ -210,8 +224,15 @@ class FakeDevices:
         if device not in self._visible:
             raise UnknownDevice(device, self._visible)
 
+    def _check_allowed(self, device: str, call: str) -> None:
+        if call in self._refuses:
+            raise DeviceError(device, f"{call}: operation not supported")
+
+    def _folder(self, device: str) -> Path:
+        return self._directory / f"device-{device}"
+
     def _path(self, device: str, name: str) -> Path:
-        folder = self._directory / f"device-{device}"
+        folder = self._folder(device)
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / name
 

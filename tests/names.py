@@ -73,7 +73,7 @@ EXCEPTIONS: dict[str, int] = {
     "there": 3,
     "unpacked": 1,
     "used": 1,
-    "wanted": 7,
+    "wanted": 5,
     "written": 2,
 }
 

@@ -84,19 +84,40 @@ def test_opened_memory_is_the_same_memory(process: Process) -> None:
 @pytest.mark.parametrize(
     ("device", "handle", "reason"),
     [
-        ("GPU-b", None, "memory of another device"),
         ("GPU-a", b"short", "invalid handle"),
         ("GPU-a", b"../secret".ljust(64, b"\0"), "invalid handle"),
         ("GPU-c", None, "does not see it"),
     ],
 )
-def test_handles_are_opened_on_their_device_alone(
+def test_handles_that_name_nothing_and_devices_of_others_are_refused(
     process: Process, device: str, handle: bytes | None, reason: str
 ) -> None:
     owner, reader = process(), process()
     exported = owner.export(owner.allocate("GPU-a", 16))
     with pytest.raises(DeviceError, match=reason):
         reader.open(device, handle or exported, 16)
+
+
+def test_memory_of_a_card_that_is_not_visible_is_opened_on_the_own_one_if_they_reach_each_other(
+    process: Process,
+) -> None:
+    owner, reader = process(visible=["GPU-a"]), process(visible=["GPU-b"])
+    buffer = owner.allocate("GPU-a", 16)
+    opened = reader.open("GPU-b", owner.export(buffer), 16)
+    buffer.tensor.fill_(7)
+    assert (opened.device, opened.tensor.tolist()) == ("GPU-b", [7] * 16)
+    apart = process(visible=["GPU-b"], unreachable=[("GPU-b", "GPU-a")])
+    with pytest.raises(DeviceError, match="peer access is not supported"):
+        apart.open("GPU-b", owner.export(buffer), 16)
+
+
+def test_calls_that_a_machine_refuses_raise_errors(process: Process) -> None:
+    owner = process(refuses=["cudaIpcGetMemHandle"])
+    with pytest.raises(DeviceError, match="cudaIpcGetMemHandle: operation not supported"):
+        owner.export(owner.allocate("GPU-a", 16))
+    reader, other = process(refuses=["cudaIpcOpenMemHandle"]), process()
+    with pytest.raises(DeviceError, match="cudaIpcOpenMemHandle: operation not supported"):
+        reader.open("GPU-a", other.export(other.allocate("GPU-a", 16)), 16)
 
 
 def test_handles_are_opened_once_by_others_and_closed_once(process: Process) -> None:
@@ -146,7 +167,7 @@ def test_memory_is_not_freed_while_another_process_has_it_open(process: Process)
 
 def test_a_device_reads_the_memory_of_those_that_it_reaches(process: Process) -> None:
     devices = process(unreachable=[("GPU-b", "GPU-a")])
-    assert devices.reachable() == {("GPU-a", "GPU-b")}
+    assert devices.unreachable() == {("GPU-b", "GPU-a")}
     on_a, on_b = devices.allocate("GPU-a", 8), devices.allocate("GPU-b", 8)
     devices.copy("GPU-a", [on_a.tensor], [on_b.tensor]).synchronize()
     with pytest.raises(DeviceError, match="no access to the memory of GPU-a"):
@@ -155,7 +176,7 @@ def test_a_device_reads_the_memory_of_those_that_it_reaches(process: Process) ->
 
 def test_a_process_sees_its_devices_alone(process: Process) -> None:
     devices = process(visible=["GPU-b"])
-    assert devices.visible() == ["GPU-b"] and not devices.reachable()
+    assert devices.visible() == ["GPU-b"] and not devices.unreachable()
     with pytest.raises(UnknownDevice, match=r"device GPU-a: .* \(visible: GPU-b\)"):
         devices.allocate("GPU-a", 1)
 

@@ -121,6 +121,10 @@ class UnknownDevice(DeviceError):
         self.visible = list(visible)
 
 
+class OpenRefused(DeviceError):
+    """Device memory of another process can't be opened by this one. Nothing was copied."""
+
+
 class OutOfDeviceMemory(DeviceError):
     """A device has too little free memory. Nothing was allocated."""
 

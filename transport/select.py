@@ -2,7 +2,7 @@
 
 import functools
 import socket
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -51,13 +51,15 @@ def _this_machine() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The process that reads. Its devices by UUID: those ``visible``, and the pairs of which the first can read the
-    memory of the second. ``groups``: those that it has joined. ``encrypted``: if it encrypts what it exchanges with
-    other hosts; None: it has no keys for that."""
+    """The process that reads. Its devices by UUID: those ``visible``, and the pairs of which the first is known to be
+    unable to read the memory of the second. ``refusals``: by process and device, the reason why memory could not be
+    opened here before. ``groups``: those that it has joined. ``encrypted``: if it encrypts what it exchanges with other
+    hosts; None: it has no keys for that."""
 
     place: Place
     visible: frozenset[str] = frozenset()
-    reachable: frozenset[tuple[str, str]] = frozenset()
+    unreachable: frozenset[tuple[str, str]] = frozenset()
+    refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
     encrypted: bool | None = None
 
@@ -70,11 +72,14 @@ def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple
         return False, f"it does not leave its node {source.node}"
     if source.process == reader.place.process:
         return False, "a process can't open its own device memory"
-    if source.device not in reader.visible:
-        seen = ", ".join(sorted(reader.visible)) or "no device"
-        return False, f"device {source.device} is not visible here ({seen})"
-    for device in sorted(devices - {CPU, source.device}):
-        if (device, source.device) not in reader.reachable:
+    if not reader.visible:
+        return False, "this process has no device"
+    if refusal := reader.refusals.get((source.process, source.device)):
+        return False, refusal
+    # No rule that the source's device be visible: a process that sees its own card alone opens the memory of another
+    # card on its own. Only an attempt shows whether the two reach each other.
+    for device in sorted(devices - {CPU}):
+        if (device, source.device) in reader.unreachable:
             return False, f"device {device} can't read the memory of {source.device}"
     return True, f"the same node: memory of device {source.device}"
 

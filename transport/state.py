@@ -41,8 +41,8 @@ thread has stopped, and publishes nothing half written.
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -51,17 +51,17 @@ from ..core.durable.private_directory import check_private
 from ..core.telemetry import get_logger
 from .device_memory.device_memory import DeviceMemory
 from .device_memory.devices import Devices
-from .errors import TransportClosed
+from .errors import OpenRefused, TransportClosed
 from .groups.collective import CollectivePath
 from .groups.plan import Shards
-from .handle import LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
+from .handle import CudaIpcSource, LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
 from .host_memory.arena import Arena
 from .host_memory.block import file_bytes
 from .host_memory.host_memory import HostMemory
 from .payload import Layout, destinations, kind_of, torch_kind
 from .remote.bulk import Bulk
 from .remote.remote import Remote
-from .select import CPU, Place, Reader, choose, this_node
+from .select import CPU, Choice, Place, Reader, choose, this_node
 from .statistics import Chosen, MemoryUse, TransportStatistics
 from .tensors.tensor_kind import Tensors
 from .transfers import CopyWorkers, Memory, ReadRequest, Transfer, TransferPath, Transfers, handle_of
@@ -119,7 +119,7 @@ class StateTransport:
         self._reader = Reader(self.place, encrypted=None if bulk is None else bulk.encrypted)
         if devices is not None:
             visible = frozenset(devices.visible())
-            self._reader = replace(self._reader, visible=visible, reachable=devices.reachable())
+            self._reader = replace(self._reader, visible=visible, unreachable=devices.unreachable())
         self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
         self._remote = None if bulk is None else Remote(self.place, runtime_dir, bulk)
         self._host = HostMemory(self.place, runtime_dir, self._arena, self._workers, self._remote)
@@ -292,6 +292,7 @@ class StateTransport:
         tensors are read, and of the tensors in ``rows`` only that part of dimension 0.
 
         The fastest source that reaches the tensors is read. With ``path``, or one of the transport's own, no other is.
+        Device memory that can't be opened here is left for the next source, with the reason.
 
         Raises StateMismatch, NoPath, FetchFailed and PeerRefused, with ``into`` untouched. Raises StaleHandle (two
         newer versions were set, or the owner has left), CorruptState, ForeignHandle, TransferTimeout, TransportClosed:
@@ -299,14 +300,17 @@ class StateTransport:
         use.
         """
         self._check_open()
-        # Before any path is asked: the choice is pure, and an error of it leaves ``into`` untouched.
         devices = set(map(self._device_of, into.values())) if into else {CPU}
-        sources, size_bytes = self._host.sources(handle), handle.size_bytes
-        path = path or self._path
-        choice = choose(self._reader, sources, devices=devices, size_bytes=size_bytes, path=path)
-        wanted = ReadRequest(handle, choice.source, handle.select(names, rows))
-        transfer = Transfer.of(wanted, timeout_s)
-        return await self._transfers.get(transfer, choice, self._paths[choice.path].fetch(wanted, into))
+        specs = handle.select(names, rows)
+        while True:
+            # Before any path is asked: the choice is pure, and an error of it leaves ``into`` untouched.
+            choice = self._choose(handle, devices, path or self._path)
+            request = ReadRequest(handle, choice.source, specs)
+            transfer = Transfer.of(request, timeout_s)
+            with self._noted_refusal(choice):
+                return await self._transfers.get(
+                    transfer, choice, self._paths[choice.path].fetch(request, into)
+                )
 
     @asynccontextmanager
     async def mapped(
@@ -333,15 +337,42 @@ class StateTransport:
         """
         self._check_open()
         devices = {CPU} if self._devices is None else set(self._devices.visible()[:1])
-        sources = [source for source in self._host.sources(handle) if source.path != "collective"]
-        choice = choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=self._path)
-        wanted = ReadRequest(handle, choice.source, handle.select(names, rows))
+        specs = handle.select(names, rows)
         if like is not None:
-            destinations(handle.key, wanted.tensors, like)
-        transfer = Transfer.of(wanted, timeout_s)
+            destinations(handle.key, specs, like)
         async with AsyncExitStack() as stack:
-            view = self._memories[choice.path].view(wanted, checked=checked)
-            yield await self._transfers.get(transfer, choice, stack.enter_async_context(view))
+            tensors: dict[str, Any] | None = None
+            while tensors is None:
+                choice = self._choose(handle, devices, self._path, in_place=True)
+                request = ReadRequest(handle, choice.source, specs)
+                view = self._memories[choice.path].view(request, checked=checked)
+                transfer = Transfer.of(request, timeout_s)
+                with self._noted_refusal(choice):
+                    tensors = await self._transfers.get(transfer, choice, stack.enter_async_context(view))
+            yield tensors
+
+    def _choose(
+        self, handle: StateHandle, devices: Set[str], path: PathName | None, *, in_place: bool = False
+    ) -> Choice:
+        """Raises NoPath. ``in_place``: a group has no memory to be used."""
+        sources = self._host.sources(handle)
+        if in_place:
+            sources = tuple(source for source in sources if source.path != "collective")
+        return choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=path)
+
+    @contextmanager
+    def _noted_refusal(self, choice: Choice) -> Iterator[None]:
+        """Suppresses OpenRefused: the next choice has the reason against this source, and so have those of all later
+        states of the same device of that process."""
+        try:
+            yield
+        except OpenRefused as refused:
+            source = choice.source
+            assert isinstance(source, CudaIpcSource), "no other path opens memory of devices"
+            where = source.process, source.device
+            reason = f"its memory can't be opened here: {refused}"
+            log.warning("device memory refused", device=source.device, reason=str(refused))
+            self._reader = replace(self._reader, refusals={**self._reader.refusals, where: reason})
 
     # ----------------------------------------------------------------------- groups
 

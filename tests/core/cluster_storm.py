@@ -16,7 +16,8 @@ from flexmarl.core.errors import ActorDead, CallTimeout, RemoteError, SystemClos
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
-from flexmarl.core.wire.memory import Faults, MemoryNetwork
+from flexmarl.core.wire.faults import Faults
+from flexmarl.core.wire.memory import MemoryNetwork
 
 NAMES = ("a", "b", "c")
 SETTINGS = Settings(heartbeat_s=1.0, connect_timeout_s=2.0)

@@ -14,9 +14,8 @@ AWAY = Reader(Place("h2", "p3"), encrypted=True)
 SHM = ShmSource("shm", "h1", "p1", "a.arena", 2)
 TCP = TcpSource("tcp", "h1", "p1", "h1:5555", True, "a.arena", 2)
 IPC = CudaIpcSource("cuda_ipc", "h1", "p1", "GPU-a", "c.arena", 2, ())
-SEES_BOTH = replace(
-    NEIGHBOUR, visible=frozenset({"GPU-a", "GPU-b"}), reachable=frozenset({("GPU-b", "GPU-a")})
-)
+SEES_BOTH = replace(NEIGHBOUR, visible=frozenset({"GPU-a", "GPU-b"}))
+SEES_ITS_OWN = replace(NEIGHBOUR, visible=frozenset({"GPU-b"}))
 
 
 @pytest.mark.parametrize(("reader", "path"), [(NEIGHBOUR, "shm"), (AWAY, "tcp")])
@@ -52,8 +51,13 @@ def test_device_memory_is_read_by_devices_and_shared_memory_by_cpus(devices: set
     ("reader", "devices", "reason"),
     [
         (HERE, {"GPU-a"}, "a process can't open its own device memory"),
-        (NEIGHBOUR, {"cpu", "GPU-c"}, r"device GPU-a is not visible here \(no device\)"),
-        (replace(SEES_BOTH, reachable=frozenset()), {"GPU-b"}, "device GPU-b can't read the memory of GPU-a"),
+        (NEIGHBOUR, {"cpu", "GPU-c"}, "this process has no device"),
+        (
+            replace(SEES_BOTH, unreachable=frozenset({("GPU-b", "GPU-a")})),
+            {"GPU-b"},
+            "device GPU-b can't read the memory of GPU-a",
+        ),
+        (replace(SEES_ITS_OWN, refusals={("p1", "GPU-a"): "no peer access"}), {"GPU-b"}, "no peer access"),
         (AWAY, {"GPU-a"}, "it does not leave its node h1"),
     ],
 )
@@ -65,6 +69,13 @@ def test_device_memory_that_can_not_be_opened_is_a_downgrade_with_a_reason(
     if reader is not AWAY:
         choice = choose(reader, [IPC, SHM], devices=devices, size_bytes=8)
         assert choice.path == "shm" and choice.is_downgrade and choice.refused.keys() == {"cuda_ipc"}
+
+
+def test_cards_of_a_host_that_each_see_only_themselves_reach_each_other() -> None:
+    choice = choose(SEES_ITS_OWN, [SHM, IPC], devices={"GPU-b"}, size_bytes=8)
+    assert (choice.path, choice.refused) == ("cuda_ipc", {})
+    of_another = replace(SEES_ITS_OWN, refusals={("p0", "GPU-a"): "no peer access"})
+    assert choose(of_another, [SHM, IPC], devices={"GPU-b"}, size_bytes=8).path == "cuda_ipc"
 
 
 def test_memory_does_not_leave_its_host() -> None:

@@ -83,11 +83,11 @@ class CudaDevices(Devices[CudaBuffer]):
     def visible(self) -> list[str]:
         return list(self._indices)
 
-    def reachable(self) -> frozenset[tuple[str, str]]:
+    def unreachable(self) -> frozenset[tuple[str, str]]:
         return frozenset(
             (device, peer)
             for device, peer in itertools.permutations(self._indices, 2)
-            if torch.cuda.can_device_access_peer(self._indices[device], self._indices[peer])
+            if not torch.cuda.can_device_access_peer(self._indices[device], self._indices[peer])
         )
 
     def memory(self, device: str) -> MemoryUse:

@@ -1,8 +1,8 @@
-"""Between processes that see the same device: its memory, opened by handle, without a way through the host.
+"""Between processes of a host: device memory, opened by handle, without a way through the host's memory.
 
 The writer copies its tensors into flat buffers of device memory, two sets of them per key, and exports each buffer's
-handle once. A reader opens each handle once, on the device of the same UUID, copies to its own tensors, and keeps the
-memory open for later versions.
+handle once. A reader opens each handle once, on the device of the same UUID if it sees that, else on its own one. It
+copies to its own tensors, and keeps the memory open for later versions.
 
 A control block (``host_memory/block.py``) per set of buffers orders both. The reader holds its ``USE`` lock until its
 copies are done: that is the acknowledgement, for which the writer waits before it overwrites the set. The reader holds
@@ -25,6 +25,7 @@ from ..errors import (
     DeviceError,
     ForeignHandle,
     NotAcknowledged,
+    OpenRefused,
     StaleHandle,
     TransportClosed,
     UnknownDevice,
@@ -277,7 +278,7 @@ class DeviceMemory(Memory[CudaIpcSource]):
             views: dict[str, Any] = {}
 
             def open_all(stop: threading.Event) -> None:
-                for memory, part, specs in self._open_buffers(request, buffers, stop, checked=checked):
+                for memory, part, specs in self._open_buffers(request, buffers, stop, [], checked=checked):
                     tensors = payload.make_views(payload.torch_kind(), memory.tensor, -part.start, specs)
                     views.update(zip((spec.name for spec in specs), tensors, strict=True))
 
@@ -301,9 +302,11 @@ class DeviceMemory(Memory[CudaIpcSource]):
         # The lock is the acknowledgement, not an event of the device: an event that a killed reader would have recorded
         # never comes, and a lock ends with its process.
         with self._reading(request) as buffers:
-            for memory, part, specs in self._open_buffers(request, buffers, stop, checked=True):
+            for memory, part, specs in self._open_buffers(
+                request, buffers, stop, [*into.values()], checked=True
+            ):
                 views = payload.make_views(payload.torch_kind(), memory.tensor, -part.start, specs)
-                copied = self._devices.copy(request.source.device, [into[spec.name] for spec in specs], views)
+                copied = self._devices.copy(memory.device, [into[spec.name] for spec in specs], views)
                 copied.synchronize()
         _check_generation(request, buffers)
 
@@ -324,28 +327,39 @@ class DeviceMemory(Memory[CudaIpcSource]):
         request: ReadRequest[CudaIpcSource],
         buffers: _OpenedBuffers,
         stop: threading.Event,
+        targets: Sequence[Any],
         *,
         checked: bool,
     ) -> Iterator[tuple[DeviceBuffer, BufferSource, list[TensorSpec]]]:
-        """The memory of each buffer that has tensors of ``request``, and these."""
+        """The memory of each buffer that has tensors of ``request``, and these. All are opened before the first is
+        given out. Raises OpenRefused."""
         handle, source = request.handle, request.source
         specs = [spec for spec in request.tensors if spec.size_bytes]
-        covered = 0
-        for part in source.buffers:
+        inside = {
+            part: [spec for spec in specs if part.start <= spec.offset and _end(spec) <= _end(part)]
+            for part in source.buffers
+        }
+        if sum(map(len, inside.values())) != len(specs):
+            raise ForeignHandle(source.block, str(self._directory), "a tensor is in no buffer")
+        device = self._opening_device(source, targets)
+        opened = [
+            (self._open_buffer(buffers, device, part), part, some) for part, some in inside.items() if some
+        ]
+        for memory, part, some in opened:
             if stop.is_set():
                 raise TransportClosed
-            end = part.start + part.size_bytes
-            inside = [spec for spec in specs if part.start <= spec.offset and _end(spec) <= end]
-            if not inside:
-                continue
-            covered += len(inside)
-            memory = self._open_buffer(buffers, source.device, part)
             if checked and (checksum := self._devices.checksum(memory.tensor)) != part.checksum:
                 _check_generation(request, buffers)
                 raise CorruptState(handle.key, handle.version, part.checksum, checksum)
-            yield memory, part, inside
-        if covered != len(specs):
-            raise ForeignHandle(source.block, str(self._directory), "a tensor is in no buffer")
+            yield memory, part, some
+
+    def _opening_device(self, source: CudaIpcSource, targets: Sequence[Any]) -> str:
+        """The memory's own device if this process sees it; else that of the targets, or the first one."""
+        visible = self._devices.visible()
+        if source.device in visible:
+            return source.device
+        on_devices = {self._devices.device_of(target) for target in targets}
+        return min((device for device in on_devices if device is not None), default=visible[0])
 
     def _open_buffer(self, buffers: _OpenedBuffers, device: str, part: BufferSource) -> DeviceBuffer:
         with buffers.lock:
@@ -353,7 +367,10 @@ class DeviceMemory(Memory[CudaIpcSource]):
             # turn.
             memory = buffers.open.get(part.handle)
             if memory is None:
-                memory = self._devices.open(device, bytes.fromhex(part.handle), part.size_bytes)
+                try:
+                    memory = self._devices.open(device, bytes.fromhex(part.handle), part.size_bytes)
+                except DeviceError as error:
+                    raise OpenRefused(device, error.reason) from error
                 buffers.open[part.handle] = memory
                 buffers.control.hold_open()
             return memory
@@ -410,8 +427,9 @@ class DeviceMemory(Memory[CudaIpcSource]):
         return sorted({user for buffer_set in self._retired for user in buffer_set.control.users()})
 
 
-def _end(spec: TensorSpec) -> int:
-    return spec.offset + spec.size_bytes
+def _end(part: TensorSpec | BufferSource) -> int:
+    start = part.start if isinstance(part, BufferSource) else part.offset
+    return start + part.size_bytes
 
 
 def _is_on(buffer_set: _Set, device: str) -> bool:

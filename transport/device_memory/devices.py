@@ -4,8 +4,9 @@ number the same device differently.
 The rules are those of CUDA:
 
 - A copy only begins when it is called; its memory must stay until its event is synchronized.
-- Memory of another process is opened by its handle, on the device that it is on, never in the process that owns it,
-  and once per process. It is closed once, after the last copy from it.
+- Memory of another process is opened by its handle, on any device of this process that reaches the memory's own, which
+  need not be visible. It is never opened in the process that owns it, and once per process. It is closed once, after
+  the last copy from it.
 - Memory is freed after every process that has opened it has closed it.
 """
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DeviceBuffer(Protocol):
-    """Memory of a device, or of another process's that was opened."""
+    """Memory of a device, or another process's memory that was opened. ``device``: the one that it was opened on."""
 
     device: str
     size_bytes: int
@@ -48,8 +49,8 @@ class Devices(Protocol[B]):
         """UUIDs, the process's first device first."""
         ...
 
-    def reachable(self) -> frozenset[tuple[str, str]]:
-        """Pairs of different visible devices of which the first can read the memory of the second."""
+    def unreachable(self) -> frozenset[tuple[str, str]]:
+        """Pairs of different visible devices of which the first can't read the memory of the second."""
         ...
 
     def memory(self, device: str) -> MemoryUse:
@@ -84,7 +85,8 @@ class Devices(Protocol[B]):
         ...
 
     def open(self, device: str, handle: bytes, size_bytes: int) -> B:
-        """Raises DeviceError: a handle of this process, opened already, of another device, or of freed memory."""
+        """Opens memory on ``device``, also that of another device. Raises DeviceError: a handle of this process, opened
+        already, of freed memory, of a device that ``device`` does not reach."""
         ...
 
     def close(self, buffer: B) -> None:

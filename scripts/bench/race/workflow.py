@@ -3,7 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from flexmarl.actors.workflow import Agents, Query, Rewards
+from flexmarl.actors.messages.rollouts import Query
+from flexmarl.actors.workflow import Agents, Rewards
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:

@@ -116,10 +116,12 @@ async def test_a_path_that_does_not_reach_is_refused_by_name_and_another_is_seen
     system: ActorSystem, monkeypatch: pytest.MonkeyPatch, private: Path, model: ModelConfig,
     weights: dict[str, torch.Tensor],
 ) -> None:  # fmt: skip
-    other = FakeDevices(private, {DEVICE: TOTAL, OTHER: TOTAL}, visible=[OTHER])
+    other = FakeDevices(
+        private, {DEVICE: TOTAL, OTHER: TOTAL}, visible=[OTHER], unreachable=[(OTHER, DEVICE)]
+    )
     instance = await instance_on(other, system, monkeypatch, private, model, "cuda_ipc")
     async with StateTransport(private, FakeDevices(private, {DEVICE: TOTAL}), "cuda_ipc") as trainer:
-        with pytest.raises(LoadFailed, match=rf"NoPath.*device {DEVICE} is not visible here \({OTHER}\)"):
+        with pytest.raises(LoadFailed, match=r"NoPath.*can't be opened here: .*peer access"):
             await load(instance, trainer, weights, 0)
         assert await instance.api.served_version(SOLVER) is None
     await system.remove("solver-0")
@@ -127,7 +129,7 @@ async def test_a_path_that_does_not_reach_is_refused_by_name_and_another_is_seen
     async with StateTransport(private, FakeDevices(private, {DEVICE: TOTAL})) as trainer:
         loaded = await load(instance, trainer, weights, 1)
         assert loaded.chosen is not None and loaded.chosen.path == "shm"
-        assert "is not visible here" in loaded.chosen.refused["cuda_ipc"]
+        assert "peer access is not supported" in loaded.chosen.refused["cuda_ipc"]
 
 
 # ----------------------------------------------------------------------- kill -9

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.errors import RecipeError
+from flexmarl.actors.messages.rollouts import Query
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
-from flexmarl.actors.workflow import Query
 
 WHOLE = """
 from flexmarl.actors.workflow import Query

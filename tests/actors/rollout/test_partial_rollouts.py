@@ -25,8 +25,8 @@ from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.rollout_config import RolloutConfig, SamplingConfig
 from flexmarl.actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
-from flexmarl.actors.segments.segments import WriterMemory
-from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena, SegmentGrant
+from flexmarl.actors.segments.segments import SegmentGrant, WriterMemory
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

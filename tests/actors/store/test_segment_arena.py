@@ -21,8 +21,9 @@ from structlog.testing import capture_logs
 from flexmarl.actors.errors import ProtocolViolation, StoreError, StoreFull
 from flexmarl.actors.segments.errors import SegmentFull
 from flexmarl.actors.segments.reader import SegmentReader
+from flexmarl.actors.segments.segments import ByteRef, SegmentDirectories
 from flexmarl.actors.segments.writer import SegmentWriter
-from flexmarl.actors.store.segment_arena import ArenaLimits, ByteRef, SegmentArena, SegmentDirectories
+from flexmarl.actors.store.segment_arena import ArenaLimits, SegmentArena
 from flexmarl.core.errors import UnsafeDirectory
 
 from ...full_disk import room_for

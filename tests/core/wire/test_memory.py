@@ -14,7 +14,7 @@ from flexmarl.core.errors import ActorDead, CallTimeout, LocalProtocolError, Sys
 from flexmarl.core.protocol.codec import Buffer
 from flexmarl.core.protocol.session import Settings
 from flexmarl.core.testing import virtual_time
-from flexmarl.core.wire.memory import Faults
+from flexmarl.core.wire.faults import Faults
 
 from ...patience import PATIENCE_S
 from ..cluster_storm import NAMES, weather

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from flexmarl.core.errors import ActorDead
-from flexmarl.core.wire.memory import Faults
+from flexmarl.core.wire.faults import Faults
 
 from .world import Worker, World, in_virtual_time
 
