@@ -6,7 +6,8 @@ Several processes that name the same directory share the devices: memory of a de
 lack. A killed process's memory is free for the others. Two objects in one process behave as two processes do.
 
 A process opens the memory of any device on its own one, also of a device that it does not see, if the two reach each
-other.
+other. Copies and computations are done as late as the events allow: a test that waits for too little sees old bytes,
+and a test that waits for too much finds that later work has been done.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import mmap
 import os
 import secrets
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 from flexmarl.core.durable.private_directory import check_private
+from flexmarl.transport.device_memory.devices import DeviceEvent
 from flexmarl.transport.errors import DeviceError, OutOfDeviceMemory, UnknownDevice
 from flexmarl.transport.host_memory.block import is_locked, try_lock, unlock
 from flexmarl.transport.statistics import MemoryUse
@@ -56,23 +59,41 @@ class FakeBuffer:
         return begin <= address < begin + max(1, self.size_bytes)
 
 
-class FakeEvent:
-    """Does the copies when it is synchronized: until then their memory has to stay."""
+class Queue:
+    """Work of a device, done in order, and only when a caller waits for it."""
 
-    def __init__(self, copies: Sequence[tuple[Tensor, Tensor]], buffers: Sequence[FakeBuffer]) -> None:
-        self._copies = list(copies)
-        self._buffers = buffers
-        for buffer in buffers:
-            buffer.pending += 1
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._count = 0
+
+    def add(self, work: Callable[[], None]) -> int:
+        """Returns the number of the work."""
+        with self._lock:
+            self._count += 1
+            self._waiting.append((self._count, work))
+            return self._count
+
+    @property
+    def newest(self) -> int:
+        return self._count
+
+    def run(self, last: int) -> None:
+        """Does all up to the work of that number."""
+        with self._lock:
+            while self._waiting and self._waiting[0][0] <= last:
+                self._waiting.popleft()[1]()
+
+
+class FakeEvent:
+    """A point in queues."""
+
+    def __init__(self, points: Sequence[tuple[Queue, int]]) -> None:
+        self._points = points
 
     def synchronize(self) -> None:
-        copies, self._copies = self._copies, []
-        with torch.inference_mode():
-            for target, source in copies:
-                target.copy_(source)
-        for buffer in self._buffers:
-            buffer.pending -= 1
-        self._buffers = ()
+        for queue, number in self._points:
+            queue.run(number)
 
 
 class FakeDevices:
@@ -98,6 +119,11 @@ class FakeDevices:
         self._lock = threading.Lock()
         self._owned: dict[str, FakeBuffer] = {}
         self._opened: dict[str, FakeBuffer] = {}
+        self._cached: dict[str, list[FakeBuffer]] = {}
+        self._computing: defaultdict[str, Queue] = defaultdict(Queue)
+        self._copying: defaultdict[str, Queue] = defaultdict(Queue)
+        self.contexts: set[str] = set()
+        """The devices of which this process takes memory for itself, as CUDA's context."""
         self.pinned: dict[int, int] = {}
         """Pinned memory of the host: size by address."""
 
@@ -115,12 +141,35 @@ class FakeDevices:
             total = self._total_bytes[device]
             return MemoryUse(total - self._used_bytes(device), total)
 
+    def compute(self, device: str, work: Callable[[], None]) -> None:
+        """Adds work to the queue of the device that all threads share."""
+        self._begin_context(device)
+        self._computing[device].add(work)
+
+    def record(self, devices: Collection[str]) -> FakeEvent:
+        for device in devices:
+            self._begin_context(device)
+        return FakeEvent([(self._computing[device], self._computing[device].newest) for device in devices])
+
+    def synchronize(self, device: str) -> None:
+        """Does all work of the device, as a call of CUDA that frees memory."""
+        for queue in (self._computing[device], self._copying[device]):
+            queue.run(queue.newest)
+
+    def cache(self, device: str, size_bytes: int) -> None:
+        """Memory that PyTorch has freed and keeps."""
+        self._cached.setdefault(device, []).append(self.allocate(device, size_bytes))
+
+    def release_cache(self, device: str) -> None:
+        for buffer in self._cached.pop(device, []):
+            self.free(buffer)
+
     def device_of(self, tensor: Tensor) -> str | None:
         buffer = self._buffer_of(tensor)
         return None if buffer is None else buffer.device
 
     def allocate(self, device: str, size_bytes: int) -> FakeBuffer:
-        self._check_visible(device)
+        self._begin_context(device)
         with self._lock_accounts(device):
             free = self._total_bytes[device] - self._used_bytes(device)
             if size_bytes > free:
@@ -136,6 +185,7 @@ class FakeDevices:
 
     def free(self, buffer: FakeBuffer) -> None:
         self._end(self._owned, buffer, "freed")
+        self.synchronize(buffer.device)
         path = self._path(buffer.device, buffer.name)
         still_open = is_locked(buffer.descriptor, _OPEN)
         path.unlink(missing_ok=True)
@@ -143,14 +193,33 @@ class FakeDevices:
         if still_open:
             raise DeviceError(buffer.device, "memory was freed while another process has it open")
 
-    def copy(self, device: str, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> FakeEvent:
-        self._check_visible(device)
+    def copy(
+        self,
+        device: str,
+        targets: Sequence[Tensor],
+        sources: Sequence[Tensor],
+        after: DeviceEvent | None = None,
+    ) -> FakeEvent:
+        self._begin_context(device)
+        begun = after or self.record([device])
         buffers = [self._buffer_of(tensor) for tensor in (*targets, *sources)]
         used = {buffer.name: buffer for buffer in buffers if buffer is not None}
         for buffer in used.values():
             if (device, buffer.device) in self._unreachable:
                 raise DeviceError(device, f"no access to the memory of {buffer.device}")
-        return FakeEvent(list(zip(targets, sources, strict=True)), list(used.values()))
+        pairs = list(zip(targets, sources, strict=True))
+
+        def run() -> None:
+            begun.synchronize()
+            with torch.inference_mode():
+                for target, source in pairs:
+                    target.copy_(source)
+            for buffer in used.values():
+                buffer.pending -= 1
+
+        for buffer in used.values():
+            buffer.pending += 1
+        return FakeEvent([(self._copying[device], self._copying[device].add(run))])
 
     def checksum(self, tensor: Tensor) -> int:
         return checksum(tensor)
@@ -161,8 +230,12 @@ class FakeDevices:
         self._check_allowed(buffer.device, "cudaIpcGetMemHandle")
         return buffer.name.encode().ljust(_HANDLE_BYTES, b"\0")
 
+    def open_elsewhere(self, buffer: FakeBuffer, handle: bytes) -> None:
+        other = FakeDevices(self._directory, self._total_bytes, refuses=self._refuses)
+        other.close(other.open(buffer.device, handle, buffer.size_bytes))
+
     def open(self, device: str, handle: bytes, size_bytes: int) -> FakeBuffer:
-        self._check_visible(device)
+        self._begin_context(device)
         self._check_allowed(device, "cudaIpcOpenMemHandle")
         name = handle.rstrip(b"\0").decode(errors="replace")
         if len(handle) != _HANDLE_BYTES or "/" in name or not name:
@@ -194,6 +267,8 @@ class FakeDevices:
         os.close(buffer.descriptor)
 
     def pin(self, address: int, size_bytes: int) -> Callable[[], None]:
+        self._begin_context(self._visible[0])
+        self._check_allowed(self._visible[0], "cudaHostRegister")
         if address in self.pinned:
             raise DeviceError(self._visible[0] if self._visible else "none", "memory is pinned already")
         self.pinned[address] = size_bytes
@@ -202,6 +277,9 @@ class FakeDevices:
             self.pinned.pop(address, None)
 
         return unpin
+
+    def make_pinned(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
 
     def _end(self, buffers: dict[str, FakeBuffer], buffer: FakeBuffer, what: str) -> None:
         with self._lock:
@@ -219,6 +297,10 @@ class FakeDevices:
         with self._lock:
             buffers = [*self._owned.values(), *self._opened.values()]
         return next((buffer for buffer in buffers if buffer.has(address)), None)
+
+    def _begin_context(self, device: str) -> None:
+        self._check_visible(device)
+        self.contexts.add(device)
 
     def _check_visible(self, device: str) -> None:
         if device not in self._visible:

@@ -126,12 +126,28 @@ class OpenRefused(DeviceError):
 
 
 class OutOfDeviceMemory(DeviceError):
-    """A device has too little free memory. Nothing was allocated."""
+    """A device has too little free memory. Nothing was allocated. ``key``: of the state, whose memory there has
+    ``total_bytes``; empty if it has none."""
 
-    def __init__(self, device: str, needed_bytes: int, free_bytes: int) -> None:
-        super().__init__(device, f"{needed_bytes} bytes do not fit: {free_bytes} bytes are free")
+    def __init__(
+        self, device: str, needed_bytes: int, free_bytes: int, key: str = "", total_bytes: int = 0
+    ) -> None:
+        of_state = (
+            f"; state {key} needs {total_bytes} bytes there in all, beside what computes: leave it that much, "
+            "or offer it in the host's memory (weights.path=shm)"
+        )
+        super().__init__(
+            device,
+            f"{needed_bytes} bytes do not fit: {free_bytes} bytes are free{of_state if key else ''}",
+        )
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+        self.key = key
+        self.total_bytes = total_bytes
+
+    def of(self, key: str, total_bytes: int) -> "OutOfDeviceMemory":
+        """The same error, of the state ``key``, whose memory has ``total_bytes``."""
+        return OutOfDeviceMemory(self.device, self.needed_bytes, self.free_bytes, key, total_bytes)
 
 
 class MemberMissing(TransportError):

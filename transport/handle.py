@@ -7,7 +7,7 @@ state checks its source.
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -190,7 +190,7 @@ class StateHandle:
 
     ``size_bytes``: the length of the payload. ``digest``: xxh3_64 of the xxh3_64 of every ``block.CHUNK_BYTES`` of the
     payload; None without a source in host memory. ``sources``: each has the data of its path. The reader
-    chooses one of them (``select.py``).
+    chooses one of them (``select.py``). ``withheld``: by path, the reason why its owner does not offer it.
 
     Raises ValueError if a number is out of range, two tensors have one name, or a tensor is unaligned or exceeds the
     payload.
@@ -202,6 +202,7 @@ class StateHandle:
     digest: int | None
     tensors: tuple[TensorSpec, ...]
     sources: tuple[Source, ...]
+    withheld: dict[PathName, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         # Here, not by those that read: a handle comes from the network, and each path would have to check it again.

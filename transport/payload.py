@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -161,6 +161,18 @@ def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes:
     return parts
 
 
+class DeviceCopies(Protocol):
+    """Copies with tensors on devices. May be used by several threads."""
+
+    def is_on_device(self, tensor: Any) -> bool:
+        """True for a tensor in the memory of a device."""
+        ...
+
+    def write(self, target: Any, source: Any) -> None:
+        """Copies all elements; returns when that is done."""
+        ...
+
+
 class Copying:
     """A copy of tensors, all of ``kind``, on any device and with any strides, in parts that may run in any order."""
 
@@ -171,10 +183,17 @@ class Copying:
         sources: Sequence[Any],
         specs: Sequence[TensorSpec],
         size_bytes: int,
+        device_copies: "DeviceCopies | None" = None,
     ) -> None:
-        self._kind = kind
+        """``device_copies``: None: there are no devices, or copies with them are the kind's."""
+        self._write = kind.write if device_copies is None else device_copies.write
         self._pairs = list(zip(targets, sources, strict=True))
-        addresses = [(kind.address(target), kind.address(source)) for target, source in self._pairs]
+
+        def address(tensor: Any) -> int | None:
+            is_far = device_copies is not None and device_copies.is_on_device(tensor)
+            return None if is_far else kind.address(tensor)
+
+        addresses = [(address(target), address(source)) for target, source in self._pairs]
         self._addresses = [
             None if target is None or source is None else (target, source) for target, source in addresses
         ]
@@ -186,7 +205,7 @@ class Copying:
         for index, begin, end in part.cuts:
             addresses = self._addresses[index]
             if addresses is None:
-                self._kind.write(*self._pairs[index])
+                self._write(*self._pairs[index])
             else:
                 # Not the libraries' copy, which is as fast: it would need a view for each cut, and PyTorch's would
                 # start threads of its own beside these. This call is without the GIL, too.

@@ -126,8 +126,10 @@ def choose(
     devices: Set[str],
     size_bytes: int,
     path: PathName | None = None,
+    withheld: Mapping[PathName, str] | None = None,
 ) -> Choice:
     """The source for ``size_bytes`` that go to ``devices`` (UUIDs, or CPU): the fastest that reaches them.
+    ``withheld``: see ``StateHandle``; a faster path that is not offered counts as refused, with that reason.
 
     With ``path`` no other is taken. Raises NoPath, with the reason against every source.
     """
@@ -135,13 +137,17 @@ def choose(
     refused: dict[PathName, str] = {}
     for name in _TO_DEVICES if devices - {CPU} else _TO_CPU:
         source = offered.get(name)
-        if source is None or path not in (None, name):
+        if path not in (None, name):
+            continue
+        if source is None:
+            if withheld and name in withheld:
+                refused[name] = withheld[name]
             continue
         reaches, reason = _RULES[name](reader, source, devices)
         if reaches:
             return Choice(name, source, f"forced; {reason}" if path else reason, refused)
         refused[name] = reason
-    if path is not None and path not in offered:
+    if path is not None and path not in {*offered, *refused}:
         refused[path] = f"not offered (there is {', '.join(offered) or 'no source'})"
     place = f"{reader.place.node}, process {reader.place.process}"
     raise NoPath(place, sorted(devices), size_bytes, {str(name): why for name, why in refused.items()})

@@ -42,7 +42,7 @@ thread has stopped, and publishes nothing half written.
 import os
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence, Set
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -50,8 +50,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from ..core.durable.private_directory import check_private
 from ..core.telemetry import get_logger
 from .device_memory.device_memory import DeviceMemory
-from .device_memory.devices import Devices
-from .errors import OpenRefused, TransportClosed
+from .device_memory.devices import DeviceEvent, Devices
+from .device_memory.host_copies import HostCopies
+from .errors import DeviceError, OpenRefused, TransportClosed
 from .groups.collective import CollectivePath
 from .groups.plan import Shards
 from .handle import CudaIpcSource, LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
@@ -116,24 +117,26 @@ class StateTransport:
         self._runtime_dir = runtime_dir
         self._workers = CopyWorkers()
         self._devices = devices
+        self._device_memory: DeviceMemory | None = None
         self._reader = Reader(self.place, encrypted=None if bulk is None else bulk.encrypted)
         if devices is not None:
             visible = frozenset(devices.visible())
             self._reader = replace(self._reader, visible=visible, unreachable=devices.unreachable())
-        self._arena = Arena(runtime_dir, self.place.process, devices.pin if devices is not None else None)
+        copies = None if devices is None else HostCopies(devices)
+        self._arena = Arena(runtime_dir, self.place.process, None if copies is None else copies.pin)
         self._remote = None if bulk is None else Remote(self.place, runtime_dir, bulk)
-        self._host = HostMemory(self.place, runtime_dir, self._arena, self._workers, self._remote)
+        self._host = HostMemory(self.place, runtime_dir, self._arena, self._workers, self._remote, copies)
         self._memories: dict[PathName, Memory[Any]] = {"shm": self._host}
         if devices is not None:
             controls = Arena(runtime_dir, f"{self.place.process}-ipc")
-            self._memories["cuda_ipc"] = DeviceMemory(
-                self.place, runtime_dir, controls, self._workers, devices
-            )
+            self._device_memory = DeviceMemory(self.place, runtime_dir, controls, self._workers, devices)
+            self._memories["cuda_ipc"] = self._device_memory
         if self._remote is not None:
             self._memories["tcp"] = self._host
         self._collective = CollectivePath(runtime_dir)
         self._paths: dict[PathName, TransferPath[Any]] = {**self._memories, "collective": self._collective}
         self._path = path
+        self._withheld: set[str] = set()
         self._transfers = Transfers()
         self._open = False
 
@@ -168,6 +171,7 @@ class StateTransport:
         version: int,
         offer: Sequence[PathName] | None = None,
         lent: LentMemory | None = None,
+        after: DeviceEvent | None = None,
         timeout_s: float = 60.0,
     ) -> StateHandle:
         """Publishes ``tensors`` as ``version`` of ``key`` and returns the handle to send in messages.
@@ -176,19 +180,24 @@ class StateTransport:
         process has devices, ``shm``, and ``tcp`` if there are other hosts. By ``shm`` any process of this host may read
         the state. It is a copy: the tensors may change as soon as this returns. By ``tcp`` processes of other hosts may
         read the same copy, which is made once for both. By ``cuda_ipc`` it is a copy in device memory, for processes of
-        this host that see the device. By ``collective`` it is a copy that all members of the group that this process
+        this host with a device; if the driver lets none of them open it (MIG, some containers), it is left out, and the
+        handle has the reason. By ``collective`` it is a copy that all members of the group that this process
         has joined get at the same time. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
         process ends, until the same memory is set again or taken back. If that process is on another node, the copy is
         in this process's memory, and the lender fetches it (``take``).
 
+        ``after``: the point of computations (``record``) that the tensors are complete at. The copy waits for those
+        computations alone; without it, for all that the devices were given before this call.
+
         Tensors of any shape, stride and device; dtypes of ``handle.DTYPE_BYTES``. After a cancellation or a timeout
         nothing half written is published, the version set before stays readable, and no thread reads the tensors any
         more. Concurrent sets of one key run one after the other.
 
         Raises ArenaSpace, MemoryInUse, TransferTimeout, TransportClosed, TypeError for a tensor that can't travel, and
-        ValueError for a version outside 0 .. 2**63-1 and for paths that can't be offered.
+        ValueError for a version outside 0 .. 2**63-1 and for paths that can't be offered. OutOfDeviceMemory and
+        DeviceError of ``cuda_ipc``.
         """
         self._check_open()
         if not 0 <= version < 2**63:
@@ -201,15 +210,35 @@ class StateTransport:
             if offer is not None and tuple(offer) != ("shm",):
                 raise ValueError(f"{key}: lent memory is offered by 'shm', not by {list(offer)}")
             transfer = Transfer("set", key, version, "shm", size_bytes, timeout_s)
-            offering = self._host.offer_in(lent, key, tensors, version=version)
+            offering = self._host.offer_in(lent, key, tensors, version=version, after=after)
             return handle_of(key, version, [await self._transfers.set(transfer, offering)])
+        withheld: dict[PathName, str] = {}
+        if offer is None:
+            offer, withheld = await self._offer_to_all(tensors)
         offers = []
-        for memory, paths in self._by_memory(key, self.offered if offer is None else offer).items():
+        for memory, paths in self._by_memory(key, offer).items():
             counted = "tcp" if "tcp" in paths else paths[0]
             transfer = Transfer("set", key, version, counted, size_bytes, timeout_s)
-            offering = memory.offer(key, tensors, version=version, paths=paths)
+            offering = memory.offer(key, tensors, version=version, paths=paths, after=after)
             offers.append(await self._transfers.set(transfer, offering))
-        return handle_of(key, version, offers)
+        return handle_of(key, version, offers, withheld)
+
+    async def _offer_to_all(self, tensors: Tensors) -> tuple[tuple[PathName, ...], dict[PathName, str]]:
+        """The paths that no Set has named, and the reason against each that was left out."""
+        # A path that was asked for by name is not probed: its error is the better answer than another path.
+        if self._path is not None or self._device_memory is None:
+            return self.offered, {}
+        if not (reason := await self._device_memory.refusal(tensors)):
+            return self.offered, {}
+        if reason not in self._withheld:
+            self._withheld.add(reason)
+            log.warning("device memory is not offered", reason=reason)
+        return tuple(path for path in self.offered if path != "cuda_ipc"), {"cuda_ipc": reason}
+
+    def record(self) -> DeviceEvent | None:
+        """The point after all computations that this thread has begun on this process's devices, for ``set``; None
+        without devices."""
+        return None if self._devices is None else self._devices.record(self._devices.visible())
 
     def _by_memory(self, key: str, offer: Sequence[PathName]) -> dict[TransferPath[Any], list[PathName]]:
         """The paths of ``offer``, by the memory that they lead to. Raises ValueError for one that there is not."""
@@ -358,7 +387,10 @@ class StateTransport:
         sources = self._host.sources(handle)
         if in_place:
             sources = tuple(source for source in sources if source.path != "collective")
-        return choose(self._reader, sources, devices=devices, size_bytes=handle.size_bytes, path=path)
+        size_bytes, withheld = handle.size_bytes, handle.withheld
+        return choose(
+            self._reader, sources, devices=devices, size_bytes=size_bytes, path=path, withheld=withheld
+        )
 
     @contextmanager
     def _noted_refusal(self, choice: Choice) -> Iterator[None]:
@@ -484,15 +516,18 @@ class StateTransport:
             running=self._workers.running,
             arena_bytes=self._arena.size_bytes,
             spare_bytes=self._arena.spare_bytes,
-            devices=self._device_memory(),
+            devices=self._device_use(),
             chosen=dict(self._transfers.chosen),
             network=None if self._remote is None else self._remote.statistics,
         )
 
-    def _device_memory(self) -> dict[str, MemoryUse]:
-        if self._devices is None:
-            return {}
-        return {device: self._devices.memory(device) for device in self._devices.visible()}
+    def _device_use(self) -> dict[str, MemoryUse]:
+        used: dict[str, MemoryUse] = {}
+        for device in [] if self._devices is None else self._devices.visible():
+            # A figure for people: a driver that does not report it ends no run.
+            with suppress(DeviceError):
+                used[device] = self._devices.memory(device)  # type: ignore[union-attr]
+        return used
 
     def _device_of(self, tensor: Any) -> str:
         """The UUID of its device if this process knows it, else the type."""

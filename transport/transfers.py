@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
 from ..core.base.threads import wait_ended
 from ..core.telemetry import get_logger
@@ -19,6 +19,9 @@ from .payload import Layout
 from .select import Choice
 from .statistics import Chosen, PathStatistics
 from .tensors.tensor_kind import Tensors
+
+if TYPE_CHECKING:
+    from .device_memory.devices import DeviceEvent
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Source)
@@ -45,12 +48,14 @@ class Offer:
     digest: int | None
 
 
-def handle_of(key: str, version: int, offers: Sequence[Offer]) -> StateHandle:
-    """The handle of one state that lies in several memories."""
+def handle_of(
+    key: str, version: int, offers: Sequence[Offer], withheld: Mapping[PathName, str] | None = None
+) -> StateHandle:
+    """The handle of one state that lies in several memories. ``withheld``: see ``StateHandle``."""
     first = offers[0]
     digest = next((offer.digest for offer in offers if offer.digest is not None), None)
     sources = tuple(source for offer in offers for source in offer.sources)
-    return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources)
+    return StateHandle(key, version, first.size_bytes, digest, first.tensors, sources, dict(withheld or {}))
 
 
 @dataclass(slots=True)
@@ -87,9 +92,18 @@ class TransferPath(Protocol[S]):
     the last thread has stopped to read or write its tensors, and a cancelled ``offer`` publishes nothing half written.
     """
 
-    async def offer(self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName]) -> Offer:
+    async def offer(
+        self,
+        key: str,
+        tensors: Tensors,
+        *,
+        version: int,
+        paths: Sequence[PathName],
+        after: "DeviceEvent | None" = None,
+    ) -> Offer:
         """Publishes ``tensors`` (any shape, device or stride; dtypes of DTYPE_BYTES) as ``version``, with a source for
-        each of ``paths``: host memory has two of them, and makes one copy for both.
+        each of ``paths``: host memory has two of them, and makes one copy for both. ``after``: see
+        ``StateTransport.set``.
 
         Raises TypeError for a tensor that can't travel, ArenaSpace if there is too little memory, TransportClosed.
         """

@@ -78,6 +78,15 @@ def test_cards_of_a_host_that_each_see_only_themselves_reach_each_other() -> Non
     assert choose(of_another, [SHM, IPC], devices={"GPU-b"}, size_bytes=8).path == "cuda_ipc"
 
 
+def test_a_path_that_its_owner_withholds_is_a_downgrade_with_its_reason() -> None:
+    withheld: dict[PathName, str] = {"cuda_ipc": "a part of a device"}
+    choice = choose(SEES_BOTH, [SHM], devices={"GPU-a"}, size_bytes=8, withheld=withheld)
+    assert (choice.path, choice.refused, choice.is_downgrade) == ("shm", withheld, True)
+    assert not choose(SEES_BOTH, [SHM], devices={"cpu"}, size_bytes=8, withheld=withheld).is_downgrade
+    with pytest.raises(NoPath, match="path 'cuda_ipc': a part of a device"):
+        choose(SEES_BOTH, [SHM], devices={"GPU-a"}, size_bytes=8, path="cuda_ipc", withheld=withheld)
+
+
 def test_memory_does_not_leave_its_host() -> None:
     with pytest.raises(NoPath, match=r"to h2, process p3 \(8 bytes to cpu, cuda\)") as raised:
         choose(AWAY, [IPC, SHM], devices={"cuda", "cpu"}, size_bytes=8)

@@ -9,10 +9,11 @@ from .devices import Devices
 def find_devices(names: Iterable[str]) -> Devices[Any] | None:
     """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``.
 
-    Raises UnknownDevice for ``cuda`` if this process sees none.
+    Raises UnknownDevice for one that this process does not see.
     """
+    names = list(names)
     if set(names) <= {"cpu"}:
         return None
     from .cuda import CudaDevices  # imports PyTorch
 
-    return CudaDevices()
+    return CudaDevices(names)

@@ -13,11 +13,12 @@ go with it.
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from ...core.base.threads import in_thread
 from ...core.telemetry import get_logger
 from .. import payload
 from ..errors import (
@@ -25,7 +26,6 @@ from ..errors import (
     DeviceError,
     ForeignHandle,
     NotAcknowledged,
-    OpenRefused,
     StaleHandle,
     TransportClosed,
     UnknownDevice,
@@ -36,7 +36,9 @@ from ..host_memory.block import Block
 from ..select import Place
 from ..tensors.tensor_kind import Tensors
 from ..transfers import CopyWorkers, Memory, Offer, ReadRequest, VersionedMemory
-from .devices import DeviceBuffer, Devices
+from .buffer_sets import BufferSet, BufferSets
+from .devices import DeviceBuffer, DeviceEvent, Devices
+from .opened_buffers import OpenedBuffers
 
 # Few large buffers, not one for each tensor: each is exported, opened by every reader and checked by one sum.
 BUFFER_BYTES: Final = 256 << 20
@@ -59,43 +61,6 @@ def buffer_ranges(specs: Sequence[TensorSpec], size_bytes: int) -> list[tuple[in
     return ranges
 
 
-class _Set:
-    """The buffers of one version, in this process's device memory."""
-
-    def __init__(self, control: Block, ranges: list[tuple[int, int]]) -> None:
-        self.control = control
-        self.ranges = ranges
-        self.buffers: list[DeviceBuffer] = []
-        self.handles: list[str] = []
-
-
-class _OpenedBuffers:
-    """A set of buffers of another process, as far as it is open here."""
-
-    def __init__(self, control: Block) -> None:
-        self.control = control
-        self.open: dict[str, DeviceBuffer] = {}
-        self.lock = threading.Lock()
-        self.users = 0
-
-    def begin(self) -> bool:
-        """Locks the set for a copy; False if its owner writes it."""
-        with self.lock:
-            # One lock for all copies of this process: to the kernel they are one holder, and the first to end would end
-            # the lock of the others.
-            if not self.users and not self.control.use():
-                return False
-            self.users += 1
-            return True
-
-    def end(self) -> None:
-        """Acknowledges: the copies are done."""
-        with self.lock:
-            self.users -= 1
-            if not self.users:
-                self.control.end()
-
-
 class DeviceMemory(Memory[CudaIpcSource]):
     """``acknowledge_s``: the longest wait for readers before memory is written again or freed.
 
@@ -113,20 +78,30 @@ class DeviceMemory(Memory[CudaIpcSource]):
     ) -> None:
         self._place = place
         self._directory = directory
-        self._arena = arena
         self._workers = workers
         self._devices = devices
         self._acknowledge_s = acknowledge_s
-        self._written: dict[str, VersionedMemory[_Set]] = {}
-        self._retired: list[_Set] = []
-        self._opened_buffers: dict[str, _OpenedBuffers] = {}
+        self._sets = BufferSets(arena, devices)
+        self._written: dict[str, VersionedMemory[BufferSet]] = {}
+        self._opened_buffers: dict[str, OpenedBuffers] = {}
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
 
     # ----------------------------------------------------------------------- writing
 
+    async def refusal(self, tensors: Tensors) -> str:
+        """The reason why other processes can't open this one's memory of the tensors' device; empty if they can. Raises
+        DeviceError."""
+        return await self._sets.probe(self._device_of(map(payload.torch_kind().adopt, tensors.values())))
+
     async def offer(
-        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("cuda_ipc",)
+        self,
+        key: str,
+        tensors: Tensors,
+        *,
+        version: int,
+        paths: Sequence[PathName] = ("cuda_ipc",),
+        after: DeviceEvent | None = None,
     ) -> Offer:
         written = self._written.setdefault(key, VersionedMemory())
         async with written.lock:
@@ -135,19 +110,25 @@ class DeviceMemory(Memory[CudaIpcSource]):
             layout = written.layout_of(tensors)
             sources = [payload.torch_kind().adopt(tensor) for tensor in tensors.values()]
             device = self._device_of(sources)
-            ranges = buffer_ranges(layout.specs, layout.size_bytes)
-            buffers = await self._begin_set(key, written, ranges, device, version, layout.size_bytes)
+            # Once, not for each buffer: a later one would wait for computations that were begun meanwhile.
+            after = after or self._devices.record([device])
+            buffers = await self._begin_set(key, written, device, version, layout)
             try:
-                work = functools.partial(self._write, buffers, layout, sources, device)
+                work = functools.partial(self._write, buffers, layout, sources, device, after)
                 offered = await self._workers.run(layout.size_bytes, work)
             except BaseException:
                 buffers.control.end()
                 written.failed(buffers)
                 raise
-            self._retire(written.publish(buffers))
-            return offered
+            # The second set of the first version stays; what is free besides is of no more use.
+            spare = [] if written.published else written.free[:1]
+            written.free = [buffer_set for buffer_set in written.free if buffer_set not in spare]
+            self._sets.retire(written.publish(buffers))
+            written.free.extend(spare)
+        await self._sets.free_retired()
+        return offered
 
-    def _device_of(self, tensors: Sequence[Any]) -> str:
+    def _device_of(self, tensors: Iterable[Any]) -> str:
         """The device of the buffers: that of the tensors, or the first one for tensors on the CPU."""
         devices = {self._devices.device_of(tensor) for tensor in tensors} - {None}
         visible = self._devices.visible()
@@ -158,34 +139,25 @@ class DeviceMemory(Memory[CudaIpcSource]):
         return next((device for device in devices if device is not None), visible[0])
 
     async def _begin_set(
-        self,
-        key: str,
-        written: VersionedMemory[_Set],
-        ranges: list[tuple[int, int]],
-        device: str,
-        version: int,
-        size_bytes: int,
-    ) -> _Set:
+        self, key: str, written: VersionedMemory[BufferSet], device: str, version: int, layout: payload.Layout
+    ) -> BufferSet:
         """A set for the next version, in no list of ``written``, which no reader uses."""
+        ranges = buffer_ranges(layout.specs, layout.size_bytes)
         # First, as a set that no reader has open any more may be the room for the next one.
-        self._free_retired()
-        fitting = [
-            candidate
-            for candidate in written.candidates()
-            if candidate.ranges == ranges and _is_on(candidate, device)
-        ]
-        if fitting:
-            chosen = fitting[0]
-            await self._wait_acknowledged(key, chosen, version, size_bytes)
-            written.take(chosen)
-            return chosen
-        self._retire(written.free)
-        written.free.clear()
-        new_set = self._create_set(key, ranges, device)
-        new_set.control.begin(version, size_bytes)
-        return new_set
+        await self._sets.free_retired()
+        fitting = [candidate for candidate in written.candidates() if candidate.suits(ranges, device)]
+        if not fitting:
+            self._sets.retire(written.free)
+            written.free.clear()
+            # The second one at once, not for the second version: a run that is going to lack memory does so at its
+            # start. After a change of the layout there are two older ones, so one by one.
+            await self._sets.make(key, ranges, device, 1 if written.published else 2, written.free)
+            fitting = [written.free[0]]
+        await self._wait_acknowledged(key, fitting[0], version, layout.size_bytes)
+        written.take(fitting[0])
+        return fitting[0]
 
-    async def _wait_acknowledged(self, key: str, chosen: _Set, version: int, size_bytes: int) -> None:
+    async def _wait_acknowledged(self, key: str, chosen: BufferSet, version: int, size_bytes: int) -> None:
         try:
             async with asyncio.timeout(self._acknowledge_s):
                 while not chosen.control.begin(version, size_bytes):  # noqa: ASYNC110  # locks set no event
@@ -194,26 +166,13 @@ class DeviceMemory(Memory[CudaIpcSource]):
             readers = chosen.control.users()
             raise NotAcknowledged(key, chosen.control.name, readers, self._acknowledge_s) from expired
 
-    def _create_set(self, key: str, ranges: list[tuple[int, int]], device: str) -> _Set:
-        new_set = _Set(self._arena.take(Block.USERS_BYTES, f"{key}-cuda"), ranges)
-        try:
-            for start, end in ranges:
-                buffer = self._devices.allocate(device, end - start)
-                new_set.buffers.append(buffer)
-                new_set.handles.append(self._devices.export(buffer).hex())
-        except BaseException:
-            for buffer in new_set.buffers:
-                self._devices.free(buffer)
-            self._arena.give_back(new_set.control)
-            raise
-        return new_set
-
     def _write(
         self,
-        buffers: _Set,
+        buffers: BufferSet,
         layout: payload.Layout,
         sources: list[Any],
         device: str,
+        after: DeviceEvent,
         stop: threading.Event,
     ) -> Offer:
         described = []
@@ -225,9 +184,9 @@ class DeviceMemory(Memory[CudaIpcSource]):
             inside = [n for n, spec in enumerate(layout.specs) if start <= spec.offset and _end(spec) <= end]
             specs = [layout.specs[n] for n in inside]
             views = payload.make_views(payload.torch_kind(), buffer.tensor, -start, specs)
-            self._devices.copy(device, views, [sources[n] for n in inside]).synchronize()
+            self._devices.copy(device, views, [sources[n] for n in inside], after).synchronize()
             # After the copies: their memory is complete only when the event before is synchronized.
-            checksum = self._devices.checksum(buffer.tensor)
+            checksum = self._devices.checksum(buffer.tensor[: end - start])
             described.append(BufferSource(handle, start, end - start, checksum))
         source = CudaIpcSource(
             "cuda_ipc", self._place.node, self._place.process, device, buffers.control.name,
@@ -235,29 +194,14 @@ class DeviceMemory(Memory[CudaIpcSource]):
         )  # fmt: skip
         return Offer((source,), layout.specs, layout.size_bytes, None)
 
-    def _retire(self, sets: Sequence[_Set]) -> None:
-        """Makes the handles stale; the memory is freed when the last reader has closed it."""
-        # Not freed at once: CUDA calls it undefined while another process has the memory open.
-        for buffer_set in sets:
-            buffer_set.control.revoke()
-            buffer_set.control.unlink()  # the sign for readers to close it
-            self._retired.append(buffer_set)
-        self._free_retired()
-
-    def _free_retired(self) -> None:
-        for buffer_set in [buffer_set for buffer_set in self._retired if not buffer_set.control.is_open]:
-            self._retired.remove(buffer_set)
-            self._arena.give_back(buffer_set.control)
-            for buffer in buffer_set.buffers:
-                self._devices.free(buffer)
-
     async def drop(self, key: str) -> None:
         written = self._written.get(key)
         if written is None:
             return
         async with written.lock:
-            self._retire(written.all())
+            self._sets.retire(written.all())
             self._written.pop(key, None)
+        await self._sets.free_retired()
 
     # ----------------------------------------------------------------------- reading
 
@@ -266,7 +210,9 @@ class DeviceMemory(Memory[CudaIpcSource]):
     ) -> dict[str, Any]:
         self._begin_watching()
         _, targets = payload.destinations(request.handle.key, request.tensors, into)
-        await self._workers.run(request.size_bytes, functools.partial(self._read, request, targets))
+        # Computations that were begun may still use the targets, or earlier tensors in the same memory.
+        after = self._devices.record(self._devices.visible())
+        await self._workers.run(request.size_bytes, functools.partial(self._read, request, targets, after))
         return {spec.name: target for spec, target in zip(request.tensors, targets, strict=True)}
 
     @asynccontextmanager
@@ -295,7 +241,11 @@ class DeviceMemory(Memory[CudaIpcSource]):
             self._watching = asyncio.create_task(self._watch())
 
     def _read(
-        self, request: ReadRequest[CudaIpcSource], targets: Sequence[Any], stop: threading.Event
+        self,
+        request: ReadRequest[CudaIpcSource],
+        targets: Sequence[Any],
+        after: DeviceEvent,
+        stop: threading.Event,
     ) -> None:
         names = [spec.name for spec in request.tensors]
         into = dict(zip(names, map(payload.torch_kind().adopt, targets), strict=True))
@@ -306,12 +256,12 @@ class DeviceMemory(Memory[CudaIpcSource]):
                 request, buffers, stop, [*into.values()], checked=True
             ):
                 views = payload.make_views(payload.torch_kind(), memory.tensor, -part.start, specs)
-                copied = self._devices.copy(memory.device, [into[spec.name] for spec in specs], views)
+                copied = self._devices.copy(memory.device, [into[spec.name] for spec in specs], views, after)
                 copied.synchronize()
         _check_generation(request, buffers)
 
     @contextmanager
-    def _reading(self, request: ReadRequest[CudaIpcSource]) -> Iterator[_OpenedBuffers]:
+    def _reading(self, request: ReadRequest[CudaIpcSource]) -> Iterator[OpenedBuffers]:
         """The peer that has the version, which its owner does not write until this ends."""
         buffers = self._buffers_of(request.handle, request.source)
         if not buffers.begin():
@@ -325,7 +275,7 @@ class DeviceMemory(Memory[CudaIpcSource]):
     def _open_buffers(
         self,
         request: ReadRequest[CudaIpcSource],
-        buffers: _OpenedBuffers,
+        buffers: OpenedBuffers,
         stop: threading.Event,
         targets: Sequence[Any],
         *,
@@ -342,9 +292,7 @@ class DeviceMemory(Memory[CudaIpcSource]):
         if sum(map(len, inside.values())) != len(specs):
             raise ForeignHandle(source.block, str(self._directory), "a tensor is in no buffer")
         device = self._opening_device(source, targets)
-        opened = [
-            (self._open_buffer(buffers, device, part), part, some) for part, some in inside.items() if some
-        ]
+        opened = [(buffers.open(device, part), part, some) for part, some in inside.items() if some]
         for memory, part, some in opened:
             if stop.is_set():
                 raise TransportClosed
@@ -361,45 +309,25 @@ class DeviceMemory(Memory[CudaIpcSource]):
         on_devices = {self._devices.device_of(target) for target in targets}
         return min((device for device in on_devices if device is not None), default=visible[0])
 
-    def _open_buffer(self, buffers: _OpenedBuffers, device: str, part: BufferSource) -> DeviceBuffer:
-        with buffers.lock:
-            # Kept open for later versions: to open a handle maps memory of the device, and the writer uses two sets in
-            # turn.
-            memory = buffers.open.get(part.handle)
-            if memory is None:
-                try:
-                    memory = self._devices.open(device, bytes.fromhex(part.handle), part.size_bytes)
-                except DeviceError as error:
-                    raise OpenRefused(device, error.reason) from error
-                buffers.open[part.handle] = memory
-                buffers.control.hold_open()
-            return memory
-
-    def _buffers_of(self, handle: StateHandle, source: CudaIpcSource) -> _OpenedBuffers:
+    def _buffers_of(self, handle: StateHandle, source: CudaIpcSource) -> OpenedBuffers:
         buffers = self._opened_buffers.get(source.block)
         if buffers is None:
             try:
                 control = Block.open(self._directory, source.block, writable=True)
             except FileNotFoundError as error:
                 raise StaleHandle(handle.key, handle.version, None) from error
-            buffers = self._opened_buffers.setdefault(source.block, _OpenedBuffers(control))
+            buffers = self._opened_buffers.setdefault(source.block, OpenedBuffers(control, self._devices))
         return buffers
 
     async def _watch(self) -> None:
         """Closes the memory of owners that have retired it or ended; frees this process's when its readers have."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            self._free_retired()
+            await self._sets.free_retired()
             for name, buffers in list(self._opened_buffers.items()):
-                if not buffers.users and not (buffers.control.is_linked and buffers.control.has_owner):
-                    del self._opened_buffers[name]
-                    self._close_buffers(buffers)
-
-    def _close_buffers(self, buffers: _OpenedBuffers) -> None:
-        for memory in buffers.open.values():
-            self._devices.close(memory)
-        buffers.open.clear()
-        buffers.control.close()
+                if not buffers.is_of_use:
+                    await in_thread(buffers.close)
+                    self._opened_buffers.pop(name, None)
 
     async def close(self) -> None:
         """Closes what it has opened, and waits until the readers of its own memory have closed that."""
@@ -409,22 +337,20 @@ class DeviceMemory(Memory[CudaIpcSource]):
             with suppress(asyncio.CancelledError):
                 await self._watching
         for buffers in self._opened_buffers.values():
-            self._close_buffers(buffers)
+            await in_thread(buffers.close)
         self._opened_buffers.clear()
         for written in self._written.values():
-            self._retire(written.all())
+            self._sets.retire(written.all())
         self._written.clear()
         try:
             async with asyncio.timeout(self._acknowledge_s):
-                while self._retired:
+                await self._sets.free_retired()
+                while self._sets.has_retired:
                     await asyncio.sleep(_POLL_S)
-                    self._free_retired()
+                    await self._sets.free_retired()
         except TimeoutError:
             # Freeing it would be undefined for them. It goes with this process.
-            log.error("device memory is still open in other processes", processes=self._users())
-
-    def _users(self) -> list[int]:
-        return sorted({user for buffer_set in self._retired for user in buffer_set.control.users()})
+            log.error("device memory is still open in other processes", processes=self._sets.users())
 
 
 def _end(part: TensorSpec | BufferSource) -> int:
@@ -432,10 +358,6 @@ def _end(part: TensorSpec | BufferSource) -> int:
     return start + part.size_bytes
 
 
-def _is_on(buffer_set: _Set, device: str) -> bool:
-    return all(buffer.device == device for buffer in buffer_set.buffers)
-
-
-def _check_generation(request: ReadRequest[CudaIpcSource], buffers: _OpenedBuffers) -> None:
+def _check_generation(request: ReadRequest[CudaIpcSource], buffers: OpenedBuffers) -> None:
     if buffers.control.generation != request.source.generation:
         raise StaleHandle(request.handle.key, request.handle.version, buffers.control.version)

@@ -28,6 +28,7 @@ from .plan import Plan, Shards, make_plan, whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..device_memory.devices import DeviceEvent
     from .group import Group, GroupAddress, PlanRun
 
 R = TypeVar("R")
@@ -99,7 +100,13 @@ class CollectivePath(TransferPath[CollectiveSource]):
     # ----------------------------------------------------------------------- sending
 
     async def offer(
-        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("collective",)
+        self,
+        key: str,
+        tensors: Tensors,
+        *,
+        version: int,
+        paths: Sequence[PathName] = ("collective",),
+        after: "DeviceEvent | None" = None,
     ) -> Offer:
         if self._closed:
             raise TransportClosed

@@ -2,7 +2,7 @@
 
 The writer copies its tensors into a block, the reader copies them into its own tensors; neither waits for the other.
 A reader may also use the memory in place: then the writer takes another block for the next version.
-Tensors may be on any device: the block stages them.
+Tensors may be on any device: they are copied beside its computations, from and to memory that is pinned.
 
 Processes of other hosts read the same blocks through the door of this memory (``remote/server.py``), if it has one;
 their states are copied here first (``remote/remote.py``).
@@ -18,36 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from .. import payload
+from ..device_memory.devices import DeviceEvent
+from ..device_memory.host_copies import HostCopies
 from ..errors import ArenaSpace, CorruptState, ForeignHandle, MemoryInUse, StaleHandle, TransportClosed
-from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource, TensorSpec
+from ..handle import LentMemory, PathName, ShmSource, Source, StateHandle, TcpSource
 from ..remote.remote import Remote
 from ..remote.server import BulkServer
 from ..select import Place
-from ..tensors.tensor_kind import T, TensorKind, Tensors
+from ..tensors.tensor_kind import TensorKind, Tensors
 from ..transfers import CopyWorkers, Memory, Offer, ReadRequest, VersionedMemory
 from . import lent_files
 from .arena import Arena
 from .block import Block, file_bytes, populate
-
-
-class _Mapped:
-    """A block with tensors as views of its bytes. The views are made once per layout."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self._views: tuple[TensorKind[Any], Sequence[TensorSpec], list[Any]] | None = None
-
-    def views(self, kind: TensorKind[T], specs: Sequence[TensorSpec]) -> list[T]:
-        entry = self._views
-        if entry is None or entry[0] is not kind or (entry[1] is not specs and entry[1] != specs):
-            flat = kind.flat(self.block.memory)
-            entry = self._views = kind, specs, payload.make_views(kind, flat, Block.START, specs)
-        return entry[2]
+from .mapped_block import MappedBlock, Pin
 
 
 class HostMemory(Memory[Any]):
     """Blocks in ``directory``, the run's directory on tmpfs. ``remote``: copies states of other hosts here; None:
-    states are not exchanged with them.
+    states are not exchanged with them. ``copies``: from and to devices; None: this process has none.
 
     One class of more than 300 lines: what it sets, lends and reads are the same mapped blocks, and each of the three
     has to know what the others have mapped.
@@ -57,23 +45,36 @@ class HostMemory(Memory[Any]):
     """
 
     def __init__(
-        self, place: Place, directory: Path, arena: Arena, workers: CopyWorkers, remote: Remote | None
+        self,
+        place: Place,
+        directory: Path,
+        arena: Arena,
+        workers: CopyWorkers,
+        remote: Remote | None,
+        copies: HostCopies | None = None,
     ) -> None:
         self._place = place
         self._directory = directory
         self._arena = arena
         self._workers = workers
         self._remote = remote
+        self._copies = copies
         self._door: BulkServer | None = None
-        self._written: dict[str, VersionedMemory[_Mapped]] = {}
-        self._mapped: dict[str, _Mapped] = {}
+        self._written: dict[str, VersionedMemory[MappedBlock]] = {}
+        self._mapped: dict[str, MappedBlock] = {}
         self._lent: dict[str, Block] = {}
         self._closed = False
 
     # ----------------------------------------------------------------------- writing
 
     async def offer(
-        self, key: str, tensors: Tensors, *, version: int, paths: Sequence[PathName] = ("shm",)
+        self,
+        key: str,
+        tensors: Tensors,
+        *,
+        version: int,
+        paths: Sequence[PathName] = ("shm",),
+        after: DeviceEvent | None = None,
     ) -> Offer:
         """``paths``: "shm" for processes of this host, "tcp" for those of other ones: both read the same copy. Raises
         OSError too, if the door can't listen."""
@@ -84,7 +85,10 @@ class HostMemory(Memory[Any]):
             if self._closed:
                 raise TransportClosed
             layout = written.layout_of(tensors)
-            work = functools.partial(self._write_next, key, written, layout, list(tensors.values()), version)
+            device_copies = self._copies_after(layout.kind, after)
+            work = functools.partial(
+                self._write_next, key, written, layout, list(tensors.values()), version, device_copies
+            )
             source, digest = await self._workers.run(layout.size_bytes, work)
         sources = tuple(source if door is None or path == "shm" else door.source(source) for path in paths)
         return Offer(sources, layout.specs, layout.size_bytes, digest)
@@ -102,16 +106,17 @@ class HostMemory(Memory[Any]):
     def _write_next(
         self,
         key: str,
-        written: VersionedMemory[_Mapped],
+        written: VersionedMemory[MappedBlock],
         layout: payload.Layout,
         sources: list[Any],
         version: int,
+        device_copies: payload.DeviceCopies | None,
         stop: threading.Event,
     ) -> tuple[ShmSource, int]:
         mapped = self._begin_block(key, written, layout.size_bytes, version)
         try:
             newest = written.published[-1].block if written.published else None
-            published = self._write(mapped, layout, sources, self._place.process, stop, newest)
+            published = self._write(mapped, layout, sources, self._place.process, device_copies, stop, newest)
         except BaseException:
             written.failed(mapped)
             raise
@@ -120,8 +125,8 @@ class HostMemory(Memory[Any]):
         return published
 
     def _begin_block(
-        self, key: str, written: VersionedMemory[_Mapped], size_bytes: int, version: int
-    ) -> _Mapped:
+        self, key: str, written: VersionedMemory[MappedBlock], size_bytes: int, version: int
+    ) -> MappedBlock:
         """A block of the key, in none of its lists, that is marked as being written."""
         for mapped in written.candidates():
             if mapped.block.capacity >= size_bytes and mapped.block.begin(version, size_bytes):
@@ -133,7 +138,7 @@ class HostMemory(Memory[Any]):
             except ArenaSpace as full:
                 raise full.of(key) from full
             if block.begin(version, size_bytes):
-                mapped = self._mapped[block.name] = _Mapped(block)
+                mapped = self._mapped[block.name] = MappedBlock(block)
                 return mapped
             # A reader has begun to use it between the look and the lock. No wait for it: it may use it as long as it
             # likes.
@@ -141,10 +146,11 @@ class HostMemory(Memory[Any]):
 
     def _write(
         self,
-        mapped: _Mapped,
+        mapped: MappedBlock,
         layout: payload.Layout,
         sources: list[Any],
         owner: str,
+        device_copies: payload.DeviceCopies | None,
         stop: threading.Event,
         newest: Block | None = None,
     ) -> tuple[ShmSource, int]:
@@ -154,7 +160,9 @@ class HostMemory(Memory[Any]):
         try:
             data = block.payload[: layout.size_bytes]
             views = mapped.views(layout.kind, layout.specs)
-            copying = payload.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes)
+            copying = payload.Copying(
+                layout.kind, views, sources, layout.specs, layout.size_bytes, device_copies
+            )
             # The changes for readers of other hosts that have the older version: while a chunk is in the cache. When
             # the first reader asks, both versions would have to be read from memory again, and all readers would wait.
             compare = None
@@ -167,7 +175,8 @@ class HostMemory(Memory[Any]):
         return ShmSource("shm", self._place.node, owner, block.name, block.commit()), digest
 
     def _give_back(self, block: Block) -> None:
-        self._mapped.pop(block.name, None)
+        if mapped := self._mapped.pop(block.name, None):
+            mapped.forget()
         self._arena.give_back(block)
 
     async def drop(self, key: str) -> None:
@@ -219,7 +228,7 @@ class HostMemory(Memory[Any]):
     def _register_lent(self, blocks: Sequence[Block]) -> tuple[LentMemory, LentMemory]:
         for block in blocks:
             self._lent[block.name] = block
-            self._mapped[block.name] = _Mapped(block)
+            self._mapped[block.name] = MappedBlock(block)
         place = self._place
         memory = [LentMemory(place.process, block.name, block.capacity, place.node) for block in blocks]
         if self._remote is not None:
@@ -277,7 +286,23 @@ class HostMemory(Memory[Any]):
         size_bytes = sum(lent.size_bytes for lent in pair)
         return self._register_lent(await self._workers.run(size_bytes, work))
 
-    async def offer_in(self, lent: LentMemory, key: str, tensors: Tensors, *, version: int) -> Offer:
+    def _copies_after(
+        self, kind: TensorKind[Any], point: DeviceEvent | None = None
+    ) -> payload.DeviceCopies | None:
+        """None: nothing of this kind is on a device."""
+        if self._copies is None or kind is not payload.torch_kind():
+            return None
+        return self._copies.after(point)
+
+    async def offer_in(
+        self,
+        lent: LentMemory,
+        key: str,
+        tensors: Tensors,
+        *,
+        version: int,
+        after: DeviceEvent | None = None,
+    ) -> Offer:
         """As ``offer``, in memory of this process or of another one of this host."""
         if self._closed:
             raise TransportClosed
@@ -286,7 +311,10 @@ class HostMemory(Memory[Any]):
         layout = payload.Layout.of(tensors)
         if layout.size_bytes > lent.size_bytes:
             raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
-        work = functools.partial(self._write_lent, lent, key, layout, list(tensors.values()), version)
+        device_copies = self._copies_after(layout.kind, after)
+        work = functools.partial(
+            self._write_lent, lent, key, layout, list(tensors.values()), version, device_copies
+        )
         source, digest = await self._workers.run(layout.size_bytes, work)
         return Offer(lent.sources(source.generation), layout.specs, layout.size_bytes, digest)
 
@@ -297,6 +325,7 @@ class HostMemory(Memory[Any]):
         layout: payload.Layout,
         sources: list[Any],
         version: int,
+        device_copies: payload.DeviceCopies | None,
         stop: threading.Event,
     ) -> tuple[ShmSource, int]:
         mapped = self._map(lent.block, key, version)
@@ -304,12 +333,14 @@ class HostMemory(Memory[Any]):
             block = Block.open(self._directory, lent.block, writable=True)
             # The lender has given the pages to itself: in this process each first touch would still be a fault.
             populate(block, self._workers.share)
-            mapped = self._mapped[lent.block] = _Mapped(block)
+            mapped.forget()
+            mapped = self._mapped[lent.block] = MappedBlock(block, self._pin)
         if mapped.block.capacity != lent.size_bytes:
             raise ForeignHandle(lent.block, str(self._directory), "it is not as large as it was lent")
         if not mapped.block.begin(version, layout.size_bytes):
             raise MemoryInUse(key, version, lent.block)
-        return self._write(mapped, layout, sources, lent.process, stop)
+        with mapped.pinned():
+            return self._write(mapped, layout, sources, lent.process, device_copies, stop)
 
     # ----------------------------------------------------------------------- reading
 
@@ -328,7 +359,8 @@ class HostMemory(Memory[Any]):
         if into is not None:  # compared before the first byte crosses the network
             destination = payload.destinations(request.handle.key, request.tensors, into)
         local, checked = await self._bring(request)
-        work = functools.partial(self._read, local, destination, checked)
+        device_copies = None if destination is None else self._copies_after(destination[0])
+        work = functools.partial(self._read, local, destination, checked, device_copies)
         return await self._workers.run(request.size_bytes, work)
 
     async def _bring(
@@ -347,6 +379,7 @@ class HostMemory(Memory[Any]):
         request: ReadRequest[ShmSource],
         destination: tuple[TensorKind[Any], list[Any]] | None,
         checked: bool,
+        device_copies: payload.DeviceCopies | None,
         stop: threading.Event,
     ) -> dict[str, Any]:
         handle, source, specs = request.handle, request.source, request.tensors
@@ -364,8 +397,10 @@ class HostMemory(Memory[Any]):
                     stack.callback(os.close, held)
             _check_generation(block, handle, source)
             data, table = block.payload[: handle.size_bytes], block.table
-            views = mapped.views(kind, specs) if request.is_whole else _Mapped(block).views(kind, specs)
-            copying = payload.Copying(kind, targets, views, specs, handle.size_bytes)
+            views = mapped.views(kind, specs) if request.is_whole else MappedBlock(block).views(kind, specs)
+            copying = payload.Copying(kind, targets, views, specs, handle.size_bytes, device_copies)
+            if device_copies is not None and any(map(device_copies.is_on_device, targets)):
+                stack.enter_context(mapped.pinned())
             try:
                 if checked:
                     _check_table(block, handle)
@@ -406,25 +441,29 @@ class HostMemory(Memory[Any]):
                 await self._workers.run(request.size_bytes, work)
         except payload.WrongDigest as wrong:
             raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
-        views = _Mapped(block).views(payload.torch_kind(), request.tensors)
+        views = MappedBlock(block).views(payload.torch_kind(), request.tensors)
         yield {spec.name: view for spec, view in zip(request.tensors, views, strict=True)}
 
-    def _map(self, name: str, key: str, version: int) -> _Mapped:
+    def _map(self, name: str, key: str, version: int) -> MappedBlock:
         # A mapping stays for the next version but one, which lies in the same block: to map it and to fault its pages
         # in costs much beside the copy.
         mapped = self._mapped.get(name)
         if mapped is not None:
             return mapped
         try:
-            mapped = _Mapped(Block.open(self._directory, name))
+            mapped = MappedBlock(Block.open(self._directory, name), self._pin)
         except FileNotFoundError as error:
             raise StaleHandle(key, version, None) from error
         # A new block often replaces one that its owner has removed, and whose memory is freed with its last mapping.
         for other in list(self._mapped):  # a list: other copy threads change the dict
-            if not (self._directory / other).exists():
-                self._mapped.pop(other, None)
+            if not (self._directory / other).exists() and (outdated := self._mapped.pop(other, None)):
+                outdated.forget()
         self._mapped[name] = mapped
         return mapped
+
+    @property
+    def _pin(self) -> Pin | None:
+        return None if self._copies is None else self._copies.pin
 
     async def close(self) -> None:
         """To be called after the workers have ended."""
@@ -435,6 +474,8 @@ class HostMemory(Memory[Any]):
             await self._remote.close()
         self._written.clear()
         self._lent.clear()
+        for mapped in self._mapped.values():
+            mapped.forget()
         self._mapped.clear()
 
 

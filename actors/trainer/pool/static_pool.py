@@ -7,6 +7,7 @@ from typing import Any
 
 from ....core.base.task_groups import first_error
 from ....core.system import ActorSystem
+from ....transport.device_memory.devices import DeviceEvent
 from ....transport.state import payload_bytes
 from ...messages import Published
 from ...names import PolicyName, Version
@@ -27,8 +28,9 @@ class StaticPool(Slot, TrainingPool):
         """``system``: the trainer's."""
         super().__init__(setup)
         self._system = system
-        self._weights: dict[PolicyName, tuple[Version, Mapping[str, Any]]] = {}
-        """Weights to publish. They may alias the live ones."""
+        self._weights: dict[PolicyName, tuple[Version, Mapping[str, Any], DeviceEvent | None]] = {}
+        """Weights to publish, and the point of the computations from which on they are complete. They may alias the
+        live ones."""
 
     async def start(self) -> None:
         await self.open(self._system, self._setup.weights.only_path)
@@ -48,11 +50,15 @@ class StaticPool(Slot, TrainingPool):
             await self.transport.reserve(size_bytes)
 
     def _note_weights(self, policy: PolicyName) -> None:
-        self._weights[policy] = Version(self[policy].version), self[policy].weights()
+        weights = self[policy].weights()
+        # Recorded here, in the computation: a publish waits for its own step, not for what another policy begins then.
+        self._weights[policy] = Version(self[policy].version), weights, self.transport.record()
 
     async def publish(self, policy: PolicyName) -> Published:
-        version, tensors = self._weights.pop(policy)
-        handle = await self.transport.set(policy, tensors, version=version, timeout_s=TRANSFER_TIMEOUT_S)
+        version, tensors, complete = self._weights.pop(policy)
+        handle = await self.transport.set(
+            policy, tensors, version=version, after=complete, timeout_s=TRANSFER_TIMEOUT_S
+        )
         return Published(policy, version, handle)
 
     def rows_committed(self, policy: PolicyName) -> None:

@@ -47,12 +47,12 @@ class Killing(FakeDevices):
         self.copies_left = -1
         self.process: asyncio.subprocess.Process | None = None
 
-    def copy(self, device: str, targets: Any, sources: Any) -> Any:
+    def copy(self, device: str, targets: Any, sources: Any, after: Any = None) -> Any:
         if self.process is not None and self.copies_left == 0:
             self.process.kill()
             self.process = None
         self.copies_left -= 1
-        return super().copy(device, targets, sources)
+        return super().copy(device, targets, sources, after)
 
 
 @pytest.fixture

@@ -33,11 +33,11 @@ class Deadly(FakeDevices):
 
     copies_left = -1
 
-    def copy(self, device: str, targets: Any, sources: Any) -> Any:
+    def copy(self, device: str, targets: Any, sources: Any, after: Any = None) -> Any:
         if self.copies_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.copies_left -= 1
-        return super().copy(device, targets, sources)
+        return super().copy(device, targets, sources, after)
 
 
 async def main(directory: Path, dies_at: int, file: Path, device: str, total: int) -> None:

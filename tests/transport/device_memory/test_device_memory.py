@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from flexmarl.transport.device_memory import device_memory
+from flexmarl.transport.device_memory import device_memory, host_copies
+from flexmarl.transport.device_memory.buffer_sets import PAGE_BYTES
 from flexmarl.transport.device_memory.device_memory import buffer_ranges
 from flexmarl.transport.errors import (
     CorruptState,
@@ -27,7 +28,7 @@ from flexmarl.transport.errors import (
     StaleHandle,
     StateMismatch,
 )
-from flexmarl.transport.handle import CudaIpcSource, StateHandle, TensorSpec
+from flexmarl.transport.handle import CudaIpcSource, PathName, StateHandle, TensorSpec
 from flexmarl.transport.state import StateTransport
 
 from ...fake_devices import FakeBuffer, FakeDevices
@@ -44,11 +45,31 @@ class Counting(FakeDevices):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.opened = self.closed = self.copies = 0
+        self.opened = self.closed = self.copies = self.allocated = self.pins = 0
+        self.probes: list[str] = []
+        self.slow_calls: set[threading.Thread] = set()
+        """Threads of the calls that wait for the device."""
 
-    def copy(self, device: str, targets: Any, sources: Any) -> Any:
+    def allocate(self, device: str, size_bytes: int) -> FakeBuffer:
+        self.allocated += 1
+        self.slow_calls.add(threading.current_thread())
+        return super().allocate(device, size_bytes)
+
+    def free(self, buffer: FakeBuffer) -> None:
+        self.slow_calls.add(threading.current_thread())
+        super().free(buffer)
+
+    def copy(self, device: str, targets: Any, sources: Any, after: Any = None) -> Any:
         self.copies += 1
-        return super().copy(device, targets, sources)
+        return super().copy(device, targets, sources, after)
+
+    def pin(self, address: int, size_bytes: int) -> Callable[[], None]:
+        self.pins += 1
+        return super().pin(address, size_bytes)
+
+    def export(self, buffer: FakeBuffer) -> bytes:
+        self.probes.append(buffer.device)
+        return super().export(buffer)
 
     def open(self, device: str, handle: bytes, size_bytes: int) -> FakeBuffer:
         self.opened += 1
@@ -56,6 +77,7 @@ class Counting(FakeDevices):
 
     def close(self, buffer: FakeBuffer) -> None:
         self.closed += 1
+        self.slow_calls.add(threading.current_thread())
         super().close(buffer)
 
 
@@ -235,8 +257,8 @@ async def test_memory_in_place_is_compared_with_its_digest_and_with_what_is_expe
     like = {"w": torch.empty(1000, device="meta"), "b": torch.empty(4, device="meta")}
     with pytest.raises(StateMismatch, match=r"b: float32\[3\] does not go into .*\[4\]"):
         await mapped_by(engine.transport, handle, like=like)
-    (owned,) = trainer.devices._owned.values()
-    owned.tensor[5] ^= 1
+    for owned in trainer.devices._owned.values():
+        owned.tensor[5] ^= 1
     with pytest.raises(CorruptState):
         await mapped_by(engine.transport, handle, checked=True)
     await publish(trainer, 2, 2)  # nothing is in use any more
@@ -285,8 +307,8 @@ async def test_a_state_of_several_buffers_arrives_whole_and_in_parts(
 
 async def test_changed_memory_is_corruption(trainer: Side, engine: Side) -> None:
     handle = await publish(trainer, 1, 0)
-    (buffer,) = (one for one in trainer.devices._owned.values() if one.size_bytes > 4000)
-    buffer.tensor[5] ^= 1
+    for buffer in trainer.devices._owned.values():
+        buffer.tensor[5] ^= 1
     with pytest.raises(CorruptState, match="state key, version 0"):
         await engine.transport.get(handle, path="cuda_ipc")
 
@@ -310,8 +332,8 @@ class Slow(Counting):
         super().__init__(*args, **kwargs)
         self.begun, self.go = threading.Event(), threading.Event()
 
-    def copy(self, device: str, targets: Any, sources: Any) -> Any:
-        event = super().copy(device, targets, sources)
+    def copy(self, device: str, targets: Any, sources: Any, after: Any = None) -> Any:
+        event = super().copy(device, targets, sources, after)
         self.begun.set()
         self.go.wait(PATIENCE_S)
         return event
@@ -365,6 +387,176 @@ async def test_a_reader_that_does_not_acknowledge_is_named(trainer: Side, slow: 
 # ----------------------------------------------------------------------- memory
 
 
+async def test_all_memory_of_a_key_is_made_at_its_first_version_in_whole_pages(
+    trainer: Side, engine: Side
+) -> None:
+    await publish(trainer, 0, 0)
+    assert [one.size_bytes for one in trainer.devices._owned.values()] == [PAGE_BYTES] * 2
+    allocated = trainer.devices.allocated
+    for version in range(1, 5):
+        handle = await publish(trainer, version, version)
+        assert (await engine.transport.get(handle, path="cuda_ipc"))["w"].eq(version).all()
+    assert trainer.devices.allocated == allocated, "none in the middle of a run"
+
+
+async def test_memory_that_pytorch_keeps_is_given_back_before_a_state_is_refused(
+    trainer: Side, engine: Side
+) -> None:
+    trainer.devices.cache(A, TOTAL - PAGE_BYTES)
+    handle = await publish(trainer, 1, 0)
+    assert (await engine.transport.get(handle, path="cuda_ipc"))["w"].eq(1).all()
+
+
+async def test_a_state_that_does_not_fit_is_named_with_all_its_bytes_and_its_device(trainer: Side) -> None:
+    trainer.devices.allocate(A, TOTAL - PAGE_BYTES)
+    with pytest.raises(
+        OutOfDeviceMemory,
+        match=f"device {A}: {PAGE_BYTES} bytes do not fit: 0 bytes are free; state key needs {2 * PAGE_BYTES} bytes",
+    ) as raised:
+        await publish(trainer, 1, 0)
+    assert (raised.value.key, raised.value.device) == ("key", A)
+    # The first of the two sets stays, for a Set that is tried again.
+    assert [one.size_bytes for one in trainer.devices._owned.values()] == [TOTAL - PAGE_BYTES, PAGE_BYTES]
+
+
+async def test_no_call_that_waits_for_the_device_runs_in_the_event_loop(tmp_path: Path) -> None:
+    async with side(tmp_path) as engine, side(tmp_path) as trainer:
+        for version in range(3):
+            await engine.transport.get(await publish(trainer, version, version), path="cuda_ipc")
+        await trainer.transport.drop("key")
+        async with asyncio.timeout(PATIENCE_S):
+            while engine.devices.closed < 2:  # a few times a second
+                await asyncio.sleep(0.01)
+        await engine.transport.get(await publish(trainer, 1, 9), path="cuda_ipc")
+    assert threading.main_thread() not in trainer.devices.slow_calls | engine.devices.slow_calls
+
+
+# ----------------------------------------------------------------------- computations
+
+
+@dataclass
+class Training:
+    """A policy whose optimizer step has been begun, and another policy's backward after it, on the same device."""
+
+    side: Side
+    weights: dict[str, Tensor]
+    steps: list[str]
+
+    def begin(self, name: str, value: float | None = None) -> None:
+        def work() -> None:
+            self.steps.append(name)
+            if value is not None:
+                self.weights["w"].fill_(value)
+
+        self.side.devices.compute(A, work)
+
+
+@pytest.fixture
+def training(trainer: Side) -> Training:
+    return Training(trainer, {"w": trainer.tensor(torch.zeros(LARGE))}, [])
+
+
+@pytest.mark.parametrize("path", ["cuda_ipc", "shm"])
+async def test_a_publish_waits_for_its_own_step_and_for_nothing_later(
+    training: Training, engine: Side, path: PathName
+) -> None:
+    transport = training.side.transport
+    training.begin("step", 2.0)
+    complete = transport.record()
+    training.begin("backward of another policy")
+    handle = await transport.set("key", training.weights, version=1, offer=[path], after=complete)
+    assert training.steps == ["step"]
+    assert (await engine.transport.get(handle))["w"].eq(2).all()
+
+
+@pytest.mark.parametrize("path", ["cuda_ipc", "shm"])
+async def test_without_a_point_a_publish_waits_for_all_that_was_begun(
+    training: Training, engine: Side, path: PathName
+) -> None:
+    training.begin("step", 2.0)
+    training.begin("backward")
+    handle = await training.side.transport.set("key", training.weights, version=1, offer=[path])
+    assert training.steps == ["step", "backward"]
+    assert (await engine.transport.get(handle))["w"].eq(2).all()
+
+
+@pytest.mark.parametrize("path", ["cuda_ipc", "shm"])
+async def test_weights_are_written_after_the_computations_that_use_the_old_ones(
+    trainer: Side, engine: Side, path: PathName
+) -> None:
+    into = {"w": engine.tensor(torch.ones(LARGE))}
+    read: list[float] = []
+    engine.devices.compute(A, lambda: read.append(float(into["w"].max())))
+    handle = await trainer.transport.set("key", {"w": torch.full((LARGE,), 5.0)}, version=1, offer=[path])
+    await engine.transport.get(handle, into=into)
+    assert into["w"].eq(5).all() and read == [1.0]
+
+
+# ----------------------------------------------------------------------- refused by the driver
+
+
+@pytest.mark.parametrize("call", ["cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"])
+async def test_memory_that_no_process_can_open_is_not_offered_and_readers_know_why(
+    tmp_path: Path, engine: Side, call: str
+) -> None:
+    async with side(tmp_path, refuses=[call]) as trainer:
+        for version in range(2):
+            state = {"w": trainer.tensor(torch.full((1000,), float(version)))}
+            handle = await trainer.transport.set("key", state, version=version)
+            assert [source.path for source in handle.sources] == ["shm"]
+            await engine.transport.get(handle, into={"w": engine.tensor(torch.zeros(1000))})
+        chosen = engine.transport.statistics().chosen["key"]
+        assert chosen.path == "shm" and f"{call}: operation not supported" in chosen.refused["cuda_ipc"]
+        assert A in chosen.refused["cuda_ipc"]
+        assert trainer.devices.probes == [A], "once"
+        with pytest.raises(NoPath, match=f"path 'cuda_ipc': other processes can't open .*{call}"):
+            await engine.transport.get(handle, path="cuda_ipc")
+
+
+async def test_figures_take_no_memory_of_a_device_and_pinning_takes_it_of_the_own_one(tmp_path: Path) -> None:
+    async with side(tmp_path, visible=[B, A]) as opened:
+        opened.transport.statistics()
+        assert opened.devices.contexts == set()
+        await opened.transport.reserve(1 << 20)
+        assert opened.devices.contexts == {B}
+
+
+# ----------------------------------------------------------------------- memory of the host
+
+
+async def test_lent_memory_is_pinned_once_for_all_copies_and_let_go_at_the_end(
+    tmp_path: Path, transport: StateTransport
+) -> None:
+    lent, _ = await transport.lend("key", 4 * LARGE)
+    async with side(tmp_path) as slot, side(tmp_path) as other:
+        state = {"w": slot.tensor(torch.ones(LARGE))}
+        for version in range(3):
+            handle = await slot.transport.set("key", state, version=version, lent=lent)
+            assert len(slot.devices.pinned) == 1 and slot.devices.pins == 1
+            into = {"w": other.tensor(torch.zeros(LARGE))}
+            await other.transport.get(handle, into=into)
+            assert into["w"].eq(1).all() and other.devices.pins == 1
+            assert (await other.transport.get(handle))["w"].eq(1).all()
+    assert slot.devices.pinned == other.devices.pinned == {}
+
+
+async def test_memory_that_can_not_be_pinned_is_copied_through_two_buffers_that_are(
+    tmp_path: Path, transport: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_copies, "STAGE_BYTES", 100_000)
+    lent, _ = await transport.lend("key", 4 * LARGE + 4096)
+    async with side(tmp_path, refuses=["cudaHostRegister"]) as slot:
+        values = {"w": torch.rand(LARGE), "odd": torch.rand(7, 5).t()}
+        state = {name: slot.tensor(tensor) for name, tensor in values.items()}
+        copies = slot.devices.copies
+        handle = await slot.transport.set("key", state, version=0, lent=lent)
+        assert slot.devices.copies - copies == 4 * LARGE // 100_000 + 1
+        into = {name: slot.tensor(torch.zeros_like(tensor)) for name, tensor in values.items()}
+        await slot.transport.get(handle, into=into)
+        assert all(torch.equal(into[name], tensor) for name, tensor in values.items())
+        assert slot.devices.pinned == {}
+
+
 async def test_too_little_memory_leaves_the_version_before_and_nothing_else(
     trainer: Side, engine: Side
 ) -> None:
@@ -388,8 +580,8 @@ async def test_dropped_memory_is_freed_when_its_readers_have_closed_it(trainer: 
         while engine.devices.closed == 0:  # it looks for retired memory a few times a second
             await asyncio.sleep(0.01)
     await publish(trainer, 2, 1)
-    (used,) = {one.size_bytes for one in trainer.devices._owned.values()}
-    assert trainer.devices.memory(A).free_bytes == TOTAL - used
+    used = sum(one.size_bytes for one in trainer.devices._owned.values())
+    assert trainer.devices.memory(A).free_bytes == TOTAL - used == TOTAL - 2 * PAGE_BYTES
 
 
 async def test_an_owner_that_leaves_waits_for_its_readers(tmp_path: Path) -> None:
@@ -427,7 +619,7 @@ from tests.fake_devices import FakeDevices
 from flexmarl.transport.state import StateTransport
 
 class Deadly(FakeDevices):
-    def copy(self, device, targets, sources):
+    def copy(self, device, targets, sources, after):
         os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
