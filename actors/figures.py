@@ -223,7 +223,7 @@ _PROCESS: Final = (
 _DEVICE: Final = (
     Figure("device_busy_percent", "%",
            "each GPU of the machine by its UUID, as its driver reports it every second: the mean share of time in "
-           "which it computed; it needs `pip install 'flexmarl[gpu]'`", "mean"),
+           "which it computed", "mean"),
     Figure("device_used_mib", "MiB", "the most memory in use, by any process", "max"),
 )  # fmt: skip
 

@@ -133,7 +133,7 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     assert wheel.metadata.get_all("License-File") == ["LICENSE"]
     sinks = {"tensorboard", "wandb", "mlflow", "prometheus"}
     environments = {"verifiers", "gymnasium", "pettingzoo"}
-    extras = {"vllm", "lora", "gpu", "openai", "datasets", "service", "bench", "dev"} | sinks | environments
+    extras = {"vllm", "lora", "openai", "datasets", "service", "bench", "dev"} | sinks | environments
     assert set(wheel.metadata.get_all("Provides-Extra", [])) == extras
     assert wheel.text(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_text()
     assert (

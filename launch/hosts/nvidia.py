@@ -48,7 +48,7 @@ def read_devices(nvml: Any = None) -> NvidiaDevices:
     None: the installed one."""
     nvml = nvml or _import_nvml()
     if nvml is None:
-        return NvidiaDevices((), "nvidia-ml-py is not installed (pip install flexmarl[gpu])")
+        return NvidiaDevices((), "nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     try:
         with _initialise(nvml):
             handles = _all_parts(nvml)

