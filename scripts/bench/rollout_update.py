@@ -78,8 +78,8 @@ class UpdatedEngine(Actor):
     async def on_start(self) -> None:
         torch.set_num_threads(1)
         await self._transport.__aenter__()
-        self._engine = ThreadedEngine(
-            TransformersEngine(empty_model(model_of(self._layers)), [], max_batch=_RUNNING)
+        self._engine = await ThreadedEngine.open(
+            lambda: TransformersEngine(empty_model(model_of(self._layers)), [], max_batch=_RUNNING)
         )
 
     async def on_stop(self) -> None:

@@ -43,7 +43,8 @@ class Subject:
 async def _embedded() -> Subject:
     torch.set_num_threads(1)
     model = empty_model(ModelConfig(config=LLAMA, tokenizer="none"))
-    return Subject(ThreadedEngine(TransformersEngine(model, [], max_batch=2)), _drawn_for(model))
+    engine = await ThreadedEngine.open(lambda: TransformersEngine(model, [], max_batch=2))
+    return Subject(engine, _drawn_for(model))
 
 
 async def _vllm() -> Subject:
@@ -52,8 +53,8 @@ async def _vllm() -> Subject:
     # vLLM's attention on CPUs needs heads of 32 or more.
     outline = outline_of(ModelConfig(config=LLAMA | {"head_dim": 32}, tokenizer="none"))
     options = VllmEngineConfig(max_batch=2, kv_cache_bytes=2**24)
-    engine = await asyncio.to_thread(VllmEngine, outline, [], options)
-    return Subject(ThreadedEngine(engine), _drawn_for(outline), exact_draws=options.exact_draws)
+    engine = await ThreadedEngine.open(lambda: VllmEngine(outline, [], options))
+    return Subject(engine, _drawn_for(outline), exact_draws=options.exact_draws)
 
 
 def _drawn_for(model: PreTrainedModel) -> Callable[[int], dict[str, Tensor]]:

@@ -45,7 +45,7 @@ async def _vllm() -> Subject:
     model = ModelConfig(config=QWEN, tokenizer="none")
     options = VllmEngineConfig(max_batch=4, kv_cache_bytes=2**24)
     base = (model, ServedBase(1, LORA.rank, adapters=2))
-    engine = await asyncio.to_thread(VllmEngine, outline_of(model), [], options, base)
+    engine = await ThreadedEngine.open(lambda: VllmEngine(outline_of(model), [], options, base))
 
     def weights(version: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(version)
@@ -53,7 +53,7 @@ async def _vllm() -> Subject:
         shapes = {f"{layer}.lora_A.weight": (LORA.rank, 32), f"{layer}.lora_B.weight": (64, LORA.rank)}
         return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
-    return Subject(ThreadedEngine(engine), weights)
+    return Subject(engine, weights)
 
 
 ENGINES: dict[str, Callable[[], Awaitable[Subject]]] = {"simulated": _simulated, "vllm": _vllm}

@@ -45,10 +45,11 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
         return await asyncio.to_thread(cls, model, options, base)
 
     async def build(self) -> Engine:
-        return ThreadedEngine(await asyncio.to_thread(self._build))
+        return await ThreadedEngine.open(self._build)
 
     @abstractmethod
-    def _build(self) -> StepEngine: ...
+    def _build(self) -> StepEngine:
+        """Called in the engine's thread."""
 
     def _end_tokens(self, model: PreTrainedModel) -> set[int]:
         return end_tokens(self._eos, model.generation_config, model.config)

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ....core.base.texts import text_of
 from ....core.errors import FlexmarlError
@@ -29,15 +29,19 @@ Message = Callable[[], object]
 
 
 class ThreadedEngine(Engine):
-    """Only the worker thread calls the engine (but for ``statistics``); all else arrives through its inbox.
+    """Only the worker thread builds, calls and closes the engine (but for ``statistics``); all else arrives through its
+    inbox. See ``open``.
 
     Messages of one tick of the event loop arrive together: requests made at once join the engine's batch at once,
     instead of the first alone and the others some steps later.
     """
 
-    def __init__(self, engine: StepEngine) -> None:
-        self._engine = engine
-        self._reads_in_place = engine.reads_in_place
+    # Built here and not by the caller: CUDA's current device and stream, and what libraries keep beside them, belong to
+    # a thread. An engine that is built in one thread and steps in another may compute on a stream that the copies of
+    # its results do not wait for.
+    def __init__(self, build: Callable[[], StepEngine]) -> None:
+        self._engine: StepEngine
+        self._reads_in_place = False
         self._last: EngineStatistics | None = None  # of an engine that has ended
         self._loop = asyncio.get_running_loop()
         self._unsent: list[Message] = []  # of this tick
@@ -54,8 +58,22 @@ class ThreadedEngine(Engine):
         """Has a result after ``close``; raises EngineFailed if a step has failed."""
         self._problem = ""
         """The reason for which no call is served any more."""
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        """Has a result when the engine is built, or the error of that."""
+        self._thread = threading.Thread(target=self._work, args=(build,), name="engine", daemon=True)
         self._thread.start()
+
+    @classmethod
+    async def open(cls, build: Callable[[], StepEngine]) -> Self:
+        """Runs the engine that ``build`` returns. Calls ``build`` in the worker thread, and raises its errors. If this
+        is cancelled, the thread closes the engine once it is built, and ends."""
+        threaded = cls(build)
+        try:
+            await threaded._ready
+        except asyncio.CancelledError:
+            threaded._inbox.put(None)
+            raise
+        return threaded
 
     async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
         self._check_open()
@@ -167,9 +185,16 @@ class ThreadedEngine(Engine):
 
     # ------------------------------------------------------------------ on the worker thread
 
-    def _work(self) -> None:
+    def _work(self, build: Callable[[], StepEngine]) -> None:
+        try:
+            self._engine = build()
+            self._reads_in_place = self._engine.reads_in_place
+        except BaseException as error:  # noqa: BLE001  # raised by open()
+            self._post(_fail, self._ready, error)
+            return
         try:
             try:
+                self._post(_resolve, self._ready, None)
                 while self._take_messages():
                     results = self._step()
                     if self._token_counts:
@@ -276,6 +301,6 @@ def _resolve(future: asyncio.Future[T], value: T) -> None:
         future.set_result(value)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)

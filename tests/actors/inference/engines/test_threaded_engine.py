@@ -5,12 +5,14 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from flexmarl.actors.errors import EngineFailed, InvalidRequest, NonFiniteLogits
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult, EngineStatistics
+from flexmarl.actors.inference.engines.hugging_face_factory import HuggingFaceFactory
 from flexmarl.actors.inference.engines.step_engine import StepEngine
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 
@@ -74,7 +76,7 @@ def engine() -> Recorder:
 
 @pytest.fixture
 async def loop(engine: Recorder) -> AsyncIterator[ThreadedEngine]:
-    loop = ThreadedEngine(engine)
+    loop = await ThreadedEngine.open(lambda: engine)
     yield loop
     engine.gate.set()
     await loop.close()
@@ -158,7 +160,7 @@ async def test_logits_that_are_not_finite_fail_their_request_alone(loop: Threade
 
 
 async def test_what_was_asked_before_closing_is_still_done(engine: Recorder) -> None:
-    loop = ThreadedEngine(engine)
+    loop = await ThreadedEngine.open(lambda: engine)
     task = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
     await asyncio.sleep(0)
     await loop.close()
@@ -176,7 +178,7 @@ class Broken(Recorder):
 async def test_an_engine_whose_thread_dies_ends_its_requests_and_refuses_others() -> None:
     engine = Broken()
     engine.gate.clear()
-    loop = ThreadedEngine(engine)
+    loop = await ThreadedEngine.open(lambda: engine)
     turns = [asyncio.ensure_future(loop.generate(_request(name))) for name in "ab"]
     await asyncio.to_thread(engine.stepping.wait, PATIENCE_S)
     call = asyncio.ensure_future(loop.run(lambda engine: engine.pending))
@@ -207,7 +209,7 @@ class Closing(Recorder):
 
 async def test_an_engine_that_can_not_serve_any_more_ends_all_calls_and_is_closed_in_its_thread() -> None:
     engine = Closing()
-    loop = ThreadedEngine(engine)
+    loop = await ThreadedEngine.open(lambda: engine)
     calls = [
         loop.run(lambda engine: engine.weights_loaded(engine.weights())),
         loop.run(lambda engine: None),
@@ -220,12 +222,85 @@ async def test_an_engine_that_can_not_serve_any_more_ends_all_calls_and_is_close
     assert engine.closed_by == "engine"
 
 
+class Native(Recorder):
+    """Notes the thread of each call."""
+
+    def __init__(self, threads: dict[str, int]) -> None:
+        super().__init__()
+        self._threads = threads
+        threads["build"] = threading.get_ident()
+
+    def step(self) -> list[EngineResult]:
+        self._threads["step"] = threading.get_ident()
+        return super().step()
+
+    def weights_loaded(self, tensors: Mapping[str, object], adapter: str = "") -> None:
+        self._threads["load"] = threading.get_ident()
+
+    def close(self) -> None:
+        self._threads["close"] = threading.get_ident()
+
+
+class NativeFactory(HuggingFaceFactory[Any]):
+    def __init__(self) -> None:
+        self.threads: dict[str, int] = {}
+
+    def _build(self) -> StepEngine:
+        return Native(self.threads)
+
+
+async def test_an_engine_is_built_stepped_loaded_and_closed_in_one_thread() -> None:
+    factory = NativeFactory()
+    engine = await factory.build()
+    assert isinstance(engine, ThreadedEngine)
+    await engine.generate(_request("a"))
+    await engine.run(lambda engine: engine.weights_loaded({}))
+    await engine.close()
+    assert sorted(factory.threads) == ["build", "close", "load", "step"]
+    assert len({*factory.threads.values()} - {threading.get_ident()}) == 1, factory.threads
+
+
+async def test_an_engine_that_can_not_be_built_raises_its_error_and_leaves_no_thread() -> None:
+    def build() -> StepEngine:
+        raise RuntimeError("no kernel image is available")
+
+    with pytest.raises(RuntimeError, match="no kernel image is available"):
+        await ThreadedEngine.open(build)
+    for thread in threading.enumerate():
+        if thread.name == "engine":
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+            assert not thread.is_alive()
+
+
+async def test_an_engine_whose_build_is_given_up_is_closed_when_it_is_built() -> None:
+    begun, gate, threads = threading.Event(), threading.Event(), dict[str, int]()
+
+    def build() -> StepEngine:
+        begun.set()
+        gate.wait(PATIENCE_S)
+        return Native(threads)
+
+    opening = asyncio.ensure_future(ThreadedEngine.open(build))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    (thread,) = [each for each in threading.enumerate() if each.name == "engine"]
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    gate.set()
+    await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert threads["close"] == threads["build"]
+
+
 async def test_a_closed_engine_frees_its_memory() -> None:
-    engine = Recorder()
-    alive = weakref.ref(engine)
-    loop = ThreadedEngine(engine)
-    del engine
+    engines: list[weakref.ref[Recorder]] = []
+
+    def build() -> StepEngine:
+        engine = Recorder()
+        engines.append(weakref.ref(engine))
+        return engine
+
+    loop = await ThreadedEngine.open(build)
     assert len((await loop.generate(_request("a"))).tokens) == 1
     await loop.close()
     gc.collect()
-    assert alive() is None
+    assert engines[0]() is None

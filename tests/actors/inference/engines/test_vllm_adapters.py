@@ -33,7 +33,7 @@ async def served(model: ModelConfig, most_rank: int, adapters: int = 1) -> Engin
     from flexmarl.actors.inference.engines.vllm_engine import VllmEngine
 
     base = ServedBase(model.weights_seed(RUN_SEED), most_rank, adapters)
-    return ThreadedEngine(await asyncio.to_thread(VllmEngine, outline_of(model), [], OPTIONS, (model, base)))
+    return await ThreadedEngine.open(lambda: VllmEngine(outline_of(model), [], OPTIONS, (model, base)))
 
 
 async def check(
@@ -54,7 +54,9 @@ async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_throu
     policy = policy_of(model, lora)
     merged = policy_of(model, lora, adapter=False)
     vllm = await served(model, 3)
-    embedded: Engine = ThreadedEngine(TransformersEngine(empty_model(model), [], max_batch=4))
+    embedded: Engine = await ThreadedEngine.open(
+        lambda: TransformersEngine(empty_model(model), [], max_batch=4)
+    )
     try:
         for version in range(11):
             if version:

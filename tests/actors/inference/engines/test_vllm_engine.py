@@ -35,7 +35,7 @@ async def transport(private: Path) -> AsyncIterator[StateTransport]:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    engine = ThreadedEngine(await asyncio.to_thread(made, model_of()))
+    engine = await ThreadedEngine.open(lambda: made(model_of()))
     yield engine
     await engine.close()
 
@@ -58,8 +58,10 @@ async def test_log_probabilities_are_the_trainers_and_the_embedded_engines_throu
 ) -> None:
     model = model_of(tied=tied)
     learner = Learner(model)
-    vllm: Engine = ThreadedEngine(await asyncio.to_thread(made, model))
-    embedded: Engine = ThreadedEngine(TransformersEngine(empty_model(model), [], max_batch=4))
+    vllm: Engine = await ThreadedEngine.open(lambda: made(model))
+    embedded: Engine = await ThreadedEngine.open(
+        lambda: TransformersEngine(empty_model(model), [], max_batch=4)
+    )
     before: list[tuple[int, ...]] = []
     try:
         for version in range(11):
