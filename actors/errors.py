@@ -337,6 +337,14 @@ class EngineUnavailable(FlexmarlError):
         self.problem = problem
 
 
+class NoDeviceMemory(FlexmarlError):
+    """A device has too little free memory for an engine."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
 class EndpointFailed(FlexmarlError):
     """An endpoint does not answer, or refuses a request: the turn fails. Its instance continues."""
 

@@ -4,10 +4,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Tag, field_validator
+from pydantic import Field, JsonValue, Tag, field_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Unit, chosen_by_name
 from .vllm_installed import vllm_problem
+from .vllm_options import installed_problem, reserved_problem
 
 VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM reserves memory for (``vllm.config.lora.MaxLoRARanks``)."""
@@ -121,6 +122,11 @@ class VllmEngineConfig(EngineOptions):
     neither."""
     tensor_parallel: Annotated[Count, Unit("devices")] = 1
     """Devices that each hold a part of every layer, the first ones that the process sees."""
+    async_scheduling: bool = True
+    """Choice of the next batch while the device computes the present one, as vLLM does on GPUs by default. `false` for
+    options of vLLM that it can't be combined with. Never on CPUs."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further options by vLLM's own names: see [options of vLLM](vllm.md#options-of-vllm)."""
 
     @property
     def devices(self) -> int:
@@ -133,8 +139,15 @@ class VllmEngineConfig(EngineOptions):
     def reproducible(self) -> Self:
         return super().reproducible().model_copy(update={"prefix_reuse": False})
 
+    @field_validator("options")
+    @classmethod
+    def _are_not_set_here(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if (problem := reserved_problem(options)) is not None:
+            raise ValueError(problem)
+        return options
+
     def unavailable(self, device: str) -> str | None:
-        return vllm_problem(device)
+        return vllm_problem(device) or installed_problem(self.options)
 
     def lora_problem(self, rank: int) -> str | None:
         return f"vLLM has no adapters with a rank above {VLLM_RANKS[-1]}" if rank > VLLM_RANKS[-1] else None

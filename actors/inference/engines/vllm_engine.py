@@ -17,14 +17,11 @@ from typing import Any, Final
 import xxhash
 from transformers import PreTrainedModel
 from vllm import SamplingParams
-from vllm.config import WeightTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from ....core.base.texts import text_of
 from ....transport.handle import StateHandle
@@ -38,8 +35,10 @@ from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
 from .hugging_face_factory import HuggingFaceFactory
 from .request_times import RequestTimes
 from .step_engine import StepEngine
-from .vllm_adapters import AdapterVersions, base_source, lora_arguments
-from .vllm_weights import BACKEND, WholeVersions, WorkerExtension
+from .vllm_adapters import AdapterVersions
+from .vllm_arguments import engine_arguments
+from .vllm_memory import check_memory
+from .vllm_weights import WholeVersions
 
 TEMPERATURES: Final = (0.01, 2.0)
 """vLLM samples with the first if a lower one is asked for, except 0, and refuses those above the second."""
@@ -74,8 +73,13 @@ class VllmEngine(StepEngine):
     """Generates with vLLM's own model of the architecture of ``outline``, a model on the device ``meta``.
 
     ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
-    adapter over it, several of which compute in one batch; None: each version is a whole model. Raises what vLLM raises
-    if it can't run the model or has no room for one sequence.
+    adapter over it, several of which compute in one batch; None: each version is a whole model. All calls come from the
+    thread that it is built in. Raises NoDeviceMemory if a GPU has too little free memory, and what vLLM raises if it
+    can't run the model or has no room for one sequence.
+
+    With asynchronous scheduling vLLM begins a batch before the tokens of the one before are there. So a batch may be
+    in flight whose requests have all ended. It is waited for before the next request and before new weights
+    (``_drain``).
     """
 
     def __init__(
@@ -87,7 +91,11 @@ class VllmEngine(StepEngine):
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flexmarl-vllm-")
         try:
-            self._llm = _llm_engine(outline, options, self._folder.name, base)
+            if current_platform.is_cuda():
+                check_memory(outline, options)
+            self._llm = LLMEngine.from_engine_args(
+                engine_arguments(outline, options, self._folder.name, base)
+            )
         except BaseException:
             self._folder.cleanup()
             raise
@@ -340,60 +348,3 @@ class _Counted:
 def _seed(request: EngineRequest) -> int:
     """A resumed request draws other numbers than its beginning did."""
     return xxhash.xxh3_64_intdigest(f"{request.seed} {request.resumed_tokens}".encode()) >> 1
-
-
-def _one_process(folder: str) -> type[UniProcExecutor]:
-    """An executor that keeps the file of vLLM's process group in ``folder``, which ends with the engine. In vLLM's
-    place, the folder for temporary files, it stays if the process is killed, and if anything still refers to the
-    group."""
-
-    class OneProcess(UniProcExecutor):  # type: ignore[misc]  # vLLM is not checked
-        def _distributed_args(self) -> tuple[str, int, int]:
-            return f"file://{folder}/process-group", *super()._distributed_args()[1:]
-
-    return OneProcess
-
-
-def _llm_engine(
-    outline: PreTrainedModel,
-    options: VllmEngineConfig,
-    folder: str,
-    base: tuple[ModelConfig, ServedBase] | None,
-) -> LLMEngine:
-    """vLLM with the weights of ``base`` and room for adapters over it, or with random weights: then it reads the
-    architecture from ``folder``, and no weights from a disk or a hub."""
-    if base is None:
-        outline.config.architectures = [type(outline).__name__]
-        outline.config.save_pretrained(folder)
-        source, arguments = folder, _WHOLE
-    else:
-        source, arguments = base_source(*base, folder), lora_arguments(base[1])
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=source,
-            skip_tokenizer_init=True,
-            generation_config="vllm",  # no limits of a model's own
-            dtype=str(outline.dtype).removeprefix("torch."),
-            max_model_len=options.max_context,
-            max_num_seqs=options.max_batch,
-            kv_cache_memory_bytes=options.kv_cache_bytes,
-            enable_prefix_caching=options.prefix_reuse,
-            # vLLM draws a token behind a part of a prompt, too, and drops it: then it sets the request's random numbers
-            # back, which torch can't on a CPU, and the engine dies. There a prompt that does not fit into the tokens
-            # that a step has left waits for the next step. A step takes a prompt of max_model_len in any case.
-            enable_chunked_prefill=False if current_platform.is_cpu() else None,
-            enforce_eager=options.enforce_eager or current_platform.is_cpu(),
-            tensor_parallel_size=options.tensor_parallel,
-            distributed_executor_backend=_one_process(folder) if options.tensor_parallel == 1 else "mp",
-            logprobs_mode="processed_logprobs",  # of the distribution that the token was drawn from
-            disable_log_stats=True,
-            worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
-            **arguments,
-        )
-    )
-
-
-_WHOLE: Final[dict[str, Any]] = {
-    "load_format": "dummy",
-    "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-}
