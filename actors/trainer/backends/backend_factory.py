@@ -57,6 +57,10 @@ class BackendFactory(ABC):
     def release(self, backend: PolicyBackend) -> None:
         """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed."""
 
+    def free_released(self) -> None:
+        """Frees at once all that released backends have left but for the memory that is kept: after their gang has
+        ended, and no caller has them any more. To be called within ``compute``."""
+
     def join_gang(
         self, setup: PolicySetup, rank: int, size: int, meeting: Path
     ) -> "AbstractContextManager[GangRank | None]":

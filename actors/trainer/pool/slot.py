@@ -131,6 +131,7 @@ class Slot:
             self._setup.policies[policy], place.rank, place.size, Path(place.meeting)
         )
         self._gangs[policy] = ExitStack()
+        self._gangs[policy].callback(self._factory.free_released)  # after the gang's own end
         return self._gangs[policy].enter_context(gang)
 
     def release(self, policy: PolicyName) -> None:

@@ -1,6 +1,7 @@
 """Policies that PyTorch trains, in one thread."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -89,6 +90,13 @@ class TorchFactory(BackendFactory):
             self._kept.keep(StateMemory({**backend.base_state(), **backend.gradients()}))
             self._released.clear()
         del self._released[: -self._most_kept or None]
+
+    def free_released(self) -> None:
+        # FSDP2's modules, their hooks and their states refer to each other. Without this the weights of a gang that has
+        # left would stay until Python happens to look at its oldest objects: for several other gangs, perhaps.
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # for the other processes of the device
 
     def join_gang(
         self, setup: PolicySetup, rank: int, size: int, meeting: Path

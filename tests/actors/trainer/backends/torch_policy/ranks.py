@@ -96,6 +96,15 @@ class Ranks:
         for rank in range(size):
             call = (function, rank, size, self._folder / f"gang-{self._gangs}", arguments)
             self._connections[rank].send(call)
+        return self._results(size)
+
+    def run_alone(self, function: Callable[..., Any], *arguments: tuple[Any, ...]) -> list[Any]:
+        """The results of ``function(ALONE, *arguments[i])``, each in a process of its own."""
+        for connection, arguments_of_one in zip(self._connections, arguments, strict=False):
+            connection.send((function, 0, 1, self._folder, arguments_of_one))
+        return self._results(len(arguments))
+
+    def _results(self, size: int) -> list[Any]:
         results = [self._result(rank) for rank in range(size)]
         errors = [error for _, error in results if error]
         assert not errors, "\n".join(errors)
