@@ -69,7 +69,7 @@ class CompletionModel:
         self._device = torch.device(config.device)
         self.model = model
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
-        self._bfloat16 = config.dtype == "bfloat16"
+        self.is_bfloat16 = config.dtype == "bfloat16"
         self._longest = rotation_limit(self.model.config)
         self._forward = CompletionForward(self.model, self.vocab_size)
 
@@ -93,7 +93,7 @@ class CompletionModel:
 
     def autocast(self) -> torch.autocast:
         """The precision to compute in, for a ``with``."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16)
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self.is_bfloat16)
 
     def recompute_layers(self) -> None:
         """From now on a layer's activations are computed again in the backward. Raises as ``recompute_layers``."""
@@ -102,7 +102,7 @@ class CompletionModel:
     def shard(self, gang: GangRank, *, trained: bool, whole: Iterable[nn.Parameter] = ()) -> None:
         """Divides the parameters over ``gang``, but for those that every rank has ``whole``. ``trained``: a backward
         follows each forward."""
-        gang.shard(self._forward, keep_root=trained, whole=whole)
+        gang.shard(self._forward, keep_root=trained, bfloat16=self.is_bfloat16, whole=whole)
 
     def _check_length(self, tokens: int) -> None:
         if self._longest is not None and tokens > self._longest:

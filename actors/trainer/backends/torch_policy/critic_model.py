@@ -80,7 +80,7 @@ class CriticModel:
         if recompute:
             recompute_layers(self.model)
         self._gang = gang
-        gang.shard(self.model, keep_root=True, whole=frozen)
+        gang.shard(self.model, keep_root=True, bfloat16=policy.is_bfloat16, whole=frozen)
         self._parameters = trained_parameters(self.model, memory, "critic_gradient")
         self._optimizer = make_adamw(self._parameters, self._config, memory, Path(CRITIC_FILE).stem)
 

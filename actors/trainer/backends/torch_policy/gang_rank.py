@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ...shards import Shard, shard_of, whole
@@ -33,18 +33,26 @@ class GangRank:
             distributed.all_reduce(values, group=self._mesh.get_group())
         return values
 
-    def shard(self, model: nn.Module, *, keep_root: bool, whole: Iterable[nn.Parameter] = ()) -> None:
+    def shard(
+        self, model: nn.Module, *, keep_root: bool, bfloat16: bool, whole: Iterable[nn.Parameter] = ()
+    ) -> None:
         """Divides the parameters of ``model`` over the ranks: each layer of its own is gathered for its forward alone.
 
         Gradients are summed over the ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
-        parameters outside the layers stay gathered from a forward to its backward. ``whole``: parameters that every
-        rank has, a frozen base.
+        parameters outside the layers stay gathered from a forward to its backward. ``bfloat16``: the model computes
+        within autocast to it. ``whole``: parameters that every rank has, a frozen base.
         """
         if self._mesh is None:
             return
         ignored = set(whole)
+        precision = MixedPrecisionPolicy()
+        if bfloat16:
+            # Autocast would cast each layer's float32 parameters itself, and keep all of its copies to the end of the
+            # forward: a whole model on each rank. The hidden states are left to it, which keeps their sum in float32;
+            # so are the parameters outside the layers, whose gradient of many chunks is summed in float32.
+            precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in layers_of(model):
-            fully_shard(layer, mesh=self._mesh, ignored_params=ignored)
+            fully_shard(layer, mesh=self._mesh, mp_policy=precision, ignored_params=ignored)
         fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root, ignored_params=ignored)
         for module in model.modules():
             if isinstance(module, FSDPModule):

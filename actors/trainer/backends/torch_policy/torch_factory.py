@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -95,8 +95,9 @@ class TorchFactory(BackendFactory):
         # FSDP2's modules, their hooks and their states refer to each other. Without this the weights of a gang that has
         # left would stay until Python happens to look at its oldest objects: for several other gangs, perhaps.
         gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # for the other processes of the device
+        cuda: Any = torch.cuda  # without types in part
+        if cuda.is_initialized():
+            cuda.cuda.empty_cache()  # for the other processes of the device
 
     def join_gang(
         self, setup: PolicySetup, rank: int, size: int, meeting: Path

@@ -130,7 +130,8 @@ def test_chunks_in_bfloat16_on_ranks_give_the_gradient_of_one_product(ranks: Ran
         assert error(found.gradients, expected.gradients) < 0.01
 
 
-def test_bfloat16_on_ranks_is_that_of_one_rank_on_float32_master_weights(ranks: Ranks) -> None:
+def test_bfloat16_on_ranks_is_as_exact_as_on_one_rank_on_float32_master_weights(ranks: Ranks) -> None:
+    """Ranks round the weights of the norms in the layers, too: after a step these are not 1 any more."""
     samples, setup = make_samples(1), gang_setup({"name": "dapo"}, dtype="bfloat16")
     calls: list[Call] = [("accumulate", samples), STEP, ("accumulate", make_samples(2, version=1))]
     alone = train_as_configured(ALONE, setup, calls)
@@ -138,7 +139,9 @@ def test_bfloat16_on_ranks_is_that_of_one_rank_on_float32_master_weights(ranks: 
     found: list[Trained] = ranks.run(2, train_as_configured, setup, calls)
     rounding = error(alone.gradients, full.gradients)
     assert 1e-3 < rounding < 0.5
-    assert error(found[0].gradients, alone.gradients) < rounding / 2
+    assert error(found[0].gradients, full.gradients) < 1.5 * rounding
+    first: list[Trained] = ranks.run(2, train_as_configured, setup, calls[:1])
+    assert error(first[0].gradients, train_as_configured(ALONE, setup, calls[:1]).gradients) < rounding / 4
     assert {tensor.dtype for tensor in found[0].state.tensors.values()} == {np.dtype("float32")}
     assert error(found[0].weights, alone.weights) < 0.02
 

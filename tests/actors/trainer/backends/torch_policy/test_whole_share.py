@@ -1,0 +1,47 @@
+"""The largest share of a model that one rank ever has in memory beyond its own rows."""
+
+import math
+
+import pytest
+import torch
+
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.padding import pad_rows
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from .peak_memory import peak_bytes
+from .ranks import Ranks, gang_setup, made_policy
+
+MOST = 0.15
+"""The share of the model. FSDP2 has about three layers at a time, one gathered, copied, and not yet freed."""
+
+
+def deep_setup(dtype: str) -> PolicySetup:
+    """Many equal layers, of which activations are small beside the parameters: each has 3 % of them."""
+    return gang_setup(
+        {"name": "dapo"},
+        dtype=dtype,
+        trainer={"name": "torch", "activation_checkpointing": True},
+        num_hidden_layers=32,
+        intermediate_size=512,
+    )
+
+
+def parameters(policy: TorchPolicy) -> int:
+    """Elements of the whole model."""
+    return sum(math.prod(part.shape) for name, part in policy.parts().items() if name.startswith("model/"))
+
+
+def forward_peak(gang: GangRank, setup: PolicySetup) -> tuple[int, int]:
+    """Bytes that a forward takes at most, with all that is kept for the backward; and the parameters."""
+    policy = made_policy(gang, setup, None)
+    completions, rows = policy.models.completions, pad_rows([((1, 2, 3), (4, 5))], 18)
+    torch.autograd.backward(completions.logprobs(rows).sum())  # what FSDP2 allocates once
+    return peak_bytes(lambda: completions.logprobs(rows)), parameters(policy)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_forward_with_checkpointed_layers_has_few_layers_whole_at_a_time(ranks: Ranks, size: int) -> None:
+    for peak, count in ranks.run(size, forward_peak, deep_setup("bfloat16")):
+        assert peak <= MOST * count * 2, "in bfloat16"
