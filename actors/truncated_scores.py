@@ -21,18 +21,21 @@ _FIRST_RANKS: Final = 1024
 @dataclass(frozen=True, slots=True)
 class Truncations:
     """The truncations of n distributions. ``top_k``: int64 [n, 1], ``top_p``: float64 [n, 1], ``log_min_p``: float64
-    [n, 1], each None if all of them are off. ``most_k``: the largest ``top_k``, None if one has none.
+    [n, 1], each None if all of them are off. ``most_k``: the largest ``top_k``; ``all_have_k``: each has one.
 
     ``unsure``: bool [n], written by ``masked_but``; None in an engine. True for distributions whose support differs if
-    scores differ by ``rounding``, and for tokens that are not in it.
+    scores differ by ``rounding``, and for tokens that are not in it. ``kept_edges``: those of the first scores, if more
+    of the same will follow; None: none will.
     """
 
     top_k: Tensor | None
     top_p: Tensor | None
     log_min_p: Tensor | None
-    most_k: int | None
+    most_k: int
+    all_have_k: bool
     unsure: Tensor | None = None
     rounding: float = 0.0
+    kept_edges: "list[_Edges] | None" = None
 
     @classmethod
     def of(cls, truncations: Sequence[Truncation], device: torch.device) -> "Truncations":
@@ -41,28 +44,38 @@ class Truncations:
         ks = [truncation.top_k or _EVERY_TOKEN for truncation in truncations]
         ps = [_ANY_MASS if truncation.top_p == 1 else truncation.top_p for truncation in truncations]
         shares = [truncation.min_p for truncation in truncations]
-        most_k = max(ks)
+        most_k = max((k for k in ks if k < _EVERY_TOKEN), default=0)
         return cls(
             _column(ks, torch.int64, device) if min(ks) < _EVERY_TOKEN else None,
             _column(ps, torch.float64, device) if min(ps) < _ANY_MASS else None,
             _column(shares, torch.float64, device).log_() if max(shares) > 0 else None,
-            most_k if most_k < _EVERY_TOKEN else None,
+            most_k,
+            max(ks) < _EVERY_TOKEN,
         )
 
-    def repeated(self, counts: Tensor, rounding: float) -> "Truncations":
-        """Distribution i ``counts[i]`` times (int64 [n]), for ``masked_but``."""
-        unsure = torch.zeros(int(counts.sum()), dtype=torch.bool, device=counts.device)
-        distributions = self._with_columns(lambda column: column.repeat_interleave(counts, 0))
+    def repeated(self, counts: Sequence[int], rounding: float) -> "Truncations":
+        """Distribution i ``counts[i]`` times, for ``masked_but``. The truncations are on the CPU."""
+        times, total = torch.tensor(counts), sum(counts)
+        unsure = torch.zeros(total, dtype=torch.bool)
+        distributions = self._with_columns(
+            lambda column: column.repeat_interleave(times, 0, output_size=total)
+        )
         return replace(distributions, unsure=unsure, rounding=rounding)
 
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Truncations":
+        """The same with each tensor changed, ``unsure`` too."""
+        unsure = None if self.unsure is None else change(self.unsure)
+        return replace(self._with_columns(change), unsure=unsure)
+
     def split(self, size: int) -> "list[Truncations]":
-        """Parts of ``size`` distributions, whose ``unsure`` are views."""
+        """Parts of ``size`` distributions, whose ``unsure`` are views. Each is for one computation of scores and its
+        repetition in the backward, which does not rank them again."""
         assert self.unsure is not None, "it is a trainer's"
         starts = range(0, len(self.unsure), size)
         return [self._part(slice(start, start + size), self.unsure) for start in starts]
 
     def _part(self, rows: slice, unsure: Tensor) -> "Truncations":
-        return replace(self._with_columns(lambda column: column[rows]), unsure=unsure[rows])
+        return replace(self._with_columns(lambda column: column[rows]), unsure=unsure[rows], kept_edges=[])
 
     def _with_columns(self, change: Callable[[Tensor], Tensor]) -> "Truncations":
         columns = (
@@ -80,10 +93,13 @@ class Truncations:
         the support. Writes ``unsure``."""
         assert self.unsure is not None, "it is a trainer's"
         with torch.no_grad():
-            edges = self._edges(scores)
+            edges = self.kept_edges[0] if self.kept_edges else self._edges(scores)
             outside = scores < edges.lowest
-            drawn_outside = outside.gather(1, tokens.unsqueeze(1)).squeeze(1)
-            self.unsure.copy_(drawn_outside | edges.are_close(scores, self.rounding))
+            if not self.kept_edges:
+                drawn_outside = outside.gather(1, tokens.unsqueeze(1)).squeeze(1)
+                self.unsure.copy_(drawn_outside | edges.are_close(scores, self.rounding))
+            if self.kept_edges is not None:
+                self.kept_edges[:] = [edges]
             outside.scatter_(1, tokens.unsqueeze(1), False)
         return scores.masked_fill(outside, -torch.inf)
 
@@ -93,8 +109,18 @@ class Truncations:
         if self.log_min_p is not None:
             share = (scores.amax(-1, keepdim=True) + self.log_min_p).to(scores.dtype)
         if self.top_k is not None or self.top_p is not None:
-            rank, mass_moves = self._rank_edge(scores, share, self.most_k or _FIRST_RANKS)
+            rank, mass_moves = self._rank_edge(scores, share, self._first_ranks)
         return _Edges(share, rank, mass_moves)
+
+    @property
+    def _first_ranks(self) -> int:
+        """Ranks that are enough for every distribution, if the settings show it, and else for most of them."""
+        return self.most_k if self._ranks_suffice else _FIRST_RANKS
+
+    @property
+    def _ranks_suffice(self) -> bool:
+        """True if no distribution reaches beyond rank ``most_k``: those without ``top_k`` leave all tokens."""
+        return self.all_have_k or self.top_p is None
 
     def _rank_edge(self, scores: Tensor, share: Tensor | None, ranks: int) -> tuple[Tensor, Tensor]:
         """``rank`` and ``mass_moves`` of ``_Edges``. Looks at the first ``ranks`` tokens of each distribution, and at
@@ -109,7 +135,7 @@ class Truncations:
         leaves_all = top_k == _EVERY_TOKEN
         mass_moves = torch.zeros_like(leaves_all)
         if self.top_p is not None:
-            before, beyond = _masses_before(scores, ranked, share, last, is_beyond)
+            before, beyond = _masses_before(scores, ranked, share, last, is_beyond, self.all_have_k)
             last = last.minimum(_last_within(before, self.top_p))
             narrow, wide = (
                 _last_within(before, self.top_p + change) for change in (-self.rounding, self.rounding)
@@ -121,7 +147,10 @@ class Truncations:
         rank = ranked.gather(1, last).masked_fill(leaves_all, -torch.inf)
         if share is not None:
             is_beyond &= ranked[:, -1:] >= share
-        rows = (is_beyond & ~leaves_all).squeeze(1).nonzero().squeeze(1) if count < size else every[:0, 0]
+        if count == size or self._ranks_suffice:
+            return rank, mass_moves
+        # The one wait for the device: to rank all tokens of all distributions instead takes longer.
+        rows = (is_beyond & ~leaves_all).squeeze(1).nonzero().squeeze(1)
         if len(rows):
             of_rows = self._with_columns(lambda column: column[rows])
             rank[rows], mass_moves[rows] = of_rows._rank_edge(
@@ -131,16 +160,22 @@ class Truncations:
 
 
 def _masses_before(
-    scores: Tensor, ranked: Tensor, share: Tensor | None, last: Tensor, is_beyond: Tensor
+    scores: Tensor,
+    ranked: Tensor,
+    share: Tensor | None,
+    last: Tensor,
+    is_beyond: Tensor,
+    all_ranked: bool,
 ) -> tuple[Tensor, Tensor]:
     """The probability of all tokens of lower rank, float64 [n, ranks], and of all ``ranked`` ones, float64 [n, 1],
-    among the tokens that ``share`` and the rank ``last`` leave, or ``share`` alone if ``is_beyond``."""
+    among the tokens that ``share`` and the rank ``last`` leave, or ``share`` alone if ``is_beyond``,
+    as none is if ``all_ranked``."""
     mask = ranked >= ranked.gather(1, last)
     if share is not None:
         mask &= ranked >= share
     ranked = ranked.masked_fill(~mask, -torch.inf)
     total = ranked.logsumexp(-1, keepdim=True)
-    if scores.shape[-1] > ranked.shape[-1] and is_beyond.any():
+    if scores.shape[-1] > ranked.shape[-1] and not all_ranked:
         counted = scores if share is None else scores.masked_fill(scores < share, -torch.inf)
         total = torch.where(is_beyond, counted.logsumexp(-1, keepdim=True), total)
     masses = (ranked - total).exp()

@@ -1,6 +1,6 @@
 """Token lists to tensors: right padding, the positions that need logits, batches with little padding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -36,36 +36,53 @@ class PaddedRows:
     targets: Tensor
     padding: int
 
-    def to(self, device: torch.device) -> "PaddedRows":
-        """The same on ``device``."""
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "PaddedRows":
+        """The same with each tensor changed."""
+        return PaddedRows(change(self.input_ids), change(self.positions), change(self.targets), self.padding)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of tokens one after the other, without padding. ``tokens``: ``[T]`` int64, of all rows; ``prompts`` and
+    ``lengths``: ``[rows]`` int64, tokens of each prompt, and of each row."""
+
+    tokens: NDArray[np.int64]
+    prompts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[TokenRow], vocab_size: int) -> "TokenRows":
+        """Raises ``ValueError`` for an empty prompt or completion, and for a token outside ``0 .. vocab_size - 1`` (a
+        GPU would answer with a device-side assertion that kills the process)."""
+        _check_filled(rows)
+        prompts = np.fromiter((len(prompt) for prompt, _ in rows), np.int64, len(rows))
+        completions = np.fromiter((len(completion) for _, completion in rows), np.int64, len(rows))
+        lengths = prompts + completions
+        tokens = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64, int(lengths.sum()))
+        if rows:
+            _check_range(int(tokens.min()), int(tokens.max()), vocab_size)
+        return cls(tokens, prompts, lengths)
+
+    def padded(self, indices: NDArray[np.int64]) -> PaddedRows:
+        """The rows of these numbers (at least one), padded to the longest of them."""
+        prompts, lengths = self.prompts[indices], self.lengths[indices]
+        starts = (self.lengths.cumsum() - self.lengths)[indices]
+        columns = np.arange(lengths.max())
+        tokens = np.zeros((len(indices), columns.size), np.int64)
+        filled = columns < lengths[:, None]
+        tokens[filled] = self.tokens[(starts[:, None] + columns)[filled]]
+        completion = filled & (columns >= prompts[:, None])
         return PaddedRows(
-            self.input_ids.to(device), self.positions.to(device), self.targets.to(device), self.padding
+            input_ids=torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
+            positions=torch.from_numpy(np.flatnonzero(completion[:, 1:])),
+            targets=torch.from_numpy(tokens[completion]),
+            padding=tokens.size - int(lengths.sum()),
         )
 
 
 def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
-    """Pads ``rows`` (at least one) to the longest.
-
-    Raises ``ValueError`` for an empty prompt or completion, and for a token outside ``0 .. vocab_size - 1``
-    (a GPU would answer with a device-side assertion that kills the process).
-    """
-    _check_filled(rows)
-    prompts = np.fromiter((len(prompt) for prompt, _ in rows), np.int64, len(rows))
-    completions = np.fromiter((len(completion) for _, completion in rows), np.int64, len(rows))
-    lengths = prompts + completions
-    columns = np.arange(lengths.max())
-    tokens = np.zeros((len(rows), columns.size), np.int64)
-    # A boolean mask is filled row by row, in the order of the chained rows.
-    filled = columns < lengths[:, None]
-    tokens[filled] = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64, int(lengths.sum()))
-    _check_range(int(tokens.min()), int(tokens.max()), vocab_size)
-    completion = filled & (columns >= prompts[:, None])
-    return PaddedRows(
-        input_ids=torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
-        positions=torch.from_numpy(np.flatnonzero(completion[:, 1:])),
-        targets=torch.from_numpy(tokens[completion]),
-        padding=tokens.size - int(lengths.sum()),
-    )
+    """Pads ``rows`` (at least one) to the longest. Raises as ``TokenRows.of``."""
+    return TokenRows.of(rows, vocab_size).padded(np.arange(len(rows)))
 
 
 def check_tokens(rows: Sequence[TokenRow], vocab_size: int) -> None:

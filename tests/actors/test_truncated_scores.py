@@ -45,7 +45,7 @@ def scores_of(seed: int, rows: int, vocabulary: int = 12) -> torch.Tensor:
 
 
 def in_trainer(cuts: Sequence[Truncation]) -> Truncations:
-    return Truncations.of(cuts, CPU).repeated(torch.ones(len(cuts), dtype=torch.int64), ROUNDING)
+    return Truncations.of(cuts, CPU).repeated([1] * len(cuts), ROUNDING)
 
 
 @pytest.mark.parametrize("first_ranks", [2, 5, 1024])

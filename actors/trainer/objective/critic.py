@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
+
+from .loss import by_token
 
 
 def token_rewards(rewards: Tensor, penalties: Tensor, lengths: Tensor) -> Tensor:
@@ -22,16 +23,20 @@ def token_rewards(rewards: Tensor, penalties: Tensor, lengths: Tensor) -> Tensor
 
 
 def generalized_advantages(
-    rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float = 1.0, lam: float = 0.95
+    rewards: Tensor, values: Tensor, lengths: Tensor, longest: int, *, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al., arXiv 1506.02438, eq. 16), sequence by sequence.
 
     ``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``; after a sequence's last token
-    both ``V`` and ``A`` are 0. ``rewards`` (``token_rewards``) and ``values`` are ``[N]``. Returns ``(advantages,
-    returns)``, both ``[N]``; the returns ``A_t + V_t`` are the critic's targets. ``gamma`` 1 and ``lam`` 0.95 are
-    InstructGPT's (Ouyang et al., arXiv 2203.02155, appendix C.4).
+    both ``V`` and ``A`` are 0. ``rewards`` (``token_rewards``) and ``values`` are ``[N]``; ``longest`` is the
+    greatest of ``lengths``. Returns ``(advantages, returns)``, both ``[N]``; the returns ``A_t + V_t`` are the critic's
+    targets. ``gamma`` 1 and ``lam`` 0.95 are InstructGPT's (Ouyang et al., arXiv 2203.02155, appendix C.4).
     """
-    value, reward = _pad(values, lengths), _pad(rewards, lengths)
+    starts = lengths.cumsum(0) - lengths
+    columns = torch.arange(longest, device=lengths.device)
+    sources = (starts.unsqueeze(1) + columns).clamp_(max=len(values) - 1)
+    is_padding = columns >= lengths.unsqueeze(1)
+    value, reward = (of_tokens[sources].masked_fill(is_padding, 0.0) for of_tokens in (values, rewards))
     sums = reward + gamma * _shift(value, 1) - value
     # Every round doubles the tokens ahead that a sum reaches: log2(longest) rounds instead of one per token. The
     # padding is 0, so a sequence's sums are the same bits at any padding.
@@ -39,8 +44,9 @@ def generalized_advantages(
     while reach < sums.shape[1]:
         sums = sums + decay * _shift(sums, reach)
         reach, decay = 2 * reach, decay * decay
-    inside = torch.arange(sums.shape[1], device=lengths.device) < lengths.unsqueeze(1)
-    advantages = sums[inside]
+    # By numbers, not by a mask: torch would wait for the device to count the mask.
+    rows = by_token(torch.arange(len(lengths), device=lengths.device), lengths, len(values))
+    advantages = sums[rows, torch.arange(len(values), device=lengths.device) - starts[rows]]
     return advantages, advantages + values
 
 
@@ -69,11 +75,6 @@ def explained_variance(tokens: int, sums: Tensor | Sequence[float]) -> float | N
     if variance <= 1e-12 * target_square:  # equal returns, but for rounding
         return None
     return 1.0 - (error_square - error**2) / variance
-
-
-def _pad(values: Tensor, lengths: Tensor) -> Tensor:
-    """``[N]`` to ``[R, longest]``, zeros on the right."""
-    return pad_sequence(list(torch.split(values, lengths.tolist())), batch_first=True)
 
 
 def _shift(values: Tensor, by: int) -> Tensor:

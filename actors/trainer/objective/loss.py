@@ -103,7 +103,7 @@ def clipped_sequence_loss(
     losses = clipped_loss(
         mean, torch.zeros_like(mean), advantages[starts], clip_low=clip_low, clip_high=clip_high
     )
-    return TokenLosses(*(by_sequence.repeat_interleave(lengths) for by_sequence in losses))
+    return TokenLosses(*(by_token(by_sequence, lengths, len(logprobs)) for by_sequence in losses))
 
 
 def clipped_weight_loss(
@@ -130,7 +130,14 @@ def reinforce_loss(logprobs: Tensor, advantages: Tensor) -> TokenLosses:
 
 def sequence_sums(values: Tensor, lengths: Tensor) -> Tensor:
     """Sums of ``values`` ``[N]`` over each sequence: ``[R]``."""
-    return torch.segment_reduce(values, "sum", lengths=lengths)
+    # Unsafe: the check of the lengths would wait for the device.
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+
+
+def by_token(values: Tensor, lengths: Tensor, tokens: int) -> Tensor:
+    """``values`` ``[R]`` of the sequences, for each of their ``tokens`` tokens: ``[N]``."""
+    # With the size of the result: torch would wait for the device to learn it.
+    return values.repeat_interleave(lengths, output_size=tokens)
 
 
 def sum_tokens(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Tensor:
@@ -140,7 +147,7 @@ def sum_tokens(values: Tensor, lengths: Tensor, aggregation: Aggregation) -> Ten
     """
     # Here and not by the denominator: the length is each sequence's own, and known at the first backward.
     if aggregation == "sequence_mean":
-        values = values / lengths.to(values.dtype).repeat_interleave(lengths)
+        values = values / by_token(lengths.to(values.dtype), lengths, len(values))
     return values.sum()
 
 

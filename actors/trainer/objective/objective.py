@@ -111,13 +111,15 @@ def critic_advantages(
     rewards: Tensor,
     values: Tensor,
     lengths: Tensor,
+    longest: int,
     engine_logprobs: Tensor,
     reference_logprobs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """PPO's advantages and the critic's returns, ``[N]`` each, without gradient and in the dtype of ``values``.
 
-    ``rewards`` and ``lengths`` are ``[R]``, all others ``[N]``. ``values`` are the critic's at the step's begin: it
-    steps when the policy does. So a sample's advantages need that sample alone; they are not normalised over the step.
+    ``rewards`` and ``lengths`` are ``[R]``, ``longest`` is the greatest of them, all others are ``[N]``. ``values``
+    are the critic's at the step's begin: it steps when the policy does. So a sample's advantages need that sample
+    alone; they are not normalised over the step.
     ``reference_logprobs`` are needed for a KL in the reward, which is between the engine's policy and the reference.
     """
     critic = next((transform for transform in config.transforms if isinstance(transform, Critic)), None)
@@ -126,7 +128,7 @@ def critic_advantages(
     penalties = torch.zeros_like(values)
     if config.penalises_rewards:
         penalties = _penalties(config, engine_logprobs.to(values.dtype), reference_logprobs)
-    return critic.of_forward(rewards, penalties, values, lengths)
+    return critic.of_forward(rewards, penalties, values, lengths, longest)
 
 
 def step_advantages(

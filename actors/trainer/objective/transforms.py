@@ -137,15 +137,17 @@ class Critic(Transform):
     lam: float
 
     def of_forward(
-        self, rewards: "Tensor", penalties: "Tensor", values: "Tensor", lengths: "Tensor"
+        self, rewards: "Tensor", penalties: "Tensor", values: "Tensor", lengths: "Tensor", longest: int
     ) -> tuple["Tensor", "Tensor"]:
-        """The advantages and the critic's returns, ``[N]`` each. ``rewards`` and ``lengths`` ``[R]``; ``penalties`` and
-        ``values`` ``[N]``, the critic's at the step's begin."""
+        """The advantages and the critic's returns, ``[N]`` each. ``rewards`` and ``lengths`` ``[R]``, ``longest`` the
+        greatest of them; ``penalties`` and ``values`` ``[N]``, the critic's at the step's begin."""
         from .critic import generalized_advantages, token_rewards
 
         # Detached: the critic learns from its own loss alone, never from the policy's.
         token = token_rewards(rewards, penalties, lengths)
-        return generalized_advantages(token, values.detach(), lengths, gamma=self.gamma, lam=self.lam)
+        return generalized_advantages(
+            token, values.detach(), lengths, longest, gamma=self.gamma, lam=self.lam
+        )
 
 
 def whole_batch_reason(transforms: Iterable[Transform]) -> str | None:

@@ -1,7 +1,7 @@
 """Samples to the tensors of one forward: rows of similar length together, a bounded number of tokens each."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -11,8 +11,16 @@ from torch import Tensor
 
 from ....messages import Sample, Truncation
 from ....truncated_scores import Truncations
-from ...padding import MOST_TOKENS_PER_FORWARD, PaddedRows, TokenRow, pad_rows, split_by_length
+from ...padding import (
+    MOST_TOKENS_PER_FORWARD,
+    PaddedRows,
+    TokenRow,
+    TokenRows,
+    pad_rows,
+    split_by_length,
+)
 from ...shards import divide
+from .device_copy import copy_together
 from .gang_rank import ALONE, GangRank
 
 IDLE_ROWS: Final[list[TokenRow]] = [((0,), (0,))]
@@ -38,10 +46,10 @@ class TrainedSample:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
-    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64;
-    ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ. ``truncations``: of all tokens; None
-    if no sample has one. ``idle``: it counts for nothing, and is computed because another rank of the gang has a
-    forward more."""
+    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64,
+    ``sizes`` the same on the host; ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ.
+    ``truncations``: of all tokens; None if no sample has one. ``idle``: it counts for nothing, and is computed because
+    another rank of the gang has a forward more."""
 
     indices: list[int]
     rows: PaddedRows
@@ -49,9 +57,70 @@ class Chunk:
     advantages: Tensor
     rewards: Tensor
     lengths: Tensor
+    sizes: list[int]
     temperatures: float | Tensor
     truncations: Truncations | None = None
     idle: bool = False
+
+    def to(self, device: torch.device) -> "Chunk":
+        """The same on ``device``, by one copy. Nothing waits for the copy, and the copy waits for nothing that the
+        device computes for other chunks before it was called."""
+        host: list[Tensor] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            host.append(tensor)
+            return tensor
+
+        self._with_tensors(note)
+        copies = iter(copy_together(host, device))
+        return self._with_tensors(lambda _: next(copies))
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Chunk":
+        temperatures, truncations = self.temperatures, self.truncations
+        return replace(
+            self,
+            rows=self.rows.with_tensors(change),
+            engine_logprobs=change(self.engine_logprobs),
+            advantages=change(self.advantages),
+            rewards=change(self.rewards),
+            lengths=change(self.lengths),
+            temperatures=change(temperatures) if isinstance(temperatures, Tensor) else temperatures,
+            truncations=None if truncations is None else truncations.with_tensors(change),
+        )
+
+
+class Chunks:
+    """The forwards of a rank, each made when it is asked for: while a GPU computes one, the host makes the next."""
+
+    def __init__(
+        self,
+        trained: Sequence[TrainedSample],
+        share: NDArray[np.int64],
+        groups: Sequence[NDArray[np.int64]],
+        idle: int,
+        vocab_size: int,
+        device: torch.device,
+        rounding: float,
+    ) -> None:
+        """``share``: the numbers of this rank's samples among ``trained``. ``groups``: by forward, the numbers of its
+        samples within ``share``. ``idle``: forwards behind them that count for nothing. ``rounding``: of scores, see
+        ``Truncations``. Raises ``ValueError`` as ``TokenRows.of``."""
+        self._samples = [trained[index] for index in share]
+        rows = [(row.sample.prompt_tokens, row.sample.tokens) for row in self._samples]
+        self._rows = TokenRows.of(rows, vocab_size)
+        self._share, self._groups, self._idle = share, groups, idle
+        self._device, self._rounding = device, rounding
+
+    def __len__(self) -> int:
+        return len(self._groups) + self._idle
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for indices in self._groups:
+            samples = [self._samples[index] for index in indices]
+            numbers = self._share[indices].tolist()
+            yield _chunk(samples, numbers, self._rows.padded(indices), self._rounding).to(self._device)
+        for _ in range(self._idle):
+            yield idle_chunk(self._device)
 
 
 def make_chunks(
@@ -61,69 +130,61 @@ def make_chunks(
     gang: GangRank = ALONE,
     most_tokens: int = MOST_TOKENS_PER_FORWARD,
     rounding: float = ROUNDING["float32"],
-) -> list[Chunk]:
+) -> Chunks:
     """The forwards of this rank: every sample is in exactly one chunk of one rank, and all ranks have as many chunks.
 
     The samples are divided by their tokens. ``rounding``: of scores, see ``Truncations``. Raises ``ValueError`` as
-    ``pad_rows`` does.
+    ``TokenRows.of`` does, before the first chunk.
     """
     lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
-    groups = [
-        [share[indices].tolist() for indices in split_by_length(lengths[share], most_tokens=most_tokens)]
-        for share in divide(lengths, gang.size)
-    ]
-    chunks = [_chunk(trained, indices, vocab_size, device, rounding) for indices in groups[gang.rank]]
-    idle = max(map(len, groups)) - len(chunks)
-    return chunks + [idle_chunk(device) for _ in range(idle)]
+    shares = divide(lengths, gang.size)
+    groups = [split_by_length(lengths[share], most_tokens=most_tokens) for share in shares]
+    idle = max(map(len, groups)) - len(groups[gang.rank])
+    return Chunks(trained, shares[gang.rank], groups[gang.rank], idle, vocab_size, device, rounding)
 
 
 def idle_chunk(device: torch.device) -> Chunk:
     """Returns a forward of one token that has no weight. All ranks of a gang must have as many forwards, else their
     collectives would wait for each other."""
-    zero, length = torch.zeros(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
-    return Chunk([], pad_rows(IDLE_ROWS, 1).to(device), zero, zero, zero, length, 1.0, idle=True)
+    zero, length = torch.zeros(1), torch.ones(1, dtype=torch.int64)
+    return Chunk([], pad_rows(IDLE_ROWS, 1), zero, zero, zero, length, [1], 1.0, idle=True).to(device)
 
 
-def _chunk(
-    trained: Sequence[TrainedSample],
-    indices: list[int],
-    vocab_size: int,
-    device: torch.device,
-    rounding: float,
-) -> Chunk:
-    samples = [trained[index].sample for index in indices]
-    rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample in samples], vocab_size)
+def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRows, rounding: float) -> Chunk:
+    """On the host, of ``trained``, whose tokens are ``rows``."""
+    samples = [row.sample for row in trained]
     engine = np.concatenate([np.array(sample.logprobs, np.float32) for sample in samples])
-    lengths = [len(sample.tokens) for sample in samples]
-    advantages = _token_advantages([trained[index].advantage for index in indices], lengths)
+    sizes = [len(sample.tokens) for sample in samples]
+    advantages = _token_advantages([row.advantage for row in trained], sizes)
     return Chunk(
         indices,
-        rows.to(device),
-        torch.from_numpy(engine).to(device),
-        torch.from_numpy(advantages).to(device),
-        torch.tensor([sample.reward for sample in samples], device=device),
-        torch.tensor(lengths, device=device),
-        _temperatures(samples, lengths, device),
-        _truncations(samples, lengths, device, rounding),
+        rows,
+        torch.from_numpy(engine),
+        torch.from_numpy(advantages),
+        torch.tensor([sample.reward for sample in samples]),
+        torch.tensor(sizes),
+        sizes,
+        _temperatures(samples, sizes),
+        _truncations(samples, sizes, rounding),
     )
 
 
-def _temperatures(samples: Sequence[Sample], lengths: Sequence[int], device: torch.device) -> float | Tensor:
+def _temperatures(samples: Sequence[Sample], lengths: Sequence[int]) -> float | Tensor:
     """One number for all tokens if the samples agree, as they do unless agents share the policy: that is cheaper."""
     temperatures = [sample.temperature for sample in samples]
     if min(temperatures) == max(temperatures):
         return temperatures[0]
-    return torch.from_numpy(np.repeat(np.array(temperatures), lengths)).to(device)
+    return torch.from_numpy(np.repeat(np.array(temperatures), lengths))
 
 
-def _truncations(
-    samples: Sequence[Sample], lengths: Sequence[int], device: torch.device, rounding: float
-) -> Truncations | None:
+def _truncations(samples: Sequence[Sample], lengths: Sequence[int], rounding: float) -> Truncations | None:
     truncations = [sample.truncation for sample in samples]
     if not any(truncations):
         return None
-    of_samples = Truncations.of([truncation or Truncation() for truncation in truncations], device)
-    return of_samples.repeated(torch.tensor(lengths, device=device), rounding)
+    # On the CPU, so that they come to the device by the copy of everything else.
+    host = torch.device("cpu")
+    of_samples = Truncations.of([truncation or Truncation() for truncation in truncations], host)
+    return of_samples.repeated(lengths, rounding)
 
 
 def _token_advantages(

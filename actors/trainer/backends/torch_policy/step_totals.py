@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ....figures import Numbers, divide_sums
 from ....names import AgentName
@@ -83,16 +84,26 @@ class StepTotals:
         first, second, third, fourth = (a + b for a, b in zip(self.values, sums, strict=True))
         self.values = first, second, third, fourth
 
-    def sum_over(self, gang: GangRank, device: torch.device) -> None:
-        """Adds up the sums that each rank has of its own samples; ``samples``, ``tokens`` and ``stale`` are those of
-        the step already. All ranks have the same sums, in the same order: see ``batch_loss``."""
-        of_rank = [*self.sums.values(), *(getattr(self, name) for name in _COUNTS), *self.values]
-        totals = gang.sum(torch.tensor(of_rank, dtype=torch.float64, device=device)).tolist()
-        size = len(self.sums)
-        self.sums = dict(zip(self.sums, totals, strict=False))
-        for name, count in zip(_COUNTS, totals[size:], strict=False):
-            setattr(self, name, int(count))
-        self.values = totals[-4], totals[-3], totals[-2], totals[-1]
+    def read(self, names: Sequence[str], sums: Tensor, values: Tensor, gang: GangRank) -> None:
+        """Adds ``sums`` ``[len(names)]`` and ``values`` ``[4]`` float64, which are on the device: the one wait for it.
+
+        Over a gang, all of this micro-batch's sums that each rank has of its own samples are added up; ``samples``,
+        ``tokens`` and ``stale`` are those of all ranks already. All ranks have the same ``names`` in the same order:
+        see ``batch_loss``."""
+        on_device = torch.cat([sums.to(values.dtype), values])
+        host_names = list(self.sums)
+        if gang.size > 1:
+            host = [*self.sums.values(), *(getattr(self, name) for name in _COUNTS)]
+            on_device = torch.cat([on_device, torch.tensor(host, dtype=values.dtype).to(values.device)])
+            gang.sum(on_device)
+        numbers = on_device.tolist()
+        of_names, of_values = numbers[: len(names)], numbers[len(names) : len(names) + 4]
+        if host := numbers[len(names) + 4 :]:
+            self.sums = dict(zip(host_names, host, strict=False))
+            for name, count in zip(_COUNTS, host[len(host_names) :], strict=True):
+                setattr(self, name, int(count))
+        self.add_sums(dict(zip(names, of_names, strict=True)))
+        self.add_values(of_values)
 
     def figures(self, divisor: int) -> Numbers:
         """The figures that are means. ``divisor``: of the loss."""

@@ -34,7 +34,7 @@ from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm,
 from .checked_samples import checked_samples
 from .completion_model import derived_seed, dropout_settings
 from .critic_model import CriticModel
-from .forward_batches import IDLE_ROWS, ROUNDING, Chunk, TrainedSample, make_chunks
+from .forward_batches import IDLE_ROWS, ROUNDING, Chunk, Chunks, TrainedSample, make_chunks
 from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank
 from .policy_position import PolicyPosition, read_position
@@ -113,7 +113,7 @@ class TorchPolicy(PolicyBackend):
             self._completions.check(examples)
             lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
             share = [examples[index] for index in divide(lengths, self._gang.size)[self._gang.rank]]
-        rows = pad_rows(share or IDLE_ROWS, self._vocab_size).to(self._device)
+        rows = pad_rows(share or IDLE_ROWS, self._vocab_size).with_tensors(lambda t: t.to(self._device))
         loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
         return loss if share else 0.0 * loss
 
@@ -171,12 +171,13 @@ class TorchPolicy(PolicyBackend):
         self._position.accumulated |= bool(chunks)
         names: tuple[str, ...] = ()
         zero = total = torch.zeros((), device=self._device)  # float32 also for a policy of float64
+        values = torch.zeros(4, dtype=torch.float64, device=self._device)
         padding = 0
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._needs_references else None
             advantages = chunk.advantages
             if self._critic is not None:
-                advantages = self._backward_values(self._critic, chunk, references, totals)
+                advantages = self._backward_values(self._critic, chunk, references, values)
             logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
             tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
             loss, sums = batch_loss(self._loss, tokens)
@@ -192,25 +193,29 @@ class TorchPolicy(PolicyBackend):
             totals.positions += chunk.rows.input_ids.numel()
             padding += chunk.rows.padding
         if names:
-            values = total.expand(len(names)).tolist()  # the only wait for the device
-            totals.add_sums({**dict(zip(names, values, strict=True)), "padding_share": padding})
-        if self._gang.size > 1:
-            totals.sum_over(self._gang, self._device)
+            totals.sums["padding_share"] = float(padding)
+            totals.read(names, total.expand(len(names)), values, self._gang)
 
     def _backward_values(
-        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, totals: StepTotals
+        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, sums: Tensor
     ) -> Tensor:
-        """Adds the critic's gradient; returns the policy's advantages ``[N]``."""
+        """Adds the critic's gradient, and its ``value_sums`` to ``sums``; returns the policy's advantages ``[N]``."""
         values = critic.values(chunk.rows)
         advantages, returns = critic_advantages(
-            self._loss, chunk.rewards, values.detach(), chunk.lengths, chunk.engine_logprobs, references
+            self._loss,
+            chunk.rewards,
+            values.detach(),
+            chunk.lengths,
+            max(chunk.sizes),
+            chunk.engine_logprobs,
+            references,
         )
         loss = value_loss(values, returns).sum()
         if chunk.idle:
             torch.autograd.backward(0.0 * loss)
             return advantages
         torch.autograd.backward(loss)
-        totals.add_values(value_sums(values, returns).tolist())
+        sums += value_sums(values, returns)
         return advantages
 
     def _backward_held(self) -> None:
@@ -310,13 +315,13 @@ class TorchPolicy(PolicyBackend):
                 "temperature, an engine that changes its probabilities (penalties), a lower precision",
             )
 
-    def _chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
+    def _chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
         """The forwards of the samples that have a gradient."""
         every = self._loss.kl_in_loss or self._critic is not None
         trained = [row for row in samples if every or row.has_signal]
         return self._make_chunks(trained)
 
-    def _make_chunks(self, samples: Sequence[TrainedSample]) -> list[Chunk]:
+    def _make_chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
         most_tokens = self._setup.torch_trainer.tokens_per_forward
         rounding = ROUNDING[self._setup.real_model.dtype]
         return make_chunks(samples, self._vocab_size, self._device, self._gang, most_tokens, rounding)
@@ -338,10 +343,8 @@ class TorchPolicy(PolicyBackend):
         logprobs_of = list(torch.split(torch.zeros(sum(lengths), device=self._device), lengths))
         for chunk in self._make_chunks([TrainedSample(sample, 0.0) for sample in samples]):
             logprobs = self._reference_logprobs(chunk)
-            for index, sample_logprobs in zip(
-                chunk.indices, torch.split(logprobs, chunk.lengths.tolist()), strict=False
-            ):
-                logprobs_of[index] = sample_logprobs
+            for index, of_sample in zip(chunk.indices, torch.split(logprobs, chunk.sizes), strict=False):
+                logprobs_of[index] = of_sample
         every = self._gang.sum(torch.cat(logprobs_of))
         return list(torch.split(every.cpu(), lengths))
 

@@ -66,8 +66,7 @@ def trained(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The trainer's log-probabilities [N], and the tokens that it counts as unsure."""
     assert request.truncation is not None
-    count = torch.tensor([len(result.tokens)])
-    cuts = Truncations.of([request.truncation], torch.device("cpu")).repeated(count, ROUNDING)
+    cuts = Truncations.of([request.truncation], torch.device("cpu")).repeated([len(result.tokens)], ROUNDING)
     rows = pad_rows([(request.prompt_tokens, result.tokens)], VOCABULARY)
     with torch.no_grad():
         logprobs = completions.logprobs(rows, request.temperature, cuts)

@@ -24,6 +24,7 @@ def test_gae_is_the_discounted_sum_of_the_temporal_differences(
         torch.tensor([r for sequence in batch for r, _ in sequence], dtype=torch.float64),
         torch.tensor([v for sequence in batch for _, v in sequence], dtype=torch.float64),
         torch.tensor([len(sequence) for sequence in batch]),
+        max(map(len, batch)),
         gamma=gamma,
         lam=lam,
     )
@@ -44,15 +45,15 @@ def test_gae_is_the_discounted_sum_of_the_temporal_differences(
 
 def test_with_lambda_one_the_returns_are_the_rewards_to_go() -> None:
     rewards, lengths = torch.tensor([0.0, 0.0, 1.0, 0.5]), torch.tensor([3, 1])
-    _, returns = generalized_advantages(rewards, torch.tensor([0.3, 0.1, 0.9, 0.2]), lengths, lam=1.0)
+    _, returns = generalized_advantages(rewards, torch.tensor([0.3, 0.1, 0.9, 0.2]), lengths, 3, lam=1.0)
     assert returns.tolist() == pytest.approx([1.0, 1.0, 1.0, 0.5])
 
 
 def test_a_sequence_has_the_same_advantages_whatever_it_is_padded_to() -> None:
     rewards, values = torch.randn(40), torch.randn(40)
-    both, _ = generalized_advantages(rewards, values, torch.tensor([33, 7]), gamma=0.9, lam=0.8)
+    both, _ = generalized_advantages(rewards, values, torch.tensor([33, 7]), 33, gamma=0.9, lam=0.8)
     each = [
-        generalized_advantages(rewards[part], values[part], torch.tensor([size]), gamma=0.9, lam=0.8)[0]
+        generalized_advantages(rewards[part], values[part], torch.tensor([size]), size, gamma=0.9, lam=0.8)[0]
         for part, size in ((slice(33), 33), (slice(33, 40), 7))
     ]
     assert torch.equal(both, torch.cat(each))

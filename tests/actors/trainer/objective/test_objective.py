@@ -121,6 +121,7 @@ def advantages_and_returns(config: Algorithm, rows: Sequence[Row]) -> tuple[Tens
         torch.tensor([row.sample.reward for row in rows]),
         tokens(rows, lambda row: row.values),
         torch.tensor([len(row.logprobs) for row in rows]),
+        max(len(row.logprobs) for row in rows),
         tokens(rows, lambda row: row.sample.logprobs),
         tokens(rows, lambda row: row.reference),
     )
@@ -312,4 +313,4 @@ def test_a_kl_without_a_reference_is_refused() -> None:
         step_advantages(rloo.loss, {AgentName("solver"): rloo.credit}, [make_step(0)[0].sample], [0.0], None)
     with pytest.raises(ValueError, match="reference policy"):
         critic_advantages(LossConfig.model_validate({"name": "ppo", "kl_coefficient": 0.1}), torch.ones(1),
-                          torch.zeros(1), torch.tensor([1]), torch.zeros(1), None)  # fmt: skip
+                          torch.zeros(1), torch.tensor([1]), 1, torch.zeros(1), None)  # fmt: skip
