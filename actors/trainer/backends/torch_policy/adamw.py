@@ -112,8 +112,8 @@ def apply_gradient(
     """Divides the accumulated gradient by ``divisor``, clips it from ``norm`` to ``max_norm``, steps and zeroes it."""
     # Dividing and clipping are one factor, so one pass over the gradient.
     clip = min(1.0, max_norm / (norm + _CLIP_EPSILON))
-    for gradient in gradients(parameters).values():
-        gradient.mul_(clip / divisor)
+    # Not AdamW's own ``grad_scale``: it divides, so that the last bit of a step would depend on it.
+    torch._foreach_mul_(list(gradients(parameters).values()), clip / divisor)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()

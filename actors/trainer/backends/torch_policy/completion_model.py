@@ -24,8 +24,19 @@ from .onednn_linear import use_onednn
 from .summed_linear import SummedLinear
 
 MOST_LOGITS_BYTES = 128 << 20
-"""Logits (float32) that are in memory at a time: beyond it they are computed in chunks, and again in the backward. With
-copies and gradients a chunk takes about five times as much."""
+"""Logits (float32) that are in memory at a time on a CPU, and the least on a GPU: beyond it they are computed in
+chunks, and again in the backward. With copies and gradients a chunk takes about five times as much."""
+
+
+def most_logits_bytes(device: torch.device) -> int:
+    """The same of ``device``: a GPU's are 1/64 of its memory, 1.25 GiB of 80 GiB, and at most 2 GiB.
+
+    128 MiB are 220 tokens of a vocabulary of 152 000, too few rows for a GPU's matrix products. About 2000 are enough.
+    """
+    if device.type != "cuda":
+        return MOST_LOGITS_BYTES
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    return min(max(memory // 64, MOST_LOGITS_BYTES), 2 << 30)
 
 
 def build_model(config: ModelConfig, seed: int | None) -> Any:
@@ -115,7 +126,7 @@ class CompletionForward(nn.Module):
     """The log-probabilities of completions as one forward, so that a gang gathers all that it needs.
 
     The output layer and everything after it see the completion tokens only: ``[N, V]``, no padding, and never all of it
-    if that is more than ``MOST_LOGITS_BYTES``.
+    if that is more than ``most_logits_bytes``.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
@@ -129,7 +140,7 @@ class CompletionForward(nn.Module):
         self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None = None
     ) -> Tensor:
         """``[N]``. See ``CompletionModel.logprobs``."""
-        most_tokens = max(1, MOST_LOGITS_BYTES // (4 * self._vocab_size))
+        most_tokens = max(1, most_logits_bytes(rows.input_ids.device) // (4 * self._vocab_size))
         if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
             return self._in_chunks(rows, temperatures, truncations, most_tokens)
         self._positions = rows.positions

@@ -1,7 +1,8 @@
 """RMSNorm in few passes over memory, put into one Hugging Face model in place of its own.
 
 As models write it, an RMSNorm is about six elementwise operations, and autograd makes about twice as many of
-their backward. Here it is one autograd function with its gradient written out; a second derivative is refused.
+their backward. Here it is one autograd function with its gradient written out; a second derivative is refused. On a GPU
+it is torch's kernel.
 
 ``fuse_norms`` changes one model, never a class or a module of transformers. A norm that is recognised by its name is
 replaced only if it computes the same on a probe.
@@ -73,6 +74,15 @@ class RMSNormFunction(torch.autograd.Function):
 rms_norm: Callable[[Tensor, Tensor, float], Tensor] = RMSNormFunction.apply
 
 
+def torch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same by torch: one kernel of a GPU for each of forward and backward, and many operations on a CPU.
+
+    ``x`` and ``weight`` are of one type. ``n`` is not rounded before ``weight`` multiplies it: in bfloat16 the result
+    may differ by one rounding.
+    """
+    return nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+
 class FusedRMSNorm(nn.Module):
     """RMSNorm of ``[..., H]`` with another module's ``weight`` ``[H]``, under the same name in the state dict."""
 
@@ -83,6 +93,9 @@ class FusedRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., H]``. The parameter has the name that transformers' norms give it."""
+        # Of two types the result has a rounding between them, which torch leaves out.
+        if hidden_states.is_cuda and hidden_states.dtype == self.weight.dtype:
+            return torch_rms_norm(hidden_states, self.weight, self.eps)
         return rms_norm(hidden_states, self.weight, self.eps)
 
     def extra_repr(self) -> str:

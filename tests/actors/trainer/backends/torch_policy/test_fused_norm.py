@@ -12,7 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.torch_policy.fused_norm import FusedRMSNorm, fuse_norms, rms_norm
+from flexmarl.actors.trainer.backends.torch_policy.fused_norm import (
+    FusedRMSNorm,
+    fuse_norms,
+    rms_norm,
+    torch_rms_norm,
+)
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
@@ -98,6 +103,22 @@ def test_a_second_derivative_is_refused() -> None:
     (gradient,) = torch.autograd.grad(rms_norm(x, weight, 1e-6).pow(2).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         torch.autograd.backward(gradient.sum())
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)])
+def test_the_norm_of_a_gpu_is_the_same(dtype: torch.dtype, bound: float) -> None:
+    """Compares torch's function, which a GPU has a kernel of, on the CPU."""
+    torch.manual_seed(0)
+    x, weight, gradient = torch.randn(64, 48) * 3, torch.randn(48) + 1, torch.randn(64, 48)
+    results: list[list[Tensor | None]] = []
+    for norm in (rms_norm, torch_rms_norm):
+        rows, scales = (tensor.to(dtype, copy=True).requires_grad_() for tensor in (x, weight))
+        normed = norm(rows, scales, 1e-6)
+        torch.autograd.backward(normed, gradient.to(dtype))
+        results.append([normed.detach(), rows.grad, scales.grad])
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert found is not None and expected is not None and found.dtype == expected.dtype == dtype
+        assert float((found - expected).float().norm() / expected.float().norm()) < bound
 
 
 # --------------------------------------------------------------------------- whole models
