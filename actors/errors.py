@@ -1,7 +1,7 @@
 """Errors of the roles: recipes, samples, policies, engines, checkpoints."""
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -109,6 +109,32 @@ class GangTooLarge(FlexmarlError):
         self.policy = policy
         self.ranks = ranks
         self.slots = slots
+
+
+class GangIncomplete(FlexmarlError):
+    """Ranks of a gang have not come to its meeting in time. ``address``: of the meeting, HOST:PORT."""
+
+    def __init__(self, missing: Sequence[int], size: int, address: str, timeout_s: float) -> None:
+        ranks = ", ".join(map(str, missing)) or "the first one, which serves it"
+        super().__init__(
+            f"of the {size} ranks of a policy these have not come to {address} within {timeout_s:g} s: {ranks}. "
+            "Their processes hang or load for long, or a firewall keeps their hosts from that port"
+        )
+        self.missing = tuple(missing)
+        self.size = size
+        self.address = address
+        self.timeout_s = timeout_s
+
+
+class PlainGang(ConfigError):
+    """The ranks of a policy lie on several hosts, and the run's network is not one where all machines are trusted."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"the ranks of policy {policy} lie on several hosts, and a process group is not encrypted: write "
+            "network.bulk=trusted if all machines of that network are, else hosts.spread=false"
+        )
+        self.policy = policy
 
 
 class StateTooLarge(FlexmarlError):

@@ -25,17 +25,19 @@ from .training import MicroBatchTrained, StepStats
 
 @dataclass(frozen=True, slots=True)
 class SlotLife:
-    """One life of a slot worker, from its start to its end. ``incarnation``: of its system. ``torch``: its version."""
+    """One life of a slot worker, from its start to its end. ``incarnation``: of its system. ``torch``: its version.
+    ``node``: the identity of its node (``transport/select.py``)."""
 
     life: str
     incarnation: int
     torch: str
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
 class GangPlace:
-    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: the name of a file, in
-    their node's directory, that the gang's processes find one another by; new for each binding."""
+    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: the address, HOST:PORT, at
+    which the gang's processes find one another; new for each binding. Empty if there is nothing to find."""
 
     rank: int
     size: int
@@ -121,6 +123,12 @@ class SlotApi(Protocol):
     def enlist(self) -> AsyncGenerator[SlotLife]:
         """This life of the worker: one item. The stream ends when the life does."""
 
+    @endpoint(raises=[WorkerReplaced])
+    async def enter(self, life: str, policy: PolicyName, rank: int, over_hosts: bool) -> str:
+        """Waits until this process is in no other gang; then it is in the policy's, until ``suspend`` or ``drop``. The
+        first rank opens the meeting, and returns its address: in the network if the gang lies ``over_hosts``, else of
+        this host alone. The others return an empty text."""
+
     @endpoint(raises=[WorkerReplaced, CheckpointIncomplete, CheckpointMismatch])
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
         """Hosts the policy as it begins the run."""
@@ -131,7 +139,7 @@ class SlotApi(Protocol):
 
     @endpoint(raises=[WorkerReplaced])
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
-        """Hosts the policy as ``state`` has it, or as ``prefetch`` has copied it."""
+        """Hosts the policy as ``state`` has it. A rank of a gang has it already, by ``prefetch``."""
 
     @endpoint(raises=[WorkerReplaced])
     async def reshard(
@@ -164,7 +172,7 @@ class SlotApi(Protocol):
 
     @endpoint(raises=[WorkerReplaced])
     async def drop(self, life: str, policy: PolicyName) -> None:
-        """Hosts the policy no more; its state here is forgotten."""
+        """Hosts the policy no more; its state here is forgotten. A collective call under way ends at once."""
 
     @endpoint(raises=[WorkerReplaced, StaleSample, SamplesUnreachable])
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:

@@ -32,7 +32,10 @@ _TORCHRUN = re.compile(
 )
 # A look for GPUs that opens none: processes are forked later (https://docs.pytorch.org/docs/stable/cuda_environment_variables.html).
 _OPENS_NO_DEVICE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-LATE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TMPDIR")
+SLOT_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+"""Variables of slot workers. By default torch's watchdog ends a process that has lost a rank of its group. With 2
+the collective call raises, and the worker outlives the gang (ProcessGroupNCCL.hpp, CleanUpOnly)."""
+LATE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TMPDIR", *SLOT_VARIABLES)
 """Variables that libraries read when they are first used, not when they are imported."""
 _WRITES_NOTHING = {"PYTHONDONTWRITEBYTECODE": "1"}
 

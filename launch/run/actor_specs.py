@@ -33,6 +33,7 @@ from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ...core.ref import ActorRef
 from ..config.run_config import RunConfig
+from ..hosts import env
 from ..run_folder.run_directory import RunDirectory
 from .role_setups import orchestrator_plan, policy_setups, rebalance_settings, served_policies
 
@@ -103,7 +104,10 @@ def actor_specs(
     }
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
     slot = replace(trainer, pool=None)
-    specs |= {ref.name: ActorSpec(_SLOT, slot, restarted=True) for ref in references.slots}
+    specs |= {
+        ref.name: ActorSpec(_SLOT, slot, restarted=True, env=dict(env.SLOT_VARIABLES))
+        for ref in references.slots
+    }
     served = served_policies(config)
     for policy, *beside in config.served_together():
         setup = InstanceSetup(

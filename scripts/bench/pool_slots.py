@@ -60,10 +60,13 @@ class TimedSlot(SlotApi):
         return self
 
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self.name, 1, "")
+        yield SlotLife(self.name, 1, "", "host")
         await asyncio.Event().wait()
 
     # ------------------------------------------------------------------ states
+
+    async def enter(self, life: str, policy: PolicyName, rank: int, over_hosts: bool) -> str:
+        return ""  # part of ``connect_s``
 
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
         """Takes no time: the run has not begun."""

@@ -2,8 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....transport.handle import TensorSpec
@@ -14,6 +12,7 @@ from .policy_backend import PolicyBackend
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .torch_policy.gang_meeting import Meeting, Membership
     from .torch_policy.gang_rank import GangRank
 
 T = TypeVar("T")
@@ -60,13 +59,17 @@ class BackendFactory(ABC):
     def free_released(self) -> None:
         """Frees at once all that released backends have left but for the memory that is kept: after their gang has
         ended, and no caller has them any more. To be called within ``compute``."""
+        return
 
-    def join_gang(
-        self, setup: PolicySetup, rank: int, size: int, meeting: Path
-    ) -> "AbstractContextManager[GangRank | None]":
-        """This process in a gang, for ``build`` and ``host``; the gang's processes meet at the file ``meeting``. To be
-        entered and left within ``compute``, by all of them. None: without a process group."""
-        return nullcontext()
+    def open_meeting(self, host: str) -> "Meeting | None":
+        """Opens the meeting of a gang at ``host``, an address of this host. May be called at any time, beside a
+        computation. None: gangs have no process group."""
+        return None
+
+    def membership(self, setup: PolicySetup, rank: int, size: int, meeting: str) -> "Membership | None":
+        """This process in a gang, for ``build`` and ``host``; ``meeting``: the address of its meeting. To be joined and
+        left within ``compute``, by all of the gang. None: without a process group."""
+        return None
 
     @abstractmethod
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":

@@ -18,7 +18,7 @@ from ....core.supervision.system_api import FOR_EVER
 from ....core.telemetry import get_logger
 from ...errors import UnequalSlots, WorkerReplaced
 from ...messages import WORK_TIMEOUT_S, GangPlace, SlotApi, SlotLife
-from ...names import SlotName
+from ...names import PolicyName, SlotName
 from ..trainer_setup import SharedPoolSetup
 from .gangs import Slots
 
@@ -47,7 +47,8 @@ class SlotLost(Exception):
 
 @dataclass(eq=False, slots=True)
 class HostedGang:
-    """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks.
+    """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks, without
+    their meeting before ``PoolSlots.enter``.
 
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_dropped``: nothing of it is needed any more.
     ``is_prefetched``: its state is there, and its processes have not met. ``is_loaded``: it can compute.
@@ -86,7 +87,6 @@ class PoolSlots:
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
         """``background`` and ``watch``: as of ``Actor``."""
-        self._bindings = 0
         self._refs = {SlotName(ref.name): ref for ref in pool.slots}
         self._supervisor = pool.supervisor
         self._listener, self._background, self._watch = listener, background, watch
@@ -110,11 +110,17 @@ class PoolSlots:
 
     def gang(self, slots: Slots, *, is_torn: bool = False) -> HostedGang:
         """A new binding of a policy, or the rest of a torn one."""
-        self._bindings += 1
-        meeting, size = f"gang-{self._bindings}", len(slots)
-        places = tuple(GangPlace(rank, size, meeting) for rank in range(size))
         lives = tuple(self._life_of(slot) for slot in slots)
-        return HostedGang(slots, lives, places, is_torn, remaining=set(slots))
+        return HostedGang(slots, lives, _places(len(slots)), is_torn, remaining=set(slots))
+
+    async def enter(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Has the slots' processes in this gang, as soon as they are in no other, and its meeting open. Raises as
+        ``at`` does."""
+        if len(gang.slots) == 1:
+            return
+        over_hosts = len({life.node for slot in gang.slots if (life := self._lives.get(slot))}) > 1
+        meeting, *_ = await self.at(gang, lambda slot, life, rank: slot.enter(life, policy, rank, over_hosts))
+        gang.places = _places(len(gang.slots), meeting)
 
     async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
         """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
@@ -210,6 +216,10 @@ class PoolSlots:
                 await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, incarnation, lost.reason)
             if self._all_joined:
                 self._listener.slot_lost(slot, lost.reason)
+
+
+def _places(size: int, meeting: str = "") -> tuple[GangPlace, ...]:
+    return tuple(GangPlace(rank, size, meeting) for rank in range(size))
 
 
 def _reason(error: FlexmarlError) -> str:

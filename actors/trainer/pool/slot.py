@@ -9,7 +9,7 @@ between.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from ....transport.handle import PathName, TensorSpec
 from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
+from ...errors import PlainGang
 from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, StepStats
 from ...names import AgentName, PolicyName, Step, Version
 from ...recipe.recipe import Recipe
@@ -34,6 +35,7 @@ from .computations import Computations
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ..backends.torch_policy.gang_meeting import Meeting, Membership
     from ..backends.torch_policy.gang_rank import GangRank
 
 T = TypeVar("T")
@@ -52,7 +54,8 @@ class Slot:
         self._computations = Computations(self._factory, setup.compute_timeout_s, self._recipe.folder)
         self._hosted: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
-        self._gangs: dict[PolicyName, ExitStack] = {}
+        self._memberships: dict[PolicyName, Membership] = {}
+        self._meetings: dict[PolicyName, Meeting] = {}
         self._resources = AsyncExitStack()
 
     async def open(self, system: ActorSystem, only_path: PathName | None = None) -> None:
@@ -127,20 +130,39 @@ class Slot:
         """This process in the policy's gang, until the policy is released."""
         if place.size == 1:
             return None
-        gang = self._factory.join_gang(
-            self._setup.policies[policy], place.rank, place.size, Path(place.meeting)
-        )
-        self._gangs[policy] = ExitStack()
-        self._gangs[policy].callback(self._factory.free_released)  # after the gang's own end
-        return self._gangs[policy].enter_context(gang)
+        setup = self._setup.policies[policy]
+        membership = self._factory.membership(setup, place.rank, place.size, place.meeting)
+        if membership is None:
+            return None
+        self._memberships[policy] = membership
+        return membership.join()
+
+    def open_meeting(self, policy: PolicyName, host: str, over_hosts: bool) -> str:
+        """The address at which the ranks of the policy meet, served here until it is released; empty if they have no
+        process group. To be called in a thread, at any time. Raises PlainGang."""
+        if (meeting := self._factory.open_meeting(host)) is None:
+            return ""
+        self._meetings[policy] = meeting
+        if over_hosts and self._setup.encrypted:
+            raise PlainGang(policy)
+        return meeting.address
+
+    def abort(self, policy: PolicyName) -> None:
+        """Ends a collective call of the policy that waits for other ranks; see ``Membership.abort``. To be called in a
+        thread, beside a computation."""
+        if (membership := self._memberships.get(policy)) is not None:
+            membership.abort()
 
     def release(self, policy: PolicyName) -> None:
         """Hosts the policy no more, also if ``build`` or ``host`` has failed."""
         if (backend := self._hosted.pop(policy, None)) is not None:
             self._factory.release(backend)
             del backend
-        if (gang := self._gangs.pop(policy, None)) is not None:
-            gang.close()
+        if (membership := self._memberships.pop(policy, None)) is not None:
+            membership.leave()
+            self._factory.free_released()
+        if (meeting := self._meetings.pop(policy, None)) is not None:
+            meeting.close()
 
     # ------------------------------------------------------------------ computations
 

@@ -1,6 +1,7 @@
 """A slot of the training pool: a process that hosts the ranks of policies in turn.
 
     prefetch  the base part and the step part from the host's memory, for a gang that has not met
+    enter     a gang: the first rank opens its meeting
     bind      build, or resume: the same unless it was prefetched
     compute   accumulate, optimizer_step, sft, end_sft, save; after those that change the base part: set_base
     suspend   the step part into the host's memory: the base part is there already
@@ -11,16 +12,16 @@ the last whole base part, at another slot or at its next life.
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ....core.actor import Actor, endpoint
 from ....core.base.task_groups import first_error
 from ....core.waits import Wait
 from ....transport.handle import LentMemory, StateHandle
+from ....transport.select import this_node
 from ....transport.state import payload_bytes
 from ...errors import WorkerReplaced
 from ...messages import (
@@ -42,6 +43,9 @@ from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
 from .resharding import reads_of_rank
 from .slot import Slot
+
+_LOOPBACK: Final = "127.0.0.1"
+_ABORT_AGAIN_S: Final = 0.2
 
 
 class SlotWorker(Actor, SlotApi):
@@ -70,7 +74,7 @@ class SlotWorker(Actor, SlotApi):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, self.system.incarnation, self._torch)
+        yield SlotLife(self._life, self.system.incarnation, self._torch, this_node(self.system.directory))
         await asyncio.Event().wait()
 
     def _check_life(self, life: str) -> None:
@@ -81,10 +85,26 @@ class SlotWorker(Actor, SlotApi):
     # ------------------------------------------------------------------ states
 
     @endpoint
+    async def enter(self, life: str, policy: PolicyName, rank: int, over_hosts: bool) -> str:
+        self._check_life(life)
+        async with self._moving[policy]:
+            await self._gang.acquire()  # the policy that leaves may still be on its way
+            self._in_gang = policy
+            if rank:
+                return ""
+            host = self._address() if over_hosts else _LOOPBACK
+            return await self.system.run_blocking(self._slot.open_meeting, policy, host, over_hosts)
+
+    def _address(self) -> str:
+        """This host's, in the network of the run."""
+        tcp = self.system.tcp
+        assert tcp is not None, "hosts reach each other over TCP"
+        return tcp.advertise or tcp.host
+
+    @endpoint
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
         self._check_life(life)
         async with self._moving[policy]:
-            place = await self._enter(policy, place)
             await self._slot.compute(f"the start of {policy}", partial(self._slot.build, policy, place))
 
     @endpoint
@@ -105,9 +125,9 @@ class SlotWorker(Actor, SlotApi):
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         self._check_life(life)
         async with self._moving[policy]:
-            place = await self._enter(policy, place)
             if place.size > 1:
-                return await self._resume_rank(policy, place, state)
+                await self._resume_rank(policy, place, state)
+                return self._count_moved([])
             backend = await self._slot.compute(f"room for {policy}", partial(self._slot.host, policy, place))
             live = backend.weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
@@ -123,12 +143,10 @@ class SlotWorker(Actor, SlotApi):
             )
             return moved
 
-    async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
-        """The state comes before the gang meets, so that the backend can take over its memory."""
+    async def _resume_rank(self, policy: PolicyName, place: GangPlace, state: HostState) -> None:
+        """The state is here before the gang meets: ranks that copy it meanwhile would let the others wait, and the
+        backend takes over its memory."""
         assert not state.base.weights_are_live, "those of a gang are gathered copies"
-        moved = self._count_moved([])
-        if policy not in self._prefetched:
-            moved = await self._prefetch(policy, state)
         memory = self._prefetched.pop(policy)
 
         def host() -> None:
@@ -137,7 +155,6 @@ class SlotWorker(Actor, SlotApi):
             backend.load_state(TrainingStep(gradient, state.data))
 
         await self._slot.compute(f"the state of {policy}", host)
-        return moved
 
     @endpoint
     async def reshard(
@@ -145,7 +162,6 @@ class SlotWorker(Actor, SlotApi):
     ) -> Moved:
         self._check_life(life)
         async with self._moving[policy]:
-            place = await self._enter(policy, place)
             backend = await self._slot.compute(f"room for {policy}", partial(self._slot.host, policy, place))
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
@@ -235,16 +251,18 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def drop(self, life: str, policy: PolicyName) -> None:
         self._check_life(life)
-        async with self._moving[policy]:
-            await self._leave(policy)
+        with first_error():
+            async with asyncio.TaskGroup() as group:
+                aborting = group.create_task(self._abort(policy))
+                async with self._moving[policy]:
+                    await self._leave(policy)
+                aborting.cancel()
 
-    async def _enter(self, policy: PolicyName, place: GangPlace) -> GangPlace:
-        """The place, with the path of the gang's meeting. Waits until this process is in no other gang: the policy that
-        leaves may still be on its way."""
-        if place.size > 1:
-            await self._gang.acquire()
-            self._in_gang = policy
-        return replace(place, meeting=str(self.system.directory / place.meeting))
+    async def _abort(self, policy: PolicyName) -> None:
+        """Ends its collective calls, until this is cancelled: a rank may be about to join its gang, and wait there."""
+        while True:
+            await self.system.run_blocking(self._slot.abort, policy)
+            await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def _leave(self, policy: PolicyName) -> None:
         self._prefetched.pop(policy, None)

@@ -62,11 +62,14 @@ class StateMoves:
         if len(gang.slots) == 1 and len(self.memory[policy]) <= 1:
             await self.load(policy, gang, reason)
         elif len(self.memory[policy]) == len(gang.slots):  # else Bind builds it, or divides it differently
-            # A process can be in one gang at a time: the processes of this one meet when it is bound.
-            await self._resume(
-                policy, gang, reason, lambda slot, life, rank, state: slot.prefetch(life, policy, state)
-            )
-            gang.is_prefetched = True
+            await self._copy_ahead(policy, gang, reason)
+
+    async def _copy_ahead(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
+        """A process can be in one gang at a time: the processes of this one meet when it is bound."""
+        await self._resume(
+            policy, gang, reason, lambda slot, life, rank, state: slot.prefetch(life, policy, state)
+        )
+        gang.is_prefetched = True
 
     async def load(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """Has the gang ready to compute, built if it is the first time."""
@@ -77,11 +80,16 @@ class StateMoves:
             return slot.resume(life, policy, gang.places[rank], state)
 
         states = self.memory.states(policy)
+        is_divided_alike = states is not None and len(states) == len(gang.slots)
+        if is_divided_alike and len(gang.slots) > 1 and not gang.is_prefetched:
+            await self._copy_ahead(policy, gang, reason)
+        await self._slots.enter(policy, gang)
         if states is None:
             await self._build(policy, gang)
-        elif len(states) != len(gang.slots):
+        elif not is_divided_alike:
             await self._reshard(policy, gang, reason)
         elif gang.is_prefetched:
+            states = self.memory.states(policy) or []
             await self._slots.at(gang, lambda slot, life, rank: resume(slot, life, rank, states[rank]))
         else:
             await self._resume(policy, gang, reason, resume)

@@ -10,7 +10,7 @@ from .backends.torch_policy.ranks import (
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    processes = Ranks(4, tmp_path_factory.mktemp("gangs"))
+def ranks() -> Iterator[Ranks]:
+    processes = Ranks(4)
     yield processes
     processes.close()

@@ -29,6 +29,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.core.wire.zeromq import Tcp
+from flexmarl.transport.select import this_node
 
 from ..stores import store_setup
 
@@ -40,8 +41,8 @@ def eval_queries(seed): ...
 def sft(agent, batch, size, seed): return [("12", "34")] * size
 """
 CALLS: Final = (
-    "build", "prefetch", "resume", "reshard", "set_rest", "state_bytes", "set_base", "suspend", "drop", "accumulate",
-    "optimizer_step", "sft", "end_sft", "save", "forget_copies",
+    "enter", "build", "prefetch", "resume", "reshard", "set_rest", "state_bytes", "set_base", "suspend", "drop",
+    "accumulate", "optimizer_step", "sft", "end_sft", "save", "forget_copies",
 )  # fmt: skip
 
 
@@ -75,7 +76,8 @@ class MortalSlot(SlotWorker):
 
     @endpoint
     async def enlist(self) -> AsyncGenerator[SlotLife]:
-        yield SlotLife(self._life, self.number_of_life, self._fate.torch[self.number_of_life > 1])
+        node = this_node(self.system.directory)
+        yield SlotLife(self._life, self.number_of_life, self._fate.torch[self.number_of_life > 1], node)
         await self._death.wait()
 
     def die(self) -> None:

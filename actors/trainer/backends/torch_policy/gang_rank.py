@@ -4,15 +4,11 @@ They join a process group for as long as the policy is bound to their slots. All
 policy's backend in the same order; each call that computes is a collective one.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -72,52 +68,8 @@ class GangRank:
         return full if self.rank == 0 else None
 
 
-c10d: Any = distributed  # half of its names have no types
-distributed_c10d: Any = distributed.distributed_c10d
-
-_LOOPBACK: Final = "gloo_loopback"
-
 ALONE = GangRank()
 """One rank."""
-
-
-@contextmanager
-def join_gang(
-    rank: int, size: int, meeting: Path, device: torch.device, timeout_s: float
-) -> Iterator[GangRank]:
-    """The gang of ``size`` processes that meet at the file ``meeting``, which no gang has used before, on one host.
-
-    A process can be in one gang at a time, and in any number one after the other. Raises RuntimeError
-    (``torch.distributed.DistError``) if the others don't come within ``timeout_s``; so does each collective call whose
-    peers died or are late.
-    """
-    if size == 1:
-        yield ALONE
-        return
-    if device.index is not None:
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else _LOOPBACK
-    timeout = timedelta(seconds=timeout_s)
-    store = c10d.FileStore(str(meeting), size)
-    store.set_timeout(timeout)
-    # torch numbers groups, and caches meshes by their ranks alone: every gang of a process must get the same number.
-    distributed_c10d._world.group_count = 0
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    try:
-        yield GangRank(rank, size, init_device_mesh(device.type, (size,)))
-    finally:
-        distributed.destroy_process_group()
-
-
-def _gloo_on_loopback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Gloo as torch makes it listens at the address of the host's name, for any peer of the network."""
-    options = c10d.ProcessGroupGloo._Options()
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timeout
-    return c10d.ProcessGroupGloo(store, rank, size, options)
-
-
-distributed.Backend.register_backend(_LOOPBACK, _gloo_on_loopback, devices="cpu")
 
 
 def gather(tensor: Tensor) -> Tensor:

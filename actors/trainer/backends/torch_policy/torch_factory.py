@@ -4,9 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,16 +20,14 @@ from ..backend_factory import BackendFactory
 from ..policy_backend import PolicyBackend
 from .completion_model import build_model, derived_seed, named_weights
 from .frozen_base import FrozenBases
-from .gang_rank import ALONE, GangRank, join_gang
+from .gang_meeting import Meeting, Membership
+from .gang_rank import ALONE, GangRank
 from .own_weights import saved_weights
 from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
 
 T = TypeVar("T")
-
-# A rank that was killed is noticed at once; this is for one that has died before it met the others.
-_GANG_TIMEOUT_S: Final = 120.0
 
 
 class TorchFactory(BackendFactory):
@@ -99,10 +95,11 @@ class TorchFactory(BackendFactory):
         if cuda.is_initialized():
             cuda.cuda.empty_cache()  # for the other processes of the device
 
-    def join_gang(
-        self, setup: PolicySetup, rank: int, size: int, meeting: Path
-    ) -> AbstractContextManager[GangRank]:
-        return join_gang(rank, size, meeting, torch.device(setup.real_model.device), _GANG_TIMEOUT_S)
+    def open_meeting(self, host: str) -> Meeting:
+        return Meeting(host)
+
+    def membership(self, setup: PolicySetup, rank: int, size: int, meeting: str) -> Membership:
+        return Membership(rank, size, meeting, torch.device(setup.real_model.device))
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)

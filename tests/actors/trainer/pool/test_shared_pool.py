@@ -280,11 +280,12 @@ def test_the_state_of_the_next_gang_is_loaded_while_another_computes(tmp_path: P
                 await home.trainer.publish(policy)
                 await home.put(policy, 1, 4)
             await home.trainer.train(JUDGE, Version(0), 1)
-            del fate.calls[:], fate.ends[:]
+            del fate.calls[:]
             async with asyncio.TaskGroup() as group:
                 computing = group.create_task(home.trainer.train(SOLVER, Version(0), 1))
                 while "accumulate" not in fate.calls:
                     await asyncio.sleep(0.1)
+                del fate.calls[:], fate.ends[:]
                 group.create_task(home.trainer.train(JUDGE, Version(0), 1))
                 while fate.ends.count("prefetch") < 2:
                     await asyncio.sleep(0.1)

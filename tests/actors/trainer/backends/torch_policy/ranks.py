@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,7 +24,8 @@ from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
-from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank, join_gang
+from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.shards import Shard, pieces
@@ -67,19 +67,20 @@ def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     while (call := connection.recv()) is not None:
         function, rank, size, meeting, arguments = call
+        membership = Membership(rank, size, meeting, torch.device("cpu"), PATIENCE_S)
         try:
-            with join_gang(rank, size, meeting, torch.device("cpu"), PATIENCE_S) as gang:
-                connection.send((function(gang, *arguments), None))
+            connection.send((function(membership.join(), *arguments), None))
         except Exception:  # noqa: BLE001  # the test shows it
             connection.send((None, traceback.format_exc()))
+        finally:
+            membership.leave()
 
 
 class Ranks:
     """``most`` processes, each of which is a rank of one gang at a time."""
 
-    def __init__(self, most: int, folder: Path) -> None:
+    def __init__(self, most: int) -> None:
         self._context = multiprocessing.get_context("fork")  # torch and transformers are there
-        self._folder, self._gangs = folder, 0
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for _ in range(most):
@@ -92,16 +93,17 @@ class Ranks:
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The results of ``function(gang, *arguments)`` by rank. The gang ends with the call."""
-        self._gangs += 1
+        meeting = Meeting(LOOPBACK)
         for rank in range(size):
-            call = (function, rank, size, self._folder / f"gang-{self._gangs}", arguments)
-            self._connections[rank].send(call)
-        return self._results(size)
+            self._connections[rank].send((function, rank, size, meeting.address, arguments))
+        results = self._results(size)
+        meeting.close()
+        return results
 
     def run_alone(self, function: Callable[..., Any], *arguments: tuple[Any, ...]) -> list[Any]:
         """The results of ``function(ALONE, *arguments[i])``, each in a process of its own."""
         for connection, arguments_of_one in zip(self._connections, arguments, strict=False):
-            connection.send((function, 0, 1, self._folder, arguments_of_one))
+            connection.send((function, 0, 1, "", arguments_of_one))
         return self._results(len(arguments))
 
     def _results(self, size: int) -> list[Any]:

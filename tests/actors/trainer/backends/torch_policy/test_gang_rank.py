@@ -19,9 +19,10 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from flexmarl.actors.errors import NonFiniteGradient, StaleSample
+from flexmarl.actors.errors import GangIncomplete, NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import Sample, StepStats
-from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank, join_gang
+from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 
 from .gang_cases import SETUPS, error, same_stats
@@ -341,8 +342,8 @@ def left_alone(gang: GangRank) -> tuple[str, int]:
     return problem, alone.optimizer_step().samples
 
 
-def test_a_rank_that_dies_ends_the_calls_of_the_others_which_join_other_gangs(tmp_path: Path) -> None:
-    ranks = Ranks(3, tmp_path)
+def test_a_rank_that_dies_ends_the_calls_of_the_others_which_join_other_gangs() -> None:
+    ranks = Ranks(3)
     *survivors, dead = ranks.run(3, left_alone)
     assert dead is None
     for problem, samples in survivors:
@@ -352,20 +353,22 @@ def test_a_rank_that_dies_ends_the_calls_of_the_others_which_join_other_gangs(tm
     ranks.close()
 
 
-def test_a_gang_that_does_not_come_together_is_an_error_after_the_deadline(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RuntimeError, match="(?i)time|wait"),
-        join_gang(0, 2, tmp_path / "gang", torch.device("cpu"), 0.5),
-    ):
-        pass
-    with join_gang(0, 1, tmp_path / "gang", torch.device("cpu"), 0.5) as gang:
-        assert gang is ALONE
+def test_a_gang_that_does_not_come_together_names_the_missing_ranks_after_the_deadline() -> None:
+    meeting = Meeting(LOOPBACK)
+    alone = Membership(1, 3, meeting.address, torch.device("cpu"), 0.3)
+    with pytest.raises(GangIncomplete, match=rf"have not come to {meeting.address} within 0.3 s: 0, 2"):
+        alone.join()
+    alone.leave()
+    meeting.close()
+    assert Membership(0, 1, "", torch.device("cpu")).join() is ALONE
 
 
-def test_gangs_train_after_one_that_did_not_come_together(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), join_gang(0, 2, tmp_path / "gang", torch.device("cpu"), 0.1):
-        pass
-    ranks = Ranks(2, tmp_path)  # forks of this process, with what torch has kept
+def test_gangs_train_after_one_that_did_not_come_together() -> None:
+    meeting = Meeting(LOOPBACK)
+    with pytest.raises(GangIncomplete):
+        Membership(0, 2, meeting.address, torch.device("cpu"), 0.1).join()
+    meeting.close()
+    ranks = Ranks(2)  # forks of this process, with what torch has kept
     calls: list[Call] = [("accumulate", make_samples(1)), STEP]
     first, second = (ranks.run(2, train_as_configured, SETUPS["dapo"], calls) for _ in range(2))
     assert first[0].results[-1] == second[0].results[-1]

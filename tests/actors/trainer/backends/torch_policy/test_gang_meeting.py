@@ -1,0 +1,165 @@
+"""Gangs of real processes: the addresses they listen at, and ranks that die or stop while the others wait for them."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import psutil
+import pytest
+import torch
+
+from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
+
+from .....patience import PATIENCE_S
+
+CPU = torch.device("cpu")
+
+
+def wait_in_a_collective(
+    connection: Connection, rank: int, size: int, meeting: str, meeting_s: float
+) -> None:
+    """Sums once with the others, and again when the parent has said so; with its word ``abort``, from another thread.
+    Sends the end of that."""
+    torch.set_num_threads(1)
+    membership = Membership(rank, size, meeting, CPU, meeting_s)
+    gang = membership.join()
+    gang.sum(torch.ones(1))
+    connection.send("joined")
+    connection.recv()
+
+    def obey() -> None:
+        while connection.recv() == "abort":
+            membership.abort()
+
+    threading.Thread(target=obey, daemon=True).start()
+    connection.send("begins")
+    try:
+        connection.send(float(gang.sum(torch.ones(1))))
+    except RuntimeError as error:
+        connection.send(str(error))
+    membership.leave()
+    connection.send("left")
+
+
+class Member:
+    def __init__(self, process: BaseProcess, connection: Connection) -> None:
+        self.process, self.connection = process, connection
+
+    def receive(self) -> object:
+        assert self.connection.poll(PATIENCE_S), "a rank does not answer"
+        return self.connection.recv()
+
+    def begin(self) -> None:
+        self.connection.send("begin")
+        assert self.receive() == "begins"
+
+
+@contextmanager
+def gang_of(size: int, host: str = LOOPBACK, meeting_s: float = PATIENCE_S) -> Iterator[list[Member]]:
+    context = multiprocessing.get_context("fork")
+    meeting, members = Meeting(host), []
+    for rank in range(size):
+        ours, theirs = context.Pipe()
+        arguments = (theirs, rank, size, meeting.address, meeting_s)
+        process = context.Process(target=wait_in_a_collective, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        members.append(Member(process, ours))
+    try:
+        assert [member.receive() for member in members] == ["joined"] * size
+        yield members
+    finally:
+        for member in members:
+            member.process.kill()
+            member.process.join()
+            member.connection.close()
+        meeting.close()
+
+
+def is_cut(end: object) -> bool:
+    return (
+        "Connection closed by peer" in str(end) or "Connection reset" in str(end) or "Broken pipe" in str(end)
+    )
+
+
+def listening(process: BaseProcess) -> set[str]:
+    assert process.pid is not None
+    connections = psutil.Process(process.pid).net_connections("tcp")
+    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "127.0.0.5"])
+def test_a_gang_listens_where_its_meeting_is_alone(host: str) -> None:
+    """All of 127.0.0.0/8 is this host: the second address stands for one in a network."""
+    with gang_of(2, host) as members:
+        by_rank = [listening(member.process) for member in members]
+        assert by_rank[0] | by_rank[1] <= {host, LOOPBACK}
+        ours = psutil.Process().net_connections("tcp")
+        assert {one.laddr.ip for one in ours if one.status == psutil.CONN_LISTEN} == {host}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_killed_rank_ends_the_collective_that_others_wait_in(size: int) -> None:
+    with gang_of(size) as (*waiting, dying):
+        for member in waiting:
+            member.begin()
+        dying.process.kill()
+        for member in waiting:
+            assert is_cut(member.receive())
+            assert member.receive() == "left"
+
+
+def test_a_collective_outlives_the_deadline_of_the_meeting_and_ends_by_an_abort() -> None:
+    """One rank is stopped: its connections stay."""
+    with gang_of(3, meeting_s=1.0) as (first, second, stopped):
+        assert stopped.process.pid is not None
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        for member in (first, second):
+            member.begin()
+        assert not first.connection.poll(2.0), "a late rank is waited for"
+        for member in (first, second):  # each: a rank that waits for a third one does not notice
+            member.connection.send("abort")
+            assert is_cut(member.receive())
+        assert [member.receive() for member in (first, second)] == ["left"] * 2
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        stopped.begin()
+        assert is_cut(stopped.receive())
+
+
+def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
+    meeting = Meeting(LOOPBACK)
+    membership = Membership(0, 2, meeting.address, CPU, PATIENCE_S)
+    ends: list[str] = []
+
+    def join() -> None:
+        try:
+            membership.join()
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    while joining.is_alive():  # an abort between two steps of joining has no effect yet
+        membership.abort()
+        joining.join(0.05)
+    membership.leave()
+    meeting.close()
+    assert len(ends) == 1
+
+
+def test_connections_of_others_are_not_cut() -> None:
+    sums: list[float] = []
+    with gang_of(2) as members, gang_of(2) as bystanders:
+        for member in bystanders[:1]:
+            member.begin()
+        members[0].begin()
+        members[0].connection.send("abort")
+        assert is_cut(members[0].receive())
+        bystanders[1].begin()
+        sums = [float(str(member.receive())) for member in bystanders]
+    assert sums == [2.0, 2.0]
