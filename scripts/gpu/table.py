@@ -1,0 +1,40 @@
+"""The table of tests. Each is a file of this folder with a function ``run``, and a row here."""
+
+import ast
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``module``: its file here, or one elsewhere by its whole name; the docstring begins with the point that it
+    proves. ``limit_s``: then it is killed. ``on_cpu``: with ``--device cpu`` it runs, with small shapes. ``doubts``:
+    checks that a reading of the code as it was at commit 923309b expected to fail on a GPU."""
+
+    name: str
+    module: str
+    limit_s: int
+    on_cpu: bool = False
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def import_name(self) -> str:
+        return self.module if "." in self.module else f"{__package__}.{self.module}"
+
+    @property
+    def proves(self) -> str:
+        """The first line of the file's docstring, which is read without importing it."""
+        file = find_spec(self.import_name)
+        assert file is not None and file.origin is not None, self.import_name
+        docstring = ast.get_docstring(ast.parse(Path(file.origin).read_text())) or ""
+        return docstring.partition("\n")[0].replace("``", "")
+
+
+TESTS = (
+    Row("T0", "machine", 40, on_cpu=True),
+    Row("T5", "trainer_speed", 240, on_cpu=True),
+)
+"""In the order in which they run. The limits together are below 30 minutes."""
