@@ -202,6 +202,8 @@ class DeviceMemory(Memory[CudaIpcSource]):
             self._sets.retire(written.all())
             self._written.pop(key, None)
         await self._sets.free_retired()
+        if not self._closed:
+            self._begin_watching()  # a process that only writes would look for the readers at its next Set alone
 
     # ----------------------------------------------------------------------- reading
 

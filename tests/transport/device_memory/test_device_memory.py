@@ -282,6 +282,17 @@ async def test_handles_are_opened_once_for_all_versions_and_closed_once(
     assert (engine.devices.opened, engine.devices.closed) == (2, 2)
 
 
+async def test_dropped_memory_is_free_as_soon_as_its_readers_have_closed_it(
+    trainer: Side, engine: Side
+) -> None:
+    handle = await publish(trainer, 1, 0)
+    await engine.transport.get(handle, path="cuda_ipc")
+    await trainer.transport.drop("key")  # its reader closes the memory some time later
+    async with asyncio.timeout(PATIENCE_S):
+        while trainer.devices.memory(A).free_bytes < TOTAL:
+            await asyncio.sleep(0.02)
+
+
 def test_buffers_are_flat_and_no_tensor_is_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "BUFFER_BYTES", 256)
     specs = [TensorSpec(str(n), (100,), "uint8", 128 * n) for n in range(7)]
