@@ -192,7 +192,7 @@ class BulkServer:
     def count(self, *, whole_bytes: int = 0, delta_bytes: int = 0) -> None:
         """Adds bytes that are about to be sent to the statistics: bytes of states or names as they are, and bytes of
         deltas."""
-        # Before they are sent: whoever has the bytes finds them counted. A connection that ends meanwhile may leave
+        # Before they are sent, so that a reader that has the bytes finds them counted. A connection that ends may leave
         # some of them counted twice.
         with self._lock:
             self.statistics.sent_bytes += whole_bytes + delta_bytes

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from flexmarl.actors.messages import GangPlace
 from flexmarl.actors.recipe.recipe import RecipeConfig
+from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
 from flexmarl.actors.trainer.pool.slot import Slot
 from flexmarl.actors.trainer.trainer_setup import TrainerSetup
@@ -50,7 +51,9 @@ def models_after_release(_alone: GangRank, folder: Path, place: GangPlace) -> in
 
 def test_a_gang_that_is_released_leaves_no_model_in_memory(tmp_path: Path) -> None:
     (tmp_path / "workflow.py").write_text(RECIPE)
-    ranks = Ranks(2, tmp_path)
-    places = [GangPlace(rank, 2, str(tmp_path / "meeting")) for rank in range(2)]
+    ranks = Ranks(2)
+    meeting = Meeting(LOOPBACK)
+    places = [GangPlace(rank, 2, meeting.address) for rank in range(2)]
     assert ranks.run_alone(models_after_release, *((tmp_path, place) for place in places)) == [0, 0]
     ranks.close()
+    meeting.close()
