@@ -118,8 +118,9 @@ def test_too_many_losses_end_the_run_which_its_restart_continues(
     run = launcher.train(f"many-{tmp_path.name}", *SETTINGS[:-1], f"data.hold={hold}", *limits)
     run.wait_for_output("checkpoints/step_000001")
     for number in range(2):
-        wait_until(lambda: "rollout-1" in run.actors(), "the worker")
+        # First the losses: until the loss of a killed worker is known, that one may still be listed.
         wait_for_losses(run, number)
+        wait_until(lambda: "rollout-1" in run.actors(), "the worker")
         run.actors()["rollout-1"].kill()
     run.wait_for_output("continuing after step 1")
     hold.unlink()
