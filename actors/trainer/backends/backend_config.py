@@ -36,6 +36,8 @@ class TorchTrainerConfig(_Ranks):
     activation_checkpointing: bool = False
     """Computation of each layer's activations a second time, in the backward: they take the memory of one layer, and a
     step a third more time."""
+    compilation: bool = True
+    """Compilation of layers and log-probabilities by `torch.compile`, on a GPU; Triton needs a C compiler there."""
 
 
 class SimulatedTrainerConfig(_Ranks):

@@ -17,6 +17,7 @@ from ....pretrained import seeded_model, unset_model
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
+from .compiled import compile_layers, compiled_token_logprobs
 from .fused_norm import fuse_norms
 from .gang_rank import GangRank
 from .layers import recompute_layers
@@ -110,6 +111,11 @@ class CompletionModel:
         """From now on a layer's activations are computed again in the backward. Raises as ``recompute_layers``."""
         recompute_layers(self.model)
 
+    def compile(self) -> None:
+        """From now on layers and log-probabilities are compiled. To be called before ``recompute_layers``."""
+        compile_layers(self.model)
+        self._forward.token_logprobs = compiled_token_logprobs
+
     def shard(self, gang: GangRank, *, trained: bool, whole: Iterable[nn.Parameter] = ()) -> None:
         """Divides the parameters over ``gang``, but for those that every rank has ``whole``. ``trained``: a backward
         follows each forward."""
@@ -133,6 +139,7 @@ class CompletionForward(nn.Module):
         super().__init__()
         self.model = model
         self._vocab_size = vocab_size
+        self.token_logprobs: Callable[..., Tensor] = token_logprobs
         self._positions: Tensor | None = None
         model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
@@ -148,7 +155,7 @@ class CompletionForward(nn.Module):
             logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
         finally:
             self._positions = None
-        return token_logprobs(logits, rows.targets, temperatures, truncations)
+        return self.token_logprobs(logits, rows.targets, temperatures, truncations)
 
     def _in_chunks(
         self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None, tokens: int
@@ -194,7 +201,7 @@ class CompletionForward(nn.Module):
             if layer is not None:
                 stack.enter_context(_forward(self.model.get_output_embeddings(), layer))
             logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-        return token_logprobs(logits.squeeze(0), targets, temperatures, truncations)
+        return self.token_logprobs(logits.squeeze(0), targets, temperatures, truncations)
 
     def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""

@@ -21,6 +21,7 @@ from .adamw import (
     moments,
     trained_parameters,
 )
+from .compiled import compile_layers
 from .completion_model import CompletionModel, named_weights
 from .gang_rank import GangRank, local
 from .layers import recompute_layers
@@ -55,13 +56,14 @@ class CriticModel:
         memory: StateMemory,
         *,
         recompute: bool = False,
+        compiled: bool = False,
     ) -> None:
         """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0. A frozen base is shared.
 
         ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is whole, the copy is divided
         over ``gang``; what ``memory`` has of its gradients and moments is taken over. ``recompute``: a layer's
-        activations are computed again in the backward. Raises ``ValueError``
-        for a model that transformers does not split into body and head.
+        activations are computed again in the backward. ``compiled``: its forward is. Raises ``ValueError`` for a model
+        that transformers does not split into body and head.
         """
         body = policy.model.base_model
         if body is policy.model:
@@ -77,6 +79,8 @@ class CriticModel:
         self.model = BodyAndHead(copy.deepcopy(body, shared), head)
         self._autocast = policy.autocast
         self._config = _settings(critic, optimizer)
+        if compiled:
+            compile_layers(self.model)
         if recompute:
             recompute_layers(self.model)
         self._gang = gang

@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_PART_ELEMENTS = 4 << 20
+_PART_ELEMENTS = {"cpu": 4 << 20, "cuda": 128 << 20}
 """Elements of a product that is made in bfloat16 and then added to the gradient. On a CPU torch makes a float32 copy of
-it for that, which should stay in the cache; on a GPU each product is a large one still."""
+it for that, which should stay in the cache; a GPU is faster with one large product."""
+_ALIGNED_COLUMNS = 64
+"""A part begins at a multiple of it: else a GPU's loads of 16 bytes would not be aligned, and a product several times
+slower."""
 
 
 class SummedLinear:
@@ -60,13 +63,18 @@ class _Product(torch.autograd.Function):
         parameter, bias = ctx.parameters
         rows, inputs = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         if ctx.needs_input_grad[3]:
-            columns_per_part = max(1, _PART_ELEMENTS // parameter.shape[1])
+            columns_per_part = _columns_per_part(parameter)
             parts = torch.split(_gradient(parameter), columns_per_part)
             for part, columns in zip(parts, torch.split(rows, columns_per_part, dim=1), strict=True):
                 part.add_(columns.t() @ inputs)
         if ctx.needs_input_grad[4]:
             _gradient(bias).add_(rows.sum(0, dtype=torch.float32))
         return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+
+
+def _columns_per_part(parameter: Tensor) -> int:
+    columns = _PART_ELEMENTS[parameter.device.type] // parameter.shape[1]
+    return max(_ALIGNED_COLUMNS, columns - columns % _ALIGNED_COLUMNS)
 
 
 _product: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor | None], Tensor] = _Product.apply

@@ -21,6 +21,7 @@ from ...saved_policy import (
 from ...shards import Shard, whole
 from ...trainer_setup import PolicySetup
 from .adamw import configure, drop_gradient, gradients, make_adamw, moments, trained_parameters
+from .compiled import can_compile
 from .completion_model import CompletionModel, named_weights, placed_model
 from .critic_model import CriticModel
 from .frozen_base import FrozenBase, FrozenBases
@@ -62,16 +63,27 @@ class TrainedModels:
         frozen = [] if self._base is None else list(self._base.model.parameters())
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
+        compiled = setup.torch_trainer.compilation and can_compile(torch.device(model.device))
         self.reference = self._completion_model(seed) if loss.kl_coefficient else None
         if self.reference is not None:
             self.reference.model.requires_grad_(False)
+            if compiled:
+                self.reference.compile()
             self.reference.shard(gang, trained=False, whole=frozen)
         self.completions = self._completion_model(seed)
         self.critic = None
         if loss.critic:
             self.critic = CriticModel(
-                self.completions, loss.critic, setup.optimizer, gang, memory, recompute=recompute
+                self.completions,
+                loss.critic,
+                setup.optimizer,
+                gang,
+                memory,
+                recompute=recompute,
+                compiled=compiled,
             )
+        if compiled:
+            self.completions.compile()
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True, whole=frozen)
@@ -285,11 +297,11 @@ def _outline(tensor: Tensor | None) -> str:
 
 
 def _shape(setup: PolicySetup) -> tuple[object, ...]:
-    recompute = setup.torch_trainer.activation_checkpointing
     return (
         setup.real_model,
         setup.lora,
-        recompute,
+        setup.torch_trainer.activation_checkpointing,
+        setup.torch_trainer.compilation,
         setup.loss.critic is None,
         setup.loss.kl_coefficient == 0.0,
     )

@@ -1,0 +1,99 @@
+"""Compiled layers and log-probabilities give the same numbers, and a machine without a compiler trains."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
+from flexmarl.actors.trainer.backends.torch_policy import compiled, completion_model, trained_models
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.objective.loss import token_logprobs
+from flexmarl.actors.trainer.trainer_config import LossConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from .policies import SMALLER_MODEL, make_samples
+
+# Dynamo looks at ``.grad`` of the tensors that it traces, and torch warns of that.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Traces and differentiates as on a GPU, and runs torch's operations in place of kernels: C++ takes minutes."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled._compile_token_logprobs.cache_clear()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    compiled._compile_token_logprobs.cache_clear()
+
+
+def gradients(**settings: Any) -> dict[str, torch.Tensor]:
+    """Returns the gradient of two micro-batches of different lengths."""
+    trainer = TorchTrainerConfig(tokens_per_forward=48, **settings)
+    setup = PolicySetup(
+        model=ModelConfig(config=SMALLER_MODEL | {"num_hidden_layers": 2}, tokenizer="unused"),
+        credit={AgentName("solver"): CreditConfig()},
+        loss=LossConfig(name="dapo"),
+        trainer=trainer,
+    )
+    policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=10)
+    samples = make_samples(0)
+    policy.accumulate(samples[:3])
+    policy.accumulate(samples[3:])
+    return {name: parameter.grad.clone() for name, parameter in policy.model.named_parameters()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_gradient_is_that_of_the_model_as_it_is_written(
+    checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradients(compilation=False)
+    monkeypatch.setattr(trained_models, "can_compile", lambda device: True)
+    # A custom operation for CPUs, which can't be compiled with its sizes left open.
+    monkeypatch.setattr(completion_model, "use_onednn", lambda model: model)
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    actual = gradients(activation_checkpointing=checkpointing)
+    assert counters["stats"]["unique_graphs"] >= 2
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert (actual[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, torch.tensor([0.5, 1.0, 2.0])])
+def test_log_probabilities_are_the_same_at_any_temperature(temperature: float | torch.Tensor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 50, generator=generator)
+    tokens = torch.tensor([0, 7, 49])
+    expected = token_logprobs(logits, tokens, temperature)
+    torch.testing.assert_close(compiled.compiled_token_logprobs(logits, tokens, temperature), expected)
+
+
+def test_a_cpu_compiles_nothing() -> None:
+    assert not compiled.can_compile(torch.device("cpu"))
+
+
+def test_without_a_compiler_a_gpu_trains_slower_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(function: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler\nmore")
+
+    monkeypatch.setattr(compiled, "compile_function", fail)
+    compiled.can_compile.cache_clear()
+    try:
+        with capture_logs() as logs:
+            assert not any(compiled.can_compile(torch.device("cuda")) for _ in range(2))
+    finally:
+        compiled.can_compile.cache_clear()
+    assert [entry["error"] for entry in logs] == ["Failed to find C compiler"]
