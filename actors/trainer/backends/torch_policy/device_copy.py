@@ -32,9 +32,13 @@ def pack(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
 
 
 def unpack(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a ``buffer`` that ``pack`` made of tensors ``like`` these."""
+    """The tensors in a ``buffer`` that ``pack`` made of tensors ``like`` these.
+
+    To autograd each is a tensor of its own: to write to one does not change the others that a backward needs.
+    """
     *starts, _ = _starts(like)
-    return [_part(buffer, start, tensor) for start, tensor in zip(starts, like, strict=True)]
+    # Views have one count of changes together, by which autograd refuses them all; ``data`` has one of its own.
+    return [_part(buffer, start, tensor).data for start, tensor in zip(starts, like, strict=True)]
 
 
 def _starts(tensors: Sequence[Tensor]) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
@@ -38,7 +39,11 @@ OPTIMIZER = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), schedule="linear", warmu
 
 
 def make_policy(
-    name: str = "solver", seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, **model: Any
+    name: str = "solver",
+    seed: int = 0,
+    optimizer: OptimizerConfig = OPTIMIZER,
+    trainer: TorchTrainerConfig | None = None,
+    **model: Any,
 ) -> TorchPolicy:
     return TorchPolicy(
         PolicyName(name),
@@ -47,6 +52,7 @@ def make_policy(
             credit={AgentName("solver"): CreditConfig()},
             loss=LossConfig(name="dapo"),  # a token of any sequence weighs the same
             optimizer=optimizer,
+            trainer=trainer or TorchTrainerConfig(),
         ),
         seed=seed,
         total_steps=10,

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import Any
@@ -16,7 +17,10 @@ from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import NonFiniteGradient, StaleSample
 from flexmarl.actors.messages import ModelConfig, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
+from flexmarl.actors.trainer.backends.torch_policy import completion_model, forward_batches
+from flexmarl.actors.trainer.backends.torch_policy.device_copy import copy_together, pack, unpack
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
@@ -130,6 +134,28 @@ def test_tokens_outside_of_the_support_are_counted() -> None:
     stats = policy.optimizer_step()
     assert 0 < stats.figures["unsure_tokens"] <= first < sum(len(sample.tokens) for sample in samples)
     assert stats.figures["unsure_tokens"] < trained and math.isfinite(stats.figures["loss"])
+
+
+def copy_as_to_a_gpu(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    return unpack(pack(tensors, pinned=False).to(device), tensors)
+
+
+def test_truncated_samples_train_from_one_copy_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several forwards of a micro-batch, several chunks of the head in each, as on a GPU: whether a token is sure is
+    written to the copy, after the checkpoints have kept other tensors of it."""
+    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 4 * 16 * 5)
+    trainer = TorchTrainerConfig(tokens_per_forward=30, activation_checkpointing=True)
+    samples = [drawn_under(make_policy(), sample, Truncation(top_p=0.9)) for sample in make_samples(3)]
+    gradients = []
+    for copy in (copy_together, copy_as_to_a_gpu):
+        monkeypatch.setattr(forward_batches, "copy_together", copy)
+        policy = make_policy(trainer=trainer)
+        policy.accumulate(samples)
+        policy.optimizer_step()
+        policy.accumulate([replace(sample, policy_version=1) for sample in samples])
+        gradients.append(gradient(policy))
+        assert policy.optimizer_step().figures["unsure_tokens"] < 5
+    assert torch.equal(*gradients)
 
 
 def test_stats_count_all_tokens_and_the_trained_ones() -> None:
