@@ -1,5 +1,6 @@
 """The checks of a test, and the card that it runs on."""
 
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -60,6 +61,12 @@ def shown(value: Value, unit: str = "") -> str:
     return f"{text} {unit}".strip()
 
 
+def failure(name: str, error: Exception) -> Check:
+    """The failed check of an error, whose traceback is printed to the output of the test."""
+    traceback.print_exception(error)
+    return Check(name, f"{type(error).__name__}: {error}"[:500], "", "without an error", False)
+
+
 class LeftOut(Exception):
     """The machine lacks something that a test needs: the test is left out, neither passed nor failed."""
 
@@ -99,3 +106,13 @@ class Card:
 
 TestFunction = Callable[[Card], Checks]
 """Each test's file has one, by the name ``run``: the checks, one after the other as they are made."""
+
+
+def part(name: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """The checks of one part of a test. An error is a failed check of this part: the others run."""
+    try:
+        yield from checks()
+    except LeftOut:
+        raise
+    except Exception as error:  # noqa: BLE001  # any error of a part is a failed check
+        yield failure(f"{name}: ended", error)

@@ -12,13 +12,12 @@ import selectors
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from .checks import Card, Check, LeftOut, TestFunction
+from .checks import Card, Check, LeftOut, TestFunction, failure
 from .processes import adopt_orphans, kill_descendants
 from .table import Row
 
@@ -156,5 +155,4 @@ async def _write_checks(run: TestFunction, card: Card, write: Callable[[Check], 
     except LeftOut as reason:
         write(Check(LEFT_OUT, str(reason)))
     except Exception as error:  # noqa: BLE001  # any error of a test is a failed check
-        traceback.print_exc()
-        write(Check(ENDED, f"{type(error).__name__}: {error}"[:500], "", "without an error", False))
+        write(failure(ENDED, error))

@@ -26,6 +26,13 @@ def seconds_of(device: str, work: Callable[[], object], rounds: int = 1) -> floa
     return statistics.median(seconds)
 
 
+def free_memory(device: str) -> None:
+    """Frees what nothing uses: objects that refer to each other, and on a CUDA device the allocator's cache."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
 def live_bytes(device: str) -> int:
     """Bytes of all tensors on the device: by PyTorch's allocator, or on a CPU by the tensors that the collector sees,
     those among them that only wait for it. Nothing is collected here."""

@@ -20,9 +20,9 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
-from .checks import Card, Check, at_least, at_most
+from .checks import Card, Check, at_least, at_most, part
 from .models import HALF_BILLION, TINY, Dtype, Shape, make_samples, peak_flops, setup_of
-from .timing import matmul_flops, peak_bytes, seconds_of
+from .timing import free_memory, matmul_flops, peak_bytes, seconds_of
 
 _LEAST_MFU = 0.25
 _MOST_WAITS_PER_FORWARD = 2
@@ -67,27 +67,34 @@ GRID = (
 
 def run(card: Card) -> Iterator[Check]:
     shape, load = (HALF_BILLION, CARD_LOAD) if card.is_cuda else (TINY, CPU_LOAD)
-    yield from compare_gradients(card.device)
-    yield from measure_grid(card, shape, load)
+    yield from part("gradient", lambda: compare_gradients(card.device))
+    yield from part("grid", lambda: measure_grid(card, shape, load))
     if card.is_cuda:
-        yield from record_waits(card, shape, load)
+        yield from part("waits", lambda: record_waits(card, shape, load))
 
 
 def measure_grid(card: Card, shape: Shape, load: Load) -> Iterator[Check]:
     """Tokens/s and memory of each variant; the share of the card's peak rate of the best one."""
-    rates = {}
+    rates: dict[str, float] = {}
     for variant in GRID:
-        try:
-            rate, peak = _measure(card, shape, load, variant)
-        except torch.OutOfMemoryError:
-            yield Check(f"{variant.name}: tokens/s", "out of memory")
-            continue
-        rates[variant.name] = rate
-        yield Check(f"{variant.name}: tokens/s", rate)
-        if card.is_cuda:
-            yield Check(f"{variant.name}: peak memory", peak, "bytes")
+        yield from part(variant.name, lambda v=variant: _measure_variant(card, shape, load, v, rates))  # type: ignore[misc]
+        free_memory(card.device)
     if card.is_cuda:
         yield from _share_of_peak(card, shape, load, max(rates.values(), default=0.0))
+
+
+def _measure_variant(
+    card: Card, shape: Shape, load: Load, variant: Variant, rates: dict[str, float]
+) -> Iterator[Check]:
+    """Adds the variant's tokens/s to ``rates``."""
+    try:
+        rates[variant.name], peak = _measure(card, shape, load, variant)
+    except torch.OutOfMemoryError:
+        yield Check(f"{variant.name}: tokens/s", "out of memory")
+        return
+    yield Check(f"{variant.name}: tokens/s", rates[variant.name])
+    if card.is_cuda:
+        yield Check(f"{variant.name}: peak memory", peak, "bytes")
 
 
 def _measure(card: Card, shape: Shape, load: Load, variant: Variant) -> tuple[float, int]:
@@ -160,7 +167,7 @@ def record_waits(card: Card, shape: Shape, load: Load) -> Iterator[Check]:
         yield Check(f"waits at {place}", count)
     forwards = load.forwards
     yield at_most("waits for each forward", len(waits) / forwards, _MOST_WAITS_PER_FORWARD)
-    yield from _longest_operations(policy, samples[: load.count // forwards])
+    yield from part("operations", lambda: _longest_operations(policy, samples[: load.count // forwards]))
 
 
 def _short(path: str) -> str:

@@ -1,7 +1,11 @@
 """T5 with a tiny model: the gradient, the grid, and the rate of operations that the shares are made of."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from scripts.gpu import trainer_speed
 from scripts.gpu.checks import Card
 from scripts.gpu.models import HALF_BILLION, SEVEN_BILLION, TINY, Shape, peak_flops
 from scripts.gpu.trainer_speed import GRID, Load, compare_gradients, measure_grid
@@ -15,6 +19,17 @@ def test_each_variant_is_measured(card: Card) -> None:
     checks = list(measure_grid(card, TINY, Load(2, 4, 4, 8)))
     assert [check.name for check in checks] == [f"{variant.name}: tokens/s" for variant in GRID]
     assert all(isinstance(check.value, float) and check.value > 0 for check in checks)
+
+
+def test_a_variant_that_fails_does_not_hide_the_others(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *_, last = GRID
+    wrong: Any = {"name": "wrong", "dtype": "float8"}
+    monkeypatch.setattr(trainer_speed, "GRID", (first, replace(first, **wrong), last))
+    checks = list(measure_grid(card, TINY, Load(2, 4, 4, 8)))
+    assert [(check.name, check.passed) for check in checks] == [
+        (f"{first.name}: tokens/s", None), ("wrong: ended", False), (f"{last.name}: tokens/s", None),
+    ]  # fmt: skip
+    assert "dtype" in str(checks[1].value)
 
 
 @pytest.mark.parametrize("shape", [TINY, HALF_BILLION.with_layers(1), SEVEN_BILLION])
