@@ -36,5 +36,8 @@ class Row:
 TESTS = (
     Row("T0", "machine", 40, on_cpu=True),
     Row("T5", "trainer_speed", 240, on_cpu=True),
+    Row("T10", "end_to_end", 280, on_cpu=True),
+    Row("T11", "actor_start", 60, on_cpu=True),
+    Row("T13", "long_run", 240, on_cpu=True),
 )
 """In the order in which they run. The limits together are below 30 minutes."""

@@ -1,0 +1,51 @@
+"""Finds the modules whose import starts threads or opens devices, in a process of its own."""
+
+import importlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+# The module of the interpreter that imports others: it has no public hook behind an import.
+_BOOTSTRAP: Final[Any] = sys.modules["_frozen_importlib"]
+
+
+def main(modules: list[str]) -> None:
+    """Imports the modules. Prints the seconds, and for each module that has left more threads or devices than there
+    were, its name with theirs. The innermost import is named."""
+    seen = [*_threads(), *_devices()]
+    causes: list[tuple[str, list[str]]] = []
+    load = _BOOTSTRAP._load_unlocked
+
+    def load_and_look(spec: Any) -> Any:
+        module = load(spec)
+        present = [*_threads(), *_devices()]
+        if len(present) > len(seen):
+            news = present.copy()
+            for each in seen:
+                if each in news:
+                    news.remove(each)
+            causes.append((spec.name, news))
+        seen[:] = present
+        return module
+
+    # The function behind every import that is not done already, of a file, of an extension and of a frozen module.
+    _BOOTSTRAP._load_unlocked = load_and_look
+    began = time.perf_counter()
+    for name in modules:
+        importlib.import_module(name)
+    json.dump({"seconds": time.perf_counter() - began, "causes": causes}, sys.stdout)
+
+
+def _threads() -> list[str]:
+    """The names of the threads: Python's where it knows them, else the kernel's."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    tasks = sorted(Path("/proc/self/task").iterdir())
+    return [f"thread {names.get(task.name) or (task / 'comm').read_text().strip()}" for task in tasks]
+
+
+def _devices() -> list[str]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [str(link.readlink()) for link in links if str(link.readlink()).startswith("/dev/nvidia")]
