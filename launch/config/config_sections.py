@@ -205,9 +205,10 @@ class HostsConfig(Config):
     share_gpus: bool = False
     """`true`: GPUs on which other processes compute may be used, as far as their memory is free."""
     spread: bool = False
-    """`true`: rollout workers but the first, and slots of a shared pool, are placed on all hosts; slots only if no
-    policy has `trainer.ranks` of more than 1. Samples stay in the memory of the host that made them: if a host is lost
-    and others of their groups are trained already, the run begins again from its newest checkpoint by itself."""
+    """`true`: rollout workers but the first, and slots of a shared pool, are placed on all hosts. The ranks of a policy
+    may then be on several, which needs `network.bulk=trusted`. Samples stay in the memory of the host that made them:
+    if a host is lost and others of their groups are trained already, the run begins again from its newest checkpoint by
+    itself."""
 
 
 class NetworkConfig(Config):

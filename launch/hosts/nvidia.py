@@ -37,10 +37,12 @@ class NvidiaDevice:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaDevices:
-    """NVIDIA's devices of this host. ``reason``: the cause if no device was found, else empty."""
+    """NVIDIA's devices of this host. ``reason``: the cause if no device was found, else empty. ``driver``: its
+    version."""
 
     devices: tuple[NvidiaDevice, ...]
     reason: str
+    driver: str = ""
 
 
 def read_devices(nvml: Any = None) -> NvidiaDevices:
@@ -51,12 +53,13 @@ def read_devices(nvml: Any = None) -> NvidiaDevices:
         return NvidiaDevices((), "nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     try:
         with _initialise(nvml):
+            driver = _text(nvml.nvmlSystemGetDriverVersion())
             handles = _all_parts(nvml)
             handles_by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for _, handle in handles}
             devices = tuple(_device(nvml, index, handle, handles_by_uuid) for index, handle in handles)
     except nvml.NVMLError as error:
         return NvidiaDevices((), f"the driver refuses: {error}")
-    return NvidiaDevices(devices, "" if devices else "the driver knows no device")
+    return NvidiaDevices(devices, "" if devices else "the driver knows no device", driver)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class FakeNvml:
     def nvmlShutdown(self) -> None:  # noqa: N802
         pass
 
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.65.06"
+
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self._gpus)
 

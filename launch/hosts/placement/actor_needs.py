@@ -56,8 +56,9 @@ def _trainer(config: RunConfig, weights: Mapping[PolicyName, int]) -> Need:
 
 
 def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:
-    """Slots of the largest policy's ranks are a gang, from the first slot on. Any slots may become one, and ranks meet
-    on one host: with several ranks all slots are on the head."""
+    """Slots of the largest policy's ranks are a gang, from the first slot on; any slots may become one. Without GPUs
+    there are none: the ranks of a policy then compute fastest on the hosts with the most cores for each, as all others
+    do."""
     if not isinstance(config.pool, SharedPoolConfig):
         return
     slots = config.pool.slots
@@ -65,12 +66,11 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     ranks = max(policy.trainer.ranks for policy in trained.values())
     on_gpus = any(_device_of(policy) != "cpu" for policy in trained.values())
     held = max(weights.get(name, 0) // _parts(policy) for name, policy in trained.items())
-    on_head = ranks > 1 or not config.hosts.spread
     for slot in range(slots):
-        gang = slot // ranks if ranks > 1 and slot < slots // ranks * ranks else None
+        gang = slot // ranks if on_gpus and ranks > 1 and slot < slots // ranks * ranks else None
         yield Need(
-            f"slot-{slot}", f"pool.slots={slots}", on_head=on_head, purpose="training", gpus=int(on_gpus), gang=gang,
-            gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus),
+            f"slot-{slot}", f"pool.slots={slots}", on_head=not config.hosts.spread, purpose="training",
+            gpus=int(on_gpus), gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus), gang=gang,
         )  # fmt: skip
 
 

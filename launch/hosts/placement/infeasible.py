@@ -72,9 +72,7 @@ def _too_few_on_head(needs: Sequence[Need], head: HostDescription, usable: dict[
     if needed > usable[head.name]:
         keys = ", ".join(dict.fromkeys(need.key for need in needs))
         reason, remedy = "the trainer is there", ""
-        if any(need.gang is not None for need in needs):
-            reason, remedy = "the ranks of a policy meet there", "take fewer slots and trainer.ranks, or "
-        elif any(need.actor.startswith("slot-") for need in needs):
+        if any(need.actor.startswith("slot-") for need in needs):
             reason, remedy = "slots are there without hosts.spread", "write hosts.spread=true, or "
         yield (
             f"{keys}: {needed} GPUs are needed on the head ({reason}), and {head.name} has {usable[head.name]}"

@@ -211,7 +211,7 @@ def _notes(attempt: _Attempt, hosts: Sequence[HostDescription], divided: bool) -
         if room.cores_used > room.cores:
             yield f"{room.name} has {room.cores} cores for {room.cores_used} computing threads: they take turns"
     if divided:
-        yield "the ranks of a policy may be on several hosts: no host has enough free GPUs for all of them"
+        yield "the ranks of a policy may be on several hosts: none has enough free GPUs for all of them"
     for host in hosts:
         left_out = [gpu for gpu in host.gpus if gpu.users]
         for gpu in left_out:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ...config.run_config import RunConfig
 from ..host_description import HostDescription, describe_host, version_problems
 from .actor_needs import needs_of
+from .gang_hosts import gang_problems
 from .model_memory import known_weights
 from .place import place
 from .plan import DoesNotFit, Plan
@@ -50,6 +51,8 @@ def place_run(config: RunConfig, hosts: Sequence[HostDescription]) -> RunPlaceme
         raise DoesNotFit(problems)
     needs = needs_of(config, known_weights(config))
     plan = place(needs, hosts, hosts[0].name, share_gpus=config.hosts.share_gpus)
+    if problems := list(gang_problems(config, hosts, plan)):
+        raise DoesNotFit(problems)
     return RunPlacement(tuple(hosts), plan)
 
 

@@ -37,6 +37,9 @@ class Driver:
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.initialised -= 1
 
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"580.65.06"
+
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self._devices)
 
@@ -96,7 +99,7 @@ def test_devices_are_read() -> None:
         NvidiaDevice("GPU-handle0", "H100", 80, 30, 93, ("GPU-handle1",), 0, PROCESSES, 0),
         NvidiaDevice("GPU-handle1", "H100", 80, 30, 93, (), 1, PROCESSES, 0),
     )
-    assert found.reason == "" and driver.initialised == 0
+    assert (found.reason, found.driver) == ("", "580.65.06") and driver.initialised == 0
 
 
 def test_memory_without_a_process_is_counted() -> None:

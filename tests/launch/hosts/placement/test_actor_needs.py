@@ -111,7 +111,7 @@ def test_slots_of_one_policy_s_ranks_are_a_gang() -> None:
     assert {need.gpus for need in slots} == {1}
     assert needs(on_cuda(*pool), lambda need: need.actor == "trainer")["trainer"].gpus == 0
     on_cpu = needs(config(*pool), lambda need: need.actor.startswith("slot")).values()
-    assert {need.gpus for need in on_cpu} == {0}
+    assert {(need.gpus, need.gang) for need in on_cpu} == {(0, None)}, "cores count more than the way"
 
 
 def test_workers_and_slots_are_on_the_head_unless_they_may_be_spread() -> None:
@@ -121,13 +121,6 @@ def test_workers_and_slots_are_on_the_head_unless_they_may_be_spread() -> None:
         found = {need.actor: need.on_head for need in needs_of(config(*pool, f"hosts.spread={spread}"))}
         assert [found[name] for name in movable] == [not spread] * 3
         assert all(found[name] for name in ("store", "trainer", "router", "orchestrator", "rollout-0"))
-
-
-def test_slots_are_on_the_head_if_a_policy_has_several_ranks() -> None:
-    """Its ranks meet on one host, and may get any slots."""
-    pool = ("pool={name: shared, slots: 3}", "agents.sorter.trainer.ranks=2", "hosts.spread=true")
-    slots = needs(config(*pool), lambda need: need.actor.startswith("slot")).values()
-    assert [need.on_head for need in slots] == [True] * 3
 
 
 def test_more_instances_than_gpus_are_refused_with_the_numbers_and_the_key() -> None:

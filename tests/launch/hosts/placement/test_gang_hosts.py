@@ -1,0 +1,67 @@
+"""Ranks on several hosts are refused before the start if their hosts, or the network between these, do not allow it."""
+
+from dataclasses import replace
+
+import pytest
+
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.hosts.host_description import HostDescription
+from flexmarl.launch.hosts.placement.plan import DoesNotFit
+from flexmarl.launch.hosts.placement.run_placement import place_run
+
+from .hosts import host
+
+TRUSTED = "network.bulk=trusted"
+GANG = ("agents.sorter.trainer.ranks=6", "pool={name: shared, slots: 6}", "hosts.spread=true")
+
+
+def config(*overrides: str) -> RunConfig:
+    return resolve("sort-digits", ["agent_defaults.model.device=cuda", *overrides])
+
+
+def slot_hosts(config: RunConfig, *hosts: HostDescription) -> list[str]:
+    plan = place_run(config, hosts).plan
+    return [placed.node for actor, placed in plan.actors.items() if actor.startswith("slot-")]
+
+
+def refusal(config: RunConfig, *hosts: HostDescription) -> str:
+    with pytest.raises(DoesNotFit) as refused:
+        place_run(config, hosts)
+    (problem,) = refused.value.problems
+    return problem
+
+
+def test_a_gang_that_no_host_has_room_for_lies_on_several() -> None:
+    found = slot_hosts(config(*GANG, TRUSTED), host("a", 4), host("b", 4))
+    assert sorted(found) == ["a"] * 4 + ["b"] * 2
+    assert set(slot_hosts(config(*GANG, TRUSTED), host("a", 8), host("b", 8))) == {"a"}
+
+
+def test_without_gpus_ranks_are_where_the_cores_are() -> None:
+    on_cpus = config(*GANG, TRUSTED, "agent_defaults.model.device=cpu")
+    assert set(slot_hosts(on_cpus, host("a", cores=4), host("b", cores=4))) == {"a", "b"}
+
+
+def test_a_network_that_is_not_trusted_is_refused_with_the_key() -> None:
+    hosts = host("a", 4), host("b", 4)
+    said = refusal(config(*GANG), *hosts)
+    assert said.startswith(
+        "the ranks of policy sorter lie on several hosts, and a process group is not encrypted"
+    )
+    assert said.endswith(
+        "write network.bulk=trusted if all machines of that network are, else hosts.spread=false"
+    )
+    place_run(config(*GANG), [host("a", 8), host("b", 8)])
+    place_run(config(GANG[1], GANG[2]), hosts)
+    place_run(config(*GANG, "agent_defaults={engine: {name: simulated}, trainer: {name: simulated}}"), hosts)
+
+
+def test_other_drivers_are_refused_with_their_versions() -> None:
+    hosts = replace(host("a", 4), driver="580.65.06"), replace(host("b", 4), driver="590.12")
+    assert refusal(config(*GANG, TRUSTED), *hosts) == (
+        "the ranks of policy sorter lie on several hosts, with other versions of NVIDIA's driver: 580.65.06 on a, "
+        "590.12 on b; install one version on all, or write hosts.spread=false"
+    )
+    place_run(config(*GANG, TRUSTED), [replace(each, driver="590.12") for each in hosts])
+    place_run(config(*GANG, TRUSTED, "agent_defaults.model.device=cpu"), hosts)
