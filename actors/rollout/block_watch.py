@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from ...core.durable.files import replace_private
 from ...core.errors import NotInVirtualTime
 from ...core.telemetry import get_logger
 from ..errors import RecipeError
@@ -107,9 +108,7 @@ class BlockWatch:
         return line
 
     def _write(self, blocked: Blocked) -> None:
-        aside = self._report.with_suffix(".tmp")
         try:
-            aside.write_text(json.dumps(asdict(blocked)))
-            aside.replace(self._report)
+            replace_private(self._report, json.dumps(asdict(blocked)).encode())
         except OSError as error:  # the disk is full: the log has the line
             log.warning("the line is not reported", error=str(error))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from ...core.durable.files import FILE_MODE, make_private_folder, sync
+from ...core.durable.files import FILE_MODE, draft_of, make_private_folder, sync
 from ...core.system import ActorSystem
 from ...transport.state import StateTransport
 from ..errors import CheckpointIncomplete
@@ -86,18 +86,17 @@ def _on_cpu(setup: PolicySetup) -> PolicySetup:
 
 def _write(file: Path, tensors: Mapping[str, Any]) -> None:
     make_private_folder(file.parent)
-    temporary = file.with_suffix(".tmp")
-    if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
-        from safetensors.numpy import save_file
+    with draft_of(file) as draft:
+        if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+            from safetensors.numpy import save_file
 
-        save_file(dict(tensors), temporary)
-    else:
-        from .policy_files import write_tensors
+            save_file(dict(tensors), draft)
+        else:
+            from .policy_files import write_tensors
 
-        write_tensors(temporary, tensors)
-    temporary.chmod(FILE_MODE)
-    sync(temporary)
-    temporary.rename(file)
+            write_tensors(draft, tensors)
+        draft.chmod(FILE_MODE)
+        sync(draft)
 
 
 def _read(file: Path, *, simulated: bool = False) -> Mapping[str, Any]:

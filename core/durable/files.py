@@ -1,7 +1,10 @@
 """Files and folders of this user alone, and forcing them to the disk."""
 
+import contextlib
 import errno
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,21 +36,29 @@ def open_descriptor(path: Path, flags: int) -> int:
 
 
 def replace_private(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too. For one
-    writer of ``path`` at a time. ``durable``: forces it to the disk before it appears. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp")  # a hidden name, which no file of the user has
+    """Writes a file of mode 0600 that appears as a whole or not at all. A link in its place is replaced too. Of several
+    writers the last one's content stays. ``durable``: forces it to the disk before it appears. Raises OSError."""
+    with draft_of(path) as draft:
+        draft.write_bytes(content)
+        if durable:
+            sync(draft)
+
+
+@contextlib.contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Makes an empty file of mode 0600 beside ``path``, which takes its place at the end of the context; after an error
+    it is removed. Raises OSError."""
+    # A name of its own for each draft, which no file has: two writers with one name would rename each other's halves,
+    # and the draft of a process that was killed may be a file of another user or another mode. A hidden name, as a
+    # killed process leaves its draft behind.
+    descriptor, name = tempfile.mkstemp(".tmp", f".{path.name}.", path.parent)
+    os.close(descriptor)
+    draft = Path(name)
     try:
-        # Opening it would not do: the draft of a process that was killed may be a file of another user or another mode,
-        # and the content may be a secret.
-        temporary.unlink(missing_ok=True)
-        with open_private(temporary, "xb") as file:
-            file.write(content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.rename(path)
+        yield draft
+        draft.rename(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 

@@ -1,7 +1,6 @@
 """Writes the report of a run: one HTML file without any other files, ``report.html`` in the run folder."""
 
 import json
-import os
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -18,7 +17,7 @@ from ....actors.run_events import (
     RunStarted,
     TrajectoryFailed,
 )
-from ....core.durable.files import open_private
+from ....core.durable.files import replace_private
 from ...run.run_endings import evaluated_names
 from ..console.event_words import warning_of
 from ..formatting import OF_REWARDS, change, clock, compact, count, duration, format_numbers
@@ -47,13 +46,7 @@ def write_report(run_dir: Path) -> Path:
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     page = template.substitute(title=escape(f"{history.name}: report"), body=body)
     target = run_dir / "report.html"
-    aside = target.with_name(f".report.html.{os.getpid()}.tmp")
-    try:
-        with open_private(aside, "wb") as file:
-            file.write(page.encode(errors="replace"))
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    replace_private(target, page.encode(errors="replace"))
     return target
 
 

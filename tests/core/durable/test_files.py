@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flexmarl.core.durable.files import (
+    draft_of,
     make_private,
     make_private_folder,
     open_private,
@@ -77,12 +78,28 @@ class TestPrivate:
         assert not (tmp_path / "file").is_symlink() and other.exists() == there
 
 
-def test_a_draft_of_another_mode_does_not_open_a_secret_to_others(tmp_path: Path) -> None:
-    draft = tmp_path / ".keys.json.tmp"
-    draft.touch()
-    draft.chmod(0o666)
-    with draft.open("rb") as reader:
-        replace_private(tmp_path / "keys.json", b"secret")
-        assert reader.read() == b""
-    assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["keys.json"]
+class TestDrafts:
+    def test_each_of_two_writers_leaves_a_whole_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "keys.json"
+        with draft_of(file) as first, draft_of(file) as second:
+            first.write_text("the first one's")
+            second.write_text("the second's")
+            assert not file.exists()
+        assert file.read_text() == "the first one's", "its context ended last"
+        assert [*tmp_path.iterdir()] == [file] and file.stat().st_mode & 0o777 == 0o600
+
+    def test_one_that_fails_leaves_the_file_as_it_was(self, tmp_path: Path) -> None:
+        file = tmp_path / "keys.json"
+        replace_private(file, b"old")
+        with pytest.raises(KeyError), draft_of(file) as draft:
+            draft.write_text("half")
+            raise KeyError
+        assert file.read_bytes() == b"old" and [*tmp_path.iterdir()] == [file]
+
+    def test_that_of_a_killed_process_is_not_written_to(self, tmp_path: Path) -> None:
+        with draft_of(tmp_path / "keys.json") as earlier:
+            earlier.chmod(0o666)
+            with earlier.open("rb") as reader:
+                replace_private(tmp_path / "keys.json", b"secret")
+                assert reader.read() == b""
+            assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
