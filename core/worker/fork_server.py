@@ -4,7 +4,7 @@
 its files if the node dies, empty for none. ``MODULES``: those that are imported before the first fork, with commas.
 
 The import of torch and transformers takes seconds. Here it happens once, and the processes of actors share its memory.
-An actor that needs other variables when modules are imported gets a new interpreter (execve(2)).
+An actor that needs other variables when modules are imported gets a new interpreter (posix_spawn(3)).
 
 A fork has one thread, and the locks that other threads hold; a device that was opened before, a GPU, is of no use to
 it. If the modules have started threads or opened devices, each actor gets a new interpreter. The node kills this
@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class ForkServer:
 
     def _fork(self, request: Request) -> None:
         try:
-            process = os.fork()
+            process = self._spawn(request) if request.renewed else os.fork()
         except OSError as error:
             self._answer([], True, 0, error.errno or errno.EAGAIN)
         else:
@@ -120,6 +121,32 @@ class ForkServer:
         for descriptor in request.descriptors:
             os.close(descriptor)
 
+    def _spawn(self, request: Request) -> int:
+        """Starts a new interpreter; returns its process id."""
+        # Not by fork(2), as other threads of this process may hold locks: none of its code runs in the new one.
+        standard_input, log, *listening = request.descriptors
+        streams = [
+            (os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((standard_input, log, log))
+        ]
+        closed = [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in (*self._own, standard_input, log)]
+        inherited = {self._parent, *listening} - {NO_DESCRIPTOR}
+        for descriptor in inherited:
+            os.set_inheritable(descriptor, True)
+        try:
+            return os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-P", "-m", worker_main.__name__, *self._arguments(request)],
+                request.environment, file_actions=[*streams, *closed], setsid=True,
+            )  # fmt: skip
+        finally:
+            for descriptor in inherited:
+                os.set_inheritable(descriptor, False)
+
+    def _arguments(self, request: Request) -> list[str]:
+        """The arguments of ``worker_main``."""
+        _, _, *listening = request.descriptors
+        return [str(self._parent), str(*listening or [NO_DESCRIPTOR]), *request.arguments]
+
     def _become_worker(self, request: Request) -> NoReturn:
         """In the new process."""
         try:
@@ -128,18 +155,11 @@ class ForkServer:
             for descriptor in self._own:
                 os.close(descriptor)
             os.setsid()
-            standard_input, log, *listening = request.descriptors
+            standard_input, log, *_ = request.descriptors
             for target, source in enumerate((standard_input, log, log)):
                 os.dup2(source, target)
             os.close(standard_input)
             os.close(log)
-            descriptors = [str(self._parent), str(*listening or [NO_DESCRIPTOR])]
-            arguments = [*descriptors, *request.arguments]
-            if request.renewed:
-                for inherited in {self._parent, *listening} - {NO_DESCRIPTOR}:
-                    os.set_inheritable(inherited, True)
-                worker = [sys.executable, "-P", "-m", worker_main.__name__, *arguments]
-                os.execve(sys.executable, worker, request.environment)
             setproctitle.setproctitle(" ".join(["flexmarl-actor", *request.arguments]))
             os.environ.clear()
             os.environ.update(request.environment)
@@ -147,7 +167,7 @@ class ForkServer:
             # random gets a new state in a fork, numpy.random does not
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()
-            worker_main.main(arguments)
+            worker_main.main(self._arguments(request))
         except BaseException:  # noqa: BLE001  # nothing of the server may run in this process
             traceback.print_exc()
         finally:
@@ -174,10 +194,22 @@ class ForkServer:
 
 def _obstacle() -> str:
     """The reason why this process should not be forked into actors; empty if it may be."""
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        return "started threads"
+    threads = _other_threads()
+    if threads:
+        return f"started threads ({', '.join(threads)})"
     devices = [str(path) for path in _open_files() if path.is_char_device() and path not in _HARMLESS]
     return f"opened {', '.join(devices)}" if devices else ""
+
+
+def _other_threads() -> list[str]:
+    """The different names of all threads but the main one: Python's where it knows them, else the kernel's."""
+    names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    threads = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if task.name != str(os.getpid()):
+                threads.add(names.get(task.name) or (task / "comm").read_text().strip())
+    return sorted(threads)
 
 
 def _open_files() -> Iterator[Path]:
