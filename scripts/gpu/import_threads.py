@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,19 +18,23 @@ def main(modules: list[str]) -> None:
     were, its name with theirs. The innermost import is named."""
     seen = [*_threads(), *_devices()]
     causes: list[tuple[str, list[str]]] = []
+    loading: list[str] = []
     load = _BOOTSTRAP._load_unlocked
 
-    def load_and_look(spec: Any) -> Any:
-        module = load(spec)
+    def look() -> None:
         present = [*_threads(), *_devices()]
-        if len(present) > len(seen):
-            news = present.copy()
-            for each in seen:
-                if each in news:
-                    news.remove(each)
-            causes.append((spec.name, news))
+        if news := list((Counter(present) - Counter(seen)).elements()):
+            causes.append((loading[-1] if loading else "none", news))
         seen[:] = present
-        return module
+
+    def load_and_look(spec: Any) -> Any:
+        look()  # an extension may import others after the libraries behind it have started threads
+        loading.append(spec.name)
+        try:
+            return load(spec)
+        finally:
+            look()
+            loading.pop()
 
     # The function behind every import that is not done already, of a file, of an extension and of a frozen module.
     _BOOTSTRAP._load_unlocked = load_and_look
