@@ -31,6 +31,10 @@ class Late(Exception):
     """Something did not come in time."""
 
 
+class WrongEnd(Exception):
+    """A run has ended with another exit status than it should."""
+
+
 class TrainRun:
     """A process of ``flexmarl train``, and the folder of its run."""
 
@@ -41,7 +45,7 @@ class TrainRun:
         self.output = card.folder / f"{name}.out"
         # Not in the folder of the test: the path of a socket has at most 107 characters.
         self.runtime = Path(tempfile.mkdtemp(prefix="gpu", dir=env.runtime_base()))
-        self._began, self._began_at = time.monotonic(), datetime.now(UTC)
+        self._began = datetime.now(UTC)
         device = f"agent_defaults.model.device={card.device}"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -93,27 +97,30 @@ class TrainRun:
         """Waits until that step is complete."""
         self.wait_until(lambda: len(self.metrics) >= step, f"step {step}", deadline)
 
-    def wait_end(self, deadline: float) -> float:
-        """Waits for the end; returns the seconds since the start, or raises Late."""
+    def wait_end(self, deadline: float) -> None:
+        """Waits for the end. Raises Late."""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise Late(f"{self.name} has not ended; its last line: {self.last_line()}") from None
-        return time.monotonic() - self._began
 
     def last_line(self) -> str:
         """The last line that it has printed."""
         return (self.text.strip().splitlines() or ["none"])[-1][:300]
 
-    def seconds_until_ready(self) -> float:
-        """From the start of the process until the last actor was ready for the first time."""
-        times: dict[str, datetime] = {}
-        for line in self.log("launcher").splitlines():
+    def ready_times(self, actor: str = "") -> list[datetime]:
+        """The times at which an actor was ready, again after each restart; of all actors without a name."""
+        times = []
+        for line in self.log("launcher").split("\n")[:-1]:
             with contextlib.suppress(json.JSONDecodeError):
                 record = json.loads(line)
-                if record["event"] == "actor ready":
-                    times.setdefault(record["name"], datetime.fromisoformat(record["timestamp"]))
-        return (max(times.values()) - self._began_at).total_seconds()
+                if record["event"] == "actor ready" and record["name"].startswith(actor):
+                    times.append(datetime.fromisoformat(record["timestamp"]))
+        return times
+
+    def seconds_until_ready(self) -> float:
+        """From the start of the process until the last actor was ready. Of a run without restarts."""
+        return (max(self.ready_times()) - self._began).total_seconds()
 
     def left_files(self) -> list[str]:
         """Sockets and shared memory that the run has left behind."""
@@ -154,11 +161,13 @@ def checks_of_part(part: str, checks: Callable[[], Iterator[Check]]) -> Iterator
 
 
 def check_end(run: TrainRun, deadline: float, status: int = 0) -> Iterator[Check]:
-    """The run ends in time, with that exit status, and leaves no file."""
-    yield Check("seconds", run.wait_end(deadline))
-    ended = run.process.returncode
-    text = str(ended) if ended == status else f"{ended}: {run.last_line()}"
-    yield holds("exit status", text, str(status), ended == status)
+    """The run ends in time and leaves no file. Raises WrongEnd if its exit status is another: the rest of the part has
+    nothing to look at."""
+    run.wait_end(deadline)
+    if run.process.returncode != status:
+        raise WrongEnd(f"exit status {run.process.returncode}: {run.last_line()}")
+    yield holds("exit status", status, str(status), True)
+    yield Check("seconds", sum(event["wall_s"] for event in run.events("run_ended")))
     left = run.left_files()
     yield holds("sockets and shared memory left", ", ".join(left[:5]) or "none", "none", not left)
 
