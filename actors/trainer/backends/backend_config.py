@@ -36,8 +36,9 @@ class TorchTrainerConfig(_Ranks):
     activation_checkpointing: bool = False
     """Computation of each layer's activations a second time, in the backward: they take the memory of one layer, and a
     step a third more time."""
-    compilation: bool = True
-    """Compilation of layers and log-probabilities by `torch.compile`, on a GPU; Triton needs a C compiler there."""
+    compilation: bool | None = None
+    """Compilation of layers and log-probabilities by `torch.compile`, on a GPU; Triton needs a C compiler there. It
+    takes 10 to 30 s at the first step. `null`: models of at least 100 million parameters."""
 
 
 class SimulatedTrainerConfig(_Ranks):

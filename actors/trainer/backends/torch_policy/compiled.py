@@ -24,15 +24,24 @@ _MOST_VARIANTS: Final = 64
 """Variants of one function: of dtype, with and without gradient, for each shape of a model in this process. Torch's
 limit of 8 is for programs of one model; beyond it the function would run as it is written, with no word about it."""
 
+_LEAST_PARAMETERS: Final = 100_000_000
+"""By default a smaller model is not compiled: its whole training may take less time than that."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def is_compiled(setting: bool | None, model: nn.Module) -> bool:
+    """True for a ``model`` on a GPU, if its size and ``setting``, of ``trainer.compilation``, are so and a small
+    function can be compiled there."""
+    if setting is None:
+        setting = sum(parameter.numel() for parameter in model.parameters()) >= _LEAST_PARAMETERS
+    return setting and can_compile(next(model.parameters()).device)
 
 
 @functools.cache
 def can_compile(device: torch.device) -> bool:
-    """True on a GPU, if a small function can be compiled there.
-
-    Triton needs a C compiler and Python's headers on the machine. Without them a warning names the reason, once.
-    """
+    """True on a GPU with a C compiler and Python's headers beside it, which Triton needs. Without them a warning names
+    the reason, once."""
     if device.type != "cuda":
         return False
     try:

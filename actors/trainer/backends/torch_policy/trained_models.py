@@ -21,7 +21,7 @@ from ...saved_policy import (
 from ...shards import Shard, whole
 from ...trainer_setup import PolicySetup
 from .adamw import configure, drop_gradient, gradients, make_adamw, moments, trained_parameters
-from .compiled import can_compile
+from .compiled import is_compiled
 from .completion_model import CompletionModel, named_weights, placed_model
 from .critic_model import CriticModel
 from .frozen_base import FrozenBase, FrozenBases
@@ -63,14 +63,15 @@ class TrainedModels:
         frozen = [] if self._base is None else list(self._base.model.parameters())
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
-        compiled = setup.torch_trainer.compilation and can_compile(torch.device(model.device))
+        setting = setup.torch_trainer.compilation
         self.reference = self._completion_model(seed) if loss.kl_coefficient else None
         if self.reference is not None:
             self.reference.model.requires_grad_(False)
-            if compiled:
+            if is_compiled(setting, self.reference.model):
                 self.reference.compile()
             self.reference.shard(gang, trained=False, whole=frozen)
         self.completions = self._completion_model(seed)
+        compiled = is_compiled(setting, self.completions.model)
         self.critic = None
         if loss.critic:
             self.critic = CriticModel(

@@ -13,7 +13,7 @@ from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
-from flexmarl.actors.trainer.backends.torch_policy import compiled, completion_model, trained_models
+from flexmarl.actors.trainer.backends.torch_policy import compiled, completion_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.objective.loss import token_logprobs
 from flexmarl.actors.trainer.trainer_config import LossConfig
@@ -58,12 +58,12 @@ def test_the_gradient_is_that_of_the_model_as_it_is_written(
     checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = gradients(compilation=False)
-    monkeypatch.setattr(trained_models, "can_compile", lambda device: True)
+    monkeypatch.setattr(compiled, "can_compile", lambda device: True)
     # A custom operation for CPUs, which can't be compiled with its sizes left open.
     monkeypatch.setattr(completion_model, "use_onednn", lambda model: model)
     counters = torch._dynamo.utils.counters
     counters.clear()
-    actual = gradients(activation_checkpointing=checkpointing)
+    actual = gradients(compilation=True, activation_checkpointing=checkpointing)
     assert counters["stats"]["unique_graphs"] >= 2
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
@@ -80,7 +80,16 @@ def test_log_probabilities_are_the_same_at_any_temperature(temperature: float | 
 
 
 def test_a_cpu_compiles_nothing() -> None:
-    assert not compiled.can_compile(torch.device("cpu"))
+    assert not compiled.is_compiled(True, torch.nn.Linear(2, 2))
+
+
+def test_by_default_a_model_is_compiled_from_a_hundred_million_parameters_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "can_compile", lambda device: True)
+    small, large = (torch.nn.Linear(10_000, width, bias=False, device="meta") for width in (9_999, 10_000))
+    assert [compiled.is_compiled(None, model) for model in (small, large)] == [False, True]
+    assert compiled.is_compiled(True, small) and not compiled.is_compiled(False, large)
 
 
 def test_without_a_compiler_a_gpu_trains_slower_and_says_so(
