@@ -40,6 +40,8 @@ TESTS = (
     Row("T3", "publish_latency", 50, on_cpu=True, doubts=("publish beside them", "full cache")),
     Row("T4", "staging_speed", 60, on_cpu=True, doubts=("share of the pinned copy", "products lost")),
     Row("T5", "trainer_speed", 240, on_cpu=True),
+    Row("T6", "layer_speed", 100, on_cpu=True),
+    Row("T7", "gang_memory", 90, on_cpu=True),
     Row("T10", "end_to_end", 280, on_cpu=True),
     Row("T11", "actor_start", 60, on_cpu=True),
     Row("T12", "crowded_card", 80, on_cpu=True, doubts=("policy: its error has a way out",)),

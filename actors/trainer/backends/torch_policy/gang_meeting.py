@@ -75,13 +75,16 @@ class Membership:
         self._is_aborted = False
 
     def join(self) -> GangRank:
-        """The gang, when all its processes have come.
+        """The gang, when all its processes have come; one process alone has no process group. Raises as
+        ``join_group``."""
+        return ALONE if self._size == 1 else self.join_group()
+
+    def join_group(self) -> GangRank:
+        """The gang with a process group, also of one process.
 
         Raises GangIncomplete if some don't come within ``meeting_s``, RuntimeError (``torch.distributed.DistError``)
         if one of them dies, or after ``abort``; so does each collective call later.
         """
-        if self._size == 1:
-            return ALONE
         host, port = _endpoint(self._meeting)
         before = tcp_connections()
         deadline = timedelta(seconds=self._meeting_s)
