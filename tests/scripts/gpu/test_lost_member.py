@@ -1,0 +1,19 @@
+"""T8 over gloo."""
+
+from dataclasses import replace
+
+from scripts.gpu.checks import Card
+from scripts.gpu.lost_member import CASES, run, wait_for_member
+
+
+def test_a_rank_that_waits_in_vain_ends_with_a_sentence(card: Card) -> None:
+    checks = {check.name: check for check in run(card)}
+    assert checks["no other comes: end"].passed, checks
+    assert "of the 2 ranks of a policy these have not come" in str(checks["no other comes: end"].value)
+    assert checks["lost before the group: end"].passed, checks
+
+
+def test_other_words_fail_unless_they_are_only_recorded(card: Card) -> None:
+    case = replace(CASES[0], words="a flood")
+    assert next(wait_for_member(card, case)).passed is False
+    assert next(wait_for_member(card, replace(case, recorded_only=True))).passed is None
