@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import xxhash
@@ -18,6 +18,11 @@ from .errors import StateMismatch, TransportClosed
 from .handle import ALIGNMENT, TensorSpec
 from .host_memory.block import CHUNK_BYTES, Share
 from .tensors.tensor_kind import TensorKind
+
+
+_DEVICE_BYTES: Final = 16 * CHUNK_BYTES
+"""Bytes of one copy with a device: for a small one the call takes as long as the copy, and a large one's digests begin
+late. With embeddings of a gigabyte in one copy each, a state's last seconds would be one thread's."""
 
 
 def kind_of(tensors: Iterable[Any]) -> TensorKind[Any]:
@@ -125,11 +130,11 @@ class Part:
     cuts: tuple[tuple[int, int, int], ...]
 
 
-def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes: int) -> list[Part]:
+def parts_of(specs: Sequence[TensorSpec], steps: Sequence[int], size_bytes: int) -> list[Part]:
     """The parts of a payload of ``size_bytes`` that have the tensors of ``specs``, in the order of their offsets.
 
-    Each part has one chunk, or more if a tensor that is not ``divisible`` (strided) covers them. Chunks without a
-    tensor are in no part.
+    ``steps``: the tensor is cut where the payload has a multiple of so many bytes, a multiple of ``CHUNK_BYTES``; 0: it
+    is not (strided). So each part has whole chunks. Chunks without a tensor are in no part.
     """
     parts: list[Part] = []
     cuts: list[tuple[int, int, int]] = []
@@ -149,8 +154,9 @@ def parts_of(specs: Sequence[TensorSpec], divisible: Sequence[bool], size_bytes:
         if begin >= (reached := -(-last // CHUNK_BYTES) * CHUNK_BYTES):
             close(reached)
             start = begin // CHUNK_BYTES * CHUNK_BYTES
-        # A contiguous tensor is cut where the chunks are. A strided one can't be: the library copies it as a whole.
-        while divisible[index] and (limit := (begin // CHUNK_BYTES + 1) * CHUNK_BYTES) <= end:
+        # A strided tensor can't be cut: the library copies it as a whole.
+        step = steps[index]
+        while step and (limit := (begin // step + 1) * step) <= end:
             cuts.append((index, begin - spec.offset, limit - spec.offset))
             close(limit)
             begin = limit
@@ -168,8 +174,12 @@ class DeviceCopies(Protocol):
         """True for a tensor in the memory of a device."""
         ...
 
-    def write(self, target: Any, source: Any) -> None:
-        """Copies all elements; returns when that is done."""
+    def is_divisible(self, target: Any, source: Any) -> bool:
+        """True if both have the same bytes in the same order, and may be copied a range at a time."""
+        ...
+
+    def write(self, target: Any, source: Any, begin: int = 0, end: int | None = None) -> None:
+        """Copies the bytes from ``begin`` to ``end``, None: to the last; returns when that is done."""
         ...
 
 
@@ -197,7 +207,17 @@ class Copying:
         self._addresses = [
             None if target is None or source is None else (target, source) for target, source in addresses
         ]
-        self.parts = parts_of(specs, [pair is not None for pair in self._addresses], size_bytes)
+        steps = [
+            CHUNK_BYTES if pair is not None else self._step_of(*tensors, device_copies)
+            for pair, tensors in zip(self._addresses, self._pairs, strict=True)
+        ]
+        self._is_cut = [step > 0 for step in steps]
+        self.parts = parts_of(specs, steps, size_bytes)
+
+    def _step_of(self, target: Any, source: Any, device_copies: "DeviceCopies | None") -> int:
+        if device_copies is None or not any(map(device_copies.is_on_device, (target, source))):
+            return 0
+        return _DEVICE_BYTES if device_copies.is_divisible(target, source) else 0
 
     def copy(self, part: Part) -> None:
         """Copies the bytes of ``part`` from the sources to the targets. May be called by several threads, each for
@@ -205,7 +225,8 @@ class Copying:
         for index, begin, end in part.cuts:
             addresses = self._addresses[index]
             if addresses is None:
-                self._write(*self._pairs[index])
+                cut = (begin, end) if self._is_cut[index] else ()
+                self._write(*self._pairs[index], *cut)
             else:
                 # Not the libraries' copy, which is as fast: it would need a view for each cut, and PyTorch's would
                 # start threads of its own beside these. This call is without the GIL, too.
@@ -271,7 +292,7 @@ def check(
     specs: Sequence[TensorSpec], payload: memoryview, table: memoryview, share: Share, stop: threading.Event
 ) -> None:
     """Compares the bytes of the tensors with their digests. Raises as ``fetch``."""
-    parts = parts_of(specs, [True] * len(specs), len(payload))
+    parts = parts_of(specs, [CHUNK_BYTES] * len(specs), len(payload))
 
     def check_part(index: int) -> None:
         if stop.is_set():

@@ -48,8 +48,18 @@ class HostCopies:
         # The point of the call, not of each copy: a later one would wait for computations that were begun meanwhile.
         return OrderedCopies(self, point or self._devices.record(self._devices.visible()))
 
-    def copy(self, target: "Tensor", source: "Tensor", after: DeviceEvent) -> None:
-        """Copies after the point ``after``, and returns when that is done."""
+    def is_divisible(self, target: "Tensor", source: "Tensor") -> bool:
+        """True if a range of bytes of them can be copied. Not through the two buffers: they are for one copy at a time,
+        which fills the one while the other is read."""
+        return not self._refused and _are_plain(target, source)
+
+    def copy(
+        self, target: "Tensor", source: "Tensor", after: DeviceEvent, begin: int = 0, end: int | None = None
+    ) -> None:
+        """Copies the bytes from ``begin`` to ``end``, None: to the last, after the point ``after``, and returns when
+        that is done."""
+        if (begin, end) != (0, None):
+            target, source = (_as_bytes(tensor)[begin:end] for tensor in (target, source))
         of_target, of_source = self._devices.device_of(target), self._devices.device_of(source)
         device = of_target or of_source
         if device is None:
@@ -93,8 +103,11 @@ class OrderedCopies(DeviceCopies):
     def is_on_device(self, tensor: Any) -> bool:
         return self._copies.is_on_device(tensor)
 
-    def write(self, target: Any, source: Any) -> None:
-        self._copies.copy(target, source, self._after)
+    def is_divisible(self, target: Any, source: Any) -> bool:
+        return self._copies.is_divisible(target, source)
+
+    def write(self, target: Any, source: Any, begin: int = 0, end: int | None = None) -> None:
+        self._copies.copy(target, source, self._after, begin, end)
 
 
 def _end(copy: tuple[DeviceEvent, Callable[[], None]]) -> None:
