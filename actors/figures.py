@@ -158,7 +158,7 @@ _POLICY: Final = (
            "than at the trainer: see [Truncated distributions](workflows.md#truncated-distributions); left out if it "
            "is 0", "sum", hides_zero=True, chart=Chart("Unsure tokens")),
     Figure("padding_share", "share",
-           "the positions of all forwards that are padding: rows of similar length are computed together", "sum",
+           "the positions of all forwards that are padding; 0 if samples lie end to end (`trainer.packing`)", "sum",
            per="positions", chart=Chart("Padding share")),
     Figure("backward_s", "s", "forward and backward passes", "sum", empty=0.0),
     Figure("optimizer_s", "s", "optimizer step, and making the weights to publish"),

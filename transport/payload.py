@@ -19,7 +19,6 @@ from .handle import ALIGNMENT, TensorSpec
 from .host_memory.block import CHUNK_BYTES, Share
 from .tensors.tensor_kind import TensorKind
 
-
 _DEVICE_BYTES: Final = 16 * CHUNK_BYTES
 """Bytes of one copy with a device: for a small one the call takes as long as the copy, and a large one's digests begin
 late. With embeddings of a gigabyte in one copy each, a state's last seconds would be one thread's."""

@@ -1,8 +1,9 @@
-"""Token lists to tensors: right padding, the positions that need logits, batches with little padding."""
+"""Token lists to tensors: rows padded on the right or laid end to end, the positions that need logits, batches."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +17,58 @@ WORTH_SPLITTING_TOKENS = 512
 """A further forward/backward has a fixed cost, worth about 200 tokens of a tiny model on a CPU and 1000 of
 a large one on a GPU: a batch is split if that saves at least this much padding."""
 
+WORTH_DIVIDING_TOKENS = 256
+"""The padding that a further call of attention must save: the call alone costs less than a whole forward."""
+
 MOST_TOKENS_PER_FORWARD = 16384
 """Padded positions of one forward/backward, to bound its memory: with a vocabulary of 150 000 the logits of one
 completion token and their gradient alone are about 1.5 MB (bfloat16 and float32)."""
 
 
 @dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Neighbouring rows of a packed forward, the tokens ``start`` to ``stop`` of it, which attention without variable
+    lengths pads to the ``longest`` of them. ``cells``: ``[stop - start]`` int64, the place of each token in the padded
+    ``[rows * longest]``; None if all rows are as long."""
+
+    rows: int
+    longest: int
+    start: int
+    stop: int
+    cells: Tensor | None
+
+
+@dataclass(slots=True)
+class Packing:
+    """The rows that lie end to end in one: ``T`` tokens, the longest rows first.
+
+    ``token_positions``: ``[1, T]`` int64, of each token within its row. ``ends``: ``[rows + 1]`` int32, 0 and the end
+    of each row. ``longest``: tokens of the first row. ``groups``: all rows, divided by length. ``was_read``: an
+    attention has divided a forward by it.
+    """
+
+    token_positions: Tensor
+    ends: Tensor
+    longest: int
+    groups: tuple[RowGroup, ...]
+    was_read: bool = False
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Packing":
+        """The same, not read yet, with each tensor changed."""
+        groups = tuple(
+            group if group.cells is None else replace(group, cells=change(group.cells))
+            for group in self.groups
+        )
+        return Packing(change(self.token_positions), change(self.ends), self.longest, groups)
+
+
+@dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """Rows padded on the right, ready for one forward.
+    """Rows padded on the right, or laid end to end, ready for one forward.
 
     ``input_ids``: ``[rows, longest]`` int64, prompt and completion without the last token, whose logits
-    are not needed. The padding is token 0; causal attention never looks right, so no mask is needed.
-    ``positions``: ``[N]`` int64, indices into the flattened ``[rows * longest]`` input whose logits predict
+    are not needed. The padding is token 0; causal attention never looks right, so no mask is needed. With ``packing``
+    ``[1, T]``, without padding. ``positions``: ``[N]`` int64, indices into the flattened input whose logits predict
     the completion tokens, row by row. ``targets``: ``[N]`` int64, those tokens. ``padding``: positions that are.
     """
 
@@ -35,10 +76,30 @@ class PaddedRows:
     positions: Tensor
     targets: Tensor
     padding: int
+    packing: Packing | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.input_ids.shape[1] if self.packing is None else self.packing.longest
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """The arguments for the forward of a Hugging Face model."""
+        inputs = {"input_ids": self.input_ids, "use_cache": False}
+        if self.packing is None:
+            return inputs
+        return inputs | {"position_ids": self.packing.token_positions, "packing": self.packing}
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "PaddedRows":
         """The same with each tensor changed."""
-        return PaddedRows(change(self.input_ids), change(self.positions), change(self.targets), self.padding)
+        return PaddedRows(
+            change(self.input_ids),
+            change(self.positions),
+            change(self.targets),
+            self.padding,
+            None if self.packing is None else self.packing.with_tensors(change),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +140,53 @@ class TokenRows:
             padding=tokens.size - int(lengths.sum()),
         )
 
+    def packed(self, indices: NDArray[np.int64]) -> PaddedRows:
+        """The rows of these numbers (at least one, the longest first) laid end to end."""
+        prompts, inputs = self.prompts[indices], self.lengths[indices] - 1
+        starts = (self.lengths.cumsum() - self.lengths)[indices]
+        ends = np.concatenate([[0], inputs.cumsum()])
+        rows = np.repeat(np.arange(len(indices)), inputs)
+        columns = np.arange(ends[-1]) - ends[rows]
+        sources = starts[rows] + columns
+        predicting = np.flatnonzero(columns >= prompts[rows] - 1)
+        return PaddedRows(
+            input_ids=torch.from_numpy(self.tokens[sources][None]),
+            positions=torch.from_numpy(predicting),
+            targets=torch.from_numpy(self.tokens[sources[predicting] + 1]),
+            padding=0,
+            packing=Packing(
+                token_positions=torch.from_numpy(columns[None]),
+                ends=torch.from_numpy(ends.astype(np.int32)),
+                longest=int(inputs[0]),
+                groups=tuple(_row_groups(inputs, ends)),
+            ),
+        )
+
+
+def _row_groups(inputs: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[RowGroup]:
+    """``inputs``: tokens of each row, the longest first."""
+    for rows in split_by_length(inputs, WORTH_DIVIDING_TOKENS, int(ends[-1]) * len(inputs)):
+        lengths = inputs[rows]
+        first, longest = int(rows[0]), int(lengths[0])
+        cells = np.flatnonzero(np.arange(longest) < lengths[:, None])
+        yield RowGroup(
+            rows=len(rows),
+            longest=longest,
+            start=int(ends[first]),
+            stop=int(ends[first + len(rows)]),
+            cells=None if cells.size == len(rows) * longest else torch.from_numpy(cells),
+        )
+
 
 def pad_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
     """Pads ``rows`` (at least one) to the longest. Raises as ``TokenRows.of``."""
     return TokenRows.of(rows, vocab_size).padded(np.arange(len(rows)))
+
+
+def pack_rows(rows: Sequence[TokenRow], vocab_size: int) -> PaddedRows:
+    """Lays ``rows`` (at least one) end to end, the longest first. Raises as ``TokenRows.of``."""
+    token_rows = TokenRows.of(rows, vocab_size)
+    return token_rows.packed(np.argsort(-token_rows.lengths, kind="stable"))
 
 
 def check_tokens(rows: Sequence[TokenRow], vocab_size: int) -> None:
@@ -129,3 +233,25 @@ def split_by_length(
         else:
             pending += [group[cut:], group[:cut]]
     return groups
+
+
+def fill_forwards(
+    lengths: NDArray[np.int64], most_tokens: int = MOST_TOKENS_PER_FORWARD
+) -> list[NDArray[np.int64]]:
+    """Groups rows of any length that are to be laid end to end, in few forwards.
+
+    ``lengths``: ``[rows]`` tokens, each at least 1. Returns arrays of row indices, every row in exactly one, the
+    longest rows of each first. A group has at most ``most_tokens`` tokens, unless it is one row. The longest rows come
+    first, each into the first group with room for it: at most 11/9 of the least number of groups (Johnson, 1973).
+    """
+    rooms: list[int] = []
+    groups: list[list[int]] = []
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[index])
+        group = next((number for number, room in enumerate(rooms) if length <= room), len(groups))
+        if group == len(groups):
+            groups.append([])
+            rooms.append(most_tokens)
+        groups[group].append(index)
+        rooms[group] -= length
+    return [np.array(group, np.int64) for group in groups]

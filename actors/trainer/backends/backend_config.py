@@ -33,6 +33,9 @@ class TorchTrainerConfig(_Ranks):
     """`torch`, or `simulated`: takes time and computes nothing. All policies of a run have the same trainer."""
     tokens_per_forward: Annotated[Count, Unit("tokens")] = 16384
     """Most tokens of one forward and backward, padding included. The activations in memory grow with it."""
+    packing: bool = True
+    """`true`: the samples of a forward lie end to end, without padding; models that can't compute them so are named in
+    the log, and get padded ones. `false`: samples of similar length are padded to the longest."""
     activation_checkpointing: bool = False
     """Computation of each layer's activations a second time, in the backward: they take the memory of one layer, and a
     step a third more time."""

@@ -1,10 +1,19 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.trainer.padding import MOST_TOKENS_PER_FORWARD, TokenRow, pad_rows, split_by_length
+from flexmarl.actors.trainer.padding import (
+    MOST_TOKENS_PER_FORWARD,
+    TokenRow,
+    fill_forwards,
+    pack_rows,
+    pad_rows,
+    split_by_length,
+)
 
 token_lists = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
 row_lists = st.lists(st.tuples(token_lists, token_lists), min_size=1, max_size=6)
@@ -65,3 +74,54 @@ def test_a_forward_has_a_bounded_number_of_tokens_and_a_longer_row_is_one_forwar
     first, *others = split_by_length(lengths)
     assert first.tolist() == [100]
     assert [group.size for group in others] == [16, 16, 16, 16, 16, 16, 4]
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1)),
+        min_size=1,
+    )
+)
+def test_packed_rows_are_the_padded_ones_without_padding(rows: list[tuple[list[int], list[int]]]) -> None:
+    token_rows = [(tuple(prompt), tuple(completion)) for prompt, completion in rows]
+    packed = pack_rows(token_rows, 10)
+    packing = packed.packing
+    assert packing is not None and packed.padding == 0
+    longest_first = sorted(token_rows, key=lambda row: -len(row[0]) - len(row[1]))
+    ends = packing.ends.tolist()
+    assert ends[0] == 0 and len(ends) == len(rows) + 1 and ends[-1] == packed.input_ids.numel()
+    assert packing.longest == packed.longest == ends[1]
+    targets: list[int] = []
+    positions: list[int] = []
+    for number, (prompt, completion) in enumerate(longest_first):
+        row = slice(ends[number], ends[number + 1])
+        assert packed.input_ids[0, row].tolist() == [*prompt, *completion][:-1]
+        assert packing.token_positions[0, row].tolist() == list(range(row.stop - row.start))
+        targets += completion
+        positions += range(row.start + len(prompt) - 1, row.stop)
+    assert packed.targets.tolist() == targets and packed.positions.tolist() == positions
+    assert {t.dtype for t in (packed.input_ids, packed.positions, packed.targets)} == {torch.int64}
+    assert packing.ends.dtype == torch.int32
+
+
+def test_rows_of_similar_length_are_a_group_of_their_own() -> None:
+    packing = pack_rows([((1,) * n, (2,)) for n in (3, 900, 2, 900, 3)], 10).packing
+    assert packing is not None
+    equal, uneven = packing.groups
+    assert (equal.rows, equal.longest, equal.start, equal.stop, equal.cells) == (2, 900, 0, 1800, None)
+    assert (uneven.rows, uneven.longest, uneven.start, uneven.stop) == (3, 3, 1800, 1808)
+    assert uneven.cells is not None and uneven.cells.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@given(st.lists(st.integers(1, 400), max_size=30), st.integers(1, 2000))
+def test_filling_forwards_keeps_every_row_once_within_the_bound_and_wastes_no_forward(
+    lengths: list[int], most: int
+) -> None:
+    groups = fill_forwards(np.array(lengths, np.int64), most)
+    assert sorted(index for group in groups for index in group.tolist()) == list(range(len(lengths)))
+    sizes = [sum(lengths[index] for index in group) for group in groups]
+    for group, size in zip(groups, sizes, strict=True):
+        inside = [lengths[index] for index in group]
+        assert inside == sorted(inside, reverse=True)
+        assert size <= most or len(inside) == 1
+    assert all(first + second > most for first, second in pairwise(sizes))

@@ -22,6 +22,7 @@ from .fused_norm import fuse_norms
 from .gang_rank import GangRank
 from .layers import recompute_layers
 from .onednn_linear import use_onednn
+from .packed_attention import check_read, pack_attention
 from .summed_linear import SummedLinear
 
 MOST_LOGITS_BYTES = 128 << 20
@@ -93,7 +94,7 @@ class CompletionModel:
 
         Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
         """
-        self._check_length(rows.input_ids.shape[1])
+        self._check_length(rows.longest)
         with self.autocast():
             logprobs: Tensor = self._forward(rows, temperatures, truncations)
         return logprobs
@@ -106,6 +107,10 @@ class CompletionModel:
     def autocast(self) -> torch.autocast:
         """The precision to compute in, for a ``with``."""
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self.is_bfloat16)
+
+    def pack(self) -> bool:
+        """True if rows may lie end to end from now on: see ``pack_attention``."""
+        return pack_attention(self.model, self._device, torch.bfloat16 if self.is_bfloat16 else torch.float32)
 
     def recompute_layers(self) -> None:
         """From now on a layer's activations are computed again in the backward. Raises as ``recompute_layers``."""
@@ -152,15 +157,17 @@ class CompletionForward(nn.Module):
             return self._in_chunks(rows, temperatures, truncations, most_tokens)
         self._positions = rows.positions
         try:
-            logits = self.model(input_ids=rows.input_ids, use_cache=False).logits
+            logits = self.model(**rows.model_inputs).logits
         finally:
             self._positions = None
+        check_read(rows, self.model)
         return self.token_logprobs(logits, rows.targets, temperatures, truncations)
 
     def _in_chunks(
         self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None, tokens: int
     ) -> Tensor:
-        body = self.model.base_model(input_ids=rows.input_ids, use_cache=False)
+        body = self.model.base_model(**rows.model_inputs)
+        check_read(rows, self.model)
         hidden = body.last_hidden_state.flatten(0, 1).index_select(0, rows.positions)
         chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
         temperature_parts = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None

@@ -39,7 +39,7 @@ class BodyAndHead(nn.Module):
 
     def forward(self, rows: PaddedRows) -> Tensor:
         """The values ``[N, 1]`` before the completion tokens."""
-        hidden = self.body(input_ids=rows.input_ids, use_cache=False).last_hidden_state
+        hidden = self.body(**rows.model_inputs).last_hidden_state
         values: Tensor = self.head(hidden.flatten(0, 1).index_select(0, rows.positions))
         return values
 

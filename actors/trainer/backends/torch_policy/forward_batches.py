@@ -16,6 +16,7 @@ from ...padding import (
     PaddedRows,
     TokenRow,
     TokenRows,
+    fill_forwards,
     pad_rows,
     split_by_length,
 )
@@ -101,15 +102,18 @@ class Chunks:
         vocab_size: int,
         device: torch.device,
         rounding: float,
+        packed: bool,
     ) -> None:
         """``share``: the numbers of this rank's samples among ``trained``. ``groups``: by forward, the numbers of its
         samples within ``share``. ``idle``: forwards behind them that count for nothing. ``rounding``: of scores, see
-        ``Truncations``. Raises ``ValueError`` as ``TokenRows.of``."""
+        ``Truncations``. ``packed``: the samples of a forward lie end to end. Raises ``ValueError`` as
+        ``TokenRows.of``."""
         self._samples = [trained[index] for index in share]
         rows = [(row.sample.prompt_tokens, row.sample.tokens) for row in self._samples]
         self._rows = TokenRows.of(rows, vocab_size)
         self._share, self._groups, self._idle = share, groups, idle
         self._device, self._rounding = device, rounding
+        self._packed = packed
 
     def __len__(self) -> int:
         return len(self._groups) + self._idle
@@ -118,7 +122,8 @@ class Chunks:
         for indices in self._groups:
             samples = [self._samples[index] for index in indices]
             numbers = self._share[indices].tolist()
-            yield _chunk(samples, numbers, self._rows.padded(indices), self._rounding).to(self._device)
+            rows = self._rows.packed(indices) if self._packed else self._rows.padded(indices)
+            yield _chunk(samples, numbers, rows, self._rounding).to(self._device)
         for _ in range(self._idle):
             yield idle_chunk(self._device)
 
@@ -130,17 +135,21 @@ def make_chunks(
     gang: GangRank = ALONE,
     most_tokens: int = MOST_TOKENS_PER_FORWARD,
     rounding: float = ROUNDING["float32"],
+    *,
+    packed: bool = False,
 ) -> Chunks:
     """The forwards of this rank: every sample is in exactly one chunk of one rank, and all ranks have as many chunks.
 
-    The samples are divided by their tokens. ``rounding``: of scores, see ``Truncations``. Raises ``ValueError`` as
-    ``TokenRows.of`` does, before the first chunk.
+    The samples are divided by their tokens. ``rounding``: of scores, see ``Truncations``. ``packed``: those of a
+    forward lie end to end, else they are padded. Raises ``ValueError`` as ``TokenRows.of`` does, before the first
+    chunk.
     """
     lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
     shares = divide(lengths, gang.size)
-    groups = [split_by_length(lengths[share], most_tokens=most_tokens) for share in shares]
+    divide_rows = fill_forwards if packed else split_by_length
+    groups = [divide_rows(lengths[share], most_tokens=most_tokens) for share in shares]
     idle = max(map(len, groups)) - len(groups[gang.rank])
-    return Chunks(trained, shares[gang.rank], groups[gang.rank], idle, vocab_size, device, rounding)
+    return Chunks(trained, shares[gang.rank], groups[gang.rank], idle, vocab_size, device, rounding, packed)
 
 
 def idle_chunk(device: torch.device) -> Chunk:

@@ -26,7 +26,7 @@ from ....names import PolicyName
 from ...objective.critic import explained_variance, value_loss, value_sums
 from ...objective.loss import denominator
 from ...objective.objective import CompletionTokens, batch_loss, critic_advantages, step_advantages, step_kl
-from ...padding import TokenRow, pad_rows
+from ...padding import TokenRow, pack_rows, pad_rows
 from ...shards import Shard, divide
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
@@ -113,7 +113,8 @@ class TorchPolicy(PolicyBackend):
             self._completions.check(examples)
             lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
             share = [examples[index] for index in divide(lengths, self._gang.size)[self._gang.rank]]
-        rows = pad_rows(share or IDLE_ROWS, self._vocab_size).with_tensors(lambda t: t.to(self._device))
+        lay_out = pack_rows if self.models.packs else pad_rows
+        rows = lay_out(share or IDLE_ROWS, self._vocab_size).with_tensors(lambda t: t.to(self._device))
         loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
         return loss if share else 0.0 * loss
 
@@ -324,7 +325,15 @@ class TorchPolicy(PolicyBackend):
     def _make_chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
         most_tokens = self._setup.torch_trainer.tokens_per_forward
         rounding = ROUNDING[self._setup.real_model.dtype]
-        return make_chunks(samples, self._vocab_size, self._device, self._gang, most_tokens, rounding)
+        return make_chunks(
+            samples,
+            self._vocab_size,
+            self._device,
+            self._gang,
+            most_tokens,
+            rounding,
+            packed=self.models.packs,
+        )
 
     @property
     def _needs_references(self) -> bool:

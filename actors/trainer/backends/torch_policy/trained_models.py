@@ -34,6 +34,7 @@ FORMAT = 1
 
 class TrainedModels:
     """``completions`` is the policy's model; ``reference`` and ``critic`` are there if the algorithm needs them.
+    ``packs``: all of them compute samples that lie end to end.
 
     Policies that ``fit`` can use the same models one after the other.
     """
@@ -67,10 +68,13 @@ class TrainedModels:
         self.reference = self._completion_model(seed) if loss.kl_coefficient else None
         if self.reference is not None:
             self.reference.model.requires_grad_(False)
+            if setup.torch_trainer.packing:
+                self.reference.pack()
             if is_compiled(setting, self.reference.model):
                 self.reference.compile()
             self.reference.shard(gang, trained=False, whole=frozen)
         self.completions = self._completion_model(seed)
+        self.packs = setup.torch_trainer.packing and self.completions.pack()
         compiled = is_compiled(setting, self.completions.model)
         self.critic = None
         if loss.critic:
@@ -298,11 +302,13 @@ def _outline(tensor: Tensor | None) -> str:
 
 
 def _shape(setup: PolicySetup) -> tuple[object, ...]:
+    trainer = setup.torch_trainer
     return (
         setup.real_model,
         setup.lora,
-        setup.torch_trainer.activation_checkpointing,
-        setup.torch_trainer.compilation,
+        trainer.activation_checkpointing,
+        trainer.packing,
+        trainer.compilation,
         setup.loss.critic is None,
         setup.loss.kl_coefficient == 0.0,
     )

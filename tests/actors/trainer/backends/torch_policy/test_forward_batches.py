@@ -26,15 +26,17 @@ def test_long_and_short_rows_in_one_batch_give_the_same_gradient() -> None:
     samples = make_samples(2, groups=2, group_size=16)
     long = tuple(rng.randrange(16) for _ in range(60))
     samples[0] = replace_tokens(samples[0], long)
-    policy, plain = make_policy(), make_policy()
-    assert len(policy._chunks(checked(policy, samples))) == 2
-    policy.accumulate(samples)
+    plain = make_policy()
     torch.autograd.backward(reference_loss(plain, samples))
-    assert relative_error(gradient(policy), gradient(plain)) < 1e-5
+    for packing, forwards in ((False, 2), (True, 1)):
+        policy = make_policy(trainer=TorchTrainerConfig(packing=packing))
+        assert len(policy._chunks(checked(policy, samples))) == forwards
+        policy.accumulate(samples)
+        assert relative_error(gradient(policy), gradient(plain)) < 1e-5
 
 
 def test_the_share_of_padding_is_that_of_all_forwards() -> None:
-    policy, samples = make_policy(), make_samples(2)
+    policy, samples = make_policy(trainer=TorchTrainerConfig(packing=False)), make_samples(2)
     samples = [samples[0], samples[1], samples[0]]
     rows = [replace_tokens(each, (1,) * size) for each, size in zip(samples, (8, 4, 2), strict=True)]
     inputs = [len(row.prompt_tokens) + len(row.tokens) - 1 for row in rows]
@@ -45,13 +47,15 @@ def test_the_share_of_padding_is_that_of_all_forwards() -> None:
     assert "padding_share" not in policy.optimizer_step().figures
 
 
-def test_a_bound_on_the_tokens_of_a_forward_leaves_the_gradient_as_it_is() -> None:
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_bound_on_the_tokens_of_a_forward_leaves_the_gradient_as_it_is(packing: bool) -> None:
     samples = make_samples(2, groups=2, group_size=16)
-    whole, bounded = make_policy(), make_policy()
+    trainer = TorchTrainerConfig(packing=packing)
+    whole, bounded = make_policy(trainer=trainer), make_policy(trainer=trainer)
     assert len(whole._chunks(checked(whole, samples))) == 1
     whole.accumulate(samples)
-    trainer = TorchTrainerConfig(tokens_per_forward=40)
-    bounded._setup = bounded._setup.model_copy(update={"trainer": trainer})
+    bounded_trainer = trainer.model_copy(update={"tokens_per_forward": 40})
+    bounded._setup = bounded._setup.model_copy(update={"trainer": bounded_trainer})
     forwards = [chunk.rows.input_ids.numel() for chunk in bounded._chunks(checked(bounded, samples))]
     assert len(forwards) > 4 and max(forwards) <= 40
     bounded.accumulate(samples)
