@@ -37,11 +37,14 @@ def start_all(card: Card, limit_s: float) -> Iterator[Check]:
     """A plain run and one with the recipe at once, and the imports by themselves."""
     deadline = time.monotonic() + limit_s
     recipe = _recipe_that_asks(card.folder / "recipe")
+    probe = _start_probe()
     plain, asking = TrainRun(card, "plain", "sort-digits", *_STEP), TrainRun(card, "asking", recipe, *_STEP)
-    with closing([plain, asking]):
-        yield from checks_of_part("plain", lambda: _check_plain(plain, deadline))
-        yield from checks_of_part("recipe that asks for CUDA", lambda: _check_asking(asking, deadline))
-    yield from checks_of_part("imports", lambda: _name_threads(deadline))
+    with closing([plain, asking]), probe:
+        # First what does not need the ends of the runs: a late end hides none of it.
+        yield from checks_of_part("imports", lambda: _name_threads(probe, deadline))
+        yield from checks_of_part("forks", lambda: _check_forks(plain, deadline))
+        yield from checks_of_part("plain", lambda: _check_run(plain, deadline))
+        yield from checks_of_part("recipe that asks for CUDA", lambda: _check_run(asking, deadline))
 
 
 def _recipe_that_asks(folder: Path) -> Path:
@@ -52,28 +55,35 @@ def _recipe_that_asks(folder: Path) -> Path:
     return folder
 
 
-def _check_plain(run: TrainRun, deadline: float) -> Iterator[Check]:
-    yield from check_end(run, deadline)
-    yield Check("seconds until all actors were ready", run.seconds_until_ready())
+def _check_forks(run: TrainRun, deadline: float) -> Iterator[Check]:
+    run.wait_for_step(1, deadline)
     text = run.log("fork-server").strip()
     yield holds("devices that the process that forks has open", text or "none", "none", "/dev/" not in text)
     yield holds("log of the process that forks", text or "empty", "empty: actors are forked", not text)
 
 
-def _check_asking(run: TrainRun, deadline: float) -> Iterator[Check]:
-    yield from check_end(run, deadline)
+def _check_run(run: TrainRun, deadline: float) -> Iterator[Check]:
+    run.wait_for_step(1, deadline)
     yield Check("seconds until all actors were ready", run.seconds_until_ready())
+    yield from check_end(run, deadline)
 
 
-def _name_threads(deadline: float) -> Iterator[Check]:
+def _start_probe() -> "subprocess.Popen[str]":
     """Imports the same modules as the process that forks, with the same environment."""
     modules = modules_of(resolve("sort-digits", []))
-    ended = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROBE, str(_ROOT), *modules],
-        env=env.actor_environment(), capture_output=True, text=True, check=True,
-        timeout=max(1.0, deadline - time.monotonic()),
+        env=env.actor_environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    answer = json.loads(ended.stdout.splitlines()[-1])
+
+
+def _name_threads(probe: "subprocess.Popen[str]", deadline: float) -> Iterator[Check]:
+    try:
+        text, _ = probe.communicate(timeout=max(1.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        probe.kill()
+        raise
+    answer = json.loads(text.splitlines()[-1])
     yield Check("seconds", answer["seconds"])
     for module, news in answer["causes"]:
         yield Check(f"threads and devices of {module}", ", ".join(news))

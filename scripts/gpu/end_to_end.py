@@ -102,10 +102,11 @@ class _Together:
 def _check_static(run: TrainRun, deadline: float, card: Card, sizes: Sizes) -> Iterator[Check]:
     yield from _check_accuracy(run, deadline, 0.3, sizes)
     yield Check("seconds until all actors were ready", run.seconds_until_ready())
-    yield _check_paths(run, "cuda_ipc" if card.is_cuda else "shm")
+    yield check_paths(run, "cuda_ipc" if card.is_cuda else "shm")
 
 
-def _check_paths(run: TrainRun, path: str) -> Check:
+def check_paths(run: TrainRun, path: str) -> Check:
+    """All instances get their weights by that path."""
     choices = run.events("weights_path_chosen")
     paths = {event["path"] for event in choices}
     refused = [str(event["refused"]) for event in choices if event["refused"]]
@@ -138,7 +139,7 @@ def _check_adapters(run: TrainRun, deadline: float) -> Iterator[Check]:
 def _check_shared(together: _Together, deadline: float) -> Iterator[Check]:
     run = together.shared
     yield from check_end(run, deadline)
-    yield _check_paths(run, "shm")
+    yield check_paths(run, "shm")
     yield from _check_gradients(run)
     later = run.metrics[1:]  # the first counts the supervised batches too
     for policy in POLICIES:
@@ -150,7 +151,7 @@ def _check_shared(together: _Together, deadline: float) -> Iterator[Check]:
             f"share of the policies' time: {state}",
             seconds / len(POLICIES) / sum(line["step_s"] for line in later),
         )
-    yield from _compare(run, together.exact)
+    yield from compare(run, together.exact)
 
 
 def _check_kills(card: Card, like: TrainRun, sizes: Sizes, deadline: float) -> Iterator[Check]:
@@ -160,7 +161,7 @@ def _check_kills(card: Card, like: TrainRun, sizes: Sizes, deadline: float) -> I
     with closing([run]):
         yield from _kill_each(run, sizes, deadline)
         yield from check_end(run, deadline)
-        yield from _compare(run, like)
+        yield from compare(run, like)
         steps = [line["step"] for line in run.metrics]
         whole = steps == list(range(1, sizes.exact_steps + 1))
         yield holds("steps", " ".join(map(str, steps)), "each once", whole)
@@ -218,7 +219,7 @@ def _check_gradients(run: TrainRun) -> Iterator[Check]:
 # ----------------------------------------------------------------------- comparison of two runs
 
 
-def _compare(run: TrainRun, like: TrainRun) -> Iterator[Check]:
+def compare(run: TrainRun, like: TrainRun) -> Iterator[Check]:
     """Figures and weights are those of ``like``, bit for bit."""
     differences = [
         f"{key}/{policy} of step {line['step']}: {line.get(f'{key}/{policy}')}, not {other.get(f'{key}/{policy}')}"

@@ -54,7 +54,7 @@ def train_long(card: Card, length: Length) -> Iterator[Check]:
         yield from checks_of_part(
             "stop", lambda: check_end(large, time.monotonic() + length.stop_s, _STOPPED)
         )
-        yield from _check_steps(large.metrics, length)
+        yield from check_steps(large.metrics, length)
 
 
 def _let_train(run: TrainRun, until: float) -> None:
@@ -81,7 +81,8 @@ def _settings(card: Card) -> list[str]:
 # ----------------------------------------------------------------------- the figures
 
 
-def _check_steps(metrics: Sequence[dict[str, Any]], length: Length) -> Iterator[Check]:
+def check_steps(metrics: Sequence[dict[str, Any]], length: Length) -> Iterator[Check]:
+    """Rates over the last two thirds of the steps, and the growth of memory."""
     yield at_least("steps", len(metrics), 6)
     later = metrics[len(metrics) // 3 :]
     seconds = later[-1]["time_s"] - later[0]["time_s"]
