@@ -60,3 +60,6 @@ class SupervisorApi(Protocol):
 
     async def lost(self, name: str, incarnation: int, reason: str) -> None:
         """This incarnation of the actor ``name`` was lost: if it still runs it is killed."""
+
+    async def locate(self, name: str) -> str:
+        """The address of the actor ``name``: another one after its host was lost, empty while none is known."""

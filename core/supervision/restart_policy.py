@@ -41,7 +41,7 @@ class Restarts:
         self._restarted_at: deque[float] = deque()
 
     def add(self, child: str) -> None:
-        """Adds a child that has been started for the first time."""
+        """Adds a child that has been started for the first time, or that is started again after ``remove``."""
         self._children.add(child)
 
     def remove(self, child: str) -> None:

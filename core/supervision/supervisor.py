@@ -290,6 +290,12 @@ class Supervisor(Actor):
         """True if ``name`` is an actor of this supervisor."""
         return name in self._children
 
+    @endpoint
+    async def locate(self, name: str) -> str:
+        """The address of the actor ``name``: another one after its node was lost, empty while none is known."""
+        child = self._children.get(name)
+        return "" if child is None else child.address
+
     def find(self, name: str) -> ActorRef[Any] | None:
         """The actor of that name, if it runs or is being restarted."""
         child = self._children.get(name)
@@ -377,10 +383,21 @@ class Supervisor(Actor):
             self._restarts.remove(child.name)
             child.give_up(lost)
             return
-        log.warning("actor moves", name=child.name, to=found[0].name, reason=lost.reason)
+        self._move(child, lost, *found)
+
+    def _move(self, child: NodeChild, lost: ActorDead, node: Node, env: Mapping[str, str]) -> None:
+        log.warning("actor moves", name=child.name, to=node.name, reason=lost.reason)
         self.on_restart(child.name, lost)
-        child.move(*found)
+        child.move(node, env)
         self._begin_restart(child)
+
+    def take_up(self, name: str, lost: ActorDead, node: Node, env: Mapping[str, str]) -> None:
+        """Starts an actor again that was given up because its node was ``lost``: now there is a place for it. Does
+        nothing while all are being stopped."""
+        child = self._children[name]
+        if isinstance(child, NodeChild) and not self.stopping:
+            self._restarts.add(name)
+            self._move(child, lost, node, env)
 
     def _begin_restart(self, child: Child) -> None:
         name = child.name

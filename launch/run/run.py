@@ -285,6 +285,7 @@ class Run:
                     cluster.another_node,
                 )
             )
+            cluster.take_up = supervision.take_up
             own_gpus = cluster.placement.own_gpus()
             launcher = ActorLauncher(
                 start.config, directory, supervision, console, start.checkpoint, own_gpus, archive

@@ -118,6 +118,10 @@ class RunSupervision:
         """The supervisor that restarts actors, for those that find one of them lost."""
         return self._restarting.ref
 
+    def take_up(self, actor: str, lost: ActorDead, node: Node, environment: Mapping[str, str]) -> None:
+        """See ``Supervisor.take_up``; ``actor``: one that is restarted alone."""
+        self._restarting.take_up(actor, lost, node, environment)
+
     @property
     def running(self) -> list[str]:
         """The names of all actors that have started and not ended."""

@@ -37,7 +37,7 @@ from ..hosts.nodes.cluster import Cluster
 from ..hosts.nodes.head import Nodes
 from ..hosts.nodes.joined_cluster import WAIT_S
 from ..hosts.nodes.joining import NAME, Dismissal, Head, Offer
-from ..hosts.placement.actor_needs import needs_of
+from ..hosts.placement.actor_needs import fewest_slots, needs_of
 from ..hosts.placement.place import place
 from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import RunPlacement
@@ -177,6 +177,7 @@ class _Simulator:
                 ) as supervision,
                 _running(injector.run()) as injecting,
             ):
+                cluster.take_up = supervision.take_up
                 launcher = ActorLauncher(config, directory, supervision, console, start.checkpoint, {})
                 return await self._until_the_end(launcher, [cluster.failure, *alive, *injecting])
 
@@ -234,7 +235,7 @@ async def _join_hosts(
             place_simulated(config, [head_node.name, *host_names]),
         )
         report = partial(console.ref.tell_nowait, "event")
-        yield Cluster(head_node, nodes, placement, share_gpus=False, report=report)
+        yield Cluster(head_node, nodes, placement, False, fewest_slots(config), report)
     finally:
         await nodes.dismiss(Dismissal("the run has ended"))
 

@@ -15,6 +15,7 @@ from ....core.base.texts import text_of
 from ....core.errors import ActorDead, CallTimeout, FlexmarlError, is_loss
 from ....core.ref import ActorRef
 from ....core.supervision.system_api import FOR_EVER
+from ....core.system import ActorSystem
 from ....core.telemetry import get_logger
 from ...errors import UnequalSlots, WorkerReplaced
 from ...messages import WORK_TIMEOUT_S, GangPlace, SlotApi, SlotLife
@@ -83,12 +84,14 @@ class PoolSlots:
         self,
         pool: SharedPoolSetup,
         listener: SlotListener,
+        system: ActorSystem,
         background: Callable[[Coroutine[Any, Any, None], str], None],
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
-        """``background`` and ``watch``: as of ``Actor``."""
+        """``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``."""
         self._refs = {SlotName(ref.name): ref for ref in pool.slots}
         self._supervisor = pool.supervisor
+        self._system = system
         self._listener, self._background, self._watch = listener, background, watch
         self._lives: dict[SlotName, SlotLife] = {}
         self._versions: dict[str, str] = {}
@@ -182,6 +185,12 @@ class PoolSlots:
             if life is not None:
                 await self.lose(SlotLost(slot, life.life, end))
             await asyncio.sleep(_RETRY_S)
+            # Its next life is at another address if its host is lost.
+            if (address := await self._supervisor.within(WORK_TIMEOUT_S).locate(slot)) not in (
+                "",
+                ref.address,
+            ):
+                ref = self._refs[slot] = self._system.ref(slot, address, SlotApi)
 
     def _register(self, slot: SlotName, life: SlotLife) -> None:
         if life.life in self._ended:  # given up, and not killed yet

@@ -65,7 +65,7 @@ class SharedPool(TrainingPool, SlotListener):
         self._clock = system.clock
         self._background = background
         self._transport = StateTransport(system.directory, bulk=Bulk.of(system, encrypted=setup.encrypted))
-        self._slots = PoolSlots(pool, self, background, watch)
+        self._slots = PoolSlots(pool, self, system, background, watch)
         self._moves = StateMoves(
             pool, self._transport, self._slots, self._fewest_ranks, self._hosts, system.clock
         )
@@ -304,6 +304,7 @@ class SharedPool(TrainingPool, SlotListener):
     def _fall_back(self, policy: PolicyName) -> list[Computation]:
         """The policy has lost a slot; returns the computations that wait again."""
         gang = self._gangs.pop(policy)
+        self._moves.stop_taking(policy)
         if not gang.has_computed:
             return []
         for rank in self._memory[policy]:

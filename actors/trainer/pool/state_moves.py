@@ -5,7 +5,7 @@ import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ....core.base.task_groups import first_error
 from ....transport.errors import TransportError
@@ -49,6 +49,8 @@ class StateMoves:
         self._clock = clock
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
+        self._taking: dict[PolicyName, asyncio.Task[Any]] = {}
+        """States that are being fetched into the host's memory."""
 
     def clear_disk(self) -> None:
         """Removes states that a run that was killed has left, or this one."""
@@ -75,6 +77,8 @@ class StateMoves:
         """Has the gang ready to compute, built if it is the first time."""
         if gang.is_loaded:
             return
+        if (fetching := self._taking.pop(policy, None)) is not None:
+            await asyncio.wait([fetching])  # it was stopped; it writes where this gang's state will be set
 
         def resume(slot: SlotApi, life: str, rank: int, state: HostState) -> Awaitable[Moved]:
             return slot.resume(life, policy, gang.places[rank], state)
@@ -201,14 +205,22 @@ class StateMoves:
         async def forget(slot: SlotApi, life: str, _rank: int) -> None:
             await slot.forget_copies(life, policy)
 
+        fetching = self._taking[policy] = asyncio.create_task(_all_of(taking), name=f"fetch {policy}")
         try:
-            states = await _all_of(taking)
-        except TransportError:
-            await self._slots.at(gang, forget)  # raises SlotLost if that is the reason
+            states: list[T] = await fetching
+        except (TransportError, asyncio.CancelledError):
+            if (task := asyncio.current_task()) is not None and not task.cancelling():
+                await self._slots.at(gang, forget)  # raises SlotLost if that is the reason
             raise
         if states != set_by_slots:
             await self._slots.at(gang, forget)
         return states
+
+    def stop_taking(self, policy: PolicyName) -> None:
+        """The policy has lost a slot: what is being fetched from its slots is of no use any more."""
+        # A host that is cut off refuses no connection: the fetch would try again for as long as a fetch may take.
+        if (fetching := self._taking.get(policy)) is not None:
+            fetching.cancel()
 
     async def drop(self, policy: PolicyName, gang: HostedGang) -> None:
         """Has nothing on the gang's slots: what they have is in the host's memory, or lost. They may be lost too."""

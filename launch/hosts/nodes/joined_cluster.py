@@ -20,6 +20,7 @@ from ...run.prepared_run import PreparedRun
 from ...run.resuming import code_digests
 from ...run.run_address import RunAddress
 from ..host_description import HostDescription, describe_host
+from ..placement.actor_needs import fewest_slots
 from ..placement.plan import DoesNotFit
 from ..placement.run_placement import place_run
 from .cluster import Cluster
@@ -91,6 +92,7 @@ async def joined_cluster(
                 nodes,
                 placement,
                 config.hosts.share_gpus,
+                fewest_slots(config),
                 lambda event: console.ref.tell_nowait("event", event),
             )
         dismissal = Dismissal("the run has ended")

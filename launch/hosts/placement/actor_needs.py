@@ -74,6 +74,13 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
         )  # fmt: skip
 
 
+def fewest_slots(config: RunConfig) -> int:
+    """The slots without which a policy could never be bound; 0 without a pool of slots."""
+    if not isinstance(config.pool, SharedPoolConfig):
+        return 0
+    return max(policy.trainer.fewest_ranks for policy in config.trained.values())
+
+
 def _parts(policy: PolicyConfig) -> int:
     """The number of slots that a policy's model is divided over: the base of an adapter is whole on each."""
     return 1 if policy.lora is not None else policy.trainer.ranks

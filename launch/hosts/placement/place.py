@@ -60,10 +60,11 @@ def place_again(
     placements: Sequence[Placed],
     *,
     share_gpus: bool = False,
+    alone: bool = False,
 ) -> Placed | None:
     """A place for one actor beside ``placements``; None if there is no room. Placements on other hosts count for
-    nothing."""
-    for sharing in (False, True):
+    nothing. ``alone``: on GPUs without any other actor."""
+    for sharing in (False,) if alone else (False, True):
         rooms = [capacity_of(host, share_gpus=share_gpus, sharing=sharing) for host in hosts]
         attempt = _Attempt(rooms, head)
         for placed in placements:

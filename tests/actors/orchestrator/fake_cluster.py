@@ -246,6 +246,10 @@ class Supervisor(Actor):
     async def lost(self, name: str, incarnation: int, reason: str) -> None:
         self.lost_actors.append((name, incarnation))
 
+    @endpoint
+    async def locate(self, name: str) -> str:
+        return ""
+
 
 class Console(Actor):
     def __init__(self) -> None:

@@ -121,8 +121,13 @@ for _name in CALLS:
 class Killer(Actor):
     """The supervisor, as far as the trainer knows it: a life that still runs ends, and another begins."""
 
-    def __init__(self, fate: Fate, slots: list[MortalSlot]) -> None:
+    def __init__(self, fate: Fate, slots: list[MortalSlot], refs: list[ActorRef[Any]]) -> None:
         self._fate, self._slots = fate, slots
+        self.addresses = {ref.name: ref.address for ref in refs}
+
+    @endpoint
+    async def locate(self, name: str) -> str:
+        return self.addresses[name]
 
     @endpoint
     async def lost(self, name: str, incarnation: int, reason: str) -> None:
@@ -219,7 +224,7 @@ async def house(
                     place = await hosts.enter_async_context(host)
                 await place.add(slot, f"slot-{number}")
                 refs.append(system.ref(f"slot-{number}", place.address, MortalSlot))
-            supervisor: ActorRef[Any] = await system.add(Killer(fate, slots), "killer")
+            supervisor: ActorRef[Any] = await system.add(Killer(fate, slots, refs), "killer")
             console: ActorRef[Any] = await system.add(listener, "console")
             pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")
         whole = TrainerSetup(*trained, store_ref, shared / "store", pool=pool)

@@ -154,7 +154,9 @@ async def test_the_actors_of_a_killed_node_move_and_nothing_of_them_stays(
             await asyncio.sleep(0.01)
 
 
-async def test_without_another_node_its_actors_are_given_up_alone(private: Path, tmp_path: Path) -> None:
+async def test_without_another_node_its_actors_are_given_up_alone_until_there_is_one(
+    private: Path, tmp_path: Path
+) -> None:
     async with cluster(private, tmp_path) as made:
         near, far = await made.node("near"), await made.node("far")
         made.supervisor.another_node = lambda name, lost: None
@@ -166,6 +168,11 @@ async def test_without_another_node_its_actors_are_given_up_alone(private: Path,
         assert await stays.api.incarnation()
         with pytest.raises(ActorDead, match="node far is lost"):
             await made.worker("late", far)
+        assert far.lost is not None
+        made.supervisor.take_up("goes", far.lost, near, {})
+        again = await made.moved("goes", goes.address)
+        assert await made.supervisor.locate("goes") == again.address != goes.address
+        assert made.supervisor.find("goes") is not None and await made.supervisor.locate("unknown") == ""
 
 
 async def test_a_frozen_node_is_given_up_and_its_actors_are_refused_afterwards(

@@ -23,16 +23,19 @@ LOST = ActorDead("node", "node b is lost: silent")
 
 
 class Hosts:
-    """A cluster of hosts without processes. ``here``: a stand-in for the head's own node."""
+    """A cluster of hosts without processes. ``here``: a stand-in for the head's own node. ``again``: the places of
+    actors that were given up, once there are some."""
 
-    def __init__(self, needs: list[Need], *hosts: HostDescription) -> None:
+    def __init__(self, needs: list[Need], *hosts: HostDescription, fewest_slots: int = 1) -> None:
         self.events: list[RunEvent] = []
         self.here = cast(Node, object())
         self.nodes = Nodes(Head(hosts[0], Offer("", "", DEFAULT_SETTINGS, {}), {}, ""))
         for other in hosts[1:]:
             self.join(other)
         placement = RunPlacement(hosts, place(needs, hosts, hosts[0].name))
-        self.cluster = Cluster(self.here, self.nodes, placement, False, self.events.append)
+        self.cluster = Cluster(self.here, self.nodes, placement, False, fewest_slots, self.events.append)
+        self.again: list[tuple[str, str, dict[str, str]]] = []
+        self.cluster.take_up = lambda actor, lost, node, env: self.again.append((actor, node.name, dict(env)))
 
     def join(self, description: HostDescription) -> Joined:
         ref: ActorRef[Any] = ActorRef("node", f"tcp://{description.name}:1")
@@ -93,13 +96,45 @@ async def test_nothing_moves_to_a_node_that_is_lost_and_has_not_left_yet() -> No
     assert made.cluster.another_node(moved, LOST) is None
 
 
-async def test_the_last_worker_and_any_slot_end_the_run() -> None:
+async def test_a_slot_moves_to_a_gpu_without_an_instance_or_is_given_up_until_a_node_joins() -> None:
+    made = Hosts([*instances(1), *slots(3)], host("head", 2), host("b", 1), host("c", 1))
+    assert made.cluster.hosts == {"a-0": "b", "slot-0": "head", "slot-1": "head", "slot-2": "c"}
+    made.lose("c")
+    assert made.cluster.another_node("slot-2", LOST) is None, "instances keep their GPUs"
+    made.nodes.on_joined(made.join(host("tiny")))
+    assert not made.again and not made.cluster.failure.done()
+    made.nodes.on_joined(made.join(host("d", 1)))
+    assert made.again == [("slot-2", "d", {"CUDA_VISIBLE_DEVICES": "GPU-d-0"})]
+    assert made.cluster.hosts["slot-2"] == "d"
+    made.nodes.on_joined(made.join(host("e", 1)))
+    assert made.lose("d") == ["slot-2"] and made.cluster.another_node("slot-2", LOST) is not None
+    made.nodes.on_joined(made.join(host("f", 1)))
+    assert len(made.again) == 1, "no slot is absent"
+    assert made.events[1:] == [
+        ActorGivenUp("slot-2", LOST.reason),
+        NodeJoined("tiny", 16, 0),
+        NodeJoined("d", 16, 1),
+        ActorMoved("slot-2", "d", LOST.reason),
+        NodeJoined("e", 16, 1),
+        NodeLost("d", LOST.reason),
+        ActorMoved("slot-2", "e", LOST.reason),
+        NodeJoined("f", 16, 1),
+    ]
+
+
+async def test_too_few_slots_for_a_policy_end_the_run() -> None:
+    made = Hosts(slots(3), host("head", 1), host("b", 1), host("c", 1), fewest_slots=2)
+    made.lose("b")
+    assert made.cluster.another_node("slot-1", LOST) is None and not made.cluster.failure.done()
+    made.lose("c")
+    assert made.cluster.another_node("slot-2", LOST) is None
+    assert made.cluster.failure.result().actor == "slot-2"
+
+
+async def test_the_last_worker_ends_the_run() -> None:
     workers = [Need(f"rollout-{n}", "rollout.workers=2") for n in range(2)]
     made = Hosts([Need("store", "store", on_head=True), *workers], host("head", cores=1), host("b", cores=64))
     first, second = made.lose("b")
     assert made.cluster.another_node(first, LOST) is None and not made.cluster.failure.done()
     assert made.cluster.another_node(second, LOST) is None
     assert made.cluster.failure.result().actor == second
-    gpus = Hosts([*slots(2), *workers], host("head"), host("b", 2))
-    assert gpus.cluster.another_node("slot-0", LOST) is None
-    assert gpus.cluster.failure.result().reason == LOST.reason

@@ -2,9 +2,11 @@
 
 import pytest
 
+from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
-from ...conftest import REPRODUCIBLE, Launched, Launcher
+from ...conftest import REPRODUCIBLE, Launched, Launcher, wait_until
+from .links import cut, needs
 
 Pair = tuple[Host, Host]
 
@@ -39,15 +41,65 @@ def events(run: Launched, name: str) -> list[dict[str, object]]:
     return [event for event in run.events if event["event"] == name]
 
 
-def test_ranks_on_two_hosts_learn_what_one_rank_learns(
+def assert_learns_the_same(run: Launched, whole: Launched) -> None:
+    """Without a restart of the run: each sample was trained once."""
+    assert run.wait() == 0, run.text
+    assert "continuing" not in run.text
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-6)
+    assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
+
+
+def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill(
     launcher: Launcher, hosts: Pair, whole: Launched
 ) -> None:
     run, nodes = begin(launcher, "gangs", hosts)
     run.wait_for_step(1)
     assert sorted(map(slots_of, nodes.values()), key=sorted) == [{"slot-0"}, {"slot-1"}]
-    assert run.wait() == 0, run.text
-    assert losses(run) == pytest.approx(losses(whole), abs=1e-6)
-    assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
+    (name,) = slots_of(nodes["far"])
+    nodes["far"].actors()[name].kill()
+    assert_learns_the_same(run, whole)
+    assert [event["slot"] for event in events(run, "slot_lost")][:1] == [name]
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
-    run.assert_logs_are_clean()
+
+
+def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
+    launcher: Launcher, hosts: Pair, whole: Launched
+) -> None:
+    run, nodes = begin(launcher, "host", hosts)
+    run.wait_for_step(1)
+    (name,) = slots_of(nodes["far"])
+    nodes["far"].process.kill()
+    assert_learns_the_same(run, whole)
+    (moved,) = [event for event in events(run, "actor_moved") if event["actor"] == name]
+    assert moved["node"] != "far" and "node far is lost: its process ended" in str(moved["reason"])
+    for launched in (run, *nodes.values()):
+        launched.assert_nothing_is_left()
+
+
+@needs(namespaces.missing())
+def test_a_gang_whose_link_is_cut_is_whole_again_without_that_host(
+    launcher: Launcher, hosts: Pair, whole: Launched
+) -> None:
+    run, nodes = begin(launcher, "cut", hosts)
+    run.wait_for_step(1)
+    (name,) = slots_of(nodes["far"])
+    with cut(hosts[1]):
+        wait_until(
+            lambda: [event for event in events(run, "actor_moved") if event["actor"] == name], "a move"
+        )
+        assert_learns_the_same(run, whole)
+        assert nodes["far"].wait() == 1, "it has lost its head"
+    assert "silent for over" in str(events(run, "node_lost")[0]["reason"])
+    for launched in (run, *nodes.values()):
+        launched.assert_nothing_is_left()
+
+
+def test_ranks_over_hosts_are_refused_on_a_network_that_is_not_trusted(
+    launcher: Launcher, hosts: Pair
+) -> None:
+    run, nodes = begin(launcher, "plain", hosts, "network.bulk=encrypted")
+    assert run.wait() == 1 and not run.metrics
+    assert "the ranks of policy solver lie on several hosts, and a process group is not encrypted" in run.text
+    assert "write network.bulk=trusted if all machines of that network are" in run.text
+    assert [node.wait() for node in nodes.values()] == [1, 1], "it has failed"
