@@ -5,6 +5,7 @@ Examples:
   scripts/bench/run kill_storm --strikes 200 --seed 1
   scripts/bench/run kill_storm --strikes 100 --faults stop --restarts --clock
   scripts/bench/run kill_storm --strikes 200 --only rollout
+  scripts/bench/run kill_storm --strikes 50 --only gangs --hosts
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
 processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9,
@@ -14,7 +15,8 @@ by itself. After the last strike the run continues to its end. ``--clock`` steps
 each strike, by up to a day. ``--only`` strikes actors that are restarted alone, ``rollout``, ``instances`` or ``slots``
 (the workers of a shared training pool) or several kinds, within one run of several of each of them, which must come to
 its end without a restart of the run. ``gangs`` are slots too; their policies have one or two ranks, by the slots that
-are free.
+are free. With ``--hosts`` slots and instances are spread over the nodes of two hosts, which are network namespaces
+(without root both are this one), the head is on the first of them.
 
 The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
 no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
@@ -32,12 +34,15 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import psutil
 from tests.stepping_clock import SteppingClock
+
+from flexmarl.launch.bench.namespaces import Host, two_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())")
@@ -104,10 +109,16 @@ class Storm:
         restarts: bool,
         clock: bool,
         several: Sequence[str] = (),
+        hosts: Sequence[Host] = (),
     ) -> None:
-        """``several``: kinds of which the run has more than one actor; then no strike may end it."""
+        """``several``: kinds of which the run has more than one actor; then no strike may end it. ``hosts``: each has a
+        node, and the first one the head."""
         self._one_run = bool(several)
         self._several = [setting for kind in several for setting in SEVERAL[kind]]
+        if hosts:
+            spread = ("hosts.spread=true", f"network={{listen: {hosts[0].address}, bulk: trusted}}")
+            self._several += [*spread, "--nodes", str(len(hosts)), "--wait-s", str(PATIENCE_S)]
+        self._hosts = hosts
         self._folder = folder
         self._run = folder / "run"
         self._steps = steps
@@ -136,25 +147,34 @@ class Storm:
 
     def _live(self) -> Life:
         struck: list[str] = []
-        with self._output.open("ab") as output:
-            process = subprocess.Popen(
-                [*COMMAND, "train", *self._arguments()],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+        nodes = [
+            self._start(host, "node", "--join", str(self._run / "address"), "--name", f"host-{number}")
+            for number, host in enumerate(self._hosts)
+        ]
+        process = self._start(self._hosts[0] if self._hosts else None, "train", *self._arguments())
+        processes = [process, *nodes]
         try:
             while self._strikes and self._progressed(process):
                 time.sleep(self._strikes[0].delay_s)  # the random time of the strike
-                if self._strike(process, self._strikes[0]):
+                if self._strike(processes, self._strikes[0]):
                     struck.append(self._strikes.popleft().actor)
             while self._progressed(process):
                 pass
             return Life(tuple(struck), process.wait())
         finally:
-            process.kill()
-            process.wait()
+            for started in processes:
+                started.kill()
+                started.wait()
+
+    def _start(self, host: Host | None, *arguments: str) -> "subprocess.Popen[bytes]":
+        with self._output.open("ab") as output:
+            return subprocess.Popen(
+                [*(() if host is None else host.command), *COMMAND, *arguments],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
 
     def _arguments(self) -> list[str]:
         restarts = ["--restarts", str(len(self._strikes) + 1)] if self._restarts else []
@@ -171,9 +191,10 @@ class Storm:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts" / "src"), "OMP_NUM_THREADS": "1"}
         return environment if self._clock is None else self._clock.environment(environment)
 
-    def _strike(self, process: subprocess.Popen[bytes], strike: Strike) -> bool:
+    def _strike(self, processes: Sequence["subprocess.Popen[bytes]"], strike: Strike) -> bool:
         """False if that actor does not run: the run has ended, or is being restarted."""
-        victim = _actor(process.pid, strike.actor)
+        victims = (_actor(process.pid, strike.actor) for process in processes)
+        victim = next((victim for victim in victims if victim is not None), None)
         if victim is None:
             return False
         if self._clock is not None:
@@ -295,6 +316,7 @@ def _kinds(context: click.Context, parameter: click.Parameter, text: str) -> tup
     "--only", default="", callback=_kinds, help=f"Kinds of actors, with commas: {', '.join(RESTARTED)}."
 )
 @click.option("--clock", is_flag=True, help="Step the wall clocks too.")
+@click.option("--hosts", is_flag=True, help="With --only: over two hosts.")
 def kill_storm(
     strikes: int,
     steps: int | None,
@@ -303,15 +325,18 @@ def kill_storm(
     restarts: bool,
     only: tuple[str, ...],
     clock: bool,
+    hosts: bool,
 ) -> int:
+    if hosts and not only:
+        raise click.UsageError("--hosts wants --only: the loss of another actor would end the run")
     steps = steps or (3 if faults == "kill" else 6) * strikes
     actors = tuple(actor for kind in only for actor in RESTARTED[kind]) or ACTORS
     blows = drawn(strikes, seed, faults, actors)
     started = time.monotonic()
     losses: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, two_hosts() if hosts else nullcontext(()) as pair:
         run = Path(folder) / "run"
-        storm = Storm(Path(folder), steps, blows, restarts=restarts, clock=clock, several=only)
+        storm = Storm(Path(folder), steps, blows, restarts=restarts, clock=clock, several=only, hosts=pair)
         try:
             lives = storm.blow()
             samples = check(run, steps)
