@@ -36,8 +36,8 @@ class SlotLife:
 
 @dataclass(frozen=True, slots=True)
 class GangPlace:
-    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: the address, HOST:PORT, at
-    which the gang's processes find one another; new for each binding. Empty if there is nothing to find."""
+    """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: the address at which
+    the gang's processes find one another (``Meeting``); new for each binding. Empty if there is nothing to find."""
 
     rank: int
     size: int

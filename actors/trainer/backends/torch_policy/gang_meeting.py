@@ -10,6 +10,7 @@ rank listens where it reaches the store from. Neither the store nor the process 
 import ipaddress
 import json
 import socket
+import uuid
 from datetime import timedelta
 from typing import Any, Final
 
@@ -38,7 +39,8 @@ _GLOO: Final = "gloo_of_gang"
 
 
 class Meeting:
-    """The store of one gang, served by this process until ``close``. ``address``: HOST:PORT, for all ranks."""
+    """The store of one gang, served by this process until ``close``. ``address``: HOST:PORT/ID, for all ranks; the id
+    is new for each gang."""
 
     def __init__(self, host: str) -> None:
         """``host``: the address to listen on, at any free port. Raises OSError."""
@@ -53,7 +55,8 @@ class Meeting:
             timeout=timedelta(seconds=MEETING_S),
             master_listen_fd=listening.detach(),
         )
-        self.address = f"{host}:{port}"
+        # Ports are given again: a rank of an earlier gang, of a host that was cut off for a while, may come late.
+        self.address = f"{host}:{port}/{uuid.uuid4().hex}"
 
     def close(self) -> None:
         """Ends the store; ranks that wait there fail."""
@@ -85,13 +88,14 @@ class Membership:
         Raises GangIncomplete if some don't come within ``meeting_s``, RuntimeError (``torch.distributed.DistError``)
         if one of them dies, or after ``abort``; so does each collective call later.
         """
-        host, port = _endpoint(self._meeting)
+        host, port, gang = _endpoint(self._meeting)
         before = tcp_connections()
         deadline = timedelta(seconds=self._meeting_s)
         self._check()
-        store = c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=deadline)
+        server = c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=deadline)
         to_store = {new for new in tcp_connections() - before if new.peer[1] == port}
         self._connections |= to_store
+        store = c10d.PrefixStore(gang, server)
         self._wait_for_others(store)
         # torch numbers groups, and caches meshes by their ranks alone: each gang of a process must get the same number.
         distributed_c10d._world.group_count = 0
@@ -134,7 +138,8 @@ class Membership:
             store.wait(keys, timedelta(seconds=self._meeting_s))
         except c10d.DistStoreError as error:  # the deadline; a lost connection is a DistNetworkError
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            raise GangIncomplete(missing, self._size, self._meeting, self._meeting_s) from error
+            place, _, _ = self._meeting.partition("/")
+            raise GangIncomplete(missing, self._size, place, self._meeting_s) from error
 
     def _init_gloo(self, store: Any, host: str) -> None:
         """``host``: the address of this rank's connections."""
@@ -185,9 +190,10 @@ def _make_gloo(about: Any, options: Any) -> Any:
 distributed.Backend.register_backend(_GLOO, _make_gloo, extended_api=True, devices="cpu")
 
 
-def _endpoint(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
+def _endpoint(address: str) -> tuple[str, int, str]:
+    endpoint, _, gang = address.partition("/")
+    host, _, port = endpoint.rpartition(":")
+    return host, int(port), gang
 
 
 def _family(host: str) -> socket.AddressFamily:

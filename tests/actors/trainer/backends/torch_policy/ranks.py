@@ -3,14 +3,17 @@
 The functions of a gang run in those processes: arguments and results are pickled.
 """
 
+import ctypes
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 from unittest import mock
 
 import numpy as np
@@ -31,12 +34,14 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.shards import Shard, pieces
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.launch.bench.namespaces import Host
 
 from .....patience import PATIENCE_S
 from .policies import SMALLER_MODEL
 
 NAME = PolicyName("solver")
 SEED = 3
+_NETWORK: Final = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def gang_setup(
@@ -63,7 +68,19 @@ def gang_setup(
 # --------------------------------------------------------------------------- processes
 
 
-def _serve(connection: Connection) -> None:
+HERE: Final = Host("here", LOOPBACK)
+
+
+def enter(host: Host) -> None:
+    """This thread, and those that it begins, are on ``host`` from now on: a network namespace, or this host."""
+    if host.command:
+        with Path("/run/netns", host.name).open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _NETWORK):
+                raise OSError(ctypes.get_errno(), f"namespace {host.name}")
+
+
+def _serve(connection: Connection, host: Host) -> None:
+    enter(host)
     torch.set_num_threads(1)
     while (call := connection.recv()) is not None:
         function, rank, size, meeting, arguments = call
@@ -77,15 +94,18 @@ def _serve(connection: Connection) -> None:
 
 
 class Ranks:
-    """``most`` processes, each of which is a rank of one gang at a time."""
+    """``most`` processes, each of which is a rank of one gang at a time. They are dealt to ``hosts``; the first ones
+    of all gangs are on the first."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, hosts: Sequence[Host] = (HERE,)) -> None:
+        self._host = hosts[0]
         self._context = multiprocessing.get_context("fork")  # torch and transformers are there
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        for _ in range(most):
+        for rank in range(most):
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            arguments = (theirs, hosts[rank % len(hosts)])
+            process = self._context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._connections.append(ours)
@@ -93,7 +113,8 @@ class Ranks:
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The results of ``function(gang, *arguments)`` by rank. The gang ends with the call."""
-        meeting = Meeting(LOOPBACK)
+        with ThreadPoolExecutor(1, initializer=enter, initargs=(self._host,)) as thread:
+            meeting = thread.submit(Meeting, self._host.address).result(PATIENCE_S)
         for rank in range(size):
             self._connections[rank].send((function, rank, size, meeting.address, arguments))
         results = self._results(size)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from flexmarl.actors.errors import GangIncomplete
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
 
 from .....patience import PATIENCE_S
@@ -150,6 +151,16 @@ def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
     membership.leave()
     meeting.close()
     assert len(ends) == 1
+
+
+def test_a_rank_of_an_earlier_gang_does_not_enter_the_one_that_has_its_port() -> None:
+    meeting = Meeting(LOOPBACK)
+    endpoint, _, _ = meeting.address.partition("/")
+    with pytest.raises(GangIncomplete, match="have not come .* within 0.3 s: 0"):
+        Membership(1, 2, f"{endpoint}/earlier", CPU, 0.3).join()
+    with pytest.raises(GangIncomplete, match="have not come .* within 0.3 s: 1"):
+        Membership(0, 2, meeting.address, CPU, 0.3).join()
+    meeting.close()
 
 
 def test_connections_of_others_are_not_cut() -> None:
