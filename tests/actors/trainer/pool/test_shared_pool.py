@@ -10,10 +10,12 @@ import pytest
 from flexmarl.actors.errors import StateTooLarge
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
+from flexmarl.actors.trainer.pool.host_memory import RankMemory
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.core.errors import FlexmarlError
 from flexmarl.core.testing import virtual_time
+from flexmarl.transport.handle import LentMemory, StateHandle
 
 from ..pools import JUDGE, SOLVER, Fate, House, house, simulated_policy
 
@@ -203,6 +205,36 @@ def test_each_sample_counts_once_whenever_a_slot_worker_dies(
         found = run(tmp_path / str(number), config, fate)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
         assert len(fate.killed) == 1
+
+
+def test_a_fetch_from_a_host_that_is_cut_off_ends_before_the_policy_is_bound_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[PolicyName, Any]
+) -> None:
+    """It gets neither bytes nor an error; and it would write where the next state is set."""
+    ends: list[str] = []
+    take = RankMemory.take
+
+    async def main() -> dict[PolicyName, Any]:
+        async with house(tmp_path, POLICIES, SharedPoolConfig(slots=1)) as home:
+
+            async def hang_once(self: RankMemory, handle: StateHandle, lent: LentMemory) -> StateHandle:
+                ends.append("begins")
+                if len(ends) == 5:
+                    home.slots[0].die()
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        await asyncio.sleep(30.0)
+                        ends.append("stopped")
+                return await take(self, handle, lent)
+
+            monkeypatch.setattr(RankMemory, "take", hang_once)
+            async with asyncio.timeout(10_000):
+                return await trained(home)
+
+    assert virtual_time.run(main()) == undisturbed
+    assert ends.index("stopped") <= 6, "only the other part of the same state is fetched beside it"
+    assert ends.count("stopped") == 1
 
 
 def test_gangs_that_take_turns_learn_the_same(tmp_path: Path, undisturbed: dict[PolicyName, Any]) -> None:
