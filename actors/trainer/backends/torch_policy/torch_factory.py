@@ -93,7 +93,7 @@ class TorchFactory(BackendFactory):
         gc.collect()
         cuda: Any = torch.cuda  # without types in part
         if cuda.is_initialized():
-            cuda.cuda.empty_cache()  # for the other processes of the device
+            cuda.empty_cache()  # for the other processes of the device
 
     def open_meeting(self, host: str) -> Meeting:
         return Meeting(host)
