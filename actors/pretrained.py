@@ -1,10 +1,10 @@
 """Hugging Face models as a ``ModelConfig`` names them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -58,13 +58,25 @@ def empty_model(model: ModelConfig) -> PreTrainedModel:
 
 
 def unset_model(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The architecture on the CPU, for weights in ``dtype`` that are loaded later; in evaluation mode.
-
-    Parameters with random initial values have any values. Otherwise as ``empty_model``, with gradients.
+    """The architecture in evaluation mode, for weights in ``dtype`` that are loaded later: parameters are on the device
+    ``meta``, buffers are on the CPU with their values. Otherwise as ``empty_model``, with gradients.
     """
-    with _NotInitialised():
+    with _Unset():
         network: PreTrainedModel = _from_config(architecture_of(model), dtype).train(False)
-    return network
+    return without_parameters(network)
+
+
+def without_parameters(model: PreTrainedModel) -> PreTrainedModel:
+    """Gives back the model, all of its parameters now on the device ``meta``: tied ones stay tied."""
+    outlines: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            outline = outlines.get(id(parameter))
+            if outline is None:
+                outline = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+                outlines[id(parameter)] = outline
+            setattr(module, name, outline)
+    return model
 
 
 def named_weights_of(model: ModelConfig) -> dict[str, Tensor]:
@@ -93,15 +105,11 @@ def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:
     return _AUTO_MODEL.from_config(architecture, dtype=dtype, attn_implementation="sdpa")
 
 
-class _NotInitialised(TorchFunctionMode):
-    """Fills with nothing instead of random numbers: fast, and the global random state stays as it is.
+class _Unset(TorchFunctionMode):
+    """Memory without contents is on the device ``meta``; fills with nothing instead of random numbers.
 
     It holds for this thread only: a trainer that initialises its model in another thread is not affected.
     """
-
-    _RANDOM = frozenset(
-        {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
-    )
 
     def __torch_function__(
         self,
@@ -110,18 +118,31 @@ class _NotInitialised(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func.__name__ in self._RANDOM:
+        kwargs = dict(kwargs or {})
+        if func.__name__ in _RANDOM:
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+class _ZeroInitialised(TorchFunctionMode):
+    """Fills with zeros instead of random numbers. Holds for this thread only, too."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func.__name__ in _RANDOM:
             tensor: Tensor = args[0] if args else (kwargs or {})["tensor"]
-            return self.fill(tensor)
+            with torch.no_grad():
+                return tensor.zero_()
         return func(*args, **(kwargs or {}))
 
-    def fill(self, tensor: Tensor) -> Tensor:
-        return tensor
 
-
-class _ZeroInitialised(_NotInitialised):
-    """Fills with zeros."""
-
-    def fill(self, tensor: Tensor) -> Tensor:
-        with torch.no_grad():
-            return tensor.zero_()
+_RANDOM: Final = frozenset(
+    {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_"}
+)

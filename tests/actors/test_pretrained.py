@@ -60,10 +60,10 @@ def test_an_unset_model_uses_no_random_numbers_and_reads_no_weights_of_a_path(sa
         assert torch.random.get_rng_state().equal(state)
         assert not model.training and {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         assert model.lm_head.weight is model.model.embed_tokens.weight
-        assert all(parameter.requires_grad for parameter in model.parameters())
+        assert all(parameter.requires_grad and parameter.is_meta for parameter in model.parameters())
         source: Any = load_model(FROM_CONFIG, torch.float32)
         state = torch.random.get_rng_state()
-        model.load_state_dict(source.state_dict())
+        model.load_state_dict(source.state_dict(), assign=True)
         tokens = torch.tensor([[1, 2, 3, 4]])
         assert model(input_ids=tokens).logits.equal(source(input_ids=tokens).logits)
 

@@ -17,7 +17,7 @@ from flexmarl.actors.json_files import read_json, write_json
 from flexmarl.actors.messages import LoraConfig
 from flexmarl.actors.model_sources import load_tokenizer
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.torch_policy.completion_model import build_model
+from flexmarl.actors.trainer.backends.torch_policy.completion_model import placed_model
 from flexmarl.actors.trainer.backends.torch_policy.merged_model import write_merged
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.trainer_config import LossConfig
@@ -187,7 +187,7 @@ def test_an_adapter_is_exported_for_peft_or_as_a_whole_model(adapters: RunDirect
     row = torch.arange(12).reshape(2, 6)
     with torch.no_grad():
         expected = policy.model(input_ids=row).logits
-        base = build_model(policy._setup.real_model, 0)
+        base = placed_model(policy._setup.real_model, 0)
         base.load_state_dict(dict(policy.frozen_state()))
         adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
         assert torch.equal(adapted(input_ids=row).logits, expected)

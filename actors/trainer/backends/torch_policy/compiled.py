@@ -30,12 +30,12 @@ _LEAST_PARAMETERS: Final = 100_000_000
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def is_compiled(setting: bool | None, model: nn.Module) -> bool:
-    """True for a ``model`` on a GPU, if its size and ``setting``, of ``trainer.compilation``, are so and a small
+def is_compiled(setting: bool | None, model: nn.Module, device: torch.device) -> bool:
+    """True for a ``model`` of a GPU, if its size and ``setting``, of ``trainer.compilation``, are so and a small
     function can be compiled there."""
     if setting is None:
         setting = sum(parameter.numel() for parameter in model.parameters()) >= _LEAST_PARAMETERS
-    return setting and can_compile(next(model.parameters()).device)
+    return setting and can_compile(device)
 
 
 @functools.cache

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
-from ....pretrained import seeded_model, unset_model
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
 from .compiled import compile_layers, compiled_token_logprobs
 from .fused_norm import fuse_norms
-from .gang_rank import GangRank
+from .gang_rank import ALONE, GangRank
 from .layers import recompute_layers
+from .model_rows import Rows, fill, outline
 from .onednn_linear import use_onednn
 from .packed_attention import check_read, pack_attention
 from .summed_linear import SummedLinear
@@ -41,20 +41,24 @@ def most_logits_bytes(device: torch.device) -> int:
     return min(max(memory // 64, MOST_LOGITS_BYTES), 2 << 30)
 
 
-def build_model(config: ModelConfig, seed: int | None) -> Any:
-    """A Hugging Face causal language model with float32 master weights, on the CPU, in evaluation mode.
+MASTER_DTYPE: torch.dtype = torch.float32
+"""The type of the weights that are trained."""
+
+
+def outlined_model(config: ModelConfig, seed: int | None, gang: GangRank) -> tuple[Any, Rows]:
+    """A Hugging Face causal language model on ``meta``, in evaluation mode, and this rank's rows of its float32 master
+    weights, which ``fill`` gives it. It has fused norms, and oneDNN's products where they are faster.
 
     Without dropout, as in the engine: the gradient is that of the policy that generated. TRL does the same. ``seed``
     fixes the random weights of a model made from ``config.config``, independently of models built before in this
     process; None leaves the weights unset. Torch's global generator is left as it was.
     """
-    if seed is None:
-        model: Any = unset_model(config, torch.float32)
-    else:
-        model = seeded_model(config, seed, torch.float32)
+    model, rows = outline(config, seed, MASTER_DTYPE, gang)
     model.config.architectures = [type(model).__name__]
-    evaluating: Any = model.eval()
-    return evaluating
+    model = fuse_norms(model)
+    if config.dtype == "float32" and torch.device(config.device).type == "cpu":
+        model = use_onednn(model)
+    return model, rows
 
 
 def dropout_settings(model: Any) -> dict[str, float]:
@@ -68,18 +72,17 @@ def dropout_settings(model: Any) -> dict[str, float]:
 
 
 def placed_model(config: ModelConfig, seed: int | None) -> Any:
-    """``build_model`` on the config's device, with fused norms, and with oneDNN's products where they are faster."""
-    model = fuse_norms(build_model(config, seed))
-    if config.dtype == "float32" and torch.device(config.device).type == "cpu":
-        model = use_onednn(model)
-    return model.to(config.device)
+    """The whole of ``outlined_model`` on the config's device."""
+    model, rows = outlined_model(config, seed, ALONE)
+    fill(model, model, rows, torch.device(config.device))
+    return model
 
 
 class CompletionModel:
-    """``model`` is the live module on the config's device, its parameters float32: see ``placed_model``."""
+    """``model`` is the live module, its parameters float32, on the config's device or on ``meta`` before ``fill``."""
 
     def __init__(self, config: ModelConfig, model: Any) -> None:
-        self._device = torch.device(config.device)
+        self.device = torch.device(config.device)
         self.model = model
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         self.is_bfloat16 = config.dtype == "bfloat16"
@@ -106,11 +109,11 @@ class CompletionModel:
 
     def autocast(self) -> torch.autocast:
         """The precision to compute in, for a ``with``."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self.is_bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bfloat16)
 
     def pack(self) -> bool:
         """True if rows may lie end to end from now on: see ``pack_attention``."""
-        return pack_attention(self.model, self._device, torch.bfloat16 if self.is_bfloat16 else torch.float32)
+        return pack_attention(self.model, self.device, torch.bfloat16 if self.is_bfloat16 else torch.float32)
 
     def recompute_layers(self) -> None:
         """From now on a layer's activations are computed again in the backward. Raises as ``recompute_layers``."""
@@ -125,6 +128,10 @@ class CompletionModel:
         """Divides the parameters over ``gang``, but for those that every rank has ``whole``. ``trained``: a backward
         follows each forward."""
         gang.shard(self._forward, keep_root=trained, bfloat16=self.is_bfloat16, whole=whole)
+
+    def fill(self, rows: Rows) -> None:
+        """Gives parameters on ``meta`` memory on the config's device, with the ``rows`` by their names in the model."""
+        fill(self._forward, self.model, rows, self.device)
 
     def _check_length(self, tokens: int) -> None:
         if self._longest is not None and tokens > self._longest:

@@ -1,6 +1,7 @@
 """The critic of a policy: the policy's own body, copied, with one number per token in place of the vocabulary."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .compiled import compile_layers
 from .completion_model import CompletionModel, named_weights
 from .gang_rank import GangRank, local
 from .layers import recompute_layers
+from .model_rows import fill
 from .own_weights import own_weights
 from .state_memory import StateMemory
 
@@ -58,10 +60,11 @@ class CriticModel:
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
-        """A copy of ``policy`` as it is, with a head of zeros: all of its first values are 0. A frozen base is shared.
+        """A body like that of ``policy``, with a head of zeros: all of its first values are 0. A frozen base is shared.
+        The weights are those of ``memory``, as far as it has them; others of the body are set by ``start_from``.
 
-        ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is whole, the copy is divided
-        over ``gang``; what ``memory`` has of its gradients and moments is taken over. ``recompute``: a layer's
+        ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is not divided yet; this body
+        is, over ``gang``. What ``memory`` has of its gradients and moments is taken over. ``recompute``: a layer's
         activations are computed again in the backward. ``compiled``: its forward is. Raises ``ValueError`` for a model
         that transformers does not split into body and head.
         """
@@ -71,9 +74,7 @@ class CriticModel:
                 f"{type(policy.model).__name__} has no body to put a critic's head on; take an algorithm without one"
             )
         width = policy.model.get_output_embeddings().weight.shape[1]
-        head = nn.Linear(width, 1, device=body.device, dtype=body.dtype)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        head = nn.Linear(width, 1, device="meta", dtype=body.dtype)
         frozen = [parameter for parameter in body.parameters() if not parameter.requires_grad]
         shared = {id(parameter): parameter for parameter in frozen}
         self.model = BodyAndHead(copy.deepcopy(body, shared), head)
@@ -85,6 +86,12 @@ class CriticModel:
             recompute_layers(self.model)
         self._gang = gang
         gang.shard(self.model, keep_root=True, bfloat16=policy.is_bfloat16, whole=frozen)
+        zeros = {
+            f"head.{name}": partial(torch.zeros, local(parameter).shape, dtype=body.dtype)
+            for name, parameter in head.named_parameters()
+        }
+        rows = zeros | memory.rows(f"{Path(CRITIC_FILE).stem}/")
+        fill(self.model, self.model, rows, policy.device)
         self._parameters = trained_parameters(self.model, memory, "critic_gradient")
         self._optimizer = make_adamw(self._parameters, self._config, memory, Path(CRITIC_FILE).stem)
 
@@ -100,7 +107,7 @@ class CriticModel:
         return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
 
     def start_from(self, policy: CompletionModel) -> None:
-        """Copies the policy's body again, after its SFT."""
+        """Copies the policy's body: at the begin, and again after its SFT."""
         body = own_weights(self.model.body)
         for name, tensor in own_weights(policy.model.base_model).items():
             local(body[name]).copy_(local(tensor))

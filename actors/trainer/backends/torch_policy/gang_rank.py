@@ -4,7 +4,7 @@ They join a process group for as long as the policy is bound to their slots. All
 policy's backend in the same order; each call that computes is a collective one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -56,10 +56,14 @@ class GangRank:
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
 
+    def rows(self, shape: Sequence[int]) -> Shard:
+        """This rank's part of a tensor with ``shape`` that is divided."""
+        return shard_of(shape, self.rank, self.size)
+
     def part(self, tensor: Tensor) -> Shard:
         """This rank's part of a model's tensor."""
         if isinstance(tensor, DTensor):
-            return shard_of(tensor.shape, self.rank, self.size)
+            return self.rows(tensor.shape)
         return whole(tensor.shape)
 
     def gather(self, tensor: Tensor) -> Tensor | None:

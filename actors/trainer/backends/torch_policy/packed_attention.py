@@ -38,6 +38,9 @@ _SILENT: Final = frozenset({"nemotron"})
 Attention = tuple[Tensor, None]
 """``[batch, tokens, heads, head_dim]``, and no weights of the attention."""
 
+_keep_eager: Callable[[Callable[..., Attention]], Callable[..., Attention]] = torch.compiler.disable
+"""A compiled layer leaves this function out: it would be compiled again for every mixture of lengths."""
+
 
 def pack_attention(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
     """True if ``model`` computes rows that lie end to end from now on, with activations of ``dtype`` on ``device``;
@@ -112,18 +115,23 @@ def grouped_attention(
     """``query``, ``key``, ``value``: ``[batch, heads, tokens, head_dim]``; the batch is 1 with a ``packing``."""
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+    return _attend_groups(module, query, key, value, attention_mask, packing, settings)
+
+
+@_keep_eager
+def _attend_groups(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing,
+    settings: dict[str, Any],
+) -> Attention:
     _note_read(packing, module, attention_mask, settings)
     attend = partial(sdpa_attention_forward, module, attention_mask=None, **settings)
-    return _attend_groups(attend, packing, query, key, value), None
-
-
-# Not compiled with its layer, as ``_attend_rows``: it would be compiled again for each number of groups.
-@torch.compiler.disable
-def _attend_groups(
-    attend: Callable[..., Attention], packing: Packing, query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
     parts = [_attend_group(attend, group, query, key, value) for group in packing.groups]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1), None
 
 
 def _attend_group(
@@ -183,17 +191,23 @@ def varlen_attention(
     """The same as ``grouped_attention``, without padding."""
     if packing is None:
         return grouped_attention(module, query, key, value, attention_mask, packing, **settings)
-    _note_read(packing, module, attention_mask, settings)
-    return _attend_rows(module, query, key, value, packing, settings)
+    return _attend_varlen(module, query, key, value, attention_mask, packing, settings)
 
 
-@torch.compiler.disable
-def _attend_rows(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, packing: Packing, settings: dict[str, Any]
+@_keep_eager
+def _attend_varlen(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packing: Packing,
+    settings: dict[str, Any],
 ) -> Attention:
     # Rows that are as long are one batch, which torch may have a faster kernel for.
     if _is_one_batch(packing) or query.shape[-1] != value.shape[-1]:
-        return grouped_attention(module, query, key, value, None, packing, **settings)
+        return grouped_attention(module, query, key, value, attention_mask, packing, **settings)
+    _note_read(packing, module, attention_mask, settings)
     # Autocast does not know the kernel.
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype

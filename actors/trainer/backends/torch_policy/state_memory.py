@@ -1,7 +1,8 @@
 """Memory of training states on a rank, which outlives the models that use it."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ class StateMemory:
         ):
             return torch.zeros_like(like)
         return self.tensors.pop(name)
+
+    def rows(self, prefix: str) -> dict[str, Callable[[], Tensor]]:
+        """Functions that hand over the tensors whose names begin with ``prefix``, by the rest of the names."""
+        return {
+            name.removeprefix(prefix): partial(self.tensors.pop, name)
+            for name in self.tensors
+            if name.startswith(prefix)
+        }
 
     def has(self, specs: Iterable[TensorSpec]) -> bool:
         """It has all tensors of ``specs``, perhaps more."""

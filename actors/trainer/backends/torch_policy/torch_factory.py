@@ -13,12 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from .....transport.handle import TensorSpec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
+from ....pretrained import seeded_model
 from ...policy_files import check_tensors, read_tensors_into
 from ...saved_policy import WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
 from ..backend_factory import BackendFactory
 from ..policy_backend import PolicyBackend
-from .completion_model import build_model, derived_seed, named_weights
+from .completion_model import derived_seed, named_weights
 from .frozen_base import FrozenBases
 from .gang_meeting import Meeting, Membership
 from .gang_rank import ALONE, GangRank
@@ -118,7 +119,7 @@ def _frozen_model(setup: PolicySetup, seed: int) -> dict[str, Tensor]:
     gives them: those of ``setup.init_from``, or the initial ones, by ``seed`` if they are random. Raises
     CheckpointIncomplete, CheckpointMismatch."""
     config = setup.real_model
-    model = build_model(config, seed).requires_grad_(False)
+    model = seeded_model(config, seed, torch.float32).requires_grad_(False)
     if setup.init_from is not None:
         weights, file = saved_weights(model), setup.init_from / WEIGHTS_FILE
         check_tensors(file, weights)

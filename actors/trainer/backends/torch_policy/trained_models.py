@@ -22,10 +22,11 @@ from ...shards import Shard, whole
 from ...trainer_setup import PolicySetup
 from .adamw import configure, drop_gradient, gradients, make_adamw, moments, trained_parameters
 from .compiled import is_compiled
-from .completion_model import CompletionModel, named_weights, placed_model
+from .completion_model import CompletionModel, named_weights, outlined_model
 from .critic_model import CriticModel
 from .frozen_base import FrozenBase, FrozenBases
 from .gang_rank import GangRank, local
+from .model_rows import Rows
 from .own_weights import file_name, own_weights, saved_weights
 from .state_memory import StateMemory
 
@@ -50,11 +51,11 @@ class TrainedModels:
         """``seed`` is the policy's own; None leaves the weights unset, for a state to be loaded. ``bases``: of this
         process; a LoRA policy is an adapter over one of them, and its reference and critic are others.
 
-        ``memory`` has such a state, and is taken over: gradients and moments as they are, and the weights, whose memory
-        FSDP2 allocates, are copied.
+        ``memory`` has such a state, and is taken over: gradients and moments as they are, and weights if
+        all ranks have as many rows; FSDP2 copies others, to pad them.
 
-        Each model is whole for a moment, one after the other, before it is divided over ``gang``; the policy's is so
-        together with its critic. A base stays whole on every rank: the adapters over it are divided.
+        Modules are made without memory for their weights, and divided over ``gang``: no rank has a whole model at any
+        time. A base stays whole on every rank: the adapters over it are divided.
         """
         self._setup = setup
         self.gang = gang
@@ -64,18 +65,20 @@ class TrainedModels:
         frozen = [] if self._base is None else list(self._base.model.parameters())
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
-        setting = setup.torch_trainer.compilation
-        self.reference = self._completion_model(seed) if loss.kl_coefficient else None
-        if self.reference is not None:
+        setting, device = setup.torch_trainer.compilation, torch.device(model.device)
+        self.reference = None
+        if loss.kl_coefficient:
+            self.reference, _ = self._completion_model(None)
             self.reference.model.requires_grad_(False)
             if setup.torch_trainer.packing:
                 self.reference.pack()
-            if is_compiled(setting, self.reference.model):
+            if is_compiled(setting, self.reference.model, device):
                 self.reference.compile()
             self.reference.shard(gang, trained=False, whole=frozen)
-        self.completions = self._completion_model(seed)
+            self.reference.fill(memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
+        self.completions, rows = self._completion_model(seed)
         self.packs = setup.torch_trainer.packing and self.completions.pack()
-        compiled = is_compiled(setting, self.completions.model)
+        compiled = is_compiled(setting, self.completions.model, device)
         self.critic = None
         if loss.critic:
             self.critic = CriticModel(
@@ -92,21 +95,26 @@ class TrainedModels:
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True, whole=frozen)
+        self.completions.fill(rows or memory.rows(f"{Path(self._weights_file).stem}/"))
         self.parameters = trained_parameters(self.completions.model, memory, "gradient", file_name)
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
         state = self.base_state()
         for name in list(memory.tensors.keys() & state.keys()):
             state[name].copy_(memory.tensors.pop(name))
+        if seed is not None:
+            self.start_from_here()
 
-    def _completion_model(self, seed: int | None) -> CompletionModel:
+    def _completion_model(self, seed: int | None) -> tuple[CompletionModel, Rows]:
+        """With the rows of its weights that are to be filled in."""
         setup = self._setup
         model = setup.real_model
         if self._base is None or setup.lora is None:
-            return CompletionModel(model, placed_model(model, seed))
+            network, rows = outlined_model(model, seed, self.gang)
+            return CompletionModel(model, network), rows
         from .adapters import with_adapter  # imported here: peft takes seconds, and may not be installed
 
-        return CompletionModel(model, with_adapter(self._base.model, setup.lora, seed, model.path))
+        return CompletionModel(model, with_adapter(self._base.model, setup.lora, seed, model.path)), {}
 
     def fit(self, setup: PolicySetup, gang: GangRank) -> bool:
         """True if a policy of ``setup`` has the same tensors in ``gang``."""

@@ -16,7 +16,7 @@ from flexmarl.actors.errors import CheckpointMismatch
 from flexmarl.actors.json_files import read_json, write_json
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.actors.trainer.backends.torch_policy.completion_model import build_model, named_weights
+from flexmarl.actors.trainer.backends.torch_policy.completion_model import named_weights, placed_model
 from flexmarl.actors.trainer.backends.torch_policy.frozen_base import FrozenBases
 from flexmarl.actors.trainer.backends.torch_policy.lora_targets import target_names
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
@@ -194,7 +194,7 @@ def test_published_weights_are_those_of_the_whole_model(tied: bool) -> None:
     policy = lora_policy(lora_setup(model=SMALLER_MODEL | {"tie_word_embeddings": tied}))
     for _ in range(2):
         step(policy)
-    whole = build_model(policy._setup.real_model, 1)
+    whole = placed_model(policy._setup.real_model, 1)
     weights = policy.weights()
     assert weights.keys() == named_weights(whole).keys()
     whole.load_state_dict(dict(weights), strict=not tied)
@@ -202,7 +202,7 @@ def test_published_weights_are_those_of_the_whole_model(tied: bool) -> None:
 
 
 def test_targets_are_layers_that_the_model_has() -> None:
-    base = build_model(ModelConfig(config=SMALLER_MODEL, tokenizer="unused"), 0)
+    base = placed_model(ModelConfig(config=SMALLER_MODEL, tokenizer="unused"), 0)
     names = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert target_names(base, LoraConfig()) == names
     assert target_names(base, LoraConfig(targets=("v_proj", "layers.0.mlp.up_proj"))) == [
@@ -226,7 +226,7 @@ def test_gpt2_has_layers_of_its_own_kind() -> None:
     }  # fmt: skip
     policy = lora_policy(lora_setup(model=model))
     step(policy)
-    whole = build_model(policy._setup.real_model, 1)
+    whole = placed_model(policy._setup.real_model, 1)
     whole.load_state_dict(dict(policy.weights()), strict=False)
     assert torch.allclose(logits(whole), logits(policy.model), atol=1e-5)
 
@@ -239,7 +239,7 @@ def test_peft_loads_a_saved_adapter(tmp_path: Path, tokenizer: PreTrainedTokeniz
     for _ in range(2):
         step(policy)
     policy.save(tmp_path / "saved", tokenizer)
-    base = build_model(policy._setup.real_model, 1)
+    base = placed_model(policy._setup.real_model, 1)
     base.load_state_dict(copied(policy.frozen_state()))
     loaded = PeftModel.from_pretrained(base, tmp_path / "saved")
     assert torch.equal(logits(loaded), logits(policy.model))

@@ -24,6 +24,8 @@ from .policies import SMALLER_MODEL, make_samples
 # Dynamo looks at ``.grad`` of the tensors that it traces, and torch warns of that.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
+CUDA = torch.device("cuda")
+
 
 @pytest.fixture(autouse=True)
 def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -80,7 +82,7 @@ def test_log_probabilities_are_the_same_at_any_temperature(temperature: float | 
 
 
 def test_a_cpu_compiles_nothing() -> None:
-    assert not compiled.is_compiled(True, torch.nn.Linear(2, 2))
+    assert not compiled.is_compiled(True, torch.nn.Linear(2, 2), torch.device("cpu"))
 
 
 def test_by_default_a_model_is_compiled_from_a_hundred_million_parameters_on(
@@ -88,8 +90,8 @@ def test_by_default_a_model_is_compiled_from_a_hundred_million_parameters_on(
 ) -> None:
     monkeypatch.setattr(compiled, "can_compile", lambda device: True)
     small, large = (torch.nn.Linear(10_000, width, bias=False, device="meta") for width in (9_999, 10_000))
-    assert [compiled.is_compiled(None, model) for model in (small, large)] == [False, True]
-    assert compiled.is_compiled(True, small) and not compiled.is_compiled(False, large)
+    assert [compiled.is_compiled(None, model, CUDA) for model in (small, large)] == [False, True]
+    assert compiled.is_compiled(True, small, CUDA) and not compiled.is_compiled(False, large, CUDA)
 
 
 def test_without_a_compiler_a_gpu_trains_slower_and_says_so(
@@ -102,7 +104,7 @@ def test_without_a_compiler_a_gpu_trains_slower_and_says_so(
     compiled.can_compile.cache_clear()
     try:
         with capture_logs() as logs:
-            assert not any(compiled.can_compile(torch.device("cuda")) for _ in range(2))
+            assert not any(compiled.can_compile(CUDA) for _ in range(2))
     finally:
         compiled.can_compile.cache_clear()
     assert [entry["error"] for entry in logs] == ["Failed to find C compiler"]
