@@ -1,0 +1,127 @@
+"""Measures the memory of a policy that is divided over four ranks, on each of them and on the host.
+
+The keys of the result; lists have a number for each rank:
+
+    build_peak_bytes          from a folder of safetensors in bfloat16
+    draw_peak_bytes           from a config alone
+    resume_peak_bytes         from a suspended state
+    forward_peak_bytes        of a forward and its backward, with the state
+    publish_peak_bytes        while weights are gathered, with the state
+    whole_model_share         the largest part of the model that one rank had beyond its own rows, of all phases
+    shares                    the same of each phase
+    host_bytes_per_parameter  memory of the host that a shared pool lends to the policy
+    parameters, goals, machine, settings
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from flexmarl.actors.messages import StateBytes
+from flexmarl.actors.trainer.pool.host_memory import RankMemory
+from flexmarl.launch.bench import machine
+from flexmarl.launch.bench.command import common_options, run_benchmark
+from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.measure import rounded
+from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+
+from .memory_peaks import MemoryPeaks, measure_memory
+
+GOALS = (
+    Goal("whole_model_share", "of the model on one rank beyond its rows, share", 0.15, at_most=True),
+    Goal("host_bytes_per_parameter", "memory of the host, bytes for each parameter", 16, at_most=True),
+)
+_PHASES: Final = ("draw", "build", "resume", "forward", "publish")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The model is about 0.5 GB in float32: many layers, each of them 3 % of it."""
+
+    ranks: int = 4
+    layers: int = 32
+    hidden: int = 512
+
+    def model(self) -> dict[str, Any]:
+        return {
+            "model_type": "qwen2", "vocab_size": 4096, "hidden_size": self.hidden,
+            "intermediate_size": self.hidden * 7 // 2, "num_hidden_layers": self.layers, "num_attention_heads": 8,
+            "num_key_value_heads": 8, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None,
+            "pad_token_id": None,
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class _CountedMemory:
+    """Stands for the transport that lends memory: counts bytes."""
+
+    lent_bytes: int = 0
+    keys: list[str] = field(default_factory=list)
+
+    async def lend(self, key: str, size_bytes: int) -> tuple[None, None]:
+        self.keys.append(key)
+        self.lent_bytes += 2 * size_bytes
+        return None, None
+
+
+async def host_bytes(ranks: Sequence[StateBytes]) -> int:
+    """The bytes that a shared pool lends for a state with these ranks."""
+    memory: Any = _CountedMemory()
+    for number, needed in enumerate(ranks):
+        await RankMemory(memory, f"policy-{number}", needed).for_base()
+    lent: int = memory.lent_bytes
+    return lent
+
+
+async def measure(options: Options, report: Callable[[str], None]) -> dict[str, Any]:
+    """The object that ``--json`` prints."""
+    described = await machine.describe()
+    report(f"{options.ranks} ranks")
+    peaks: MemoryPeaks = await asyncio.to_thread(measure_memory, options.model(), options.ranks)
+    figures = {
+        "whole_model_share": max(peaks.shares.values()),
+        "host_bytes_per_parameter": await host_bytes(peaks.state_bytes) / peaks.parameters,
+    }
+    return {
+        **{key: rounded(value) for key, value in figures.items()},
+        **{f"{phase}_peak_bytes": getattr(peaks, f"{phase}_peak_bytes") for phase in _PHASES},
+        "shares": {phase: rounded(share) for phase, share in peaks.shares.items()},
+        "parameters": peaks.parameters,
+        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
+        "machine": described,
+        "settings": asdict(options),
+    }
+
+
+def tables(console: Console, result: Mapping[str, Any]) -> None:
+    console.print(goals_table("a policy on several ranks", result["goals"], "bound"))
+    for phase in _PHASES:
+        most = max(result[f"{phase}_peak_bytes"]) / result["parameters"]
+        console.print(
+            Text(f"{phase}: {most:.2f} bytes for each parameter, {result['shares'][phase]:.3f} of the model")
+        )
+    warn_if_busy(console, result)
+
+
+@click.command()
+@common_options(rounds=1, quick_time="a few seconds")
+def memory(as_json: bool, rounds: int | None, quick: bool) -> int:
+    """Measure the memory of a policy's ranks while they build, resume, train and publish.
+
+    A model of 0.5 GB on four processes of the CPU, which count the memory of all tensors.
+
+    \b
+    Examples:
+      scripts/bench/run memory
+      scripts/bench/run memory --json > memory.json
+
+    Needs 6 GB of memory. Progress is on standard error; ctrl-C stops it.
+    """
+    options = Options(layers=8, hidden=64) if quick else Options()
+    return run_benchmark(partial(measure, options), 1, tables, as_json)

@@ -1,0 +1,220 @@
+"""The most memory of tensors that each rank of a policy has at a time, in the phases of a training step."""
+
+import gc
+import math
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+from torch.autograd import profiler
+
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.messages import ModelConfig, StateBytes
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.pretrained import seeded_model
+from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
+from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
+from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
+from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.padding import pad_rows
+from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.transport.handle import TensorSpec
+from flexmarl.transport.state import payload_bytes
+
+_POLICY: Final = PolicyName("policy")
+_RANK_S: Final = 900.0
+_SEED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeaks:
+    """Bytes by rank, of all tensors of the process. ``draw``: the build from a config alone, ``build``: from a folder.
+
+    ``shares``: the largest part of the model that a rank has beyond its own rows, by phase, as a share of the whole in
+    the type that the phase works with (float32; bfloat16 in ``forward`` and ``publish``); in ``forward`` with all
+    activations. ``state_bytes``: the parts of a suspended state.
+    """
+
+    parameters: int
+    draw_peak_bytes: list[int]
+    build_peak_bytes: list[int]
+    resume_peak_bytes: list[int]
+    forward_peak_bytes: list[int]
+    publish_peak_bytes: list[int]
+    shares: dict[str, float]
+    state_bytes: list[StateBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _RankPeaks:
+    parameters: int
+    peaks: dict[str, int]
+    shares: dict[str, float]
+    state: StateBytes
+
+
+def measure_memory(config: dict[str, Any], ranks: int, tokens: int = 64) -> MemoryPeaks:
+    """Measures a policy in bfloat16 over float32 weights on ``ranks`` processes of the CPU, which recompute layers.
+
+    ``config``: of the model. ``tokens``: of the one row in the forward. Raises RuntimeError with the traceback of a
+    rank that has failed.
+    """
+    with TemporaryDirectory(prefix="flexmarl-memory-") as folder:
+        seeded_model(ModelConfig(config=config, tokenizer="unused"), _SEED, torch.bfloat16).save_pretrained(
+            folder
+        )
+        results = _run_ranks(config, ranks, tokens, Path(folder))
+    peaks = {f"{phase}_peak_bytes": [result.peaks[phase] for result in results] for phase in results[0].peaks}
+    shares = {phase: max(result.shares[phase] for result in results) for phase in results[0].shares}
+    return MemoryPeaks(
+        parameters=results[0].parameters,
+        shares=shares,
+        state_bytes=[result.state for result in results],
+        **peaks,
+    )
+
+
+def peak_bytes(compute: Callable[[], object]) -> int:
+    """The most bytes of tensors that were allocated at a time, beyond those at the begin."""
+    with profiler.profile(profile_memory=True, use_kineto=True) as profile:
+        compute()
+    assert profile.kineto_results is not None
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def _run_ranks(config: dict[str, Any], ranks: int, tokens: int, folder: Path) -> list[_RankPeaks]:
+    context = multiprocessing.get_context("spawn")
+    meeting = Meeting(LOOPBACK)
+    connections, processes = [], []
+    try:
+        for rank in range(ranks):
+            connection, far = context.Pipe()
+            arguments = (far, rank, ranks, meeting.address, config, tokens, folder)
+            process = context.Process(target=_serve_rank, args=arguments, daemon=True)
+            process.start()
+            far.close()
+            connections.append(connection)
+            processes.append(process)
+        return [_result_of(connection) for connection in connections]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        meeting.close()
+
+
+def _result_of(connection: Connection) -> _RankPeaks:
+    if not connection.poll(_RANK_S):
+        raise RuntimeError(f"a rank has not answered for {_RANK_S:g} s")
+    result = connection.recv()
+    if isinstance(result, str):
+        raise RuntimeError(result)
+    peaks: _RankPeaks = result
+    return peaks
+
+
+def _serve_rank(
+    connection: Connection,
+    rank: int,
+    size: int,
+    meeting: str,
+    config: dict[str, Any],
+    tokens: int,
+    folder: Path,
+) -> None:
+    torch.set_num_threads(1)
+    membership = Membership(rank, size, meeting, torch.device("cpu"))
+    try:
+        connection.send(_measure_rank(membership.join(), config, tokens, folder))
+    except Exception:  # noqa: BLE001  # the parent raises it
+        connection.send(traceback.format_exc())
+    finally:
+        membership.leave()
+
+
+def _measure_rank(gang: GangRank, config: dict[str, Any], tokens: int, folder: Path) -> _RankPeaks:
+    random = _setup_of(ModelConfig(config=config, tokenizer="unused", dtype="bfloat16"))
+    saved = _setup_of(ModelConfig(path=str(folder), tokenizer="unused", dtype="bfloat16"))
+    policies: list[TorchPolicy] = []
+
+    def build(setup: PolicySetup) -> None:
+        policies.append(TorchFactory(_SEED, 10).build(_POLICY, setup, gang))
+
+    peaks = {"draw": peak_bytes(lambda: build(random))}
+    policies.clear()
+    gc.collect()
+    peaks["build"] = peak_bytes(lambda: build(saved))
+    trained = _measure_training(policies[0], tokens)
+    base = {name: tensor.to("meta") for name, tensor in policies[0].base_state().items()}
+    data = policies[0].step_state().data
+    policies.clear()
+    gc.collect()
+    peaks["resume"] = peak_bytes(lambda: _resume(saved, base, data, gang))
+    live = trained.state.base + trained.state.step
+    shares = {phase: (peak - live) / (4 * trained.parameters) for phase, peak in peaks.items()}
+    return _RankPeaks(trained.parameters, peaks | trained.peaks, shares | trained.shares, trained.state)
+
+
+def _measure_training(policy: TorchPolicy, tokens: int) -> _RankPeaks:
+    parameters = sum(
+        math.prod(part.shape) for name, part in policy.parts().items() if name.startswith("model/")
+    )
+    _train(policy, tokens)  # what FSDP2 allocates once
+    peaks = {"forward": peak_bytes(lambda: _train(policy, tokens)), "publish": peak_bytes(policy.weights)}
+    shares = {phase: peak / (2 * parameters) for phase, peak in peaks.items()}
+    state = _state_bytes(policy)
+    live = state.base + state.step
+    return _RankPeaks(parameters, {phase: live + peak for phase, peak in peaks.items()}, shares, state)
+
+
+def _resume(setup: PolicySetup, base: dict[str, torch.Tensor], data: dict[str, Any], gang: GangRank) -> None:
+    """As a slot worker: the state is read into memory that the models then take over. ``base``: its outline."""
+    specs = [
+        TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), 0)
+        for name, tensor in base.items()
+    ]
+    factory = TorchFactory(_SEED, 10)
+    policy = factory.host(_POLICY, setup, gang, factory.memory(setup, specs))
+    policy.load_state(TrainingStep({}, data))
+
+
+def _train(policy: TorchPolicy, tokens: int) -> None:
+    rows = pad_rows([((1,) * (tokens // 2), (2,) * (tokens // 2))], policy.models.completions.vocab_size)
+    torch.autograd.backward(policy.models.completions.logprobs(rows).sum())
+
+
+def _setup_of(model: ModelConfig) -> PolicySetup:
+    return PolicySetup(
+        model=model,
+        credit={AgentName("agent"): CreditConfig(name="grpo")},
+        loss=LossConfig(name="grpo"),
+        optimizer=OptimizerConfig(),
+        trainer=TorchTrainerConfig(activation_checkpointing=True),
+    )
+
+
+def _state_bytes(policy: TorchPolicy) -> StateBytes:
+    base, step = payload_bytes(policy.base_state()), payload_bytes(policy.gradients())
+    return StateBytes(
+        weights=payload_bytes(policy.weights()),
+        rest=base,
+        step=step,
+        base=base,
+        on_slot=base + step,
+        rows={},
+        live={},
+    )

@@ -1,0 +1,21 @@
+"""``scripts/bench/run memory`` with a small model: its figures, and the parts of the model that a rank has whole."""
+
+from scripts.bench.memory import Options, measure
+
+
+async def test_no_rank_has_much_more_than_its_rows() -> None:
+    reports: list[str] = []
+    result = await measure(Options(ranks=2, layers=12, hidden=64), reports.append)
+    assert len(reports) == 1
+    state = 16 * result["parameters"] / 2
+    for phase in ("draw", "build", "resume", "forward", "publish"):
+        peaks = result[f"{phase}_peak_bytes"]
+        assert len(peaks) == 2 and min(peaks) >= state
+    # The embedding is a quarter of so small a model.
+    assert (
+        result["shares"]["build"] < 0.3
+        and result["shares"]["draw"] < 0.5
+        and result["shares"]["resume"] < 0.3
+    )
+    assert 0 < result["host_bytes_per_parameter"] <= 28.1
+    assert {goal["key"] for goal in result["goals"]} == {"whole_model_share", "host_bytes_per_parameter"}
