@@ -16,6 +16,7 @@ from ....model_sources import rotation_limit
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
+from ...rank_bytes import LEAST_LOGITS_BYTES, logits_limit
 from .compiled import compile_layers, compiled_token_logprobs
 from .fused_norm import fuse_norms
 from .gang_rank import ALONE, GangRank
@@ -25,20 +26,15 @@ from .onednn_linear import use_onednn
 from .packed_attention import check_read, pack_attention
 from .summed_linear import SummedLinear
 
-MOST_LOGITS_BYTES = 128 << 20
-"""Logits (float32) that are in memory at a time on a CPU, and the least on a GPU: beyond it they are computed in
-chunks, and again in the backward. With copies and gradients a chunk takes about five times as much."""
+MOST_LOGITS_BYTES = LEAST_LOGITS_BYTES
+"""Logits (float32) that are in memory at a time on a CPU."""
 
 
 def most_logits_bytes(device: torch.device) -> int:
-    """The same of ``device``: a GPU's are 1/64 of its memory, 1.25 GiB of 80 GiB, and at most 2 GiB.
-
-    128 MiB are 220 tokens of a vocabulary of 152 000, too few rows for a GPU's matrix products. About 2000 are enough.
-    """
+    """Logits (float32) that are in memory at a time on ``device``: see ``logits_limit``."""
     if device.type != "cuda":
         return MOST_LOGITS_BYTES
-    memory: int = torch.cuda.get_device_properties(device).total_memory
-    return min(max(memory // 64, MOST_LOGITS_BYTES), 2 << 30)
+    return logits_limit(torch.cuda.get_device_properties(device).total_memory)
 
 
 MASTER_DTYPE: torch.dtype = torch.float32

@@ -1,0 +1,107 @@
+"""The sizes of a model that decide about memory, from the shapes of its tensors and its config. Pure, without torch."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+_OF_A_LAYER: Final = re.compile(r"(.+?\.\d+)\.")
+_NOT_LINEAR: Final = ("embed", "lm_head", "wte", "wpe")
+_LINEAR_IS_QUANTIZABLE_DIMENSIONS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder. Counts of parameters have those that are shared by several names (tied weights) once.
+
+    ``layer_parameters``: of the largest layer; ``outside_parameters``: of all that is in no layer, embeddings and norms;
+    ``largest_tensor``: elements. ``linear_parameters``: of the weights that an engine may quantise. ``adapted``: by the
+    end of the name of each linear layer in all layers, the sum of its inputs and outputs: an adapter of rank r has r
+    times as many parameters. ``experts``: that compute a token, 1 without any.
+    """
+
+    parameters: int
+    layers: int
+    layer_parameters: int
+    outside_parameters: int
+    largest_tensor: int
+    linear_parameters: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int
+    experts: int
+    is_gated: bool
+    norms_heads: bool
+    adapted: tuple[tuple[str, int], ...]
+
+    @property
+    def query_size(self) -> int:
+        """Elements of a token's queries in a layer."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Elements of a token's keys in a layer; its values have as many."""
+        return self.key_heads * self.head_dim
+
+    def key_value_bytes(self, item_bytes: int) -> int:
+        """Bytes that a token's keys and values take in all layers."""
+        return 2 * self.layers * self.key_size * item_bytes
+
+    def adapter_parameters(self, rank: int, targets: Sequence[str] | str) -> int:
+        """Parameters of a LoRA adapter. ``targets``: as in ``LoraConfig``."""
+        chosen = [size for name, size in self.adapted if targets == "all-linear" or name in targets]
+        return rank * sum(chosen)
+
+
+def shape_of(tensors: Mapping[str, Sequence[int]], architecture: Any) -> ModelShape:
+    """``tensors``: the shapes of a model's weights by name, tied ones once. ``architecture``: its config, of
+    transformers."""
+    text = architecture.get_text_config(decoder=True)
+    sizes = {name: prod(shape) for name, shape in tensors.items()}
+    layers: dict[str, int] = {}
+    outside = linear = 0
+    adapted: dict[str, int] = {}
+    for name, size in sizes.items():
+        layer = _OF_A_LAYER.match(name)
+        if layer is None:
+            outside += size
+        else:
+            layers[layer[1]] = layers.get(layer[1], 0) + size
+        if len(tensors[name]) >= _LINEAR_IS_QUANTIZABLE_DIMENSIONS and not any(
+            word in name for word in _NOT_LINEAR
+        ):
+            linear += size
+            leaf = name.removesuffix(".weight").rpartition(".")[2]
+            adapted[leaf] = adapted.get(leaf, 0) + sum(tensors[name][-2:])
+    heads = int(text.num_attention_heads)
+    hidden = int(text.hidden_size)
+    return ModelShape(
+        parameters=sum(sizes.values()),
+        layers=int(text.num_hidden_layers),
+        layer_parameters=max(layers.values(), default=0),
+        outside_parameters=outside,
+        largest_tensor=max(sizes.values(), default=0),
+        linear_parameters=linear,
+        hidden=hidden,
+        intermediate=_first(text, ("moe_intermediate_size", "intermediate_size", "n_inner"), 4 * hidden),
+        heads=heads,
+        key_heads=_first(text, ("num_key_value_heads",), heads),
+        head_dim=_first(text, ("head_dim",), hidden // heads),
+        vocabulary=int(text.vocab_size),
+        context=_first(text, ("max_position_embeddings",), 0),
+        experts=_first(text, ("num_experts_per_tok",), 1),
+        is_gated=any("gate_proj" in name or "gate_up_proj" in name for name in tensors),
+        norms_heads=any("q_norm" in name for name in tensors),
+        adapted=tuple(sorted(adapted.items())),
+    )
+
+
+def _first(config: Any, names: Sequence[str], default: int) -> int:
+    """The first of these numbers that a config has."""
+    return next((int(value) for name in names if (value := getattr(config, name, None))), default)

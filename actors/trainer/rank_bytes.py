@@ -1,0 +1,250 @@
+"""The memory that a rank of a policy takes on its device at most, predicted from the shape of its model. Pure.
+
+With P parameters, N ranks, T tokens of a forward, hidden size H, and w bytes of a number that is computed with:
+
+    weights, gradients, moments      4, 4 and 8 bytes a parameter, divided by N: all of them are float32
+    activations of a layer           a sum of the tensors that autograd keeps, below; with checkpointing 4 T H bytes for
+                                     each layer, and those of one layer
+    logits                           of a chunk of tokens, several times: copies and gradients
+    gathered                         with several ranks: all that is outside the layers, its gradient, and about two
+                                     layers; with one rank: the copies of weights in bfloat16
+    publishing                       the tensors that a version is made of, while it is made
+
+Measured beside it: see ``tests/actors/trainer/test_rank_bytes.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..model_shape import ModelShape
+
+LEAST_LOGITS_BYTES: Final = 128 << 20
+"""Logits (float32) that are in memory at a time on a CPU, and the least on a GPU: beyond it they are computed in
+chunks, and again in the backward."""
+
+_MOST_LOGITS_BYTES: Final = 2 << 30
+_LOGITS_SHARE: Final = 64
+
+_MASTER: Final = 4  # bytes of a number in float32: weights, gradients and each of two moments
+_WIDE: Final = 4  # bytes of a number in the residual stream, in every dtype
+
+# Copies of a chunk's logits (float32) in its backward. On a CPU and without compilation they follow from the code, and
+# were measured; those of a compiled one, and of a truncation, were measured on an H200.
+_LOGITS_COPIES: Final = 4.0
+_COMPILED_LOGITS_COPIES: Final = {2: 2.0, 4: 3.0}
+_TRUNCATED_LOGITS_COPIES: Final = 13.6
+
+
+def logits_limit(device_bytes: int | None) -> int:
+    """Bytes of logits (float32) that are in memory at a time. ``device_bytes``: of a GPU; None: on a CPU.
+
+    A GPU's are 1/64 of its memory, 1.25 GiB of 80 GiB, and at most 2 GiB: 128 MiB are 220 tokens of a vocabulary of
+    152 000, too few rows for a GPU's matrix products. About 2000 are enough.
+    """
+    if device_bytes is None:
+        return LEAST_LOGITS_BYTES
+    return min(max(device_bytes // _LOGITS_SHARE, LEAST_LOGITS_BYTES), _MOST_LOGITS_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """The part of a policy's settings that decides about the memory of a rank.
+
+    ``tokens``: of a forward, padding included. ``item_bytes``: of a number that is computed with, 2 or 4.
+    ``logits_bytes``: see ``logits_limit``. ``is_compiled``: layers and log-probabilities are.
+    ``has_reference``, ``has_critic``: models beside the policy's. ``adapter``: rank and targets of a LoRA policy.
+    ``publishes``: the number of versions that lie on the device, 0 if in the host's memory; ``publishes_adapter``: they
+    are adapters.
+    """
+
+    ranks: int
+    tokens: int
+    item_bytes: int
+    logits_bytes: int
+    has_checkpoints: bool = False
+    is_compiled: bool = False
+    is_truncated: bool = False
+    has_reference: bool = False
+    has_critic: bool = False
+    adapter: tuple[int, Sequence[str] | str] | None = None
+    publishes: int = 0
+    publishes_adapter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """Bytes on the device of a rank. The first four stay: ``frozen`` is a reference, or the base of an adapter. The
+    others come and go; ``gathered`` is what several ranks have whole for a while, or copies in bfloat16; ``publishing``
+    includes versions that lie on the device. ``largest``: of the largest tensor, whole, in float32."""
+
+    weights: int
+    gradients: int
+    moments: int
+    frozen: int
+    gathered: int
+    activations: int
+    logits: int
+    publishing: int
+    largest: int
+
+    @property
+    def state(self) -> int:
+        """All that stays."""
+        return self.weights + self.gradients + self.moments + self.frozen
+
+    @property
+    def build(self) -> int:
+        """The most while the models are built: they are filled tensor by tensor."""
+        return self.state + self.largest
+
+    @property
+    def resume(self) -> int:
+        """The most while a suspended state is loaded: weights are copied to where FSDP2 has them."""
+        return self.state + self.weights
+
+    @property
+    def forward(self) -> int:
+        """The most within forward and backward."""
+        return self.state + self.gathered + self.activations + self.logits
+
+    @property
+    def publish(self) -> int:
+        """The most while a version is published."""
+        return self.state + self.publishing
+
+    @property
+    def peak(self) -> int:
+        """The most of all."""
+        return max(self.build, self.resume, self.forward, self.publish)
+
+
+def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
+    """The prediction for each rank of a policy: the largest parts, which need not be those of one rank."""
+    trained = _trained_parameters(shape, load)
+    part = -(-trained // load.ranks)
+    largest = shape.largest_tensor if load.adapter is None else shape.hidden * load.adapter[0]
+    logits = _logits_bytes(shape, load)
+    kept = _kept_bytes(shape, load)
+    gathered = _gathered_bytes(shape, load)
+    # Three moments: the output layer's backward, the last layer's, and the end with all gradients outside the layers.
+    at_head = kept + gathered.head + logits
+    at_layer = gathered.layer + _layer_backward_bytes(shape, load) * load.has_checkpoints
+    most = max(at_head, at_layer, gathered.end)
+    activations = max(kept, most - gathered.head - logits) if most == at_layer else kept
+    return RankBytes(
+        weights=part * _MASTER,
+        gradients=part * _MASTER,
+        moments=part * 2 * _MASTER,
+        frozen=_frozen_bytes(shape, load),
+        gathered=max(gathered.head, most - activations - logits),
+        activations=activations,
+        logits=logits,
+        publishing=_publishing_bytes(shape, load),
+        largest=largest * _MASTER,
+    )
+
+
+def _trained_parameters(shape: ModelShape, load: RankLoad) -> int:
+    if load.adapter is not None:
+        return shape.adapter_parameters(*load.adapter) * (1 + load.has_critic)
+    body = shape.parameters - shape.vocabulary * shape.hidden
+    return shape.parameters + (body + shape.hidden) * load.has_critic
+
+
+def _frozen_bytes(shape: ModelShape, load: RankLoad) -> int:
+    if load.adapter is not None:  # its base is whole on every rank
+        reference = shape.adapter_parameters(*load.adapter) * load.has_reference
+        return (shape.parameters + reference) * _MASTER
+    return -(-shape.parameters // load.ranks) * _MASTER * load.has_reference
+
+
+# ----------------------------------------------------------------------- activations
+
+
+def layer_token_bytes(shape: ModelShape, load: RankLoad) -> int:
+    """Bytes that autograd keeps of a layer for each token: see ``RankLoad`` for the settings.
+
+    Kept are the inputs of both norms and their scales; the inputs of the products with weights, each cast on its own
+    without compilation; queries, keys, values, their result and its normaliser; gate, its activation, and the other
+    factor. A compiled layer computes what lies between two products again.
+    """
+    w, hidden = load.item_bytes, shape.hidden
+    attention = w * (2 * shape.query_size + 2 * shape.key_size) + 4 * shape.heads
+    if shape.norms_heads:
+        attention += _WIDE * (shape.query_size + shape.key_size)
+    factors = (4 if shape.is_gated else 2) - load.is_compiled
+    inner = w * factors * shape.intermediate * shape.experts
+    if load.is_compiled:
+        residual = _WIDE * hidden + 3 * w * hidden
+    else:  # autocast casts the input of each product; in float32 they have one
+        casts = 5 * w if w < _WIDE else 2 * w
+        residual = 2 * _WIDE * hidden + casts * hidden
+    return residual + attention + inner + 8
+
+
+def _kept_bytes(shape: ModelShape, load: RankLoad) -> int:
+    """Activations that are kept for the backward, at the end of the forward."""
+    tokens = load.tokens
+    per_layer = _WIDE * shape.hidden if load.has_checkpoints else layer_token_bytes(shape, load)
+    # The last norm, and its rows for the output layer: kept, and with gradients.
+    return tokens * (per_layer * shape.layers * (1 + load.has_critic) + 4 * _WIDE * shape.hidden)
+
+
+def _layer_backward_bytes(shape: ModelShape, load: RankLoad) -> int:
+    """The inputs of all layers, activations of the last one, which is computed again, and their gradients."""
+    inputs = _WIDE * shape.hidden * (shape.layers * (1 + load.has_critic) - 1)
+    gradients = 2 * load.item_bytes * shape.intermediate * shape.experts + 5 * shape.hidden
+    return load.tokens * (inputs + layer_token_bytes(shape, load) + gradients)
+
+
+def _logits_bytes(shape: ModelShape, load: RankLoad) -> int:
+    size = 4 * load.tokens * shape.vocabulary
+    chunk = min(size, load.logits_bytes // (4 * shape.vocabulary) * 4 * shape.vocabulary)
+    copies = _COMPILED_LOGITS_COPIES[load.item_bytes] if load.is_compiled else _LOGITS_COPIES
+    return int(chunk * (_TRUNCATED_LOGITS_COPIES if load.is_truncated else copies))
+
+
+# ----------------------------------------------------------------------- weights that are whole for a while
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """At the backward of the output layer, at that of a layer, and at the end of a backward."""
+
+    head: int
+    layer: int
+    end: int
+
+
+def _gathered_bytes(shape: ModelShape, load: RankLoad) -> _Gathered:
+    w, head, layer = load.item_bytes, shape.vocabulary * shape.hidden, shape.layer_parameters
+    is_trained = load.adapter is None
+    # The output layer: its copy in bfloat16; in float32 autograd's sum over the chunks.
+    output = 2 * head if w < _WIDE else _MASTER * head * is_trained
+    if load.ranks == 1 or not is_trained:
+        casts = 2 * layer if w < _WIDE else 0
+        every = casts * (1 if load.has_checkpoints else shape.layers)
+        return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0)
+    outside = _MASTER * shape.outside_parameters
+    # A layer that computes, the flat copy that it came in, and the next one on its way; then its gradient, the float32
+    # input of its reduction, and this rank's part of the result.
+    layers = 3 * w * layer
+    reduction = w * layer + _MASTER * layer + _MASTER * layer // load.ranks
+    end = 3 * outside + outside // load.ranks
+    return _Gathered(
+        outside + output + _MASTER * head + layers, outside + _MASTER * head + layers + reduction, end
+    )
+
+
+def _publishing_bytes(shape: ModelShape, load: RankLoad) -> int:
+    w = load.item_bytes
+    if load.publishes_adapter and load.adapter is not None:
+        parameters = shape.adapter_parameters(*load.adapter)
+        return _MASTER * parameters * (1 + load.publishes)
+    if load.ranks == 1:
+        copy = w * shape.parameters if w < _WIDE else 0
+        if load.adapter is not None:  # with the adapter in them
+            copy = w * shape.parameters
+        return copy + load.publishes * w * shape.parameters
+    return w * shape.largest_tensor + w * shape.largest_tensor // load.ranks

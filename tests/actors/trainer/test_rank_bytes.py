@@ -1,0 +1,134 @@
+"""The memory of a rank as it is predicted, beside measurements: on a CPU those of this test, on a GPU recorded ones."""
+
+import gc
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.messages import ModelConfig, Sample
+from flexmarl.actors.model_shape import ModelShape, shape_of
+from flexmarl.actors.model_sources import architecture_of
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.pretrained import named_weights_of
+from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
+from flexmarl.actors.trainer.backends.torch_policy import completion_model
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.rank_bytes import RankLoad, layer_token_bytes, logits_limit, rank_bytes
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+
+from .backends.torch_policy.peak_memory import peak_bytes
+
+ROWS, PROMPT, COMPLETION = 8, 16, 112
+CHUNK = 128
+
+
+def model(vocabulary: int, layers: int, tied: bool = True, dtype: str = "float32") -> ModelConfig:
+    sizes = {
+        "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 352, "num_hidden_layers": layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": vocabulary, "tie_word_embeddings": tied,
+        "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    return ModelConfig(config=sizes, tokenizer="unused", dtype=dtype)
+
+
+def shape(config: ModelConfig) -> ModelShape:
+    weights = {name: tuple(tensor.shape) for name, tensor in named_weights_of(config).items()}
+    return shape_of(weights, architecture_of(config))
+
+
+def samples(version: int) -> list[Sample]:
+    agent = AgentName("solver")
+    return [
+        Sample(
+            f"1:q_0_{n}", agent, 1, version, "1:q", float(n % 2), n % 2 - 0.5, (1,) * PROMPT, (2,) * COMPLETION,
+            (-3.0,) * COMPLETION, ROWS,
+        )
+        for n in range(ROWS)
+    ]  # fmt: skip
+
+
+def measured_forward(config: ModelConfig, checkpoints: bool) -> int:
+    """Bytes beyond the state, in a forward and its backward."""
+    trainer = TorchTrainerConfig(activation_checkpointing=checkpoints)
+    setup = PolicySetup(model=config, trainer=trainer, credit={AgentName("solver"): CreditConfig()})
+    policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=9)
+    policy.accumulate(samples(0))  # what libraries allocate once
+    policy.optimizer_step()
+    gc.collect()
+    return peak_bytes(lambda: policy.accumulate(samples(1)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize(("vocabulary", "layers"), [(4096, 2), (4096, 6), (256, 4)])
+def test_a_forward_takes_what_is_predicted(
+    vocabulary: int, layers: int, checkpoints: bool, dtype: str
+) -> None:
+    config = model(vocabulary, layers, dtype=dtype)
+    limit = CHUNK * 4 * vocabulary
+    load = RankLoad(1, ROWS * (PROMPT + COMPLETION), 2 if dtype == "bfloat16" else 4, limit, checkpoints)
+    predicted = rank_bytes(shape(config), load)
+    with mock.patch.object(completion_model, "MOST_LOGITS_BYTES", limit):
+        measured = measured_forward(config, checkpoints)
+    assert 0.9 <= measured / (predicted.forward - predicted.state) <= 1.1
+
+
+QWEN_HALF_BILLION = {
+    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+H200_BYTES = 150_109_880_320
+
+
+@pytest.mark.parametrize(
+    ("measured", "settings"),
+    [
+        (40.98e9, {"is_compiled": False}),
+        (30.04e9, {}),
+        (14.10e9, {"has_checkpoints": True}),
+        (38.89e9, {"has_checkpoints": True, "is_truncated": True}),
+        (16.51e9, {"has_checkpoints": True, "item_bytes": 4}),
+    ],
+)
+def test_the_peak_on_an_h200_was_what_is_predicted(measured: float, settings: dict[str, Any]) -> None:
+    """Peaks of all tensors as ``scripts/gpu/battery T5`` recorded them: 64 samples of 1024 tokens, 16384 a forward."""
+    config = ModelConfig(config=QWEN_HALF_BILLION, tokenizer="unused")
+    load = RankLoad(1, 16384, 2, logits_limit(H200_BYTES), is_compiled=True)
+    predicted = rank_bytes(shape(config), replace(load, **settings)).forward
+    assert measured / predicted == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_state_is_divided_and_the_base_of_an_adapter_is_not() -> None:
+    sizes = shape(model(512, 3, tied=False))
+    alone = rank_bytes(sizes, RankLoad(1, 64, 2, 1 << 20))
+    assert alone.state == 16 * sizes.parameters
+    four = rank_bytes(sizes, RankLoad(4, 64, 2, 1 << 20))
+    assert four.state == pytest.approx(alone.state / 4, rel=1e-4)
+    adapter = rank_bytes(sizes, RankLoad(4, 64, 2, 1 << 20, adapter=(8, "all-linear")))
+    assert adapter.frozen == 4 * sizes.parameters
+    assert adapter.weights * 4 == pytest.approx(4 * sizes.adapter_parameters(8, "all-linear"), rel=1e-3)
+    assert sizes.adapter_parameters(8, ("q_proj",)) == 3 * 8 * (64 + 64)
+
+
+def test_reference_and_critic_come_on_top() -> None:
+    sizes = shape(model(512, 3))
+    plain = rank_bytes(sizes, RankLoad(2, 64, 2, 1 << 20))
+    both = rank_bytes(sizes, RankLoad(2, 64, 2, 1 << 20, has_reference=True, has_critic=True))
+    body = sizes.parameters - 512 * 64 + 64
+    assert both.state - plain.state == pytest.approx(8 * body + 2 * sizes.parameters, rel=1e-3)
+
+
+def test_a_compiled_layer_keeps_less() -> None:
+    sizes = shape(model(512, 3))
+    plain, compiled = (RankLoad(1, 64, 2, 1 << 20, is_compiled=is_compiled) for is_compiled in (False, True))
+    assert layer_token_bytes(sizes, compiled) < layer_token_bytes(sizes, plain)
+    assert rank_bytes(sizes, compiled).logits * 2 == rank_bytes(sizes, plain).logits
+
+
+def test_a_gpu_has_larger_chunks_of_logits_up_to_a_limit() -> None:
+    assert logits_limit(None) == logits_limit(4 << 30) == 128 << 20
+    assert logits_limit(80 << 30) == 80 << 24
+    assert logits_limit(1 << 40) == 2 << 30
