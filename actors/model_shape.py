@@ -15,7 +15,7 @@ _LINEAR_IS_QUANTIZABLE_DIMENSIONS: Final = 2
 class ModelShape:
     """Sizes of a decoder. Counts of parameters have those that are shared by several names (tied weights) once.
 
-    ``layer_parameters``: of the largest layer; ``outside_parameters``: of all that is in no layer, embeddings and norms;
+    ``layer_parameters``: of the largest layer; ``outside_parameters``: of all that is in no layer, such as embeddings;
     ``largest_tensor``: elements. ``linear_parameters``: of the weights that an engine may quantise. ``adapted``: by the
     end of the name of each linear layer in all layers, the sum of its inputs and outputs: an adapter of rank r has r
     times as many parameters. ``experts``: that compute a token, 1 without any.

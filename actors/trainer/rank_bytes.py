@@ -23,6 +23,9 @@ LEAST_LOGITS_BYTES: Final = 128 << 20
 """Logits (float32) that are in memory at a time on a CPU, and the least on a GPU: beyond it they are computed in
 chunks, and again in the backward."""
 
+LEAST_COMPILED: Final = 100_000_000
+"""Parameters from which on a model is compiled on a GPU, unless its policy says so."""
+
 _MOST_LOGITS_BYTES: Final = 2 << 30
 _LOGITS_SHARE: Final = 64
 

@@ -21,7 +21,7 @@ from ..errors import Interrupted, LostActor
 from ..hosts.nodes.hosts_file import read_hosts
 from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
 from ..hosts.placement.plan_table import plan_as_comment
-from ..hosts.placement.run_placement import like_this_host, place_run
+from ..hosts.placement.run_placement import like_this_host, made_up_hosts, place_run
 from ..monitoring.console.echo import echo, echo_file
 from ..monitoring.console.output import Form, Output
 from ..run.prepared_run import (
@@ -31,6 +31,7 @@ from ..run.prepared_run import (
     changed_settings,
     new_run,
     recipe_and_settings,
+    resolve_given,
     resume_from_newest_checkpoint,
     validate_new_run,
 )
@@ -107,6 +108,13 @@ from .signals import train_until_signal
     is_flag=True,
     help="Check config, recipe, models and devices, print the config and the place of each actor, and stop.",
 )
+@click.option(
+    "--on",
+    "machine",
+    metavar="HOSTSxCARDSxMEMORY",
+    help="Print the plan for hosts that are not here, as 2x8x80GiB, and stop: from the config alone, without checks of "
+    "the recipe, engines and devices.",
+)
 @click.option("-q", "--quiet", "form", flag_value="quiet", help="Print warnings and the result alone.")
 @click.option(
     "-v",
@@ -137,6 +145,7 @@ def train(
     hosts: Path | None,
     wait_s: float,
     dry_run: bool,
+    machine: str | None,
     form: Form | None,
     log_level: LogLevel,
 ) -> int:
@@ -150,6 +159,7 @@ def train(
       flexmarl train sort-digits training.steps=50 seed=1
       flexmarl train path/to/recipe --name first-try
       flexmarl train agents.sorter.instances=2 --dry-run
+      flexmarl train path/to/recipe --dry-run --on 2x8x80GiB
       flexmarl train --resume runs/first-try
       flexmarl train --resume runs/first-try training.steps=200
       flexmarl train path/to/recipe checkpoint.every=20 --restarts 3
@@ -179,6 +189,11 @@ def train(
                 return _train(None, begun, options, changed_settings(begun, recipe, overrides), accept)
     elif accept:
         raise ConfigError("--accept is for --resume and --continue")
+    if machine is not None:
+        config, _ = resolve_given(recipe, overrides)
+        echo_file(plan_as_comment(place_run(config, made_up_hosts(machine), all_models=True)))
+        echo("# nothing was checked, started or written")
+        return 0
     if dry_run:
         config, _, _ = validate_new_run(recipe, overrides, runs, name, options.output.note)
         return _show_plan(config, node_request)
@@ -188,7 +203,7 @@ def train(
 
 def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:
     """Prints the config, and the place of each actor."""
-    plan = place_run(config, like_this_host(node_request.count))
+    plan = place_run(config, like_this_host(node_request.count), all_models=True)
     echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}")
     echo("# checked; nothing was started or written")
     return 0

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ....transport.state_dict import without_ties
 from ...errors import NoDeviceMemory
+from ...model_shape import shape_of
+from ..engine_bytes import MemoryNeed, engine_bytes
 from ..inference_config import VllmEngineConfig
 
 UTILIZATION: Final = 1e-6
@@ -33,25 +34,6 @@ MEMORY_TIMEOUT_S: Final = 60.0
 """Longest wait for memory of other processes."""
 
 _POLL_S: Final = 0.5  # the driver has no event for memory that becomes free
-
-# Estimates, not measured: about 0.5 GiB for the context and the libraries' workspaces, 1 for the activations and logits
-# of one step, 1 for CUDA graphs. Too little, and vLLM runs out of memory in its warm-up, which says so, too.
-_REST_BYTES: Final = 2 * 2**30
-_GRAPHS_BYTES: Final = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """Bytes on each device. ``rest_bytes``: for activations, CUDA graphs and the context, an estimate."""
-
-    weights_bytes: int
-    kv_cache_bytes: int
-    rest_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.weights_bytes + self.kv_cache_bytes + self.rest_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +63,9 @@ def check_memory(outline: PreTrainedModel, options: VllmEngineConfig) -> None:
 
 def memory_need(outline: PreTrainedModel, options: VllmEngineConfig) -> MemoryNeed:
     """The need of an engine with the model ``outline``, whose tensors may be on the device ``meta``."""
-    is_quantized = options.options.get("quantization") is not None
     tensors = without_ties(outline.state_dict(keep_vars=True))
-    weights = sum(_size(name, tensor, is_quantized=is_quantized) for name, tensor in tensors.items())
-    return MemoryNeed(
-        -(-weights // options.tensor_parallel),
-        options.kv_cache_bytes,
-        _REST_BYTES + (0 if options.enforce_eager else _GRAPHS_BYTES),
-    )
-
-
-def _size(name: str, tensor: Tensor, *, is_quantized: bool) -> int:
-    """Bytes of a tensor in vLLM's model. Quantised: a byte for each weight of a linear layer."""
-    if is_quantized and tensor.ndim > 1 and "embed" not in name and "lm_head" not in name:
-        return tensor.numel()
-    return tensor.numel() * tensor.element_size()
+    shape = shape_of({name: tuple(tensor.shape) for name, tensor in tensors.items()}, outline.config)
+    return engine_bytes(shape, options, outline.dtype.itemsize)
 
 
 def memory_problem(need: MemoryNeed, device: DeviceState) -> str | None:

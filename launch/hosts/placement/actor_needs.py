@@ -1,26 +1,39 @@
 """The needs of each actor of a run, from its config. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from ....actors.inference.engine_bytes import engine_bytes
+from ....actors.model_shape import ModelShape
 from ....actors.names import PolicyName
 from ....actors.trainer.pool.pool_config import SharedPoolConfig
+from ....actors.trainer.rank_bytes import RankBytes, RankLoad, rank_bytes
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
+from .model_memory import ITEM_BYTES
 from .plan import Need
+from .training_bytes import CONTEXT_BYTES, host_state_bytes, load_of, nearest_fit, parts_of
+
+Parts = tuple[tuple[str, int], ...]
 
 _OF_ITS_OWN: Final = "cuda"
 _HEAD: Final = ("store", "router", "orchestrator")
 
 
-def needs_of(config: RunConfig, weights: Mapping[PolicyName, int] | None = None) -> list[Need]:
-    """The needs of all actors, by the names that ``References`` gives them. ``weights``: bytes of each policy's model,
-    as far as they are known.
+def needs_of(
+    config: RunConfig,
+    shapes: Mapping[PolicyName, ModelShape] | None = None,
+    card_bytes: int | None = None,
+    cards: int = 1,
+) -> list[Need]:
+    """The needs of all actors, by the names that ``References`` gives them. ``shapes``: of each policy's model, as far
+    as they are known. ``card_bytes``: of the largest GPU that the run may use; ``cards``: their number.
 
     An actor with ``device: cuda`` has GPUs of its own; ``cuda:1`` names that GPU of the head for all actors of the
     policy. The first rollout worker is on the head: a run can't do without any.
     """
-    sizes = weights or {}
+    sizes = _Sizes(config, shapes or {}, card_bytes, cards)
     head = [Need(name, name, on_head=True) for name in _HEAD]
     workers, spread = config.rollout.workers, config.hosts.spread
     rollout = [
@@ -37,25 +50,25 @@ def _device_of(policy: PolicyConfig) -> str:
     return "cpu" if model is None else model.device
 
 
-def _trainer(config: RunConfig, weights: Mapping[PolicyName, int]) -> Need:
+def _trainer(config: RunConfig, sizes: "_Sizes") -> Need:
     """The trainer's process computes itself if the pool is static."""
     if isinstance(config.pool, SharedPoolConfig):
-        return Need("trainer", "pool.name=shared", on_head=True)
+        return Need("trainer", "pool.name=shared", on_head=True, shared_bytes=sizes.shared_states())
     devices = {name: _device_of(policy) for name, policy in config.policies.items()}
     on_gpus = [name for name, device in devices.items() if device != "cpu"]
-    on_cpu = sum(weights.get(name, 0) for name in devices if name not in on_gpus)
+    on_cpu = sum(sizes.on_cpu(name) for name in devices if name not in on_gpus)
     named = tuple(sorted({number(device) for name in on_gpus if (device := devices[name]) != _OF_ITS_OWN}))
     if named and _OF_ITS_OWN in devices.values():  # in a process that sees all GPUs it is the first
         named = tuple(sorted({0, *named}))
     key = _device_key(on_gpus[0], devices[on_gpus[0]]) if on_gpus else "pool.name=static"
-    gpu_bytes = sum(weights.get(name, 0) for name in on_gpus) if len(named) < 2 else 0
+    parts, remedy = sizes.on_one_gpu(on_gpus) if len(named) < 2 else ((), "")
     return Need(
         "trainer", key, on_head=True, purpose="training", memory_bytes=on_cpu,
-        gpus=1 if on_gpus and not named else 0, gpu_bytes=gpu_bytes, named=named,
+        gpus=1 if on_gpus and not named else 0, gpu_bytes=_total(parts), named=named, parts=parts, remedy=remedy,
     )  # fmt: skip
 
 
-def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:
+def _slots(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
     """Slots of the largest policy's ranks are a gang, from the first slot on; any slots may become one. Without GPUs
     there are none: the ranks of a policy then compute fastest on the hosts with the most cores for each, as all others
     do."""
@@ -65,12 +78,15 @@ def _slots(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Nee
     trained = config.trained
     ranks = max(policy.trainer.ranks for policy in trained.values())
     on_gpus = any(_device_of(policy) != "cpu" for policy in trained.values())
-    held = max(weights.get(name, 0) // _parts(policy) for name, policy in trained.items())
+    on_cpu = (
+        0 if on_gpus else max(sizes.on_cpu(name) // policy.trainer.ranks for name, policy in trained.items())
+    )
+    parts, remedy = sizes.on_slot() if on_gpus else ((), "")
     for slot in range(slots):
         gang = slot // ranks if on_gpus and ranks > 1 and slot < slots // ranks * ranks else None
         yield Need(
             f"slot-{slot}", f"pool.slots={slots}", on_head=not config.hosts.spread, purpose="training",
-            gpus=int(on_gpus), gpu_bytes=held * on_gpus, memory_bytes=held * (not on_gpus), gang=gang,
+            gpus=int(on_gpus), gpu_bytes=_total(parts), memory_bytes=on_cpu, gang=gang, parts=parts, remedy=remedy,
         )  # fmt: skip
 
 
@@ -81,12 +97,7 @@ def fewest_slots(config: RunConfig) -> int:
     return max(policy.trainer.fewest_ranks for policy in config.trained.values())
 
 
-def _parts(policy: PolicyConfig) -> int:
-    """The number of slots that a policy's model is divided over: the base of an adapter is whole on each."""
-    return 1 if policy.lora is not None else policy.trainer.ranks
-
-
-def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator[Need]:
+def _instances(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
     moving = config.balance.scope == "intra+inter"
     gpus_of = {name: _gpus(policy) for name, policy in config.policies.items()}
     for (name, *_), instances in config.served_together().items():
@@ -95,15 +106,102 @@ def _instances(config: RunConfig, weights: Mapping[PolicyName, int]) -> Iterator
         if moving:  # it has the GPUs for each policy that it may move to
             gpus = gpus and max(gpus_of.values())
         named = (number(device),) if device not in ("cpu", _OF_ITS_OWN) else ()
-        held = weights.get(name, 0)
-        gpu_bytes = policy.engine.reserved_bytes + held // policy.engine.devices
-        on_host = policy.engine.reserved_bytes + held if device == "cpu" and not policy.simulated else 0
+        parts = sizes.of_instance(name) if device != "cpu" else ()
+        on_host = sizes.on_host_of_instance(name) if device == "cpu" and not policy.simulated else 0
         key = _device_key(name, device) if named else f"policies.{name}.instances={instances}"
         for instance in range(instances):
             yield Need(
                 f"{name}-{instance}", key, on_head=bool(named), gpus=gpus,
-                gpu_bytes=0 if device == "cpu" else gpu_bytes, memory_bytes=on_host, named=named,
+                gpu_bytes=_total(parts), memory_bytes=on_host, named=named, parts=parts,
             )  # fmt: skip
+
+
+def _total(parts: Parts) -> int:
+    return sum(size for _, size in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes of the policies, as far as the shapes of their models are known. Arguments: those of ``needs_of``."""
+
+    config: RunConfig
+    shapes: Mapping[PolicyName, ModelShape]
+    card_bytes: int | None
+    cards: int
+
+    def on_cpu(self, name: PolicyName) -> int:
+        """All that stays of a policy in training, whole; without activations."""
+        policy, shape = self.config.policies[name], self.shapes.get(name)
+        if shape is None or (load := load_of(self.config, policy, shape, None)) is None:
+            return 0
+        return rank_bytes(shape, replace(load, ranks=1)).state
+
+    def on_one_gpu(self, names: Sequence[PolicyName]) -> tuple[Parts, str]:
+        """The parts of policies on one GPU, which compute in turn: all that stays of each, and the most that comes; and
+        the settings with which the only one would fit."""
+        needed = {name: bytes_of for name in names if (bytes_of := self._rank(name)) is not None}
+        if not needed:
+            return (), ""
+        most = max(needed, key=lambda name: needed[name][1].peak - needed[name][1].state)
+        states = [(f"state of {name}", rank.state) for name, (_, rank) in needed.items() if name != most]
+        remedy = self._remedy(most, self.cards) if len(needed) == 1 else ""
+        return (*parts_of(needed[most][1]), *states), remedy
+
+    def on_slot(self) -> tuple[Parts, str]:
+        """The parts of the largest rank, and the settings with which it would fit."""
+        needed = {name: rank for name in self.config.trained if (rank := self._rank(name)) is not None}
+        if not needed:
+            return (), ""
+        most = max(needed, key=lambda name: needed[name][1].peak)
+        return parts_of(needed[most][1]), self._remedy(most, self.cards)
+
+    def shared_states(self) -> int:
+        """Bytes of the head's memory for weights and suspended states of a shared pool."""
+        states = [
+            host_state_bytes(shape, load)
+            for name, policy in self.config.trained.items()
+            if (shape := self.shapes.get(name)) is not None
+            and (load := load_of(self.config, policy, shape, self.card_bytes)) is not None
+        ]
+        pool = self.config.pool
+        if isinstance(pool, SharedPoolConfig) and pool.host_memory_gib is not None:
+            return 0  # beyond it they go to the disk
+        return sum(states)
+
+    def of_instance(self, name: PolicyName) -> Parts:
+        """The parts of an instance on each of its GPUs."""
+        policy, shape = self.config.policies[name], self.shapes.get(name)
+        model = policy.used_model
+        if model is None:
+            return ()
+        if shape is None:
+            return (
+                (("keys and values", policy.engine.reserved_bytes),) if policy.engine.reserved_bytes else ()
+            )
+        needed = engine_bytes(shape, policy.engine, ITEM_BYTES[model.dtype])
+        return (
+            ("weights", needed.weights_bytes), ("keys and values", needed.kv_cache_bytes),
+            ("activations and context", needed.rest_bytes),
+        )  # fmt: skip
+
+    def on_host_of_instance(self, name: PolicyName) -> int:
+        """Bytes that an instance on CPUs takes for certain: weights, and the part that its engine takes at the start."""
+        policy, shape = self.config.policies[name], self.shapes.get(name)
+        model = policy.used_model
+        weights = shape.parameters * ITEM_BYTES[model.dtype] if shape is not None and model is not None else 0
+        return policy.engine.reserved_bytes + weights
+
+    def _rank(self, name: PolicyName) -> tuple[RankLoad, RankBytes] | None:
+        policy, shape = self.config.policies[name], self.shapes.get(name)
+        if shape is None or (load := load_of(self.config, policy, shape, self.card_bytes)) is None:
+            return None
+        return load, rank_bytes(shape, load)
+
+    def _remedy(self, name: PolicyName, most_ranks: int) -> str:
+        rank = self._rank(name)
+        if rank is None or self.card_bytes is None or rank[1].peak + CONTEXT_BYTES <= self.card_bytes:
+            return ""
+        return nearest_fit(self.shapes[name], rank[0], self.card_bytes, most_ranks) or ""
 
 
 def _device_key(name: PolicyName, device: str) -> str:

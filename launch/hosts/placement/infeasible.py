@@ -27,6 +27,7 @@ def infeasible_reasons(
     problems += _gpu_memory(needs, hosts, share_gpus)
     problems += _memory_of_named(needs, head_host)
     problems += _host_memory(needs, hosts)
+    problems += _shared_memory(needs, head_host)
     yield from dict.fromkeys(problems)
 
 
@@ -115,9 +116,22 @@ def _gpu_memory(needs: Sequence[Need], hosts: Sequence[HostDescription], share_g
     for need in needs:
         if need.gpus and gpus and need.gpu_bytes > most:
             yield (
-                f"{need.key}: {_gib(need.gpu_bytes)} are needed on each GPU, and the most are {_gib(most)}, on {name}; "
-                f"{_LESS}, or more GPUs by engine.tensor_parallel"
+                f"{need.key}: {_gib(need.gpu_bytes)} are needed on each GPU{_parts(need)}, and the most are "
+                f"{_gib(most)}, on {name}; {_remedy(need)}"
             )
+
+
+def _parts(need: Need) -> str:
+    listed = ", ".join(f"{name} {_gib(size)}" for name, size in need.parts)
+    return f" ({listed})" if listed else ""
+
+
+def _remedy(need: Need) -> str:
+    if need.purpose == "generation":
+        return f"{_LESS}, or more GPUs by engine.tensor_parallel"
+    if need.remedy:
+        return f"it fits with {need.remedy}"
+    return "nothing that is known here makes it fit: take more GPUs, or a smaller model"
 
 
 def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[str]:
@@ -127,8 +141,23 @@ def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[s
             keys = ", ".join(dict.fromkeys(need.key for need in on_it))
             yield (
                 f"{keys}: {_gib(needed)} are needed on GPU {number} of {head.name}, which has "
-                f"{_gib(usable_bytes(gpu))}; take fewer instances, or {_LESS}"
+                f"{_gib(usable_bytes(gpu))}{_remedies(on_it)}; take fewer instances, or {_LESS}"
             )
+
+
+def _remedies(needs: Sequence[Need]) -> str:
+    return "".join(f"; {need.actor} alone fits with {need.remedy}" for need in needs if need.remedy)
+
+
+def _shared_memory(needs: Sequence[Need], head: HostDescription) -> Iterator[str]:
+    """``head`` may be made up: then the size of its shared memory is unknown, and 0."""
+    needed = sum(need.shared_bytes for need in needs)
+    if head.shared_memory_bytes and needed > head.shared_memory_free_bytes:
+        yield (
+            f"pool.name=shared: {_gib(needed)} of {head.shared_memory} on {head.name} are needed for weights and "
+            f"suspended states, and {_gib(head.shared_memory_free_bytes)} are free; mount a larger one, name another "
+            "folder in FLEXMARL_RUNTIME_BASE, or set pool.host_memory_gib, beyond which states go to the disk"
+        )
 
 
 def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Iterator[str]:
@@ -164,8 +193,8 @@ def _in_use(hosts: Sequence[HostDescription], usable: dict[str, int]) -> str:
 def _describe_use(host: HostDescription, number: int) -> str:
     gpu = host.gpus[number]
     return (
-        f"GPU {gpu.index} ({gpu.uuid}) of {host.name} is used by {', '.join(map(str, gpu.users))}: {SHARE_GPUS} takes "
-        "it all the same"
+        f"GPU {gpu.index} ({gpu.uuid}) of {host.name} is used by {', '.join(map(str, gpu.users))}, and "
+        f"{_gib(gpu.free_bytes)} of it are free: {SHARE_GPUS} takes it all the same"
     )
 
 

@@ -1,40 +1,75 @@
-"""The memory of models' weights, from the headers of files that are on this host. Nothing is downloaded."""
+"""The shapes of models, from the headers of files on this host, or from their configs. Nothing is downloaded."""
 
-from math import prod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
 from ....actors.messages import ModelConfig
+from ....actors.model_shape import ModelShape, shape_of
 from ....actors.names import PolicyName
 from ...config.run_config import RunConfig
 
-_ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
 
-def known_weights(config: RunConfig) -> dict[PolicyName, int]:
-    """Bytes of each policy's weights in its ``dtype``; without the policies whose files are not in a folder here."""
-    sizes = {
-        name: weights_bytes(model)
-        for name, policy in config.policies.items()
-        if (model := policy.used_model) is not None
-    }
-    return {name: size for name, size in sizes.items() if size}
+def known_shapes(config: RunConfig, *, all_models: bool = False) -> dict[PolicyName, ModelShape]:
+    """The shape of each policy's model; without those that are not known here.
+
+    ``all_models``: also of models on a CPU without files here, which takes an import of torch: a small part of a run
+    with GPUs, but a large one of the start of a tiny run.
+    """
+    shapes: dict[PolicyName, ModelShape] = {}
+    for name, policy in config.policies.items():
+        model = policy.used_model
+        if model is not None:
+            shape = shape_of_model(model, may_import=all_models or model.device != "cpu")
+            shapes |= {} if shape is None else {name: shape}
+    return shapes
 
 
-def weights_bytes(model: ModelConfig) -> int:
-    """0 if it is not known."""
-    folder = Path(model.path) if model.path is not None else None
-    if folder is None or not folder.is_dir():
-        return 0
+def shape_of_model(model: ModelConfig, *, may_import: bool = True) -> ModelShape | None:
+    """None if it is not known: a name on the hub whose config is not in the cache, or files that can't be read."""
+    from ....actors.model_sources import architecture_of  # imported here: transformers takes a second
+
+    tensors = _headers(model)
+    if not tensors and not may_import:
+        return None
     try:
-        parameters = sum(map(_parameters, sorted(folder.glob("*.safetensors"))))
-    except (OSError, SafetensorError):  # a damaged file is refused when it is loaded
-        return 0
-    return parameters * _ITEM_BYTES[model.dtype]
+        architecture = architecture_of(model, local_files_only=True)
+        if not tensors:
+            from ....actors.pretrained import outline_of
+            from ....transport.state_dict import without_ties
+
+            outline = outline_of(model, local_files_only=True)
+            weights = without_ties(outline.state_dict(keep_vars=True))
+            tensors = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        return shape_of(tensors, architecture)
+    except (OSError, ValueError, AttributeError):  # the checks of models say why
+        return None
 
 
-def _parameters(file: Path) -> int:
-    with safe_open(file, framework="np") as tensors:
-        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+def _headers(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of the tensors in the model's files; empty without files here, or with damaged ones: they are refused
+    when they are loaded."""
+    if model.path is None:
+        return {}
+    folder = Path(model.path)
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(model.path, "config.json")
+        if not isinstance(cached, str):
+            return {}
+        folder = Path(cached).parent
+    tensors: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="np") as opened:
+                tensors |= {
+                    name: tuple(opened.get_slice(name).get_shape())
+                    for name in opened.keys()  # noqa: SIM118
+                }
+    except (OSError, SafetensorError):
+        return {}
+    return tensors

@@ -17,7 +17,9 @@ class Need:
     """An actor's needs. ``key``: the config's key, with its value, that decides about these needs.
 
     ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
-    host, ``gpu_bytes``: of each GPU; both are the part that is known and certain, else 0.
+    host, ``gpu_bytes``: of each GPU; 0 if they are not known. ``parts``: of the latter, or else of the former, by name.
+    ``remedy``: the settings with which it would fit a GPU; empty if there are none, or they are not known.
+    ``shared_bytes``: of the head's memory for states.
     ``gpus``: GPUs of its own, all on its host. ``named``: instead, the numbers of GPUs of the head, which it may share
     with others. ``gang``: actors with the same number compute together, so they are on one host if they fit there.
     """
@@ -32,6 +34,9 @@ class Need:
     gpu_bytes: int = 0
     named: tuple[int, ...] = ()
     gang: int | None = None
+    parts: tuple[tuple[str, int], ...] = ()
+    remedy: str = ""
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

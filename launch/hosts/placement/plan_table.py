@@ -1,22 +1,27 @@
 """A plan as a table: each actor with its node, GPUs, cores and the memory that is known."""
 
 import io
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
 
 from rich.table import Table
 
 from ...monitoring.console.terminal import Terminal
 from ..host_description import HostDescription
+from .actor_needs import Parts
+from .capacity import usable_bytes
 from .plan import Placed
 from .run_placement import RunPlacement
 
-_COLUMNS = 110
+_COLUMNS = 98  # and a comment sign: 100
 _NOT_KNOWN = "?"
 
 
 def plan_table(placement: RunPlacement) -> Table:
-    """One row for each actor. Memory: the part of it that is certain."""
+    """One row for each actor."""
     table = Table(box=None, pad_edge=False)
-    for column in ("actor", "node", "GPUs", "cores", "memory", "on each GPU"):
+    for column in ("actor", "node", "GPUs", "cores", "host memory", "on each GPU"):
         table.add_column(column, justify="right" if column == "cores" else "left")
     hosts = {host.name: host for host in placement.hosts}
     for actor, placed in placement.plan.actors.items():
@@ -30,21 +35,51 @@ def plan_as_comment(placement: RunPlacement) -> str:
     console = Terminal(file=text, width=_COLUMNS, color_system=None)
     console.print(plan_table(placement))
     notes = [*map(_host, placement.hosts), *placement.plan.notes]
-    lines = [*text.getvalue().splitlines(), *notes]
+    lines = [*text.getvalue().splitlines(), "", *memory_lines(placement), "", *notes]
     return "".join(f"# {line.rstrip()}".rstrip() + "\n" for line in ("", *lines, ""))
 
 
 def _row(placed: Placed, host: HostDescription) -> tuple[str, ...]:
     need = placed.need
-    gpus = ", ".join(f"{host.gpus[number].index} {host.gpus[number].name}" for number in placed.gpus)
-    on_gpus = _at_least(need.gpu_bytes) if placed.gpus else ""
-    return placed.node, gpus, str(need.cores), _at_least(need.memory_bytes), on_gpus
+    gpus = ", ".join(str(host.gpus[number].index) for number in placed.gpus)
+    on_gpus = _size(need.gpu_bytes) if placed.gpus else ""
+    memory = _size(need.memory_bytes + need.shared_bytes)
+    return placed.node, gpus, str(need.cores), memory, on_gpus
+
+
+def memory_lines(placement: RunPlacement) -> Iterator[str]:
+    """A line for each kind of actor with memory on a GPU: its parts, and what is left on the smallest of its GPUs."""
+    hosts = {host.name: host for host in placement.hosts}
+    seen: set[tuple[str, Parts]] = set()
+    for actor, placed in placement.plan.actors.items():
+        need = placed.need
+        kind = actor.rstrip("0123456789").rstrip("-")
+        if not placed.gpus or not need.parts or (kind, need.parts) in seen:
+            continue
+        seen.add((kind, need.parts))
+        smallest = min(usable_bytes(hosts[placed.node].gpus[number]) for number in placed.gpus)
+        parts = ", ".join(f"{name} {_gib(size)}" for name, size in need.parts)
+        text = f"{kind}, on each GPU: {_gib(need.gpu_bytes)} of {_gib(smallest)} GiB: {parts}"
+        yield from textwrap.wrap(text, _COLUMNS - 2, subsequent_indent="  ")
+    for placed in placement.plan.actors.values():
+        if placed.need.shared_bytes:
+            yield (
+                f"in /dev/shm of {placed.node}: {_gib(placed.need.shared_bytes)} GiB for weights and suspended states"
+            )
 
 
 def _host(host: HostDescription) -> str:
     gpus = f"{len(host.gpus)} GPUs" + (f" ({host.gpus_note})" if host.gpus_note else "")
-    return f"{host.name}: {host.cores} cores, {host.memory_bytes / 2**30:.1f} GiB of memory, {gpus}"
+    names = Counter(gpu.name for gpu in host.gpus)
+    listed = "".join(f", {count} x {name}" for name, count in names.items())
+    if host.shared_memory_bytes == 0:  # made up
+        return f"{host.name}: {gpus}{listed}; the memory of the host is unknown"
+    return f"{host.name}: {host.cores} cores, {host.memory_bytes / 2**30:.1f} GiB of memory, {gpus}{listed}"
 
 
-def _at_least(size: int) -> str:
-    return f">= {size / 2**30:.1f} GiB" if size else _NOT_KNOWN
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _size(size: int) -> str:
+    return f"{_gib(size)} GiB" if size else _NOT_KNOWN

@@ -1,16 +1,25 @@
 """The placement of a run: its config, the hosts that it has, and the plan."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+from ....actors.errors import ConfigError
 from ...config.run_config import RunConfig
-from ..host_description import HostDescription, describe_host, version_problems
+from ..host_description import Gpu, HostDescription, describe_host, version_problems
 from .actor_needs import needs_of
+from .capacity import is_usable, usable_bytes
 from .gang_hosts import gang_problems
-from .model_memory import known_weights
+from .model_memory import known_shapes
 from .place import place
 from .plan import DoesNotFit, Plan
+from .training_bytes import shape_problems
+
+_MACHINE: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)x(\d+(?:\.\d+)?)GiB")
+_CORES: Final = 256  # of a host that is made up; threads take turns if there are fewer
+_UNKNOWN: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +54,39 @@ def like_this_host(count: int) -> list[HostDescription]:
     return [host, *made_up]
 
 
-def place_run(config: RunConfig, hosts: Sequence[HostDescription]) -> RunPlacement:
-    """Places all actors; the first host is the head. Raises DoesNotFit, also for hosts that don't fit each other."""
+def made_up_hosts(words: str) -> list[HostDescription]:
+    """The hosts of ``2x8x80GiB``: hosts, cards of each, memory of each card. The sizes of the hosts' own memory are
+    unknown, and not compared. Raises ConfigError."""
+    match = _MACHINE.fullmatch(words)
+    if match is None:
+        raise ConfigError(
+            f"--on {words}: HOSTSxCARDSxMEMORY is wanted, as 2x8x80GiB: 2 hosts with 8 cards of 80 GiB"
+        )
+    hosts, cards, size = int(match[1]), int(match[2]), int(float(match[3]) * 2**30)
+    pattern = describe_host()
+    return [
+        replace(
+            pattern, name="head" if n == 0 else f"node-{n}", cores=_CORES, memory_bytes=_UNKNOWN, gpus_note="",
+            shared_memory_bytes=0, shared_memory_free_bytes=0, driver="",
+            gpus=tuple(Gpu(f"GPU-{n}-{card}", card, f"{match[3]} GiB", size, size) for card in range(cards)),
+        )
+        for n in range(hosts)
+    ]  # fmt: skip
+
+
+def place_run(
+    config: RunConfig, hosts: Sequence[HostDescription], *, all_models: bool = False
+) -> RunPlacement:
+    """Places all actors; the first host is the head. Raises DoesNotFit, also for hosts that don't fit each other.
+    ``all_models``: see ``known_shapes``."""
     if problems := [*_same_names(hosts), *version_problems(hosts)]:
         raise DoesNotFit(problems)
-    needs = needs_of(config, known_weights(config))
+    shapes = known_shapes(config, all_models=all_models)
+    if problems := list(shape_problems(config, shapes)):
+        raise DoesNotFit(problems)
+    gpus = [gpu for host in hosts for gpu in host.gpus if is_usable(gpu, config.hosts.share_gpus)]
+    largest = max(map(usable_bytes, gpus), default=None)
+    needs = needs_of(config, shapes, largest, len(gpus))
     plan = place(needs, hosts, hosts[0].name, share_gpus=config.hosts.share_gpus)
     if problems := list(gang_problems(config, hosts, plan)):
         raise DoesNotFit(problems)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .....core.telemetry import get_logger
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs
+from ...rank_bytes import LEAST_COMPILED
 from .layers import layers_of
 
 log = get_logger(__name__)
@@ -24,9 +25,6 @@ _MOST_VARIANTS: Final = 64
 """Variants of one function: of dtype, with and without gradient, for each shape of a model in this process. Torch's
 limit of 8 is for programs of one model; beyond it the function would run as it is written, with no word about it."""
 
-_LEAST_PARAMETERS: Final = 100_000_000
-"""By default a smaller model is not compiled: its whole training may take less time than that."""
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -34,7 +32,7 @@ def is_compiled(setting: bool | None, model: nn.Module, device: torch.device) ->
     """True for a ``model`` of a GPU, if its size and ``setting``, of ``trainer.compilation``, are so and a small
     function can be compiled there."""
     if setting is None:
-        setting = sum(parameter.numel() for parameter in model.parameters()) >= _LEAST_PARAMETERS
+        setting = sum(parameter.numel() for parameter in model.parameters()) >= LEAST_COMPILED
     return setting and can_compile(device)
 
 

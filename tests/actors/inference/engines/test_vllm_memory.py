@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.errors import NoDeviceMemory
+from flexmarl.actors.inference.engine_bytes import MemoryNeed
 from flexmarl.actors.inference.engines.vllm_memory import (
     DeviceState,
     DeviceUser,
-    MemoryNeed,
     driver_state,
     memory_need,
     memory_problem,

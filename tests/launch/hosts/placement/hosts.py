@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from flexmarl.actors.model_shape import ModelShape
 from flexmarl.launch.hosts.host_description import Gpu, GpuUser, HostDescription
 from flexmarl.launch.hosts.placement.capacity import usable_bytes
 from flexmarl.launch.hosts.placement.plan import Need, Plan
@@ -30,6 +31,16 @@ def host(
         for n in range(gpus)
     )  # fmt: skip
     return HostDescription(name, cores, memory, found, note, "/dev/shm", GIB, GIB, python, {})
+
+
+def shape(parameters: int) -> ModelShape:
+    """A model of ten equal layers."""
+    return ModelShape(
+        parameters, layers=10, layer_parameters=parameters // 10, outside_parameters=0,
+        largest_tensor=parameters // 50, linear_parameters=parameters, hidden=1024, intermediate=4096, heads=16,
+        key_heads=4, head_dim=64, vocabulary=1000, context=512, experts=1, is_gated=True, norms_heads=False,
+        adapted=(("q_proj", 20480),),
+    )  # fmt: skip
 
 
 def instances(count: int, gpus: int = 1, policy: str = "a", gpu_bytes: int = 0) -> list[Need]:

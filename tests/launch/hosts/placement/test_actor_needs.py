@@ -11,9 +11,11 @@ from flexmarl.launch.hosts.placement.actor_needs import needs_of
 from flexmarl.launch.hosts.placement.plan import DoesNotFit, Need
 from flexmarl.launch.hosts.placement.run_placement import place_run
 
-from .hosts import GIB, host
+from .hosts import GIB, host, shape
 
 SORTER, CHECKER = PolicyName("sorter"), PolicyName("checker")
+BILLION = 10**9
+SHAPES = {SORTER: shape(BILLION), CHECKER: shape(BILLION // 2)}
 TWO = "agents.sorter.engine={name: vllm, tensor_parallel: 2}"
 
 
@@ -71,18 +73,23 @@ def test_on_cpus_there_are_no_gpus() -> None:
 def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> None:
     wide = on_cuda(TWO, "agents.sorter.instances=2")
     assert dealt(wide) == {"sorter-0": 2, "sorter-1": 2, "checker-0": 1, "rollout-0": 0}
-    by_name = {need.actor: need for need in needs_of(wide, {SORTER: 6 * GIB, CHECKER: GIB})}
-    assert by_name["sorter-0"].gpu_bytes == 4 * GIB + 3 * GIB and by_name["checker-0"].gpu_bytes == GIB
-    assert by_name["trainer"].gpu_bytes == 7 * GIB
+    by_name = {need.actor: need for need in needs_of(wide, SHAPES, 80 * GIB)}
+    assert dict(by_name["sorter-0"].parts)["weights"] == 2 * BILLION  # half of it, in float32
+    assert dict(by_name["sorter-0"].parts)["keys and values"] == 4 * GIB
+    assert dict(by_name["trainer"].parts)["weights"] == 4 * BILLION
+    assert dict(by_name["trainer"].parts)["state of checker"] == 8 * BILLION
     assert not any(need.memory_bytes for need in by_name.values())
 
 
 def test_a_slot_has_its_part_of_a_policy_s_weights_but_the_whole_base_of_an_adapter() -> None:
     pool = ("pool={name: shared, slots: 2}", "agents.sorter.trainer={ranks: 2}")
-    weights = {SORTER: 6 * GIB, CHECKER: GIB}
-    for adapter, held in (((), 3 * GIB), (("agents.sorter.lora={}",), 6 * GIB)):
-        found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), weights)}
-        assert [found[name].gpu_bytes for name in ("slot-0", "slot-1")] == [held, held]
+    for adapter, part in (
+        ((), ("weights", 2 * BILLION)),
+        (("agents.sorter.lora={}",), ("frozen", 4 * BILLION)),
+    ):
+        only = {SORTER: SHAPES[SORTER]}
+        found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), only, 80 * GIB)}
+        assert all(part in found[name].parts for name in ("slot-0", "slot-1"))
 
 
 def test_policies_that_share_instances_need_gpus_for_these_once() -> None:
@@ -94,9 +101,13 @@ def test_policies_that_share_instances_need_gpus_for_these_once() -> None:
 
 
 def test_on_cpus_the_memory_is_the_host_s() -> None:
-    by_name = {need.actor: need for need in needs_of(config(TWO), {SORTER: 6 * GIB, CHECKER: GIB})}
+    by_name = {need.actor: need for need in needs_of(config(TWO), SHAPES)}
     found = {actor: need.memory_bytes for actor, need in by_name.items() if need.memory_bytes}
-    assert found == {"trainer": 7 * GIB, "sorter-0": 10 * GIB, "checker-0": GIB}
+    assert found == {
+        "trainer": 24 * BILLION,
+        "sorter-0": 4 * BILLION + 4 * GIB,
+        "checker-0": 2 * BILLION,
+    }
     assert not any(need.gpu_bytes for need in by_name.values())
 
 

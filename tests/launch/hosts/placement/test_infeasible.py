@@ -62,8 +62,8 @@ def test_a_gpu_that_others_use_is_refused_with_its_users() -> None:
     said = refusal(instances(2), host("n1", 2, used=(1,)))
     assert "need 2 GPUs (policies.a.instances=2), and there are 1: 1 on n1;" in said
     assert said.endswith(
-        "; GPU 1 (GPU-n1-1) of n1 is used by process 4711 python of ada, 30.0 GiB: hosts.share_gpus=true takes it all "
-        "the same"
+        "; GPU 1 (GPU-n1-1) of n1 is used by process 4711 python of ada, 30.0 GiB, and 50.0 GiB of it are free: "
+        "hosts.share_gpus=true takes it all the same"
     )
     named = Need("a-0", "policies.a.model.device='cuda:1'", on_head=True, named=(1,))
     assert refusal([named], host("n1", 2, used=(1,))).startswith(

@@ -1,5 +1,6 @@
-"""The memory of models, from the headers of files."""
+"""The shapes of models, from the headers of files or from their configs."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,24 +9,46 @@ from safetensors.numpy import save_file
 
 from flexmarl.actors.messages import ModelConfig
 from flexmarl.launch.config.config_reading import resolve
-from flexmarl.launch.hosts.placement.model_memory import known_weights, weights_bytes
+from flexmarl.launch.hosts.placement.model_memory import known_shapes, shape_of_model
+
+SIZES = {
+    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 352, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """100 + 20 parameters in two files."""
-    save_file({"a": np.zeros((10, 10), np.float16)}, tmp_path / "model-1.safetensors")
-    save_file({"b": np.zeros(20, np.float16)}, tmp_path / "model-2.safetensors")
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
     return tmp_path
 
 
-def test_parameters_are_counted_in_the_dtype_of_the_run(model: Path) -> None:
-    assert weights_bytes(ModelConfig(path=str(model))) == 120 * 4
-    assert weights_bytes(ModelConfig(path=str(model), dtype="bfloat16")) == 120 * 2
+def test_a_config_is_enough(folder: Path) -> None:
+    shape = shape_of_model(ModelConfig(path=str(folder)))
+    assert shape is not None
+    attention = 64 * (64 + 2 * 32) + 64 + 2 * 32 + 64 * 64
+    assert shape.layer_parameters == attention + 3 * 64 * 352 + 2 * 64
+    assert shape.outside_parameters == 2 * 512 * 64 + 64
+    assert shape.parameters == 3 * shape.layer_parameters + shape.outside_parameters
+    assert (shape.largest_tensor, shape.layers, shape.query_size, shape.key_size) == (512 * 64, 3, 64, 32)
+    assert shape.is_gated and not shape.norms_heads
 
 
-def test_a_model_of_a_hub_a_new_one_and_damaged_files_are_not_known(model: Path) -> None:
-    assert weights_bytes(ModelConfig(path="Qwen/Qwen2.5-0.5B-Instruct")) == 0
-    assert known_weights(resolve("sort-digits", [])) == {}
-    (model / "model-2.safetensors").write_bytes(b"damaged")
-    assert weights_bytes(ModelConfig(path=str(model))) == 0
+def test_files_are_read_before_the_config_and_need_no_torch(folder: Path) -> None:
+    save_file({"model.layers.0.a.weight": np.zeros((10, 10), np.float16)}, folder / "model-1.safetensors")
+    save_file({"lm_head.weight": np.zeros(20, np.float16)}, folder / "model-2.safetensors")
+    shape = shape_of_model(ModelConfig(path=str(folder)), may_import=False)
+    assert shape is not None
+    assert (shape.parameters, shape.layer_parameters, shape.outside_parameters) == (120, 100, 20)
+    (folder / "model-2.safetensors").write_bytes(b"damaged")
+    assert shape_of_model(ModelConfig(path=str(folder)), may_import=False) is None
+
+
+def test_a_model_of_a_hub_that_is_not_in_the_cache_is_not_known() -> None:
+    assert shape_of_model(ModelConfig(path="Qwen/Qwen2.5-0.5B-Instruct")) is None
+
+
+def test_tiny_models_on_a_cpu_are_read_if_that_is_asked_for() -> None:
+    config = resolve("sort-digits", [])
+    assert known_shapes(config) == {}
+    assert known_shapes(config, all_models=True).keys() == config.policies.keys()

@@ -19,12 +19,14 @@ def test_each_actor_has_a_row_with_its_gpus_and_memory() -> None:
     text = plan_as_comment(place_run(config, [host("first", 2), host("second", 1, note="one is hidden")]))
     assert all(line.startswith("#") for line in text.splitlines())
     rows = [line.removeprefix("# ").split() for line in text.splitlines() if line != "#"]
-    assert rows[0] == ["actor", "node", "GPUs", "cores", "memory", "on", "each", "GPU"]
+    assert rows[0] == ["actor", "node", "GPUs", "cores", "host", "memory", "on", "each", "GPU"]
     by_actor = {row[0]: row[1:] for row in rows[1:]}
     assert by_actor["store"] == ["first", "1", "?"]
-    assert by_actor["sorter-0"] == ["first", "0", "H100,", "1", "H100", "1", "?", ">=", "4.0", "GiB"]
-    assert by_actor["trainer"] == ["first", "0", "H100", "1", "?", "?"]
-    assert "# second: 16 cores, 128.0 GiB of memory, 1 GPUs (one is hidden)\n" in text
+    assert by_actor["sorter-0"] == ["first", "0,", "1", "1", "?", "7.0", "GiB"]
+    assert by_actor["trainer"][:3] == ["first", "0", "1"]
+    assert max(map(len, text.splitlines())) <= 100
+    assert "# sorter, on each GPU: 7.0 of 80.0 GiB: weights 0.0, keys and values 4.0, " in text
+    assert "# second: 16 cores, 128.0 GiB of memory, 1 GPUs (one is hidden), 1 x H100\n" in text
     assert "# training and generation share GPU 0 of first: there are too few for each alone\n" in text
 
 
@@ -32,7 +34,7 @@ def test_a_memory_of_the_host_that_is_known() -> None:
     config = resolve("sort-digits", ["agents.sorter.engine.name=vllm"])
     text = plan_as_comment(place_run(config, [host("first")]))
     (row,) = (line for line in text.splitlines() if line.startswith("# sorter-0"))
-    assert row.split()[2:] == ["first", "1", ">=", "4.0", "GiB"]
+    assert row.split()[2:] == ["first", "1", "4.0", "GiB"]
 
 
 def test_a_plan_for_hosts_that_are_not_there_yet() -> None:

@@ -1,0 +1,132 @@
+"""The memory of a policy in training: its ranks on their devices, and its states in the host's memory. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from ....actors.inference.inference_config import VllmEngineConfig
+from ....actors.model_shape import ModelShape
+from ....actors.names import PolicyName
+from ....actors.trainer.backends.backend_config import TorchTrainerConfig
+from ....actors.trainer.pool.pool_config import SharedPoolConfig
+from ....actors.trainer.rank_bytes import LEAST_COMPILED, RankBytes, RankLoad, logits_limit, rank_bytes
+from ...config.config_sections import PolicyConfig
+from ...config.run_config import RunConfig
+from .model_memory import ITEM_BYTES
+
+CONTEXT_BYTES: Final = 2**30
+"""CUDA's context, the libraries' workspaces and the allocator's gaps: an estimate."""
+
+_LEAST_TOKENS: Final = 1024
+
+
+def load_of(
+    config: RunConfig, policy: PolicyConfig, shape: ModelShape, card_bytes: int | None
+) -> RankLoad | None:
+    """None for a policy without a trainer of torch. ``card_bytes``: of a GPU; None: it computes on CPUs."""
+    trainer, loss = policy.trainer, policy.algorithm
+    if not isinstance(trainer, TorchTrainerConfig) or not policy.train:
+        return None
+    published = not isinstance(config.pool, SharedPoolConfig) and config.weights.path in ("auto", "cuda_ipc")
+    samplings = [config.agents[agent].sampling for agent in config.agents_of(_name_of(config, policy))]
+    return RankLoad(
+        ranks=trainer.ranks,
+        tokens=trainer.tokens_per_forward,
+        item_bytes=ITEM_BYTES[policy.real_model.dtype],
+        logits_bytes=logits_limit(card_bytes),
+        has_checkpoints=trainer.activation_checkpointing,
+        is_compiled=card_bytes is not None and _is_compiled(trainer, shape),
+        is_truncated=any(sampling.top_p < 1 or sampling.top_k or sampling.min_p for sampling in samplings),
+        has_reference=loss.kl_coefficient > 0,
+        has_critic=loss.critic is not None,
+        adapter=None if policy.lora is None else (policy.lora.rank, policy.lora.targets),
+        publishes=2 if published and card_bytes is not None else 0,
+        publishes_adapter=policy.served_as_adapter,
+    )
+
+
+def _is_compiled(trainer: TorchTrainerConfig, shape: ModelShape) -> bool:
+    return shape.parameters >= LEAST_COMPILED if trainer.compilation is None else trainer.compilation
+
+
+def _name_of(config: RunConfig, policy: PolicyConfig) -> PolicyName:
+    return next(name for name, other in config.policies.items() if other is policy)
+
+
+def parts_of(needed: RankBytes) -> tuple[tuple[str, int], ...]:
+    """The parts of a rank's peak, by name, largest moments as they come: publishing counts if that is the peak."""
+    parts = [
+        ("weights", needed.weights), ("gradients", needed.gradients), ("moments", needed.moments),
+        ("frozen", needed.frozen),
+    ]  # fmt: skip
+    if needed.peak > needed.forward:
+        parts.append(("publishing and loading", needed.peak - needed.state))
+    else:
+        parts += [
+            ("gathered and copies", needed.gathered), ("activations", needed.activations), ("logits", needed.logits),
+        ]  # fmt: skip
+    return (*((name, size) for name, size in parts if size), ("context", CONTEXT_BYTES))
+
+
+def host_state_bytes(shape: ModelShape, load: RankLoad) -> int:
+    """Bytes of the host's memory for the states of a policy in a shared pool: twice the published weights, and twice
+    all of the base part that they are not."""
+    state = rank_bytes(shape, replace(load, ranks=1))
+    published = state.weights // 4 * load.item_bytes
+    rest = state.moments + (state.weights if load.item_bytes < 4 else 0)
+    return 2 * published + 2 * rest
+
+
+def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -> str | None:
+    """The settings with which a rank fits into ``room`` bytes, with the fewest ranks that do; None if none do."""
+    for ranks in range(load.ranks, max(load.ranks, most_ranks) + 1):
+        for checkpoints in sorted({load.has_checkpoints, True}):
+            tokens = load.tokens
+            while tokens >= min(_LEAST_TOKENS, load.tokens):
+                # A shared pool publishes from the host's memory.
+                publishes = load.publishes if ranks == 1 else 0
+                tried = replace(
+                    load, ranks=ranks, has_checkpoints=checkpoints, tokens=tokens, publishes=publishes
+                )
+                if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
+                    return ", ".join(_changes(load, tried))
+                tokens //= 2
+    if load.adapter is None:
+        tried = replace(load, adapter=(16, "all-linear"), publishes_adapter=True, has_checkpoints=True)
+        if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
+            return ", ".join(["lora={rank: 16}", *_changes(load, tried)])
+    return None
+
+
+def _changes(load: RankLoad, tried: RankLoad) -> Iterator[str]:
+    if tried.ranks != load.ranks:
+        if load.ranks == 1:
+            yield f"pool={{name: shared, slots: {tried.ranks}}}"
+        yield f"trainer.ranks={tried.ranks}"
+    if tried.has_checkpoints != load.has_checkpoints:
+        yield "trainer.activation_checkpointing=true"
+    if tried.tokens != load.tokens:
+        yield f"trainer.tokens_per_forward={tried.tokens}"
+
+
+def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -> Iterator[str]:
+    """A line for each setting that the model's shape does not allow, and for GPUs that no policy would use."""
+    for name, policy in config.policies.items():
+        engine, shape = policy.engine, shapes.get(name)
+        if shape is None or not isinstance(engine, VllmEngineConfig):
+            continue
+        if shape.heads % engine.tensor_parallel:
+            divisors = [str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+            yield (
+                f"policies.{name}.engine.tensor_parallel={engine.tensor_parallel} does not divide the model's "
+                f"{shape.heads} attention heads: take one of {', '.join(divisors)}"
+            )
+    pool = config.pool
+    models = [model for policy in config.trained.values() if (model := policy.used_model) is not None]
+    if isinstance(pool, SharedPoolConfig) and any(model.device != "cpu" for model in models):
+        ranks = sum(policy.trainer.ranks for policy in config.trained.values())
+        if pool.slots > ranks:
+            yield (
+                f"pool.slots={pool.slots}: all policies together have {ranks} ranks, so that {pool.slots - ranks} GPUs "
+                f"would never be used: write pool.slots={ranks}, or more trainer.ranks"
+            )
