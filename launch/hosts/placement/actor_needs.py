@@ -185,7 +185,7 @@ class _Sizes:
         )  # fmt: skip
 
     def on_host_of_instance(self, name: PolicyName) -> int:
-        """Bytes that an instance on CPUs takes for certain: weights, and the part that its engine takes at the start."""
+        """Bytes that an instance on CPUs takes for certain: weights, and what its engine takes at the start."""
         policy, shape = self.config.policies[name], self.shapes.get(name)
         model = policy.used_model
         weights = shape.parameters * ITEM_BYTES[model.dtype] if shape is not None and model is not None else 0
