@@ -13,6 +13,12 @@ def warnings_about(config: RunConfig) -> list[str]:
             "turns that are computed together round together"
         )
     for name, policy in config.policies.items():
+        model = policy.used_model
+        if model is not None and model.device != "cpu" and model.dtype == "float32":
+            found.append(
+                f"policy {name}: model.dtype=float32 on a GPU is several times slower than bfloat16, with twice the "
+                "memory for activations and for the engine"
+            )
         reason = policy.algorithm.whole_batch_reason
         if reason is not None and config.mode != "sync":
             found.append(sync_warning(name, policy.algorithm.name, reason))

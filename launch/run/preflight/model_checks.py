@@ -23,8 +23,11 @@ from ....actors.messages import ModelConfig
 from ....actors.model_sources import architecture_of, load_tokenizer
 from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
+from ...hosts.nvidia import read_devices
 
 _HUB_TIMEOUT_S = 5.0
+_LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
+"""By the first number of CUDA's version: the CUDA toolkit's release notes, table 2."""
 _ERROR_COLUMNS = 200
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOOLS = re.compile(r"\btools\b")
@@ -62,10 +65,22 @@ def device_problems(config: RunConfig) -> Iterator[ModelProblem]:
     import torch
 
     if not torch.cuda.is_available():
+        reason = no_cuda_reason(torch.__version__, torch.version.cuda, read_devices().driver)
         for name, device in devices.items():
             yield ModelProblem(
-                name, "device", device, "PyTorch finds no CUDA device here; device=cpu needs none"
+                name, "device", device, f"PyTorch finds no CUDA device here{reason}; device=cpu needs none"
             )
+
+
+def no_cuda_reason(torch_version: str, cuda: str | None, driver: str) -> str:
+    """The reason for which PyTorch has no CUDA, behind a colon; empty if it is unknown. ``cuda``: the version that
+    it is built for; ``driver``: the version of NVIDIA's; empty without it."""
+    if cuda is None:
+        return f": {torch_version} is built without CUDA, install a build with it"
+    least = _LEAST_DRIVERS.get(cuda.partition(".")[0])
+    if driver and least and int(driver.partition(".")[0]) < least:
+        return f": it is built for CUDA {cuda}, which needs the driver {least} or later, and {driver} is installed"
+    return ""
 
 
 def model_findings(config: RunConfig) -> ModelFindings:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch  # noqa: F401  # in_this_process
+import torch
 import yaml
 
 from flexmarl.actors.errors import ConfigError
@@ -17,6 +17,7 @@ from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.config.written_keys import WrittenKeys
 from flexmarl.launch.hosts import host_description
 from flexmarl.launch.run.preflight import adapter_checks, preflight, process
+from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
 from flexmarl.launch.run.preflight.preflight import check_before_start
 from flexmarl.launch.run.run import Run
 
@@ -153,7 +154,8 @@ def test_an_adapter_needs_peft(recipe: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_cuda_is_refused_without_a_device(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     devices = ("agents.solver.model.device=cuda", "agents.checker.model.device='cuda:1'")
-    none = "PyTorch finds no CUDA device here; device=cpu needs none"
+    reason = no_cuda_reason(torch.__version__, torch.version.cuda, "")
+    none = f"PyTorch finds no CUDA device here{reason}; device=cpu needs none"
     assert refusal(recipe, *devices) == [
         f"agents.solver.model.device='cuda': {none} (agent solver)",
         f"agents.checker.model.device='cuda:1': {none} (agent checker)",
@@ -173,7 +175,8 @@ def test_a_run_that_does_not_fit_this_host_is_refused_with_the_keys_as_they_are_
         "the instances need 2 GPUs (agents.solver.instances=1, agents.checker.instances=1), and there are 1: 1 on "
     )
     assert found.endswith(
-        f"is used by process {2**22 + 1} of an unknown user, 5.0 GiB: hosts.share_gpus=true takes it all the same"
+        f"is used by process {2**22 + 1} of an unknown user, 5.0 GiB, and 80.0 GiB of it are free: "
+        "hosts.share_gpus=true takes it all the same"
     )
     (found,) = refusal(recipe, "agent_defaults.model.device='cuda:2'")
     assert found.startswith(

@@ -1,0 +1,17 @@
+"""The reason for which PyTorch has no CUDA."""
+
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.config_warnings import warnings_about
+from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
+
+
+def test_a_build_without_cuda_and_an_old_driver_are_named() -> None:
+    assert "2.13.0+cpu is built without CUDA" in no_cuda_reason("2.13.0+cpu", None, "580.1")
+    said = no_cuda_reason("2.13.0", "13.0", "570.86.10")
+    assert "needs the driver 580 or later, and 570.86.10 is installed" in said
+    assert no_cuda_reason("2.13.0", "13.0", "580.159.04") == no_cuda_reason("2.13.0", "13.0", "") == ""
+
+
+def test_float32_on_a_gpu_is_warned_about() -> None:
+    said = warnings_about(resolve("sort-digits", ["agents.sorter.model.device=cuda"]))
+    assert [text.partition(":")[0] for text in said if "float32" in text] == ["policy sorter"]
