@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from flexmarl.actors.errors import NonFiniteLogits
 from flexmarl.actors.inference.engines.engine import EngineRequest
 
+from ....trainer.backends.torch_policy.waits import counted_waits
 from ..transformers_engines import (
     ARCHITECTURES,
     EOS,
@@ -219,3 +220,15 @@ def test_every_request_comes_back_exactly_once(schedule: list[list[tuple[int, in
     returned += drain(engine)
     assert sorted(returned) == sorted(owed)
     assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["qwen3-grouped", "gpt2"])
+def test_a_decode_step_waits_for_the_device_once(name: str) -> None:
+    engine = make_engine(name)
+    for request in make_requests(4, temperature=0.7):
+        engine.add(replace(request, max_new_tokens=12))
+    engine.step()
+    with counted_waits() as waits:
+        for _ in range(5):
+            engine.step()
+    assert [wait.partition(" ")[0] for wait in waits] == ["tolist"] * 5, waits
