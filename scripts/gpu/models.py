@@ -94,11 +94,15 @@ def setup_of(
     *,
     tokens_per_forward: int = 16384,
     checkpointing: bool = False,
+    packing: bool = True,
     ranks: int = 1,
 ) -> PolicySetup:
     """A GRPO policy of that shape."""
     trainer = TorchTrainerConfig(
-        tokens_per_forward=tokens_per_forward, activation_checkpointing=checkpointing, ranks=ranks
+        tokens_per_forward=tokens_per_forward,
+        activation_checkpointing=checkpointing,
+        packing=packing,
+        ranks=ranks,
     )
     return PolicySetup(model=model_of(shape, device, dtype), trainer=trainer, credit={AGENT: CreditConfig()})
 

@@ -6,6 +6,7 @@ bf16 or float32, top-p. So are the operations that take most of the time, and th
 """
 
 import copy
+import random
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -49,12 +50,14 @@ CPU_LOAD = Load(4, 8, 24, 64)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One setting of the grid."""
+    """One setting of the grid. ``uneven``: the samples have 1/16 to all of the tokens of the load."""
 
     name: str
     dtype: Dtype = "bfloat16"
     checkpointing: bool = False
     truncation: Truncation | None = None
+    uneven: bool = False
+    packing: bool = True
 
 
 GRID = (
@@ -62,6 +65,8 @@ GRID = (
     Variant("bf16, checkpointing", checkpointing=True),
     Variant("bf16, checkpointing, top-p 0.9", checkpointing=True, truncation=Truncation(top_p=0.9)),
     Variant("float32, checkpointing", dtype="float32", checkpointing=True),
+    Variant("bf16, padded, uneven lengths", uneven=True, packing=False),
+    Variant("bf16, packed, uneven lengths", uneven=True),
 )
 
 
@@ -80,7 +85,8 @@ def measure_grid(card: Card, shape: Shape, load: Load) -> Iterator[Check]:
         yield from part(variant.name, lambda v=variant: _measure_variant(card, shape, load, v, rates))  # type: ignore[misc]
         free_memory(card.device)
     if card.is_cuda:
-        yield from _share_of_peak(card, shape, load, max(rates.values(), default=0.0))
+        even = [rates[variant.name] for variant in GRID if variant.name in rates and not variant.uneven]
+        yield from _share_of_peak(card, shape, load, max(even, default=0.0))
 
 
 def _measure_variant(
@@ -107,7 +113,7 @@ def _measure(card: Card, shape: Shape, load: Load, variant: Variant) -> tuple[fl
     peak = peak_bytes(
         card.device, lambda: seconds.append(seconds_of(card.device, lambda: _train(policy, fresh)))
     )
-    return load.count * (load.prompt + load.completion) / seconds[0], peak
+    return sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples) / seconds[0], peak
 
 
 def _train(policy: TorchPolicy, samples: Sequence[Sample]) -> None:
@@ -119,6 +125,7 @@ def _policy(card: Card, shape: Shape, load: Load, variant: Variant) -> TorchPoli
     setup = setup_of(
         shape, card.device, variant.dtype,
         tokens_per_forward=load.tokens_per_forward, checkpointing=variant.checkpointing,
+        packing=variant.packing,
     )  # fmt: skip
     return _torch_policy(setup)
 
@@ -129,7 +136,23 @@ def _torch_policy(setup: PolicySetup) -> TorchPolicy:
 
 def _samples(shape: Shape, load: Load, variant: Variant) -> list[Sample]:
     samples = make_samples(load.count, load.prompt, load.completion, shape.vocabulary)
+    if variant.uneven:
+        rng = random.Random(0)
+        tokens = load.prompt + load.completion
+        samples = [_shorten(sample, rng.randint(max(2, tokens // 16), tokens)) for sample in samples]
     return [replace(sample, truncation=variant.truncation) for sample in samples]
+
+
+def _shorten(sample: Sample, tokens: int) -> Sample:
+    """The first ``tokens`` of ``sample``, at least 2, in prompt and completion as before."""
+    prompt = max(1, tokens * len(sample.prompt_tokens) // (len(sample.prompt_tokens) + len(sample.tokens)))
+    completion = tokens - prompt
+    return replace(
+        sample,
+        prompt_tokens=sample.prompt_tokens[:prompt],
+        tokens=sample.tokens[:completion],
+        logprobs=sample.logprobs[:completion],
+    )
 
 
 def _share_of_peak(card: Card, shape: Shape, load: Load, tokens_s: float) -> Iterator[Check]:
