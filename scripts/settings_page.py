@@ -29,6 +29,7 @@ from pydantic.fields import FieldInfo
 
 from flexmarl.actors.config_base import Config, Unit
 from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.config.written_config import Defaults
 
 PAGE: Final = Path(__file__).parents[1] / "launch" / "docs" / "settings.md"
 
@@ -61,9 +62,13 @@ class Setting:
 # --------------------------------------------------------------------------- the schema
 
 
-def all_settings(
-    model: type[Config] = RunConfig, section: str = "", choice: str = _DEFAULT_CHOICE
-) -> Iterator[Setting]:
+def all_settings(*models: type[Config]) -> Iterator[Setting]:
+    """Every key of a run's configuration, and of the defaults beside it, once; or of other ``models``."""
+    for model in models or (RunConfig, Defaults):
+        yield from _settings(model)
+
+
+def _settings(model: type[Config], section: str = "", choice: str = _DEFAULT_CHOICE) -> Iterator[Setting]:
     """Every key of a section and of the sections in it, once."""
     for name, field in model.model_fields.items():
         key = f"{section}.{name}".removeprefix(".")
@@ -72,10 +77,10 @@ def all_settings(
             yield Setting(section, name, choice, model, field)
         if key == _SINKS:  # a list of sections
             for tag, chosen in classes.items():
-                yield from all_settings(chosen, f"{key}.{tag}")
+                yield from _settings(chosen, f"{key}.{tag}")
         elif get_origin(field.annotation) is dict:
             for chosen in classes.values():
-                yield from all_settings(chosen, f"{key}.<{_NAMES[name]}>")
+                yield from _settings(chosen, f"{key}.<{_NAMES[name]}>")
         else:
             yield from _of_choices(classes, key)
 
@@ -83,12 +88,12 @@ def all_settings(
 def _of_choices(classes: dict[str, type[Config]], section: str) -> Iterator[Setting]:
     keys: set[str] = set()
     for number, (tag, chosen) in enumerate(classes.items()):
-        for setting in all_settings(chosen, section, tag if number else _DEFAULT_CHOICE):
+        for setting in _settings(chosen, section, tag if number else _DEFAULT_CHOICE):
             if setting.key == f"{section}.name" and len(classes) > 1:
                 setting = replace(setting, names=tuple(classes))
             if setting.key not in keys:
                 yield setting
-        keys |= {setting.key for setting in all_settings(chosen, section)}
+        keys |= {setting.key for setting in _settings(chosen, section)}
 
 
 def _classes(annotation: Any) -> dict[str, type[Config]]:

@@ -1,6 +1,6 @@
 """Settings of training: a policy's optimizer, loss and supervised batches; an agent's credit assignment."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
@@ -132,7 +132,7 @@ class LossConfig(Config):
         return numbers | section
 
     @model_validator(mode="after")
-    def _fits_the_algorithm(self) -> "LossConfig":
+    def _fits_the_loss(self) -> "LossConfig":
         for refused, message in _LOSS_REFUSALS:
             if refused(self):
                 raise ValueError(message.format(loss=self))
@@ -254,15 +254,6 @@ _CREDIT_REFUSALS: tuple[tuple[Callable[[Algorithm, LossConfig], bool], str], ...
     ),
 )
 """Credit assignments that a loss can't train with, in the order in which they are checked."""
-
-
-def divided_algorithm(section: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The agent's part and the policy's part of a section with both; ``name`` is in both, unknown keys in the last."""
-    credit, loss = CreditConfig.model_fields, LossConfig.model_fields
-    return (
-        {key: value for key, value in section.items() if key in credit},
-        {key: value for key, value in section.items() if key in loss or key not in credit},
-    )
 
 
 def credit_problem(credit: CreditConfig, loss: LossConfig) -> str | None:

@@ -15,16 +15,13 @@ import yaml
 from pydantic import ValidationError
 
 from ...actors.errors import ConfigError
-from .config_policies import Expanded, expanded, merged, with_defaults
-from .init_from import check_weights, with_init_from
+from .model_files import check_weights, with_files
 from .run_config import RunConfig
 from .schema_errors import problem_text
-from .written_keys import WrittenKeys
+from .written_config import UNCHANGED, Defaults, WrittenConfig
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 _RECIPE_NAME = re.compile(r"[a-z0-9_-]+")
-_OF_ALL_POLICIES = {"engine", "trainer"}
-"""Sections of policies that may be written at the top level, for all of them."""
 _NAMED_SECTIONS = {"agents": "agent", "policies": "policy"}
 
 
@@ -36,8 +33,8 @@ def resolve(recipe: str, overrides: Sequence[str]) -> RunConfig:
     return resolve_written(recipe, overrides)[0]
 
 
-def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
-    """The same, and the places at which its values are written."""
+def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, WrittenConfig]:
+    """The same, and as it is written."""
     folder = recipe_folder(recipe)
     source = folder / "config.yaml"
     return _resolved(read_yaml(source), folder, overrides, str(source))
@@ -45,7 +42,7 @@ def resolve_written(recipe: str, overrides: Sequence[str]) -> tuple[RunConfig, W
 
 def resolve_mapping(
     config: Mapping[str, Any], overrides: Sequence[str], source: str
-) -> tuple[RunConfig, WrittenKeys]:
+) -> tuple[RunConfig, WrittenConfig]:
     """The same for a mapping with the keys of a ``config.yaml``, and the name or the folder of the recipe as
     ``recipe``. A resolved config resolves to itself."""
     raw = copy.deepcopy(dict(config))
@@ -55,38 +52,24 @@ def resolve_mapping(
     return _resolved(raw, recipe_folder(str(recipe)), overrides, source)
 
 
-def resolve_file(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
+def resolve_file(path: Path, overrides: Sequence[str]) -> tuple[RunConfig, WrittenConfig]:
     """The same for a YAML file. Without the key ``recipe``, its folder is the recipe's."""
     return resolve_mapping({"recipe": path.parent, **read_yaml(path)}, overrides, str(path))
 
 
 def _resolved(
     raw: dict[str, Any], folder: Path, overrides: Sequence[str], source: str
-) -> tuple[RunConfig, WrittenKeys]:
+) -> tuple[RunConfig, WrittenConfig]:
     for override in overrides:
         _apply_override(raw, override)
     if "recipe" in raw:
         raise ConfigError(
             "the key recipe can't be set: the recipe is the word without '=' on the command line"
         )
-    raw["recipe"] = str(folder)
-    defaults = raw.pop("agent_defaults", None) or {}
-    if not isinstance(defaults, dict):
-        raise ConfigError(f"agent_defaults={defaults!r}: must be a section with the keys of an agent")
-    if (init_from := raw.pop("init_from", None)) is not None:
-        defaults = {"init_from": init_from, **defaults}
-    top = {key: raw.pop(key) for key in _OF_ALL_POLICIES & raw.keys()}
-    defaults = merged(defaults, top)
-    _make_paths_absolute(raw, defaults, folder)
-    complete = with_defaults(raw, defaults)
-    for kind in _NAMED_SECTIONS:
-        if isinstance(sections := complete.get(kind), dict):
-            with_init_from(sections, kind, folder)
-    whole = expanded(complete)
-    keys = WrittenKeys(raw, defaults, whole.own, top)
-    config = _checked(whole, keys, source)
+    config, written = _validate({**raw, "recipe": str(folder)}, source)
+    config = with_files(config, written, folder)
     check_weights(config.policies, config.seed)
-    return config, keys
+    return config, written
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
@@ -103,21 +86,29 @@ def override_key(override: str) -> str:
 
 
 def check(raw: dict[str, Any], source: str) -> RunConfig:
-    """The typed config. Raises ConfigError listing every problem, each with its key and value."""
-    whole = expanded(raw)
-    return _checked(whole, WrittenKeys(raw, own_policies=whole.own), source)
+    """The typed config of a resolved one, which has no defaults. Raises ConfigError listing every problem, each with
+    its key and value."""
+    if defaults := [key for key in Defaults.model_fields if key in raw]:
+        problem = "a resolved config has no defaults: write the keys of single agents and policies"
+        raise _refusal(source, [f"{key}: {problem}" for key in defaults])
+    return _validate(raw, source)[0]
 
 
-def _checked(whole: Expanded, keys: WrittenKeys, source: str) -> RunConfig:
-    problems = whole.problems
-    if not problems:
-        try:
-            return RunConfig.model_validate(whole.raw)
-        except ValidationError as error:
-            items = error.errors(include_url=False)
-            problems = [line for item in items for line in problem_text(item, whole.own, keys).splitlines()]
+def _validate(raw: dict[str, Any], source: str) -> tuple[RunConfig, WrittenConfig]:
+    written = UNCHANGED
+    try:
+        written = WrittenConfig.model_validate(raw)
+        return RunConfig.model_validate(written.complete()), written
+    except ValidationError as error:
+        items = error.errors(include_url=False)
+        raise _refusal(
+            source, [line for item in items for line in problem_text(item, written).splitlines()]
+        ) from None
+
+
+def _refusal(source: str, problems: Sequence[str]) -> ConfigError:
     listed = "\n".join(f"  {problem}" for problem in dict.fromkeys(problems))
-    raise ConfigError(f"{source}, overrides included:\n{listed}")
+    return ConfigError(f"{source}, overrides included:\n{listed}")
 
 
 def recipe_folder(recipe: str) -> Path:
@@ -182,34 +173,6 @@ def _refuse_unknown_name(raw: dict[str, Any], keys: Sequence[str], override: str
         raise ConfigError(
             f"override {override!r}: there is no {kind} {keys[1]!r}; there are: {', '.join(map(str, known))}"
         )
-
-
-def _make_paths_absolute(raw: dict[str, Any], defaults: dict[str, Any], folder: Path) -> None:
-    """Changes both: model and tokenizer paths are relative to the recipe's folder, or else to the working directory.
-
-    Names that are in neither, and are not written as paths, are a hub's. Raises ConfigError if a path leads nowhere.
-    """
-    for key, model in _models(raw, defaults):
-        for part in ("path", "tokenizer"):
-            if not isinstance(written := model.get(part), str):
-                continue
-            places = [folder / written, Path(written).expanduser()]
-            if found := next((place for place in places if place.exists()), None):
-                model[part] = str(found.resolve())
-            elif written.startswith(("/", "./", "../", "~")):
-                raise ConfigError(f"{key}.{part}={written!r}: there is no such file or folder")
-
-
-def _models(raw: dict[str, Any], defaults: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every model section with its key. Values that are not sections are left for the schema to refuse."""
-    if isinstance(model := defaults.get("model"), dict):
-        yield "agent_defaults.model", model
-    for kind in _NAMED_SECTIONS:
-        sections = raw.get(kind)
-        for name, section in sections.items() if isinstance(sections, dict) else ():
-            model = section.get("model") if isinstance(section, dict) else None
-            if isinstance(model, dict):
-                yield f"{kind}.{name}.model", model
 
 
 def flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

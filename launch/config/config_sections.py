@@ -1,5 +1,7 @@
 """The sections of an agent and of a policy in a run's configuration."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -33,6 +35,8 @@ RESTART_PERIOD_S: Final = 3600.0
 
 OF_TRAINING: Final = ("optimizer", "algorithm", "sft", "global_batch")
 """Keys of a policy that a frozen one does not have."""
+
+_AT_STEP: Final = re.compile(r"(\w+)@(\d+)")
 
 
 class AgentConfig(Config):
@@ -103,22 +107,21 @@ class PolicyConfig(Config):
     @model_validator(mode="after")
     def _pool_is_frozen(self) -> "PolicyConfig":
         if self.pool_of is not None and self.train:
-            raise ValueError(f"pool_of.policy={self.pool_of.policy!r}, and train=true: a pool is not trained")
+            raise ValueError("train=true: past versions are not trained: leave it out")
         if self.pool_of is not None and self.init_from is not None:
             raise ValueError("init_from: a pool starts from its policy's weights: leave it out")
         return self
 
     @model_validator(mode="after")
     def _trains_or_has_no_training(self) -> "PolicyConfig":
-        written = [key for key in OF_TRAINING if key in self.model_fields_set]
+        written: list[str] = [key for key in OF_TRAINING if key in self.model_fields_set]
+        if not self.simulated and self.trainer != TorchTrainerConfig():
+            written.append("trainer")
         if written and not self.train:
-            raise ValueError(
-                f"{written[0]} is for policies that are trained, and train=false: leave one of the two out"
+            remedy = (
+                "train=false: leave one of the two out" if self.pool_of is None else "past versions are not"
             )
-        if not self.train and not self.simulated and self.trainer != TorchTrainerConfig():
-            raise ValueError(
-                "trainer is for policies that are trained, and train=false: leave one of the two out"
-            )
+            raise ValueError(f"{written[0]} is for policies that are trained, and {remedy}")
         return self
 
     @model_serializer(mode="wrap")
@@ -143,7 +146,7 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _has_a_model(self) -> "PolicyConfig":
-        if self.model is None and not self.simulated and not self.engine.endpoint:
+        if self.model is None and self.pool_of is None and not self.simulated and not self.engine.endpoint:
             raise PydanticCustomError("model_missing", "is missing")
         return self
 
@@ -197,6 +200,66 @@ class PolicyConfig(Config):
     def tokenizer(self) -> str:
         """Hub name or folder of the tokenizer; ``bytes`` if the policy is simulated or an endpoint's."""
         return "bytes" if self.used_model is None else self.real_model.tokenizer_source
+
+
+class AlgorithmConfig(LossConfig, CreditConfig):
+    """Credit assignment and loss, of one ``name``."""
+
+
+class AgentWithPolicyConfig(PolicyConfig, AgentConfig):
+    """An agent that names no policy: it has one of its own, of its name, and the settings of both. ``policy`` may be
+    ``{pool_of: NAME, ...}`` or ``NAME@STEP``: then its own policy is past versions of another."""
+
+    policy: PolicyName = PolicyName("")
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _past_versions(cls, section: Any) -> Any:
+        if not isinstance(section, dict):
+            return section
+        pool = pool_section(section)
+        settings = {key: value for key, value in section.items() if key != "policy"}
+        return settings if pool is None else {"train": False, **settings, "pool_of": pool}
+
+    def divided(self, name: PolicyName) -> tuple[AgentConfig, PolicyConfig]:
+        """The agent, and its policy, whose name is ``name``."""
+        agent, policy = _part(self, AgentConfig), _part(self, PolicyConfig)
+        if "algorithm" in self.model_fields_set:
+            agent["algorithm"] = CreditConfig.model_validate(_part(self.algorithm, CreditConfig))
+            policy["algorithm"] = LossConfig.model_validate(_part(self.algorithm, LossConfig))
+        return AgentConfig.model_validate(agent | {"policy": name}), PolicyConfig.model_validate(policy)
+
+
+def _part(section: Config, kind: type[Config]) -> dict[str, Any]:
+    """The values that were given to ``section``, of the keys that ``kind`` has."""
+    return {key: getattr(section, key) for key in kind.model_fields if key in section.model_fields_set}
+
+
+def names_own_policy(section: Mapping[str, Any]) -> bool:
+    """True for the section of an agent, as it is written, that names no policy of another agent or of ``policies``."""
+    policy = section.get("policy")
+    return policy is None or pool_section({"policy": policy}) is not None
+
+
+def pool_section(section: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The section ``pool_of`` of an agent or a policy, as it is written; None without past versions."""
+    pool, policy = section.get("pool_of"), section.get("policy")
+    if isinstance(pool, dict):
+        return pool
+    if isinstance(policy, dict) and "pool_of" in policy:
+        options = {key: value for key, value in policy.items() if key != "pool_of"}
+        return {"policy": policy["pool_of"], **options}
+    if isinstance(policy, str) and (at_step := _AT_STEP.fullmatch(policy)):
+        return {"policy": at_step[1], "only": int(at_step[2])}
+    return None
+
+
+def agent_entry(section: Any) -> Any:
+    """The section of an agent, as ``AgentWithPolicyConfig`` if it names no policy."""
+    if isinstance(section, dict) and names_own_policy(section):
+        return AgentWithPolicyConfig.model_validate(section)
+    return section
 
 
 class HostsConfig(Config):

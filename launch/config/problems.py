@@ -31,6 +31,30 @@ def problems_of(config: "RunConfig") -> list[str]:
     return [problem for check in PROBLEMS if (problem := check(config)) is not None]
 
 
+def reference_problems(config: "RunConfig") -> list[str]:
+    """Names of policies that do not exist, and policies that no agent names. The other checks follow the names."""
+    known = ", ".join(config.policies)
+    problems = []
+    for name, agent in config.agents.items():
+        if agent.policy not in config.policies:
+            choice = f"; there are: {known}. Write one of them, or" if known else ":"
+            problems.append(
+                f"agents.{name}.policy={agent.policy!r}: there is no such policy{choice} add policies.{agent.policy} "
+                "with a model"
+            )
+    for policy, section in config.policies.items():
+        if not config.agents_of(policy):
+            problems.append(
+                f"policies.{policy}: no agent uses it: write `policy: {policy}` in an agent, or leave "
+                f"policies.{policy} out"
+            )
+        if section.pool_of is not None and (learner := section.pool_of.policy) not in config.policies:
+            problems.append(
+                f"policies.{policy}.pool_of.policy={learner!r}: there is no such policy; there are: {known}"
+            )
+    return problems
+
+
 # --------------------------------------------------------------------------- names
 
 
@@ -205,9 +229,7 @@ def _pool_problem(config: "RunConfig", name: str, pool: "PolicyConfig") -> str |
             f"{key}: one member plays a whole step, and under mode=async steps overlap: write strict or sync"
         )
     key = f"{key}.policy={pool.pool_of.policy!r}"
-    learner = config.policies.get(pool.pool_of.policy)
-    if learner is None:
-        return f"{key}: there is no such policy; those that are trained: {', '.join(config.trained)}"
+    learner = config.policies[pool.pool_of.policy]
     if not learner.train:
         return f"{key}: that policy is frozen itself, and has no past versions"
     if (pool.model, pool.lora, pool.simulated) != (learner.model, learner.lora, learner.simulated):

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from ...actors.columns.declared_columns import Column
 from ...actors.config_base import Config, Count, Natural, Unit
@@ -20,17 +20,19 @@ from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
 from .config_sections import (
     AgentConfig,
+    AgentWithPolicyConfig,
     HostsConfig,
     NetworkConfig,
     PolicyConfig,
     SupervisionConfig,
+    agent_entry,
 )
-from .problems import problems_of
+from .problems import problems_of, reference_problems
 
 
 class RunConfig(Config):
-    """Everything that a run depends on. Every agent names its policy here, also if it is written as an agent with a
-    model (``config_policies.py``).
+    """Everything that a run depends on. An agent that names no policy is divided into the agent and its own policy, so
+    that every agent has the name of its policy. Defaults of all agents are not here (``written_config.py``).
 
     Sections are checked against each other by ``problems.py``, all mistakes at once."""
 
@@ -49,8 +51,10 @@ class RunConfig(Config):
     runs](modes.md#deterministic-runs)."""
     data: Annotated[dict[str, JsonValue], Field(default_factory=dict)]
     """Keyword arguments of the recipe's functions: see [Workflows](workflows.md)."""
-    policies: dict[PolicyName, PolicyConfig]
-    agents: Annotated[dict[AgentName, AgentConfig], Field(min_length=1)]
+    policies: Annotated[dict[PolicyName, PolicyConfig], Field(default_factory=dict)]
+    agents: Annotated[
+        dict[AgentName, Annotated[AgentConfig, BeforeValidator(agent_entry)]], Field(min_length=1)
+    ]
     training: TrainingConfig
     pool: PoolConfig = StaticPoolConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -69,8 +73,23 @@ class RunConfig(Config):
     [below](#sinkstensorboard)."""
 
     @model_validator(mode="after")
+    def _every_agent_has_a_policy(self) -> "RunConfig":
+        for name, agent in self.agents.items():
+            if not isinstance(agent, AgentWithPolicyConfig):
+                continue
+            policy = PolicyName(name)
+            if policy in self.policies:
+                raise ValueError(
+                    f"policies.{policy}: agent {name!r} names no policy, so that it has one of its own of the same "
+                    f"name: write `policy: {policy}` in agents.{name} to use policies.{policy}, or give "
+                    f"policies.{policy} another name"
+                )
+            self.agents[name], self.policies[policy] = agent.divided(policy)
+        return self
+
+    @model_validator(mode="after")
     def _sections_fit(self) -> "RunConfig":
-        if problems := problems_of(self):
+        if problems := reference_problems(self) or problems_of(self):
             raise ValueError("\n".join(problems))
         return self
 

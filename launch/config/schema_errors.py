@@ -5,73 +5,98 @@ from typing import Any, get_args, get_origin
 
 from pydantic import Tag
 
+from ...actors.config_base import Config
+from ...actors.names import PolicyName
+from .config_sections import AgentConfig, AgentWithPolicyConfig, PolicyConfig
 from .run_config import RunConfig
-from .written_keys import Location, WrittenKeys
+from .written_config import Defaults, Location, WrittenConfig
 
 
-def problem_text(item: Any, own: frozenset[str], keys: WrittenKeys) -> str:
+def problem_text(item: Any, written: WrittenConfig) -> str:
     """One line for a mistake that pydantic found, with the key as it is written; several for those of sections against
-    each other. ``own``: see ``Expanded``."""
-    location, chosen = _without_union_tags(item["loc"])
-    if len(location) > 1 and location[0] == "policies" and location[1] in own:
-        location = ("agents", *location[1:])
-    if item["type"] == "model_missing":
-        return f"{keys.key(*location, 'model')}: is missing"
-    key = keys.key(*location)
-    if item["type"] == "extra_forbidden" and chosen:
-        allowed = ", ".join(_keys(item["loc"][:-1]))
-        return f"{key}: the {location[-2]} {chosen} has no such option (value {item['input']!r}); allowed: {allowed}"
-    if item["type"] == "extra_forbidden":
-        return f"{key}: there is no such key (value {item['input']!r}); {_allowed_keys(location, own)}"
-    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        known = ", ".join(_choices(item["loc"]))
-        return f"{key}.name={item['input']['name']!r}: there is no such {location[-1]}; there are: {known}"
-    if item["type"] == "missing":
+    each other."""
+    location, chosen = _without_union_tags(item["loc"], written)
+    key, value, kind = written.key(*location), item["input"], item["type"]
+    if kind == "model_missing" and location[0] == "agents" and "model" not in value:
+        policies = f"; there are: {', '.join(written.policies)}" if written.policies else ""
+        return f"{key}: neither `model` nor `policy`: give it a model, or write `policy: NAME`{policies}"
+    if kind == "model_missing":
+        return f"{written.key(*location, 'model')}: is missing"
+    if kind == "extra_forbidden" and chosen:
+        allowed = ", ".join(_keys(item["loc"][:-1], written))
+        return f"{key}: the {location[-2]} {chosen} has no such option (value {value!r}); allowed: {allowed}"
+    if kind == "extra_forbidden":
+        return f"{key}: {_misplaced(location, written) or _unknown(location, value, written)}"
+    if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
+        known = item["ctx"].get("expected_tags", "").replace("'", "")
+        return f"{key}.name={value.get('name')!r}: there is no such {location[-1]}; there are: {known}"
+    if kind == "missing":
         return f"{key}: is missing"
-    message = keys.in_text(item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0])
-    if isinstance(item["input"], dict):  # the message names the value; a section is too long to be shown
+    message = written.in_text(item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0])
+    if isinstance(value, dict):  # the message names the value; a section is too long to be shown
         return f"{key}: {message}" if key else message
-    return f"{key}={item['input']!r}: {message}"
+    return f"{key}={value!r}: {message}"
 
 
-def _allowed_keys(location: Location, own: frozenset[str]) -> str:
-    parents = [location[:-1]]
-    if len(location) > 2 and location[0] == "agents" and location[1] in own:  # with its policy's settings
-        parents.append(("policies", *location[1:-1]))
-    keys = dict.fromkeys(key for parent in parents for key in _keys(parent))
-    return f"allowed: {', '.join(keys)}"
+def _misplaced(location: Location, written: WrittenConfig) -> str | None:
+    """The right place of a setting of policies that is written in an agent, or of agents in a policy."""
+    kind, name, *rest = *location, "", ""
+    if kind == "agents" and _is_key(PolicyConfig, location[2:]):
+        policy = PolicyName(written.policy_of(str(name)))
+        section = f"policies.{policy}" if policy in written.policies else f"agents.{policy}"
+        remedy = f"write {section}.{'.'.join(map(str, location[2:]))}"
+        remedy += f", or leave agents.{name}.policy out" if rest[0] == "model" else ""
+        return f"a setting of policy {policy!r}, for all agents that use it: {remedy}"
+    if kind == "policies" and _is_key(AgentConfig, location[2:]):
+        users = [agent for agent in written.agents if written.policy_of(agent) == name]
+        place = f"agents.{(users or ['NAME'])[0]}.{'.'.join(map(str, location[2:]))}"
+        return f"a setting of agents, each has its own: write {place}"
+    return None
 
 
-def _keys(location: Location) -> Iterable[str]:
+def _unknown(location: Location, value: Any, written: WrittenConfig) -> str:
+    keys = [*_keys(location[:-1], written), *(Defaults.model_fields if len(location) == 1 else ())]
+    allowed = [written.key(*location[:-1], key).rpartition(".")[2] for key in keys]
+    return f"there is no such key (value {value!r}); allowed: {', '.join(allowed)}"
+
+
+def _is_key(model: type[Config], path: Location) -> bool:
+    """True if ``model`` has the key of that path."""
+    section: Any = model
+    for part in path:
+        field = getattr(section, "model_fields", {}).get(part)
+        if field is None:
+            return False
+        section = _section_class(field.annotation)
+    return True
+
+
+def _keys(location: Location, written: WrittenConfig) -> Iterable[str]:
     """Keys of the section at ``location``; none if the schema has no such section."""
-    fields: Iterable[str] = getattr(_section(location), "model_fields", ())
+    fields: Iterable[str] = getattr(_section(location, written), "model_fields", ())
     return fields
 
 
-def _without_union_tags(location: Location) -> tuple[Location, str]:
+def _without_union_tags(location: Location, written: WrittenConfig) -> tuple[Location, str]:
     """A location of pydantic's without the names of classes that were chosen by ``name``, and the last of these."""
     plain: Location = ()
     chosen = ""
     for number, part in enumerate(location):
-        if isinstance(_section(location[:number]), dict):
+        if isinstance(_section(location[:number], written), dict):
             chosen = str(part)
         else:
             plain = (*plain, part)
     return plain, chosen
 
 
-def _choices(location: Location) -> Iterable[str]:
-    """The names of the classes for the section at ``location``; none if it has one class."""
-    section = _section(location)
-    return section if isinstance(section, dict) else ()
-
-
-def _section(location: Location) -> Any:
+def _section(location: Location, written: WrittenConfig) -> Any:
     """The class of the section at a location of pydantic's; a dict of classes by name if one is chosen there; None if
     the schema has no such section."""
     model: Any = RunConfig
-    for part in location:
-        if get_origin(model) is dict:  # agents, policies and columns are by name
+    for depth, part in enumerate(location):
+        if depth == 1 and location[0] == "agents":
+            model = AgentWithPolicyConfig if written.has_own_policy(part) else AgentConfig
+        elif get_origin(model) is dict:  # policies and columns are by name
             model = get_args(model)[1]
         elif isinstance(model, dict):
             model = model.get(str(part))

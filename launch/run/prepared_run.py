@@ -22,7 +22,7 @@ from ..config.config_reading import (
     with_overrides,
 )
 from ..config.run_config import RunConfig
-from ..config.written_keys import WrittenKeys
+from ..config.written_config import UNCHANGED, WrittenConfig
 from ..errors import ResumeRefused
 from ..run_folder.run_directory import RunDirectory
 from . import resuming
@@ -103,7 +103,7 @@ def resume_from_newest_checkpoint(
     start = resuming.plan_resume(directory, settings, accepted)
     if start.is_complete:
         return PreparedRun(directory, start, {})
-    environment = check_before_start(start.config, WrittenKeys(), notify)
+    environment = check_before_start(start.config, UNCHANGED, notify)
     damaged = directory.forget_after(start.step)
     return PreparedRun(directory, replace(start, warnings=start.warnings + damaged), environment)
 
@@ -118,13 +118,13 @@ def validate_new_run(
     return resolved, folder, check_before_start(resolved, keys, notify)
 
 
-def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConfig, WrittenKeys]:
+def resolve_given(config: GivenConfig, settings: Sequence[str]) -> tuple[RunConfig, WrittenConfig]:
     """The config, and the places at which its values are written. ``settings``: ``key.key=value``, applied to it.
 
     A text or path names a recipe, its folder, or a file with the keys of ``config.yaml``. A mapping has these keys, and
     the recipe as ``recipe``. Raises ConfigError."""
     if isinstance(config, RunConfig):
-        return with_overrides(config, settings, "the given config"), WrittenKeys()
+        return with_overrides(config, settings, "the given config"), UNCHANGED
     if isinstance(config, Mapping):
         return resolve_mapping(config, settings, "the given config")
     if Path(config).suffix == ".yaml":

@@ -56,30 +56,38 @@ def test_a_pool_may_be_written_in_the_section_policies() -> None:
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
-        (["agents.rival={policy: {pool_of: plyer}}"], r"agents\.rival\.policy: there is no policy 'plyer'"),
-        (["agents.rival={policy: missing@3}"], r"agents\.rival\.policy: there is no policy 'missing'"),
+        (["agents.rival={policy: {pool_of: plyer}}"], r"agents\.rival\.policy\.pool_of='plyer': there is no such"),
+        (["agents.rival={policy: missing@3}"], r"agents\.rival\.policy='missing': there is no such policy"),
         (
             ["policies={past: {pool_of: {policy: plyer}}}", "agents.rival={policy: past}"],
-            r"policies\.past\.pool_of\.policy: there is no policy 'plyer'",
+            r"policies\.past\.pool_of\.policy='plyer': there is no such policy",
         ),
-        ([POOL, "mode=async"], r"agents\.rival\.pool_of: one member plays a whole step, and under mode=async"),
+        ([POOL, "mode=async"], r"agents\.rival\.policy: one member plays a whole step, and under mode=async"),
         (
             ["agents={player: {}, rival: {train: false}, past: {policy: {pool_of: rival}}}"],
-            r"pool_of\.policy='rival': that policy is frozen itself",
+            r"agents\.past\.policy\.pool_of='rival': that policy is frozen itself",
         ),
         (
             ["agents.rival={policy: {pool_of: player}, optimizer: {lr: 1.0}}"],
-            r"agents\.rival\.optimizer: the agent plays with past versions of another policy",
+            r"agents\.rival: optimizer is for policies that are trained, and past versions are not",
         ),
-        (["agents.rival={policy: {pool_of: player, every: 0}}"], r"agents\.rival\.pool_of\.every=0"),
-        (["agents.rival={policy: {pool_of: player, evry: 2}}"], r"agents\.rival\.pool_of\.evry: there is no"),
+        (
+            ["agents={player: {}, rival: {policy: {pool_of: past}}, past: {policy: {pool_of: rival}}}"],
+            r"agents\.rival\.policy\.pool_of='past': that policy is frozen itself",
+        ),
+        (["agents.rival={policy: {pool_of: player}, model: {path: x}}"], r"leave model and lora out"),
+        (["agents.rival={policy: {pool_of: player, every: 0}}"], r"agents\.rival\.policy\.every=0"),
+        (
+            ["agents.rival={policy: {pool_of: player, evry: 2}}"],
+            r"agents\.rival\.policy\.evry: there is no .* allowed: pool_of, every",
+        ),
         (
             ["agents.rival={policy: {pool_of: player, only: 3, rule: latest}}"],
             r"only=3 has one member, and no draw: leave out rule",
         ),
         (
             ["agents.rival={policy: {pool_of: player}, train: true}"],
-            r"pool_of\.policy='player', and train=true: a pool is not trained",
+            r"agents\.rival: train=true: past versions are not trained",
         ),
     ],
 )  # fmt: skip

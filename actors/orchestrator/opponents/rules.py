@@ -44,8 +44,8 @@ def draw_member(rule: Rule, members: Sequence[Member], seed: int, policy: Policy
     weights = list(rule(members))
     if len(weights) != len(members) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise RecipeError(
-            f"policies.{policy}.pool_of.rule gives the weights {weights} for {len(members)} members: it must give one "
-            "finite number for each, 0 or more"
+            f"the rule of the past versions {policy!r} gives the weights {weights} for {len(members)} members: it must "
+            "give one finite number for each, 0 or more"
         )
     if not sum(weights):
         weights = [1.0] * len(members)

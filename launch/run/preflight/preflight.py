@@ -15,7 +15,7 @@ from ....actors.errors import ConfigError
 from ....core.supervision.process_node import is_stopped
 from ....core.telemetry import get_logger
 from ...config.run_config import RunConfig
-from ...config.written_keys import WrittenKeys
+from ...config.written_config import WrittenConfig
 from ...hosts import env
 from ...hosts.placement.plan import DoesNotFit
 from ...hosts.placement.run_placement import place_here
@@ -39,7 +39,7 @@ def log_check(text: str) -> None:
     log.warning(text)
 
 
-def check_before_start(config: RunConfig, keys: WrittenKeys, notify: Notify = log_check) -> dict[str, str]:
+def check_before_start(config: RunConfig, keys: WrittenConfig, notify: Notify = log_check) -> dict[str, str]:
     """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written. ``notify``: is
     called with warnings, and with the line of the recipe at which checks stand that take long.
 
@@ -74,7 +74,7 @@ def _of_placement(config: RunConfig) -> list[str]:
     return []
 
 
-def _of_models(problems: list[dict[str, str]], config: RunConfig, keys: WrittenKeys) -> Iterator[str]:
+def _of_models(problems: list[dict[str, str]], config: RunConfig, keys: WrittenConfig) -> Iterator[str]:
     """A line for each model: several policies may have the same one."""
     agents: dict[str, list[str]] = {}
     for problem in problems:

@@ -111,7 +111,7 @@ def _trial_of_rule(rule: Callable[..., Any], policy: PolicyName, key: str) -> It
     try:
         draw_member(rule, members, 0, policy, Step(1))
     except RecipeError as error:
-        yield str(error)
+        yield f"{key}: {error}"
     except Exception as error:  # noqa: BLE001  # user code
         yield f"{key}: for two members without games it raises {type(error).__name__}: {error}"
 

@@ -10,7 +10,7 @@ from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.groups.credit_assignment import assign_credit
 from flexmarl.actors.sample_id import SampleId
-from flexmarl.actors.trainer.trainer_config import LossConfig, divided_algorithm
+from flexmarl.actors.trainer.trainer_config import LossConfig
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Algorithm:
 
 
 def algorithm(**given: Any) -> Algorithm:
-    credit, loss = divided_algorithm(given)
+    credit = {key: value for key, value in given.items() if key in CreditConfig.model_fields}
+    loss = {key: value for key, value in given.items() if key in LossConfig.model_fields or key not in credit}
     return Algorithm(CreditConfig.model_validate(credit), LossConfig.model_validate(loss))
 
 

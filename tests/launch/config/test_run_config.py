@@ -152,7 +152,7 @@ class TestRefusals:
             ),
             ("agents={slot: {}}", "policy name 'slot' is taken"),
             ("agents={1: {}}", "agents.1.*valid string"),
-            ("agent_defaults=[1]", r"agent_defaults=\[1\]: must be a section"),
+            ("agent_defaults=[1]", r"agent_defaults=\[1\]: Input should be a valid dictionary"),
             (
                 "engine.name=vlm",
                 "engine.name='vlm': there is no such engine; there are: embedded, vllm, openai, simulated",

@@ -48,5 +48,5 @@ def test_the_draw_is_a_function_of_seed_policy_and_step() -> None:
 
 @pytest.mark.parametrize("weights", [[], [1.0], [1.0, -1.0], [1.0, float("nan")], [float("inf"), 1.0]])
 def test_weights_of_a_rule_are_checked(weights: list[float]) -> None:
-    with pytest.raises(RecipeError, match=r"policies\.rival\.pool_of\.rule gives the weights"):
+    with pytest.raises(RecipeError, match="the rule of the past versions 'rival' gives the weights"):
         draw_member(lambda _: weights, members(0.5, 0.5), 1, RIVAL, Step(1))

@@ -12,7 +12,7 @@ import pytest
 import flexmarl
 from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.config.config_reading import resolve
-from flexmarl.launch.config.written_keys import WrittenKeys
+from flexmarl.launch.config.written_config import UNCHANGED
 from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.report.run_history import load_history
 from flexmarl.launch.monitoring.sinks.function_sink import check_function, name_of
@@ -94,7 +94,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = resolve(str(TINY), [*SIMULATED, "sinks=[tensorboard, {name: prometheus, port: 9000}]"])
     with pytest.raises(ConfigError) as caught:
-        preflight.check_before_start(config, WrittenKeys())
+        preflight.check_before_start(config, UNCHANGED)
     assert str(caught.value).splitlines()[1:] == [
         "  sinks.0.name=tensorboard: tensorboard is not installed: pip install 'flexmarl[tensorboard]'",
         "  sinks.1.name=prometheus: prometheus_client is not installed: pip install 'flexmarl[prometheus]'",

@@ -14,7 +14,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.config_reading import resolve_written
 from flexmarl.launch.config.run_config import RunConfig
-from flexmarl.launch.config.written_keys import WrittenKeys
+from flexmarl.launch.config.written_config import UNCHANGED
 from flexmarl.launch.hosts import host_description
 from flexmarl.launch.run.preflight import adapter_checks, preflight, process
 from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
@@ -249,7 +249,7 @@ def test_a_recipe_that_computes_for_ever_is_notified_with_its_line_and_ends_with
             monkeypatch.setattr(preflight, "_TIMEOUT_S", 0.0)
 
     with pytest.raises(ConfigError) as refused:
-        check_before_start(config, WrittenKeys(), notify)
+        check_before_start(config, UNCHANGED, notify)
     line = "workflow.py:4, in <module>: while True: time.sleep(0.01)"
     assert (
         notices[-1].startswith(f"checking {config.recipe} for ") and f"; it stands at {line}" in notices[-1]
@@ -272,7 +272,7 @@ def test_a_process_of_the_checks_that_is_stopped_is_named_and_ends_with_the_time
             monkeypatch.setattr(preflight, "_TIMEOUT_S", 0.0)
 
     with pytest.raises(ConfigError) as refused:
-        check_before_start(config, WrittenKeys(), notify)
+        check_before_start(config, UNCHANGED, notify)
     pid = (recipe / "pid").read_text()
     silent = f"; the process of the checks does not answer (process {pid}, stopped by a signal)"
     assert notices[-1].endswith(silent)
@@ -293,7 +293,7 @@ def test_a_notice_that_raises_ends_the_checks_and_their_process(
             raise Noticed
 
     with pytest.raises(Noticed):
-        check_before_start(config, WrittenKeys(), notify)
+        check_before_start(config, UNCHANGED, notify)
     assert is_gone(recipe)
 
 

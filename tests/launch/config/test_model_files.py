@@ -103,7 +103,7 @@ def test_a_step_and_a_single_policy(first: RunDirectory, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (["init_from=nowhere"], "agents.solver.init_from='nowhere': there is no such run: write RUN_DIR"),
+        (["init_from=nowhere"], "^init_from='nowhere': there is no such run: write RUN_DIR"),
         (["init_from=first/3"], "has no checkpoint of step 3; there are: 2, 4"),
         (["init_from=notes"], "notes is not a run directory"),
         (
@@ -215,7 +215,7 @@ def test_a_damaged_file_is_named(first: RunDirectory, tmp_path: Path) -> None:
     damaged = make_tiny_run(tmp_path / "damaged")
     path = damaged.checkpoints / "step_000004" / "solver" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(ConfigError, match=r"agents.solver.init_from=.*model.safetensors: is damaged"):
+    with pytest.raises(ConfigError, match=r"^init_from=.*model.safetensors: is damaged"):
         resolve(str(TINY), [f"init_from={damaged.path}"])
 
 

@@ -1,10 +1,11 @@
-"""``init_from``: policies that start from the weights of another run.
+"""The files of a config: models, tokenizers, and the weights of another run that policies start from.
 
     init_from=runs/first            the newest checkpoint, for every policy the one of its name
     init_from=runs/first/120        the checkpoint after step 120
     agents.solver.init_from=...     one policy
 
-The resolved config has the folder of the policy in the checkpoint: a resumed run does not look for a newer one.
+The resolved config has absolute paths, and the folder of the policy in the checkpoint: a resumed run does not look for
+a newer one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from ...actors.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
 from ...actors.json_files import read_json
+from ...actors.messages import ModelConfig
 from ...actors.names import PolicyName
 from ...actors.trainer.backends.simulated_policy import STATE_FILE as SIMULATED_FILE
 from ...actors.trainer.saved_policy import ADAPTER_FILE, POSITION_FILE, WEIGHTS_FILE
@@ -20,20 +22,49 @@ from ..errors import RunDirectoryError
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.saved_policies import policies_of, saved_policy
 from .config_sections import PolicyConfig
+from .run_config import RunConfig
+from .written_config import WrittenConfig
 
 
-def with_init_from(sections: Mapping[str, Any], key: str, folder: Path) -> None:
-    """Changes the sections, which have policies by name: ``init_from`` becomes the folder of the saved policy.
+def with_files(config: RunConfig, written: WrittenConfig, folder: Path) -> RunConfig:
+    """The same with absolute paths, each in the recipe's ``folder`` or else in the working directory.
 
-    ``folder``: the recipe's; a path that is not in the working directory is looked for there. ``key``: of the sections.
-    Raises ConfigError if there is no such run, checkpoint or policy.
+    Raises ConfigError if a path leads nowhere, or ``init_from`` to no saved policy.
     """
-    for name, section in sections.items():
-        if isinstance(section, dict) and isinstance(written := section.get("init_from"), str):
-            try:
-                section["init_from"] = str(_source(written, str(name), folder).resolve())
-            except (RunDirectoryError, CheckpointIncomplete) as error:
-                raise ConfigError(f"{key}.{name}.init_from={written!r}: {error}") from None
+    policies = {}
+    for name, policy in config.policies.items():
+        files: dict[str, Any] = {}
+        if policy.model is not None:
+            files["model"] = _with_absolute_paths(policy.model, name, written, folder)
+        if policy.init_from is not None:
+            files["init_from"] = _saved_weights(policy.init_from, name, written, folder)
+        policies[name] = policy.model_copy(update=files)
+    return config.model_copy(update={"policies": policies})
+
+
+def _with_absolute_paths(
+    model: ModelConfig, policy: PolicyName, written: WrittenConfig, folder: Path
+) -> ModelConfig:
+    """A name that is not a file, and is not written as a path, is taken for a hub's."""
+    paths: dict[str, str] = {}
+    for part, name in (("path", model.path), ("tokenizer", model.tokenizer)):
+        if name is None:
+            continue
+        places = [folder / name, Path(name).expanduser()]
+        if place := next((place for place in places if place.exists()), None):
+            paths[part] = str(place.resolve())
+        elif name.startswith(("/", "./", "../", "~")):
+            key = written.key("policies", policy, "model", part)
+            raise ConfigError(f"{key}={name!r}: there is no such file or folder")
+    return model.model_copy(update=paths)
+
+
+def _saved_weights(path: Path, policy: PolicyName, written: WrittenConfig, folder: Path) -> Path:
+    try:
+        return _source(path, policy, folder).resolve()
+    except (RunDirectoryError, CheckpointIncomplete) as error:
+        key = written.key("policies", policy, "init_from")
+        raise ConfigError(f"{key}={str(path)!r}: {error}") from None
 
 
 def check_weights(policies: Mapping[PolicyName, PolicyConfig], seed: int) -> None:
@@ -105,9 +136,9 @@ def _check_base(name: str, saved: Path, policy: PolicyConfig, seed: int) -> None
         )
 
 
-def _source(written: str, policy: str, folder: Path) -> Path:
+def _source(path: Path, policy: str, folder: Path) -> Path:
     """Raises RunDirectoryError, CheckpointIncomplete."""
-    places = [Path(written).expanduser(), folder / written]
+    places = [path.expanduser(), folder / path]
     for place in places:
         if any((place / file).exists() for file in (WEIGHTS_FILE, ADAPTER_FILE, SIMULATED_FILE)):
             return place  # a saved policy, as a resolved config has it

@@ -154,13 +154,13 @@ MIXED = "agents={solver: {policy: shared}, checker: {policy: shared, %s}}"
         ),
         (
             ("policies={shared: {}}", MIXED % "model: {path: x, config: null}"),
-            "agents.checker.model: agent 'checker' uses policy 'shared', which has a model: leave one of the two out, "
-            "agents.checker.model or agents.checker.policy",
+            "agents.checker.model: a setting of policy 'shared', for all agents that use it: write "
+            "policies.shared.model, or leave agents.checker.policy out",
         ),
         (
             ("policies={shared: {}}", MIXED % "model: {tokenizer: other}"),
-            "agents.checker.model.tokenizer='other': all agents of a policy have one tokenizer, its own: write "
-            "policies.shared.model.tokenizer, or give agent 'checker' a policy of its own (no `policy`)",
+            "agents.checker.model: a setting of policy 'shared', for all agents that use it: write "
+            "policies.shared.model, or leave agents.checker.policy out",
         ),
         (
             ("policies={shared: {}}", MIXED % "algorithm: {name: grpo, clip_high: 0.5}"),
@@ -193,7 +193,7 @@ MIXED = "agents={solver: {policy: shared}, checker: {policy: shared, %s}}"
             "policies.shared.algorithm.scale_rewards: a setting of agents, each has its own: write "
             "agents.solver.algorithm.scale_rewards",
         ),
-        (("policies=5",), "policies=5: must be a section with a policy under each name"),
+        (("policies=5",), "policies=5: Input should be a valid dictionary"),
         (
             ("policies={Bad-Name: {}}", "agent_defaults.policy=Bad-Name"),
             "policy name 'Bad-Name': lower-case letters, digits and _, at most 32, a letter first",
