@@ -37,14 +37,9 @@ class VersionRange:
         return cls(version, version)
 
     def __contains__(self, version: object) -> bool:
-        return isinstance(version, int) and self.oldest <= version and not self._ends_before(version)
-
-    def has_later_than(self, version: int) -> bool:
-        """True if a version after ``version`` is in the range."""
-        return not self._ends_before(version + 1)
-
-    def _ends_before(self, version: int) -> bool:
-        return self.newest is not None and self.newest < version
+        if not isinstance(version, int) or version < self.oldest:
+            return False
+        return self.newest is None or version <= self.newest
 
 
 @dataclass(frozen=True, slots=True)
