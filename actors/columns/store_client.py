@@ -25,9 +25,9 @@ from ..messages import WORK_TIMEOUT_S, GroupClosed, LeasedBatch, Sample, StoreAp
 from ..names import AgentName
 from ..sample_id import SampleId
 from ..segments.errors import PieceLost, SegmentFull
-from ..segments.far_segments import FarReader, WriterNode
+from ..segments.far_segments import RemoteSegmentReader, WriterNode
 from ..segments.reader import SegmentReader
-from ..segments.segments import ByteRef, SegmentDirectories, SegmentGrant, is_far, place_of
+from ..segments.segments import ByteRef, SegmentDirectories, SegmentGrant, is_remote, place_of
 from ..segments.writer import Content, SegmentWriter, packed_bytes
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, pack_flat, runs, segments
 from .declared_columns import MAX_STRING
@@ -64,7 +64,7 @@ _PAUSE_S: Final = 0.05
 _ROOM_S: Final = 1.0
 # As long as a full store waits by default (``StoreSetup.patience_s``).
 _NO_ROOM_S: Final = 1800.0
-_FAR: Final = "samples"
+_FOLDER: Final = "samples"
 log = get_logger(__name__)
 
 Result = TypeVar("Result")
@@ -78,13 +78,15 @@ def segment_directories(runtime_dir: str | Path, store_dir: str | Path) -> Segme
 def writer_node(system: ActorSystem, name: str, replaces: str, *, encrypted: bool) -> WriterNode:
     """The node of a writer. ``replaces``: the beginning of the names of its earlier lives."""
     bulk = Bulk.of(system, encrypted=encrypted)
-    return WriterNode(this_node(system.directory), system.directory / _FAR, name, bulk, replaces)
+    return WriterNode(this_node(system.directory), system.directory / _FOLDER, name, bulk, replaces)
 
 
-def far_reader(system: ActorSystem, *, encrypted: bool) -> FarReader | None:
+def far_reader(system: ActorSystem, *, encrypted: bool) -> RemoteSegmentReader | None:
     """Reads what lies on other nodes; None if the system does not reach them."""
     bulk = Bulk.of(system, encrypted=encrypted)
-    return None if bulk is None else FarReader(system.directory / _FAR, bulk, system.run_blocking)
+    return (
+        None if bulk is None else RemoteSegmentReader(system.directory / _FOLDER, bulk, system.run_blocking)
+    )
 
 
 async def through_restarts(call: Callable[[], Awaitable[Result]]) -> Result:
@@ -174,7 +176,7 @@ class ExperienceWriter:
         while True:
             grant = await self._grant(needed_bytes, finished)
             try:
-                if node is not None and is_far(grant.segment):
+                if node is not None and is_remote(grant.segment):
                     node.make(grant)
                 break
             except OSError as error:
@@ -192,7 +194,7 @@ class ExperienceWriter:
                 finished = [grant.segment]
                 await asyncio.sleep(_ROOM_S)
         if self._segments is None:  # by now the store has made the directories
-            is_there = node is not None and is_far(grant.segment)
+            is_there = node is not None and is_remote(grant.segment)
             self._segments = SegmentWriter(node.directories if node and is_there else self._directories)
         self._segments.use(grant)
 
@@ -300,7 +302,7 @@ class ExperienceReader:
         self,
         store: ActorRef[StoreApi],
         directories: SegmentDirectories | None,
-        far: FarReader | None = None,
+        far: RemoteSegmentReader | None = None,
     ) -> None:
         """``directories``: of the store's segments; if None, or if they are not on this host at the first read, the
         store sends the bytes. ``far``: reads what lies on the nodes of other writers."""
@@ -388,9 +390,9 @@ class ExperienceReader:
             raise SamplesUnreachable(
                 f"{len(refs)} values are in memory of {place}, which this process does not reach"
             )
-        if (near := self._far.near(place)) is not None:
+        if (directories := self._far.local_directories(place)) is not None:
             try:
-                return SegmentReader(near)
+                return SegmentReader(directories)
             except UnsafeDirectory as gone:  # its writer has ended at this moment
                 raise SamplesUnreachable(str(gone)) from gone
         try:

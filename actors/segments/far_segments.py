@@ -2,7 +2,7 @@
 
     writer   makes the segments that the store grants, and serves them        (``WriterNode``)
     store    counts them, and names those that have ended with the next grant
-    reader   maps them on the writer's node, or fetches ranges of them         (``FarReader``)
+    reader   maps them on the writer's node, or fetches ranges of them         (``RemoteSegmentReader``)
 
 The name of such a segment begins with its place: ``ADDRESS/WRITER/NAME``. It goes with its writer.
 """
@@ -101,7 +101,7 @@ class WriterNode:
             raise ForeignHandle(request.name, str(self.folder), error.problem) from error
 
 
-class FarReader:
+class RemoteSegmentReader:
     """Reads segments of writers on any node."""
 
     def __init__(self, root: Path, bulk: Bulk, run_blocking: Callable[..., Awaitable[Contents]]) -> None:
@@ -110,7 +110,7 @@ class FarReader:
         self._bulk = bulk
         self._run_blocking = run_blocking
 
-    def near(self, place: str) -> SegmentDirectories | None:
+    def local_directories(self, place: str) -> SegmentDirectories | None:
         """The directories of that place, if it is on this node. Raises ForeignHandle."""
         directories = _directories(self._root, place)
         return directories if directories.memory.is_dir() else None
@@ -133,8 +133,8 @@ class FarReader:
         except RangesLost as lost:
             raise PieceLost(place, len(refs), lost.reason) from lost
         return {
-            ref: memory_of[near][ref.offset - near.start : _end(ref) - near.start]
-            for near, together in refs_of.items()
+            ref: memory_of[span][ref.offset - span.start : _end(ref) - span.start]
+            for span, together in refs_of.items()
             for ref in together
         }
 

@@ -102,7 +102,7 @@ def place_of(segment: str) -> tuple[str, str]:
     return place, name
 
 
-def is_far(segment: str) -> bool:
+def is_remote(segment: str) -> bool:
     """True if the segment is in memory of its writer's node, not of its owner's."""
     return "/" in segment
 

@@ -6,7 +6,7 @@ from ..columns.column_refs import segments
 from ..errors import SamplesLost
 from ..messages import LeasedBatch
 from ..sample_id import SampleId
-from ..segments.segments import is_far
+from ..segments.segments import is_remote
 from .policy_queue import PolicyQueue
 from .row import Row
 from .segment_arena import SegmentArena, writer_of
@@ -41,7 +41,7 @@ def check(writers: Writers, queue: PolicyQueue, batch: LeasedBatch) -> None:
     if not writers.any_retired:
         return
     names = {name for column in batch.columns.values() for name in segments(column)}
-    for writer in {writer_of(name) for name in names if is_far(name)}:
+    for writer in {writer_of(name) for name in names if is_remote(name)}:
         if writers.is_retired(writer):
             queue.give_back(batch.fence, "its samples are lost")
             raise SamplesLost(

@@ -31,7 +31,7 @@ from ..segments.segments import (
     SegmentGrant,
     WriterMemory,
     create,
-    is_far,
+    is_remote,
     is_segment_name,
     new_name,
     place_of,
@@ -131,7 +131,7 @@ class SegmentArena:
             found.live_bytes += sum(sizes)
             ends[segment] = max(ends.get(segment, 0), *map(add, offsets, sizes))
         for name in counted.keys() | granted.keys():
-            if is_far(name):  # its memory goes with its writer: see ``retire``
+            if is_remote(name):  # its memory goes with its writer: see ``retire``
                 far = counted.get(name) or _Segment(0, None)
                 far.size_bytes, far.writer = max(ends.get(name, 0), far_sizes.get(name, 0)), granted.get(name)
                 self._segments[name] = far
@@ -291,7 +291,7 @@ class SegmentArena:
         """
         for segment, offset, size_bytes in refs:
             known = self._segments.get(segment)
-            if is_far(segment):
+            if is_remote(segment):
                 raise StoreError(
                     f"the bytes of {segment!r} are on the host of their writer: fetch them from there"
                 )
@@ -317,7 +317,7 @@ class SegmentArena:
 
     def _remove(self, name: str, segment: _Segment) -> None:
         del self._segments[name]
-        if is_far(name):
+        if is_remote(name):
             return
         self._used[Medium(name[0])] -= segment.size_bytes
         try:

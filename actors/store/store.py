@@ -379,8 +379,8 @@ class Store(Actor, StoreApi):
         """Raises StoreFull if there is no room for a segment, or in the journal, and WriterRetired: nothing is granted
         then."""
         self._writers.check(writer)
-        is_far = memory is not None and memory.node != self._node
-        grant = self._arena.grant(writer, at_least_bytes, memory if is_far else None)
+        is_remote = memory is not None and memory.node != self._node
+        grant = self._arena.grant(writer, at_least_bytes, memory if is_remote else None)
         # Now: a compaction may come before the grant is durable.
         self._grants.sizes[grant.segment] = grant.size_bytes
         give_up = partial(self._arena.seal, writer, [grant.segment])

@@ -46,11 +46,11 @@ from flexmarl.actors.columns.column_refs import segments
 from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import TrainerApi
 from flexmarl.core.supervision.system_api import SystemApi
-from flexmarl.actors.segments.segments import is_far
+from flexmarl.actors.segments.segments import is_remote
 
 async def is_there(run, name):
     found = await (await run._store_api()).column("solver", "tokens", [name])
-    return any(map(is_far, segments(found["tokens"])))
+    return any(map(is_remote, segments(found["tokens"])))
 
 async def main():
     async with flexmarl.connect(sys.argv[1]) as run:
