@@ -36,7 +36,7 @@ from ..run.prepared_run import (
     validate_new_run,
 )
 from ..run.run import Run
-from ..run.run_endings import closing_words, failure_words, has_lost_samples
+from ..run.run_endings import failure_text, has_lost_samples, run_summary
 from ..run_folder.run_directory import RunDirectory
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
 from .signals import train_until_signal
@@ -276,7 +276,7 @@ def _run(prepared: PreparedRun, options: RunOptions) -> int:
         if is_loss(error) or has_lost_samples(error):
             raise LostActor(str(error), with_samples=has_lost_samples(error)) from error
         return status
-    words = closing_words(
+    words = run_summary(
         result,
         first=first,
         folder=directory.path,
@@ -292,5 +292,5 @@ def _report_failure(error: BaseException, directory: RunDirectory, output: Outpu
     newest = None
     with contextlib.suppress(OSError):
         newest = next(reversed(checkpoint.complete(directory.checkpoints)), None)
-    output.result(failure_words(error, directory.path, newest))
+    output.result(failure_text(error, directory.path, newest))
     return EXIT_STOPPED if isinstance(error, Interrupted) else EXIT_FAILED

@@ -25,16 +25,16 @@ _REPEATED_KINDS = frozenset(kind.__name__ for kind in _REPEATED)
 _OWN_KINDS = frozenset(name for name, kind in vars(role_errors).items() if isinstance(kind, type))
 
 
-def closing_words(
+def run_summary(
     result: RunResult, *, first: int, folder: Path, report: Path, wall_s: float, held_out: bool
 ) -> str:
     """The result, and the paths of its files. ``first``: steps that finished before a resume. ``held_out``:
     the evaluation's queries are not used in training."""
     if result.stopped:
-        head = _stopped_words(result, folder)
+        head = _stopped_text(result, folder)
     else:
         steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
-        head = f"Trained {steps} in {duration(wall_s)}. {learning_words(result.evaluations, first, held_out)}"
+        head = f"Trained {steps} in {duration(wall_s)}. {learning_text(result.evaluations, first, held_out)}"
     return (
         f"{head.rstrip()}\n"
         f"  report       {report}\n"
@@ -43,14 +43,14 @@ def closing_words(
     )
 
 
-def _stopped_words(result: RunResult, folder: Path) -> str:
+def _stopped_text(result: RunResult, folder: Path) -> str:
     """The end of a stopped run, with the command that continues it if there is a checkpoint."""
     if not result.checkpoint:
         return f"Stopped after step {result.last_step}, before the first checkpoint."
     return f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {folder}"
 
 
-def learning_words(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out: bool) -> str:
+def learning_text(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out: bool) -> str:
     """The first and the last evaluation of the whole run, as a sentence; rewards only if there is no other metric."""
     steps = sorted(evaluations)
     if not steps:
@@ -75,11 +75,11 @@ def evaluated_names(evaluations: Mapping[int, Mapping[str, float]]) -> list[str]
     return [name for name in last if not name.startswith(OF_REWARDS)] or list(last)
 
 
-def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -> str:
+def failure_text(error: BaseException, folder: Path, checkpoint: Path | None) -> str:
     """A failure or a stop at once, after its details, and the way to continue if there is one. ``checkpoint``: the
     newest."""
     stopped = isinstance(error, Interrupted)
-    text = error_words(error)
+    text = error_text(error)
     head, *more = text.splitlines() or [type(error).__name__]
     lines = [*more, ""] if more else []
     lines += [f"The run {'was' if stopped else 'failed:'} {head}", f"  events and logs  {folder}"]
@@ -93,7 +93,7 @@ def failure_words(error: BaseException, folder: Path, checkpoint: Path | None) -
     return "\n".join(lines)
 
 
-def error_words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The error once. Of a failed actor: the error that was raised first, with the actor that raised it; one of our own
     errors names in its text all that matters."""
     if isinstance(error, ActorFailed) and error.kind in _OWN_KINDS:

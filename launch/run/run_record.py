@@ -14,7 +14,7 @@ from ..run_folder.event_log import EventLog
 from ..run_folder.run_directory import RunDirectory
 from . import resuming
 from .resuming import StartState
-from .run_endings import error_words
+from .run_endings import error_text
 
 
 def end_of_run(outcome: RunResult | BaseException, wall_s: float) -> RunEnded:
@@ -25,7 +25,7 @@ def end_of_run(outcome: RunResult | BaseException, wall_s: float) -> RunEnded:
         return RunEnded(outcome.stopped, step, wall_s=wall_s, checkpoint=checkpoint)
     traceback = outcome.remote_traceback if isinstance(outcome, ActorFailed) else None
     stopped = isinstance(outcome, Interrupted)
-    return RunEnded(stopped, error=error_words(outcome), traceback=traceback, wall_s=wall_s)
+    return RunEnded(stopped, error=error_text(outcome), traceback=traceback, wall_s=wall_s)
 
 
 class RunRecord:

@@ -8,7 +8,7 @@ Its modules:
     progress_state.py   its numbers
     progress_views.py   two of its forms: plain lines, and warnings alone
     live_view.py        its form on a terminal: a live table
-    event_words.py      events as lines of text
+    event_text.py      events as lines of text
     json_display.py     the display for programs: a JSON object per line
     rate_limit.py       lines and redraws per second
     lossy_output.py     a standard output that survives a closed pipe

@@ -28,7 +28,7 @@ from ....actors.step_metrics import StepMetrics
 from ....core.errors import ActorDead, ActorFailed
 from ..formatting import count
 from .display import Display
-from .event_words import note_of, warning_of
+from .event_text import note_of, warning_of
 from .live_view import LiveView
 from .progress_state import Phase, ProgressState, one_line
 from .progress_views import WARNING, LineView, QuietView, View

@@ -19,7 +19,7 @@ from ....actors.run_events import (
 )
 from ....core.durable.files import replace_private
 from ...run.run_endings import evaluated_names
-from ..console.event_words import warning_of
+from ..console.event_text import warning_of
 from ..formatting import OF_REWARDS, change, clock, compact, count, duration, format_numbers
 from .evaluation_sections import evaluations
 from .instance_sections import instances
@@ -28,7 +28,7 @@ from .pool_sections import COPIES, pool
 from .run_history import History, load_history
 from .time_sections import processes, throughput, time_split, turn_times
 from .training_charts import other_curves, policy_curves, rewards, turn_curves
-from .training_sections import agents_and_policies, mean_rewards, reward_words
+from .training_sections import agents_and_policies, mean_rewards, reward_caption
 from .trajectory_sections import evaluated_trajectories
 
 _EVENTS_SHOWN = 200
@@ -87,7 +87,7 @@ def _header(history: History) -> str:
     return (
         f"<header><p>flexmarl run <strong>{escape(history.name)}</strong>{escape(mode)}{escape(when)}"
         f"{escape(_ending(history))}</p><h1>{escape(_headline(history))}</h1>"
-        f'<p class="lead">{escape(reward_words(history))}</p></header>'
+        f'<p class="lead">{escape(reward_caption(history))}</p></header>'
     )
 
 

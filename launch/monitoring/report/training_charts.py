@@ -12,7 +12,7 @@ from ..formatting import compact
 from .charts import Axes, Point
 from .page_parts import grid, note, smoothed_cell, smoothed_chart, smoothing_words
 from .run_history import History
-from .training_sections import reward_words, rewards_of
+from .training_sections import reward_caption, rewards_of
 
 Curves = Mapping[str, Sequence[Point]]
 _QUANTILES: Final = {
@@ -33,7 +33,7 @@ def rewards(history: History) -> str:
     axes = Axes(
         name="reward",
         title="Reward per agent over the steps",
-        description=reward_words(history),
+        description=reward_caption(history),
         x_label="step",
         y_label="mean reward",
         y_range=_unit_range([y for points in curves.values() for _, y in points]),

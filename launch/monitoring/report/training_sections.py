@@ -36,7 +36,7 @@ _AGENT_WORDS = (
 )
 
 
-def reward_words(history: History) -> str:
+def reward_caption(history: History) -> str:
     """The rewards at both ends of the run, in one sentence; empty for less than two steps."""
     words = [
         f"{agent} {ends[0]:.3f} → {ends[1]:.3f}"

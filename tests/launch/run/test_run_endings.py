@@ -8,7 +8,7 @@ from flexmarl.actors.errors import ConfigError, RecipeError
 from flexmarl.actors.messages import RunResult
 from flexmarl.core.errors import ActorDead, ActorFailed
 from flexmarl.launch.errors import Interrupted
-from flexmarl.launch.run.run_endings import closing_words, failure_words, learning_words
+from flexmarl.launch.run.run_endings import failure_text, learning_text, run_summary
 
 RUN = Path("runs/first")
 CHECKPOINT = RUN / "checkpoints" / "step_000002"
@@ -21,31 +21,31 @@ EVALUATIONS = {
 
 class TestLearned:
     def test_only_a_declared_evaluation_is_said_to_be_held_out(self) -> None:
-        assert learning_words(EVALUATIONS, 0, True) == (
+        assert learning_text(EVALUATIONS, 0, True) == (
             "On problems that training never used, accuracy rose from 10.0% to 90.0%."
         )
         assert (
-            learning_words(EVALUATIONS, 0, False) == "In the evaluations, accuracy rose from 10.0% to 90.0%."
+            learning_text(EVALUATIONS, 0, False) == "In the evaluations, accuracy rose from 10.0% to 90.0%."
         )
 
     def test_after_a_resume_the_whole_run_is_compared_and_said_to_be(self) -> None:
-        words = learning_words(EVALUATIONS, 9, False)
+        words = learning_text(EVALUATIONS, 9, False)
         assert words == "In the evaluations, accuracy rose from 10.0% to 90.0% since the run's beginning."
 
     def test_the_first_evaluation_may_be_a_later_one(self) -> None:
         late = {step: EVALUATIONS[step] for step in (9, 20)}
-        assert "rose from 50.0% to 90.0%" in learning_words(late, 0, False)
-        assert learning_words({20: EVALUATIONS[20]}, 0, False) == "In the evaluations, accuracy is 90.0%."
-        assert learning_words({}, 0, True) == ""
+        assert "rose from 50.0% to 90.0%" in learning_text(late, 0, False)
+        assert learning_text({20: EVALUATIONS[20]}, 0, False) == "In the evaluations, accuracy is 90.0%."
+        assert learning_text({}, 0, True) == ""
 
     def test_rewards_stand_in_for_missing_metrics(self) -> None:
         rewards = {step: {"reward/a": metrics["reward/a"]} for step, metrics in EVALUATIONS.items()}
-        assert "reward/a rose from 0.000 to 1.000" in learning_words(rewards, 0, False)
+        assert "reward/a rose from 0.000 to 1.000" in learning_text(rewards, 0, False)
 
 
 def closing(result: RunResult, first: int = 0) -> str:
     report = RUN / "report.html"
-    return closing_words(result, first=first, folder=RUN, report=report, wall_s=7.25, held_out=False)
+    return run_summary(result, first=first, folder=RUN, report=report, wall_s=7.25, held_out=False)
 
 
 def test_a_complete_run() -> None:
@@ -82,31 +82,31 @@ class TestFailures:
         ],
     )
     def test_name_the_cause_once(self, error: BaseException, head: str) -> None:
-        assert failure_words(error, RUN, CHECKPOINT).splitlines()[0] == f"The run failed: {head}"
+        assert failure_text(error, RUN, CHECKPOINT).splitlines()[0] == f"The run failed: {head}"
 
     def test_resume_is_offered_if_it_helps(self) -> None:
         lost = ActorDead("trainer", "process 7 killed by signal 9")
         resume = f"flexmarl train --resume {RUN}"
-        assert f"continue with    {resume}" in failure_words(lost, RUN, CHECKPOINT)
-        assert f"start again with {resume}" in failure_words(lost, RUN, None)
-        assert f"start again with {resume}" in failure_words(Interrupted("stopped by SIGINT"), RUN, None)
-        assert f"continue with    {resume}" in failure_words(failed("OSError", "no route"), RUN, CHECKPOINT)
+        assert f"continue with    {resume}" in failure_text(lost, RUN, CHECKPOINT)
+        assert f"start again with {resume}" in failure_text(lost, RUN, None)
+        assert f"start again with {resume}" in failure_text(Interrupted("stopped by SIGINT"), RUN, None)
+        assert f"continue with    {resume}" in failure_text(failed("OSError", "no route"), RUN, CHECKPOINT)
         for repeated in (
             RecipeError("r"),
             failed("RecipeError", "r"),
             failed("UnsupportedModel", "m"),
             ConfigError("c"),
         ):
-            assert "--resume" not in failure_words(repeated, RUN, CHECKPOINT), repeated
-        assert "--resume" not in failure_words(failed("TypeError", "a defect"), RUN, None)
+            assert "--resume" not in failure_text(repeated, RUN, CHECKPOINT), repeated
+        assert "--resume" not in failure_text(failed("TypeError", "a defect"), RUN, None)
 
     def test_the_newest_checkpoint_is_named_also_if_the_run_would_fail_again(self) -> None:
         for error in (RecipeError("r"), Interrupted("stopped by SIGINT"), ActorDead("trainer", "lost")):
-            assert f"\n  last checkpoint  {CHECKPOINT}" in failure_words(error, RUN, CHECKPOINT)
-            assert "last checkpoint" not in failure_words(error, RUN, None)
+            assert f"\n  last checkpoint  {CHECKPOINT}" in failure_text(error, RUN, CHECKPOINT)
+            assert "last checkpoint" not in failure_text(error, RUN, None)
 
     def test_details_come_first_and_the_cause_once(self) -> None:
-        words = failure_words(
+        words = failure_text(
             ActorDead("trainer", "exit status 1\nThe last lines of its log:\nlast"), RUN, None
         )
         assert words.splitlines()[:4] == [
@@ -117,6 +117,6 @@ class TestFailures:
         ]
 
     def test_a_stop_is_no_failure(self) -> None:
-        assert failure_words(Interrupted("stopped by SIGINT"), RUN, None).startswith(
+        assert failure_text(Interrupted("stopped by SIGINT"), RUN, None).startswith(
             "The run was stopped by SIGINT\n"
         )
