@@ -342,6 +342,8 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         key = f"{prefix}{name}"
         kind = field.annotation
         kinds = [kind, *get_args(kind)]
+        if get_origin(kind) is dict:
+            kinds = [one.__origin__ if get_origin(one) is Annotated else one for one in kinds]
         if field.annotation == tuple[SinkConfig, ...]:  # a list of sections that are chosen by name
             yield key, field
             for chosen in (get_args(one)[0] for one in get_args(get_args(SinkConfig)[0])):

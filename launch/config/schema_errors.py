@@ -26,7 +26,11 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
         allowed = ", ".join(_keys(item["loc"][:-1], written))
         return f"{key}: the {location[-2]} {chosen} has no such option (value {value!r}); allowed: {allowed}"
     if kind == "extra_forbidden":
-        return f"{key}: {_misplaced(location, written) or _unknown(location, value, written)}"
+        remedy = _remedy_of_misplaced(location, written)
+        if remedy is None:
+            allowed = ", ".join(_allowed(location, written))
+            return f"{key}: there is no such key (value {value!r}); allowed: {allowed}"
+        return f"{key}: {remedy}"
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
         known = item["ctx"].get("expected_tags", "").replace("'", "")
         return f"{key}.name={value.get('name')!r}: there is no such {location[-1]}; there are: {known}"
@@ -38,7 +42,7 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
     return f"{key}={value!r}: {message}"
 
 
-def _misplaced(location: Location, written: WrittenConfig) -> str | None:
+def _remedy_of_misplaced(location: Location, written: WrittenConfig) -> str | None:
     """The right place of a setting of policies that is written in an agent, or of agents in a policy."""
     kind, name, *rest = *location, "", ""
     if kind == "agents" and _is_key(PolicyConfig, location[2:]):
@@ -54,10 +58,10 @@ def _misplaced(location: Location, written: WrittenConfig) -> str | None:
     return None
 
 
-def _unknown(location: Location, value: Any, written: WrittenConfig) -> str:
+def _allowed(location: Location, written: WrittenConfig) -> Iterable[str]:
+    """The keys beside the unknown one at ``location``, as they are written."""
     keys = [*_keys(location[:-1], written), *(Defaults.model_fields if len(location) == 1 else ())]
-    allowed = [written.key(*location[:-1], key).rpartition(".")[2] for key in keys]
-    return f"there is no such key (value {value!r}); allowed: {', '.join(allowed)}"
+    return (written.key(*location[:-1], key).rpartition(".")[2] for key in keys)
 
 
 def _is_key(model: type[Config], path: Location) -> bool:
