@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flexmarl.transport.device_memory.buffer_sets import whole_pages
 
-from .checks import Card, Check, holds
-from .parts import run_parts
+from .checks import Card, Check, holds, part
 from .peers import Peer, Side, UsedMemory
 
 if TYPE_CHECKING:
@@ -32,10 +31,10 @@ def run(card: Card) -> Iterator[Check]:
     directory = card.in_folder("states").folder
     used = UsedMemory(card, directory)
     with Peer(card, directory) as holder, Peer(card, directory) as owner, Peer(card, directory) as trainer:
-        parts = {"state": _publish(holder, owner, used, card)}
+        yield from part("state", lambda: _publish(holder, owner, used, card))
         if card.is_cuda:
-            parts |= {"policy": _compute(holder, trainer), "run": _start_run(holder, used, card)}
-        yield from run_parts(**parts)
+            yield from part("policy", lambda: _compute(holder, trainer))
+            yield from part("run", lambda: _start_run(holder, card))
 
 
 def _publish(holder: Peer, owner: Peer, used: UsedMemory, card: Card) -> Iterator[Check]:
@@ -78,7 +77,7 @@ def _compute(holder: Peer, trainer: Peer) -> Iterator[Check]:
     trainer.end()
 
 
-def _start_run(holder: Peer, used: UsedMemory, card: Card) -> Iterator[Check]:
+def _start_run(holder: Peer, card: Card) -> Iterator[Check]:
     yield Check("run: free bytes left", holder.call(hold, _FREE_FOR_RUN_BYTES), "bytes")
     command = [
         sys.executable, "-P", "-m", "flexmarl.launch.cli.main", "train", "sort-digits", "--name", "crowded",
@@ -148,8 +147,11 @@ async def prepare_policy(side: Side) -> None:
 
     from .models import HALF_BILLION, make_samples, setup_of
 
-    shape = HALF_BILLION.with_layers(2)
+    shape = HALF_BILLION.with_layers(6)
     setup = setup_of(shape, side.device, "bfloat16")
+    # Not compiled: that takes longer than all else here.
+    trainer = setup.torch_trainer.model_copy(update={"compilation": False})
+    setup = setup.model_copy(update={"trainer": trainer})
     policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=10)
     side.kept["policy"] = policy
     policy.accumulate(make_samples(2, 8, 8, shape.vocabulary))

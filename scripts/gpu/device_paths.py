@@ -7,15 +7,14 @@ figures as before after each end, and shared memory with the reason where the dr
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from flexmarl.transport.errors import TransportError
 from flexmarl.transport.handle import CudaIpcSource, StateHandle
 
-from .checks import Card, Check, at_most, holds
-from .parts import run_parts
+from .checks import Card, Check, at_most, holds, part
 from .peers import Peer, Side, UsedMemory, pattern
 
 if TYPE_CHECKING:
@@ -46,17 +45,19 @@ def run(card: Card) -> Iterator[Check]:
         Peer(card, directory, refuses=[_OPEN]) as refused_reader,
         Peer(card, directory, refuses=[_OPEN]) as refused_owner,
     ):
-        yield from run_parts(
-            bytes=_compare_bytes(owner, reader, large),
-            versions=_publish_versions(owner, reader),
-            two_at_once=_use_two_at_once(owner, reader),
-            addresses=_use_addresses_again(owner, reader),
-            killed_reader=_kill_reader(owner, reader, victim, used),
-            killed_owner=_kill_owner(other_owner, reader, used, large),
-            expandable_segments=_read_expandable(expandable, reader),
-            refused_to_the_reader=_refuse_reader(owner, refused_reader),
-            refused_to_all=_refuse_owner(refused_owner, reader),
-        )
+        parts: dict[str, Callable[[], Iterator[Check]]] = {
+            "bytes": lambda: _compare_bytes(owner, reader, large),
+            "versions": lambda: _publish_versions(owner, reader),
+            "two at once": lambda: _use_two_at_once(owner, reader),
+            "addresses": lambda: _use_addresses_again(owner, reader),
+            "killed reader": lambda: _kill_reader(owner, reader, victim, used),
+            "killed owner": lambda: _kill_owner(other_owner, reader, used, large),
+            "expandable segments": lambda: _read_expandable(expandable, reader),
+            "refused to the reader": lambda: _refuse_reader(owner, refused_reader),
+            "refused to all": lambda: _refuse_owner(refused_owner, reader),
+        }
+        for name, checks in parts.items():
+            yield from part(name, checks)
     peers = (owner, reader, expandable, refused_reader, refused_owner)
     statuses = [peer.process.returncode for peer in peers]
     yield holds("orderly ends", str(statuses), "status 0", not any(statuses))

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from .checks import Card, Check, at_most, holds
-from .parts import run_parts
+from .checks import Card, Check, at_most, holds, part
 from .peers import FAKE, Peer, Side
 
 if TYPE_CHECKING:
@@ -32,11 +31,10 @@ def run(card: Card) -> Iterator[Check]:
         Peer(card, card.in_folder("cache").folder) as full,
     ):
         # One after the other: both take most of the card.
-        yield from run_parts(
-            **{f"{size / 1e9:g} GB": _publish_beside(busy, size, card) for size in sizes},
-        )
+        for size in sizes:
+            yield from part(f"{size / 1e9:g} GB", lambda size=size: _publish_beside(busy, size, card))  # type: ignore[misc]
         busy.end()
-        yield from run_parts(full_cache=_publish_from_cache(full, sizes[:2][-1], card))
+        yield from part("full cache", lambda: _publish_from_cache(full, sizes[:2][-1], card))
 
 
 def _publish_beside(peer: Peer, size_bytes: int, card: Card) -> Iterator[Check]:

@@ -13,8 +13,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
-from .checks import Card, Check, at_most, holds
-from .parts import run_parts
+from .checks import Card, Check, at_most, holds, part
 from .peers import Peer, Side, UsedMemory
 
 _MOST_CONTEXT_BYTES: Final = 1_500_000_000
@@ -25,11 +24,9 @@ _PINNED_BYTES: Final = 64 << 20
 def run(card: Card) -> Iterator[Check]:
     directory = card.in_folder("states").folder
     used = UsedMemory(card, directory)
-    yield from run_parts(
-        devices=_make_devices(card, used),
-        doctor=_run_doctor(card, used),
-        dry_run=_run_dry(card, used),
-    )
+    yield from part("devices", lambda: _make_devices(card, used))
+    yield from part("doctor", lambda: _run_doctor(card, used))
+    yield from part("dry run", lambda: _run_dry(card, used))
 
 
 def _make_devices(card: Card, used: UsedMemory) -> Iterator[Check]:

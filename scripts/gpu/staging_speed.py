@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flexmarl.transport.host_memory.block import free_bytes
 from flexmarl.transport.state import StateTransport
 
-from .checks import Card, Check, LeftOut, at_least
-from .parts import run_parts
+from .checks import Card, Check, LeftOut, at_least, part
 from .peers import Peer, Side
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ def run(card: Card) -> Iterator[Check]:
                 f"it needs {4 * _LEAST_BYTES / 1e9:g} GB of shared memory and an eighth of them on the card"
             )
     with Peer(card, directory) as peer:
-        yield from run_parts(staging=_copy(peer, size_bytes, card), beside=_compute_beside(peer, card))
+        yield from part("staging", lambda: _copy(peer, size_bytes, card))
+        yield from part("beside", lambda: _compute_beside(peer, card))
 
 
 def _copy(peer: Peer, size_bytes: int, card: Card) -> Iterator[Check]:

@@ -64,9 +64,9 @@ class CriticModel:
         The weights are those of ``memory``, as far as it has them; others of the body are set by ``start_from``.
 
         ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is not divided yet; this body
-        is, over ``gang``. Gradients and moments are those of ``memory``, as far as it has them. ``recompute``: a layer's
-        activations are computed again in the backward. ``compiled``: its forward is. Raises ``ValueError`` for a model
-        that transformers does not split into body and head.
+        is, over ``gang``. Gradients and moments are those of ``memory``, as far as it has them. ``recompute``: the
+        activations of a layer are computed again in the backward. ``compiled``: its forward is. Raises ``ValueError``
+        for a model that transformers does not split into body and head.
         """
         body = policy.model.base_model
         if body is policy.model:
