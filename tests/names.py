@@ -52,7 +52,6 @@ EXCEPTIONS: dict[str, int] = {
     "lost": 1,
     "made": 1,
     "merged": 1,
-    "misplaced": 1,
     "named": 1,
     "one": 21,
     "others": 2,
