@@ -36,6 +36,7 @@ from flexmarl.core.signature import endpoint_options
 from flexmarl.launch.cli.registry import cli
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.config.written_config import Defaults
 from flexmarl.launch.monitoring.sinks.sink_config import SinkConfig
 from scripts.bench.commands import run as benchmarks
 
@@ -378,7 +379,7 @@ def test_the_settings_page_has_every_setting_and_its_default() -> None:
         if key != "key":
             [name] = re.findall(r"^`([\w.]+)`$", key)
             written[f"{section[1]}.{name}" if section else name] = default
-    existing = dict(settings(RunConfig))
+    existing = dict(settings(RunConfig)) | dict(settings(Defaults))
     assert sorted(written.keys() - existing.keys()) == []
     assert sorted(existing.keys() - written.keys()) == []
     assert {key: text for key, text in written.items() if not _is_default(text, existing[key])} == {}

@@ -28,7 +28,7 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
     if kind == "extra_forbidden":
         remedy = _remedy_of_misplaced(location, written)
         if remedy is None:
-            allowed = ", ".join(_keys_beside(location, written))
+            allowed = ", ".join(_list_allowed(location, written))
             return f"{key}: there is no such key (value {value!r}); allowed: {allowed}"
         return f"{key}: {remedy}"
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
@@ -58,7 +58,7 @@ def _remedy_of_misplaced(location: Location, written: WrittenConfig) -> str | No
     return None
 
 
-def _keys_beside(location: Location, written: WrittenConfig) -> Iterable[str]:
+def _list_allowed(location: Location, written: WrittenConfig) -> Iterable[str]:
     """The keys beside the unknown one at ``location``, as they are written."""
     keys = [*_keys(location[:-1], written), *(Defaults.model_fields if len(location) == 1 else ())]
     return (written.key(*location[:-1], key).rpartition(".")[2] for key in keys)

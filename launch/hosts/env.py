@@ -32,6 +32,9 @@ _TORCHRUN = re.compile(
 )
 # A look for GPUs that opens none: processes are forked later (https://docs.pytorch.org/docs/stable/cuda_environment_variables.html).
 _OPENS_NO_DEVICE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# PyArrow's second allocator would start a thread when it is imported. A process with threads is not forked: each actor
+# would import everything again, which takes 12 s beside a GPU's libraries.
+_STARTS_NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 SLOT_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 """Variables of slot workers. By default torch's watchdog ends a process that has lost a rank of its group. With 2
 the collective call raises, and the worker outlives the gang (ProcessGroupNCCL.hpp, CleanUpOnly)."""
@@ -50,7 +53,7 @@ def actor_environment() -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name not in of_torchrun}
     if paths := variables.get("PYTHONPATH"):
         variables["PYTHONPATH"] = without_working_directory(paths)
-    return {**_THREADS, **_KEPT_MEMORY, **_QUIET, **_OPENS_NO_DEVICE, **variables}
+    return {**_THREADS, **_KEPT_MEMORY, **_QUIET, **_OPENS_NO_DEVICE, **_STARTS_NO_THREAD, **variables}
 
 
 def cuda_devices(uuids: Sequence[str]) -> dict[str, str]:
