@@ -101,6 +101,20 @@ class ComputationOverran(FlexmarlError):
         self.timeout_s = timeout_s
 
 
+class TooManyTokens(FlexmarlError):
+    """A device has too little memory for the activations of a policy's forward. ``problem``: PyTorch's words."""
+
+    def __init__(self, policy: str, tokens: int, problem: str) -> None:
+        super().__init__(
+            f"policy {policy}: the device has too little memory for a forward and backward of up to {tokens} tokens: "
+            f"lower trainer.tokens_per_forward={tokens}, set trainer.activation_checkpointing=true, or divide the "
+            f"policy over more slots (trainer.ranks). {problem}"
+        )
+        self.policy = policy
+        self.tokens = tokens
+        self.problem = problem
+
+
 class GangTooLarge(FlexmarlError):
     """A policy has more ranks than the training pool has slots: it could never be bound."""
 

@@ -93,12 +93,14 @@ def _start_run(holder: Peer, card: Card) -> Iterator[Check]:
         return
     print(ended.stdout[-3000:], ended.stderr[-6000:])
     text = " ".join(ended.stderr.split())
-    yield holds("run: exit status", ended.returncode, "1", ended.returncode == 1)
+    yield holds("run: exit status", ended.returncode, "2", ended.returncode == 2)
     yield Check("run: error", text[-_WORDS:])
-    names = [name for name in ("trainer", "sorter-0", "checker-0") if f"actor {name}" in text]
-    yield holds("run: its error names the actor", ", ".join(names) or "none", "an actor's name", bool(names))
-    lacks = "memory" in text
-    yield holds("run: its error says that memory lacks", lacks, "yes", lacks)
+    for what, words in {
+        "the card": "GPU-",
+        "its user": "is used by process",
+        "the way out": "share_gpus",
+    }.items():
+        yield holds(f"run: its error names {what}", words, "in the text", words in text)
     holder.call(release)
 
 

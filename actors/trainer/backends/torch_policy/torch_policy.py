@@ -10,7 +10,8 @@ streams: its critic steps when the policy does, so within a step a sample's valu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....core.telemetry import get_logger
-from ....errors import NonFiniteGradient
+from ....errors import NonFiniteGradient, TooManyTokens
 from ....messages import Sample, StepStats
 from ....names import PolicyName
 from ...objective.critic import explained_variance, value_loss, value_sums
@@ -149,7 +150,8 @@ class TorchPolicy(PolicyBackend):
         if self._gang.size > 1 or not self._loss.streams:
             self._completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
         if self._loss.streams:
-            self._backward(checked, totals)
+            with self._named_shortage():
+                self._backward(checked, totals)
         else:
             self._position.held += batch
         self._position.baselines.note(self._setup.credit, batch)
@@ -160,6 +162,15 @@ class TorchPolicy(PolicyBackend):
             trained_samples=len(batch) if self._critic else sum(row.has_signal for row in checked),
             seconds=perf_counter() - started,
         )
+
+    @contextmanager
+    def _named_shortage(self) -> Iterator[None]:
+        """Raises TooManyTokens in place of PyTorch's error, which names no setting."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            tokens = self._setup.torch_trainer.tokens_per_forward
+            raise TooManyTokens(self.name, tokens, str(error)) from error
 
     def _check_samples(self, batch: Sequence[Sample]) -> list[TrainedSample]:
         position = self._position
@@ -236,7 +247,8 @@ class TorchPolicy(PolicyBackend):
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """See ``PolicyBackend.optimizer_step``: divide by the step's count, clip, AdamW, schedule."""
         if self._position.held:
-            self._backward_held()
+            with self._named_shortage():
+                self._backward_held()
         totals = self._position.totals
         divisor = denominator(
             self._loss.aggregation,

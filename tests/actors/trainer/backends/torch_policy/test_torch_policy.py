@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.errors import NonFiniteGradient, StaleSample
+from flexmarl.actors.errors import NonFiniteGradient, StaleSample, TooManyTokens
 from flexmarl.actors.messages import ModelConfig, Sample, Truncation
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
@@ -346,3 +346,16 @@ def test_bfloat16_computes_and_publishes_in_bfloat16_on_float32_master_weights()
     assert 1e-4 < relative_error(gradient(half), gradient(full)) < 0.2
     half.optimizer_step()
     assert half.version == 1
+
+
+def test_a_device_without_memory_names_the_settings_that_take_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy(trainer=TorchTrainerConfig(tokens_per_forward=77))
+
+    def fail(*_args: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 980.00 MiB")
+
+    monkeypatch.setattr(policy._completions, "logprobs", fail)
+    with pytest.raises(
+        TooManyTokens, match=r"policy solver: .*tokens_per_forward=77, .*\. CUDA out of memory"
+    ):
+        policy.accumulate(make_samples(0))
