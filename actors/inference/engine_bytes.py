@@ -6,7 +6,7 @@ from typing import Final
 from ..model_shape import ModelShape
 from .inference_config import EmbeddedEngineConfig, EngineOptions, VllmEngineConfig
 
-# Estimates, not measured: about 0.5 GiB for the context and the libraries' workspaces, 1 for the activations and logits
+# Estimates, not measured: about 1 GiB for the context and the libraries' workspaces, 1 for the activations and logits
 # of one step, 1 for CUDA graphs. Too little, and vLLM runs out of memory in its warm-up, which says so, too.
 _REST_BYTES: Final = 2 * 2**30
 _GRAPHS_BYTES: Final = 2**30

@@ -70,12 +70,13 @@ def run(card: Card) -> Iterator[Check]:
 def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
     """Starts the waiting rank, and checks its end."""
     meeting = Meeting(LOOPBACK)
-    host, _, port = meeting.address.rpartition(":")
+    endpoint, _, gang = meeting.address.partition("/")
+    host, _, port = endpoint.rpartition(":")
     other = c10d.TCPStore(
         host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_LIMIT_S)
     )
     if case.comes:
-        other.set("rank-1", "here")
+        c10d.PrefixStore(gang, other).set("rank-1", "here")
     abort_s = f"{_DEADLINE_S:g}" if case.is_aborted else _NO_ABORT
     waiting = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM, str(_ROOT), card.device, meeting.address, abort_s],

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from flexmarl.actors.errors import TooManyTokens
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.messages.truncation import Truncation
 from flexmarl.actors.names import PolicyName
@@ -95,7 +96,7 @@ def _measure_variant(
     """Adds the variant's tokens/s to ``rates``."""
     try:
         rates[variant.name], peak = _measure(card, shape, load, variant)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, TooManyTokens):
         yield Check(f"{variant.name}: tokens/s", "out of memory")
         return
     yield Check(f"{variant.name}: tokens/s", rates[variant.name])

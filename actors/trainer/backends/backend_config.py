@@ -41,7 +41,7 @@ class TorchTrainerConfig(_Ranks):
     step a third more time."""
     compilation: bool | None = None
     """Compilation of layers and log-probabilities by `torch.compile`, on a GPU; Triton needs a C compiler there. It
-    takes 10 to 30 s at the first step. `null`: models of at least 100 million parameters."""
+    takes 20 to 40 s at the first step. `null`: models of at least 100 million parameters."""
 
 
 class SimulatedTrainerConfig(_Ranks):

@@ -70,11 +70,14 @@ def parts_of(needed: RankBytes) -> tuple[tuple[str, int], ...]:
 
 def host_state_bytes(shape: ModelShape, load: RankLoad) -> int:
     """Bytes of the host's memory for the states of a policy in a shared pool: twice the published weights, and twice
-    all of the base part that they are not."""
-    state = rank_bytes(shape, replace(load, ranks=1))
-    published = state.weights // 4 * load.item_bytes
-    rest = state.moments + (state.weights if load.item_bytes < 4 else 0)
-    return 2 * published + 2 * rest
+    all of the base part that they are not: weights, moments, reference and critic. Weights in float32 of one rank are
+    the published ones themselves."""
+    alone = replace(load, ranks=1)
+    state, weights = rank_bytes(shape, alone), rank_bytes(shape, replace(alone, has_critic=False)).weights
+    published = (weights // 4 if load.publishes_adapter else shape.parameters) * load.item_bytes
+    is_live = load.item_bytes == 4 and load.ranks == 1 and load.adapter is None
+    models = weights * (int(not is_live) + load.has_reference) + state.weights - weights
+    return 2 * published + 2 * (state.moments + models)
 
 
 def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -> str | None:

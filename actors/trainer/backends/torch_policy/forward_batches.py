@@ -64,8 +64,8 @@ class Chunk:
     idle: bool = False
 
     def to(self, device: torch.device) -> "Chunk":
-        """The same on ``device``, by one copy. Nothing waits for the copy, and the copy waits for nothing that the
-        device computes for other chunks before it was called."""
+        """The same on ``device``, by one copy. This process does not wait for it: on a GPU it is
+        queued behind all that the device was given before."""
         host: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:

@@ -95,9 +95,10 @@ class TorchPolicy(PolicyBackend):
         """See ``PolicyBackend.sft``: mean cross entropy per completion token, one AdamW step."""
         if self._position.version or self._position.totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
-        loss = self._cross_entropy(examples)
-        self._position.accumulated = True
-        torch.autograd.backward(loss)
+        with self._named_shortage():
+            loss = self._cross_entropy(examples)
+            self._position.accumulated = True
+            torch.autograd.backward(loss)
         norm = gradient_norm(self.models.parameters, 1, self._gang)
         if not math.isfinite(norm):
             raise NonFiniteGradient(self.name, self._position.version, norm)

@@ -1,0 +1,51 @@
+"""The plan's memory of the host for a policy's states is that of a policy which is built."""
+
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.model_shape import shape_of
+from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.rank_bytes import LEAST_LOGITS_BYTES, RankLoad
+from flexmarl.actors.trainer.trainer_config import LossConfig
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.launch.hosts.placement.training_bytes import host_state_bytes
+
+MODEL = {
+    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def built_policy(dtype: str, loss: dict[str, Any]) -> TorchPolicy:
+    model = ModelConfig(config=MODEL, tokenizer="unused", dtype=dtype)
+    setup = PolicySetup(model=model, credit={AgentName("solver"): CreditConfig()}, loss=LossConfig(**loss))
+    return TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=10)
+
+
+def lent_bytes(policy: TorchPolicy) -> int:
+    """Twice the published weights, and twice the rest of the base part."""
+    published = policy.weights()
+    addresses = {tensor.data_ptr() for tensor in published.values()}
+    rest = [tensor for tensor in policy.base_state().values() if tensor.data_ptr() not in addresses]
+    return 2 * sum(tensor.nbytes for tensor in (*published.values(), *rest))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "loss",
+    [{"name": "grpo"}, {"name": "grpo", "kl_coefficient": 0.1}, {"name": "ppo"}],
+    ids=["plain", "kl", "critic"],
+)
+def test_states_in_the_hosts_memory_are_those_of_a_policy(dtype: str, loss: dict[str, Any]) -> None:
+    policy = built_policy(dtype, loss)
+    shapes = {name: tuple(parameter.shape) for name, parameter in policy.model.named_parameters()}
+    shape = shape_of(shapes, policy.model.config)
+    load = RankLoad(
+        ranks=1, tokens=64, item_bytes=4 if dtype == "float32" else 2, logits_bytes=LEAST_LOGITS_BYTES,
+        has_reference="kl_coefficient" in loss, has_critic=loss["name"] == "ppo",
+    )  # fmt: skip
+    assert host_state_bytes(shape, load) == pytest.approx(lent_bytes(policy), rel=0.01)
