@@ -32,10 +32,11 @@ def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Traces and differentiates as on a GPU, and runs torch's operations in place of kernels: C++ takes minutes."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # which vLLM's tests set, also if they are left out
+    # The tests of vLLM set this variable, also if they are left out.
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     compiled._compile_token_logprobs.cache_clear()
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(disable=False):  # it was read from that variable
+    with torch._dynamo.config.patch(disable=False):
         yield
     torch._dynamo.reset()
     compiled._compile_token_logprobs.cache_clear()
