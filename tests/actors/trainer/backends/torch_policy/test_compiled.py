@@ -21,8 +21,8 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .policies import SMALLER_MODEL, make_samples
 
-# Dynamo looks at ``.grad`` of the tensors that it traces, and torch warns of that.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+# Dynamo looks at ``.grad`` of the tensors that it traces, and torch warns of that; and of some versions of Python.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 
 CUDA = torch.device("cuda")
 
