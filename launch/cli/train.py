@@ -190,10 +190,7 @@ def train(
     elif accept:
         raise ConfigError("--accept is for --resume and --continue")
     if machine is not None:
-        config, _ = resolve_given(recipe, overrides)
-        echo_file(plan_as_comment(place_run(config, made_up_hosts(machine), all_models=True)))
-        echo("# nothing was checked, started or written")
-        return 0
+        return _show_plan_elsewhere(resolve_given(recipe, overrides)[0], machine)
     if dry_run:
         config, _, _ = validate_new_run(recipe, overrides, runs, name, options.output.note)
         return _show_plan(config, node_request)
@@ -206,6 +203,13 @@ def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:
     plan = place_run(config, like_this_host(node_request.count), all_models=True)
     echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}")
     echo("# checked; nothing was started or written")
+    return 0
+
+
+def _show_plan_elsewhere(config: RunConfig, machine: str) -> int:
+    """Prints the place of each actor on hosts that are not here."""
+    echo_file(plan_as_comment(place_run(config, made_up_hosts(machine), all_models=True)))
+    echo("# nothing was checked, started or written")
     return 0
 
 

@@ -137,7 +137,7 @@ async def prepare_state(side: Side, size_bytes: int) -> None:
 
 
 async def publish(side: Side) -> str:
-    """The error of a publish; empty if there is none."""
+    """The error of a publish, or an empty text."""
     transport = await side.transport()
     return await _error_of(transport.set("solver", side.kept["state"], version=0, offer=["cuda_ipc"]))
 
@@ -161,7 +161,7 @@ async def prepare_policy(side: Side) -> None:
 
 
 async def compute(side: Side) -> str:
-    """The error of a micro-batch of 16,384 tokens a forward; empty if there is none."""
+    """The error of a micro-batch of 16,384 tokens a forward, or an empty text."""
 
     async def accumulate() -> None:
         side.kept["policy"].accumulate(side.kept["samples"])

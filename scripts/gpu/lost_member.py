@@ -114,7 +114,7 @@ def _verdict(case: Case, check: Check) -> Check:
 
 
 def main() -> None:
-    """Joins a gang of two as its first rank. Prints the error as JSON, and exits with 3; with 0 if there is none."""
+    """Joins a gang of two as its first rank. Prints an error as JSON, and exits with 3 then, else with 0."""
     device, meeting, abort_s = sys.argv[1:]
     membership = Membership(0, 2, meeting, torch.device(device), _DEADLINE_S)
     if device != "cpu":

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ import psutil
 from flexmarl.launch.hosts import env
 from flexmarl.launch.hosts.nvidia import DeviceMonitor
 
-from .checks import Card, Check, holds
+from .checks import Card, Check, holds, part
 
 _POLL_S = 0.02
 
@@ -70,7 +69,7 @@ class TrainRun:
         return [event for event in _json_lines(self.folder / "events.jsonl") if event["event"] == name]
 
     def log(self, actor: str) -> str:
-        """The log of an actor; empty if there is none."""
+        """The log of an actor. Empty before the actor writes."""
         path = self.folder / "logs" / f"{actor}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -149,15 +148,10 @@ def closing(runs: Sequence[TrainRun]) -> Iterator[None]:
         yield
 
 
-def checks_of_part(part: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+def checks_of_part(name: str, checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
     """The checks of a part of a test, each with the part's name. An error of it is a failed check: then the next part
     comes."""
-    try:
-        for check in checks():
-            yield replace(check, name=f"{part}: {check.name}")
-    except Exception as error:  # noqa: BLE001  # as in a test
-        traceback.print_exc()
-        yield holds(f"{part}: ended", f"{type(error).__name__}: {error}"[:500], "without an error", False)
+    yield from part(name, lambda: (replace(check, name=f"{name}: {check.name}") for check in checks()))
 
 
 def check_end(run: TrainRun, deadline: float, status: int = 0) -> Iterator[Check]:

@@ -69,9 +69,9 @@ def _trainer(config: RunConfig, sizes: "_Sizes") -> Need:
 
 
 def _slots(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
-    """Slots of the largest policy's ranks are a gang, from the first slot on; any slots may become one. Without GPUs
-    there are none: the ranks of a policy then compute fastest on the hosts with the most cores for each, as all others
-    do."""
+    """The needs of the slots. On GPUs as many slots as the largest policy has ranks are planned as a gang, from the
+    first slot on. During the run any slots may become one. On CPUs no gang is planned: a rank computes fastest on the
+    host with the most cores for it, as every other actor does."""
     if not isinstance(config.pool, SharedPoolConfig):
         return
     slots = config.pool.slots

@@ -14,7 +14,7 @@ SHARE_GPUS: Final = "hosts.share_gpus=true"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An actor's needs. ``key``: the config's key, with its value, that decides about these needs.
+    """The resources that an actor needs. ``key``: the setting that decides about them, with its value.
 
     ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
     host, ``gpu_bytes``: of each GPU; 0 if they are not known. ``parts``: of the latter, or else of the former, by name.

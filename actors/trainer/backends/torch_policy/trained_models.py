@@ -1,6 +1,6 @@
 """All memory of a policy in training: its modules with their gradients and moments, and the files of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -65,20 +65,10 @@ class TrainedModels:
         frozen = [] if self._base is None else list(self._base.model.parameters())
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
-        setting, device = setup.torch_trainer.compilation, torch.device(model.device)
-        self.reference = None
-        if loss.kl_coefficient:
-            self.reference, _ = self._completion_model(None)
-            self.reference.model.requires_grad_(False)
-            if setup.torch_trainer.packing:
-                self.reference.pack()
-            if is_compiled(setting, self.reference.model, device):
-                self.reference.compile()
-            self.reference.shard(gang, trained=False, whole=frozen)
-            self.reference.fill(memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
+        self.reference = self._make_reference(memory, frozen) if loss.kl_coefficient else None
         self.completions, rows = self._completion_model(seed)
         self.packs = setup.torch_trainer.packing and self.completions.pack()
-        compiled = is_compiled(setting, self.completions.model, device)
+        compiled = self._is_compiled(self.completions)
         self.critic = None
         if loss.critic:
             self.critic = CriticModel(
@@ -104,6 +94,21 @@ class TrainedModels:
             state[name].copy_(memory.tensors.pop(name))
         if seed is not None:
             self.start_from_here()
+
+    def _make_reference(self, memory: StateMemory, frozen: Sequence[nn.Parameter]) -> CompletionModel:
+        """A model without gradients. Its weights are those of ``memory``, as far as it has them."""
+        reference, _ = self._completion_model(None)
+        reference.model.requires_grad_(False)
+        if self._setup.torch_trainer.packing:
+            reference.pack()
+        if self._is_compiled(reference):
+            reference.compile()
+        reference.shard(self.gang, trained=False, whole=frozen)
+        reference.fill(memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
+        return reference
+
+    def _is_compiled(self, completions: CompletionModel) -> bool:
+        return is_compiled(self._setup.torch_trainer.compilation, completions.model, completions.device)
 
     def _completion_model(self, seed: int | None) -> tuple[CompletionModel, Rows]:
         """With the rows of its weights that are to be filled in."""
