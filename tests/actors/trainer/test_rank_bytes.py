@@ -18,8 +18,7 @@ from flexmarl.actors.trainer.backends.torch_policy import completion_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.rank_bytes import RankLoad, layer_token_bytes, logits_limit, rank_bytes
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-
-from .backends.torch_policy.peak_memory import peak_bytes
+from scripts.bench.memory_peaks import peak_bytes
 
 ROWS, PROMPT, COMPLETION = 8, 16, 112
 CHUNK = 128

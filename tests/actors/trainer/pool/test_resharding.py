@@ -16,9 +16,9 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFac
 from flexmarl.actors.trainer.pool.resharding import reads_of_rank
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.state import StateTransport
+from scripts.bench.memory_peaks import peak_bytes
 
 from ..backends.torch_policy.gang_cases import SETUPS, error, same_stats
-from ..backends.torch_policy.peak_memory import peak_bytes
 from ..backends.torch_policy.policies import make_samples
 from ..backends.torch_policy.ranks import (
     NAME,

@@ -12,8 +12,8 @@ from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import CompletionModel, placed_model
 from flexmarl.actors.trainer.padding import PaddedRows, pad_rows
+from scripts.bench.memory_peaks import peak_bytes
 
-from .peak_memory import peak_bytes
 from .policies import MODEL, SMALLER_MODEL, relative_error
 
 ROWS = [((1, 2, 3), (4, 5, 6, 7)), ((1,), (2,)), ((3, 4), (5, 6, 7, 8, 9, 10))]

@@ -24,9 +24,9 @@ from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
+from scripts.bench.memory_peaks import peak_bytes
 
 from .gang_cases import SETUPS, error, same_stats
-from .peak_memory import peak_bytes
 from .policies import make_samples
 from .ranks import (
     NAME,

@@ -14,8 +14,7 @@ from flexmarl.actors.pretrained import load_model, seeded_model
 from flexmarl.actors.trainer.backends.torch_policy import drawn_rows, model_rows
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.model_rows import fill, outline
-
-from .peak_memory import peak_bytes
+from scripts.bench.memory_peaks import peak_bytes
 
 SIZES = {
     "vocab_size": 51, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -9,8 +9,8 @@ from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from scripts.bench.memory_peaks import peak_bytes
 
-from .peak_memory import peak_bytes
 from .ranks import Ranks, gang_setup, made_policy
 
 MOST = 0.15
