@@ -335,12 +335,15 @@ class FakeDevices:
         for path in self._path(device, ".accounts").parent.iterdir():
             if path.name == ".accounts":
                 continue
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:  # freed by its owner since the listing
+                continue
             try:
                 if path.name in self._owned or is_locked(descriptor, _OWNER):
                     used += os.fstat(descriptor).st_size
                 else:
-                    path.unlink()
+                    path.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
         return used

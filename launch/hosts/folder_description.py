@@ -77,14 +77,15 @@ def describe_folder(path: Path) -> FolderDescription:
 
 
 def _clock_ahead_s(folder: Path) -> float:
-    """0 if the file's date is between the times before and after the write."""
+    """Tenths of a second; 0 if the file's date is between the times before and after the write."""
     before = time.time()
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"x")
         file.flush()
         dated = os.fstat(file.fileno()).st_mtime
     after = time.time()
-    return round(dated - min(max(dated, before), after), 3)
+    # The kernel dates a file by its last tick, up to 10 ms before the write: finer than tenths would be its noise.
+    return round(dated - min(max(dated, before), after), 1)
 
 
 def _file_system(folder: Path) -> str:

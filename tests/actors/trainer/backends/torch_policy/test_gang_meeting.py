@@ -88,20 +88,21 @@ def is_cut(end: object) -> bool:
     )
 
 
-def listening(process: BaseProcess) -> set[str]:
-    assert process.pid is not None
-    connections = psutil.Process(process.pid).net_connections("tcp")
-    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+def listening(pid: int | None) -> set[tuple[str, int]]:
+    """The addresses and ports that a process listens at."""
+    assert pid is not None
+    connections = psutil.Process(pid).net_connections("tcp")
+    return {(one.laddr.ip, one.laddr.port) for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, "127.0.0.5"])
 def test_a_gang_listens_where_its_meeting_is_alone(host: str) -> None:
     """All of 127.0.0.0/8 is this host: the second address stands for one in a network."""
+    before = listening(os.getpid())  # of other tests in this process, and inherited by the ranks
     with gang_of(2, host) as members:
-        by_rank = [listening(member.process) for member in members]
-        assert by_rank[0] | by_rank[1] <= {host, LOOPBACK}
-        ours = psutil.Process().net_connections("tcp")
-        assert {one.laddr.ip for one in ours if one.status == psutil.CONN_LISTEN} == {host}
+        by_rank = [listening(member.process.pid) - before for member in members]
+        assert {address for address, _ in by_rank[0] | by_rank[1]} <= {host, LOOPBACK}
+        assert {address for address, _ in listening(os.getpid()) - before} == {host}
 
 
 @pytest.mark.parametrize("size", [2, 3])
