@@ -49,7 +49,7 @@ class Defaults(Config):
     trainer: Annotated[Section, Field(default_factory=dict)]
     """Keys of `policies.<policy>.trainer`, for all policies. They precede those of `agent_defaults`."""
     init_from: str | None = None
-    """Run whose weights all policies start from, unless `agent_defaults` names another."""
+    """Run whose weights all trained policies start from, unless `agent_defaults` names another."""
 
 
 class WrittenConfig(Defaults):
@@ -110,16 +110,17 @@ class WrittenConfig(Defaults):
         return self._agent(policy) if self.has_own_policy(policy) else {}
 
     def _inherit(self, section: Mapping[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-        """The defaults of the section of a policy: those of training are not for a frozen one. An endpoint has the
-        weights itself, past versions have what their policy has."""
+        """The defaults of the section of a policy: those of training are not for a frozen one, nor is ``init_from``,
+        which would make a fixed opponent the trained policy of another run. An endpoint has the weights itself, past
+        versions have what their policy has."""
         whole = merged(defaults, section)
         if not _is_frozen(whole):
             return defaults
-        kept = _without_training({key: value for key, value in defaults.items() if key != "columns"})
+        kept = _without_training({key: value for key, value in defaults.items() if key not in ("columns", "init_from")})
         pool = pool_section(whole)
         if pool is None and not _names_endpoint(section):
             return kept
-        kept = {key: value for key, value in kept.items() if key not in (*_OF_WEIGHTS, "init_from")}
+        kept = {key: value for key, value in kept.items() if key not in _OF_WEIGHTS}
         return kept if pool is None else {"train": False, **kept, **self._weights_of(pool, section)}
 
     def _weights_of(self, pool: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,5 +124,8 @@ def test_a_frozen_policy_starts_from_a_checkpoint_of_another_run(tmp_path: Path)
     assert config.policies[RIVAL].init_from == first / "checkpoints" / "step_000002" / "player"
     with pytest.raises(ConfigError, match=r"agents\.rival\.init_from.*there is no such run"):
         game(f"agents.rival.init_from={tmp_path}/nothing")
+    for_all = resolve(str(RECIPE), [f"init_from={first}/2"])
+    assert for_all.policies[RIVAL].init_from is None, "it would play the trained policy of the other run"
+    assert for_all.policies[PLAYER].init_from == first / "checkpoints" / "step_000002" / "player"
     again = simulate(config, tmp_path / "again", 1)
     assert again.result is not None and again.result.last_step == 3
