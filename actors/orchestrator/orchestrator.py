@@ -259,12 +259,14 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
 
     async def _run(self) -> None:
         await self._queries.start()
-        if (resumed := self._setup.resume_from) is None:
-            await fine_tune(
-                self._setup, self._recipe, self._trainer, self._tell_console, lambda: self._stop_asked
-            )
+        resumed = self._setup.resume_from
+        is_tuned = resumed is None and await fine_tune(
+            self._setup, self._recipe, self._trainer, self._tell_console, lambda: self._stop_asked
+        )
         await self._workers.start()
         versions = await self._publish_all()
+        if is_tuned and self._plan.save_every:
+            await self._save_fine_tuned(versions)
         self._started = self._last_end = self.system.clock()
         before = resumed.step if resumed else Step(0)
         plan = replace(
@@ -279,6 +281,16 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
                     self._carry_out(self._pipeline.request_stop())
                 self._carry_out(self._pipeline.start())
                 await self._finished
+
+    async def _save_fine_tuned(self, versions: dict[PolicyName, Version]) -> None:
+        """Makes the checkpoint of step 0. Supervised batches may have taken hours, and the first mistake of a workflow
+        shows right after them: a resumed run does not train them again."""
+        step = Step(0)
+        for policy in versions:
+            with self._waits.open(*_words(Save(policy, step))):
+                await self._save(policy, step)
+        with self._waits.open(*_words(commit := CommitCheckpoint(step, versions))):
+            await self._commit(commit)
 
     async def _publish_all(self) -> dict[PolicyName, Version]:
         """Brings the first weights of every policy to its instances."""
@@ -319,11 +331,11 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             case Publish():
                 await self._publish(decision)
             case Save(policy, step):
-                folder = checkpoint.partial_folder(self._setup.checkpoints, step) / policy
-                await self._trainer.save(policy, str(folder))
+                await self._save(policy, step)
                 self._carry_out(self._running.saved(policy, step))
-            case CommitCheckpoint():
+            case CommitCheckpoint(step):
                 await self._commit(decision)
+                self._carry_out(self._running.committed(step))
             case Evaluate():
                 await self._evaluate(decision)
             case StepComplete():
@@ -409,6 +421,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._records[decision.step].applied(decision.policy, loaded, self.system.clock())
         self._carry_out(self._running.applied(decision.policy, decision.step, published.version))
 
+    async def _save(self, policy: PolicyName, step: Step) -> None:
+        folder = checkpoint.partial_folder(self._setup.checkpoints, step) / policy
+        await self._trainer.save(policy, str(folder))
+
     async def _commit(self, decision: CommitCheckpoint) -> None:
         step = decision.step
         # First those that change with later steps: the queries' state may wait for a draw.
@@ -426,7 +442,6 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._opponents.committed(step)
         self._last_checkpoint = str(folder)
         await self._tell_console("event", CheckpointSaved(step, str(folder)))
-        self._carry_out(self._running.committed(step))
 
     async def _evaluate(self, decision: Evaluate) -> None:
         started = self.system.clock()

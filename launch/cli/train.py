@@ -250,7 +250,7 @@ def _train(
             return 0
         if prepared is not first:
             options.output.note(
-                f"continuing after step {start.step}" if start.step else "no checkpoint yet: starting again"
+                f"continuing after {start.place}" if start.checkpoint else "no checkpoint yet: starting again"
             )
         try:
             return _run(prepared, options)

@@ -32,8 +32,12 @@ MAY_CHANGE: Final = (
     "rollout.turn_timeout_s", "rollout.turn_retries", "rollout.workers", "hosts.*",
     "agents.*.sampling.turn_timeout_s", "policies.*.instances", "policies.*.engine.*", "balance.*", "weights.*",
     "network.*", "sinks",
+    # What is learned, by numbers alone that each step reads anew: nothing that the checkpoint holds depends on them.
+    "policies.*.optimizer.*", "policies.*.algorithm.clip_low", "policies.*.algorithm.clip_high",
+    "policies.*.algorithm.critic.lr", "policies.*.algorithm.critic.max_grad_norm",
 )  # fmt: skip
-"""Keys that decide how long a run lasts, how it is watched and the machine's share of it, not what is learned."""
+"""Keys that decide how long a run lasts, how it is watched, the machine's share of it, and how far each of the steps
+that follow may go."""
 
 DATA: Final = "data"
 """The name by which changed data is accepted."""
@@ -73,6 +77,11 @@ class StartState:
     def is_complete(self) -> bool:
         """True if the checkpoint is of the last step that the config asks for, so that there is nothing to resume."""
         return self.checkpoint is not None and self.step >= self.config.training.steps
+
+    @property
+    def place(self) -> str:
+        """The place of the checkpoint in the run, in words."""
+        return f"step {self.step}" if self.step else "the supervised batches"
 
 
 def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str]) -> StartState:

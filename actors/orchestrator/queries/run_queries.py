@@ -76,8 +76,8 @@ class RunQueries:
         self._ends: dict[int, tuple[_Draw, GroupEnd]] = {}
         """The groups that the source has still to hear of, by number of the draw."""
         self._after: dict[Step, QueriesState] = {}
-        self._newest_state = Step(0)
-        """The step whose state was taken last."""
+        self._newest_state = Step(-1)
+        """The step whose state was taken last. That of step 0, before the first one, may be taken too."""
         self._drawing, self._taking = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:

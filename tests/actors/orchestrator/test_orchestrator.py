@@ -17,6 +17,7 @@ from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.orchestrator.rollout_workers import GroupWork
 from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
+from flexmarl.actors.run_events import CheckpointSaved, SftDone
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -76,6 +77,16 @@ async def test_two_agents_of_one_policy_are_trained_together(
     state = checkpoint.load(checkpoint.committed_folder(tmp_path / "checkpoints", Step(6)))
     assert state.versions == {"shared": 6}
     assert (tmp_path / "checkpoints" / "step_000006" / "shared").is_dir()
+
+
+async def test_supervised_batches_are_saved_before_the_first_step(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    cluster = FakeCluster(system, tmp_path, sft_batches=3)
+    await cluster.run({})
+    saved = [event for event in cluster.console.events if isinstance(event, (SftDone, CheckpointSaved))]
+    assert [type(event) for event in saved[:3]] == [SftDone, SftDone, CheckpointSaved]
+    assert [event.step for event in saved[2:] if isinstance(event, CheckpointSaved)] == [0, 3, 6]
 
 
 async def test_a_fixed_batch_is_kept_until_a_checkpoint_takes_all(

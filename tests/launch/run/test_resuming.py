@@ -80,6 +80,10 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
         ("rollout.max_failed_share=0.5", {"rollout.max_failed_share": "0.25 -> 0.5"}),
         ("balance.threshold=2", {"balance.threshold": "5.0 -> 2.0"}),
         ("weights.path=shm", {"weights.path": "auto -> shm"}),
+        ("policies.solver.optimizer.lr=0.5", {"policies.solver.optimizer.lr": "0.001 -> 0.5"}),
+        ("policies.solver.optimizer.schedule=linear", {"policies.solver.optimizer.schedule": "constant -> linear"}),
+        ("policies.solver.optimizer.weight_decay=0.1", {"policies.solver.optimizer.weight_decay": "0.0 -> 0.1"}),
+        ("policies.solver.algorithm.clip_low=0.1", {"policies.solver.algorithm.clip_low": "0.2 -> 0.1"}),
     ],
 )
 def test_settings_that_may_change_are_taken_and_recorded(
@@ -97,7 +101,7 @@ def test_settings_that_may_change_are_taken_and_recorded(
     [
         ("seed=8", "seed=8 was 7"),
         ("mode=sync", "mode='sync' was 'strict'"),
-        ("policies.solver.optimizer.lr=0.5", "policies.solver.optimizer.lr=0.5 was 0.001"),
+        ("policies.solver.algorithm.name=cispo", "policies.solver.algorithm.name='cispo' was "),
         ("training.micro_batch=4", "training.micro_batch=4 was 2"),
         ("data.shape=talk", "data.shape='talk' was '(absent)'"),
     ],
@@ -116,18 +120,16 @@ def test_settings_that_decide_what_is_learned_are_refused_by_name(
 
 def test_a_config_that_was_edited_is_refused_by_name_with_the_way_to_take_it(run: RunDirectory) -> None:
     edit(run, "training.steps", 9)
-    edit(run, "policies.solver.optimizer.lr", 0.5)
+    edit(run, "training.micro_batch", 4)
     with pytest.raises(ResumeRefused) as refused:
         resuming.plan_resume(run, [], [])
-    steps, lr = sorted(refused.value.problems, reverse=True)
+    steps, micro_batch = sorted(refused.value.problems, reverse=True)
     assert steps == (
         "training.steps=9 in config.yaml was 6 when the checkpoint was made: take it by flexmarl train --resume "
         f"{run.path} training.steps=9, or restore it"
     )
-    assert lr == (
-        "policies.solver.optimizer.lr=0.5 in config.yaml was 0.001 when the checkpoint was made: restore it"
-    )
-    edit(run, "policies.solver.optimizer.lr", 0.001)
+    assert micro_batch == "training.micro_batch=4 in config.yaml was 2 when the checkpoint was made: restore it"
+    edit(run, "training.micro_batch", 2)
     assert resuming.plan_resume(run, ["training.steps=9"], []).changes == {"training.steps": "6 -> 9"}
     assert resuming.plan_resume(run, ["training.steps=8"], []).changes == {"training.steps": "6 -> 8"}
 

@@ -15,7 +15,7 @@ import pytest
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.monitoring.formatting import duration
 
-from ..conftest import REPRODUCIBLE, SIMULATED_POLICIES, Launched, Launcher, wait_until
+from ..conftest import REPRODUCIBLE, SIMULATED_POLICIES, TINY, Launched, Launcher, wait_until
 from ..in_process import Finished, RunsHere
 
 ESCAPE = re.compile(r"\x1b")
@@ -60,7 +60,7 @@ class TestAWholeRun:
         assert names["run_started"] == names["run_ended"] == 1
         assert not names["actor_silent"], "those that are being stopped have no time to answer"
         assert names["sft_done"] == names["evaluated"] == 2
-        assert names["checkpoint_saved"] == 3
+        assert names["checkpoint_saved"] == 4, "the first one after the supervised batches"
         ended = whole.events[-1]
         wall_s = ended.pop("wall_s")
         assert ended | {"time": 0} == {
@@ -278,6 +278,32 @@ def assert_bit_equal(
     for policy in policies:
         file = Path("checkpoints") / f"step_{steps:06d}" / policy / "model.safetensors"
         assert (run.directory / file).read_bytes() == (other.directory / file).read_bytes()
+
+
+# --------------------------------------------------------------------------- supervised batches
+
+
+def test_a_mistake_that_shows_after_the_supervised_batches_costs_none_of_them(
+    runs_here: RunsHere, tmp_path: Path
+) -> None:
+    recipe = Path(shutil.copytree(TINY, tmp_path / "recipe"))
+    workflow, right = recipe / "workflow.py", (TINY / "workflow.py").read_text()
+    workflow.write_text(right.replace("asked: dict[str, Any] = query.data", "raise ValueError('a mistake')"))
+    settings = ("agent_defaults.sft.batches=3", "training.steps=2", "data.shape=alone", "agents={solver: {}}")
+    failed = runs_here.train("tuned", *settings, recipe=recipe)
+    assert failed.status == 1 and "a mistake" in failed.text
+    assert [path.name for path in (failed.directory / "checkpoints").iterdir()] == ["step_000000"]
+
+    workflow.write_text(right)
+    resumed = runs_here.resume("tuned", "--accept", "workflow.py", "policies.solver.optimizer.lr=2.0e-3")
+    assert resumed.status == 0, resumed.text
+    assert "continuing after the supervised batches" in resumed.text
+    assert [event["event"] for event in resumed.events].count("sft_done") == 1
+    assert [line["lr/solver"] for line in resumed.metrics] == [2e-3] * 2
+
+    whole = runs_here.train("at-once", *settings, "agents.solver.optimizer.lr=2.0e-3", recipe=recipe)
+    assert whole.status == 0, whole.text
+    assert [line["step"] for line in resumed.metrics] == [line["step"] for line in whole.metrics]
 
 
 # --------------------------------------------------------------------------- other shapes of runs
