@@ -56,7 +56,7 @@ from .signals import train_until_signal
     "--resume",
     type=click.Path(path_type=Path),
     metavar="RUN_DIR",
-    help="Continue a run with its configuration. Settings that don't change what is learned (steps, checkpoint, "
+    help="Continue a run with its configuration. Settings of the optimizer, and those that don't change what is learned (steps, checkpoint, "
     "evaluation, limits) may be changed: KEY=VALUE.",
 )
 @click.option(

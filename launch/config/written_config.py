@@ -116,7 +116,9 @@ class WrittenConfig(Defaults):
         whole = merged(defaults, section)
         if not _is_frozen(whole):
             return defaults
-        kept = _without_training({key: value for key, value in defaults.items() if key not in ("columns", "init_from")})
+        kept = _without_training(
+            {key: value for key, value in defaults.items() if key not in ("columns", "init_from")}
+        )
         pool = pool_section(whole)
         if pool is None and not _names_endpoint(section):
             return kept

@@ -41,7 +41,7 @@ def _outcome(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
     rows: dict[str, tuple[Any, ...]] = {}
     for prefix, figures in (
         ("eval/", [run.evaluation for run in runs]),
-        ("reward/", [run.rewards for run in runs]),
+        ("", [run.rewards for run in runs]),
     ):
         names = dict.fromkeys(name for figures_of_run in figures for name in figures_of_run)
         rows |= {f"{prefix}{name}": tuple(of_run.get(name) for of_run in figures) for name in names}

@@ -23,9 +23,9 @@ State = Literal["running", "done", "stopped", "failed", "killed", "not started"]
 class StoredRun:
     """``killed``: the run's process ended without a word. ``error``: of a run that failed or was stopped at once.
     ``step``: the last complete one, of ``steps`` in its config (None if the config can't be read). ``evaluation``:
-    metrics of the last one by name, after ``evaluated_step``.
-    ``rewards``: by agent, the mean over the last twentieth of the steps. ``age_s``: since the run began.
-    ``size_bytes``: of all its files. ``config``: by dotted key."""
+    metrics of the last one by name, after ``evaluated_step``. ``rewards``: means over the last twentieth of the steps,
+    by ``reward/<agent>`` and ``turn_reward/<agent>``. ``age_s``: since the run began. ``size_bytes``: of all its files.
+    ``config``: by dotted key."""
 
     path: Path
     recipe: str
@@ -132,5 +132,9 @@ def _state(directory: RunDirectory, history: History) -> State:
 
 
 def _rewards(history: History) -> dict[str, float]:
-    rewards = {agent: first_and_last(history.of_agent(agent, "reward")) for agent in history.agents}
-    return {agent: ends[1] for agent, ends in rewards.items() if ends is not None}
+    rewards = {
+        f"{figure}/{agent}": first_and_last(history.of_agent(agent, figure))
+        for figure in ("reward", "turn_reward")
+        for agent in history.agents
+    }
+    return {name: ends[1] for name, ends in rewards.items() if ends is not None}

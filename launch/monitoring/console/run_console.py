@@ -30,6 +30,7 @@ from ...run_folder.json_lines import metrics_to_json
 from ...run_folder.line_writer import LineWriter
 from ...run_folder.run_directory import RunDirectory
 from .display import Display
+from .learning_watch import LearningWatch
 
 _ENDS = (
     SftDone,
@@ -73,6 +74,7 @@ class RunConsole(Actor, ConsoleApi):
         self._events = events or EventLog(run.events, display)
         self._closes_events = events is None
         self._warned_of_silence = False
+        self._learning = LearningWatch()
         self._ended_items = 0
         self._done: int | None = None
         """The number that the present phase has last reported."""
@@ -125,6 +127,8 @@ class RunConsole(Actor, ConsoleApi):
             self._display.warn(
                 f"no agent generated anything in step {metrics.step}: nothing can be learned from it"
             )
+        for text in self._learning.warnings(metrics):
+            self._display.warn(text)
 
     @endpoint
     async def phase(self, text: str, done: int | None, total: int | None) -> None:

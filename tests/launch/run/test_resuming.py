@@ -81,8 +81,14 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
         ("balance.threshold=2", {"balance.threshold": "5.0 -> 2.0"}),
         ("weights.path=shm", {"weights.path": "auto -> shm"}),
         ("policies.solver.optimizer.lr=0.5", {"policies.solver.optimizer.lr": "0.001 -> 0.5"}),
-        ("policies.solver.optimizer.schedule=linear", {"policies.solver.optimizer.schedule": "constant -> linear"}),
-        ("policies.solver.optimizer.weight_decay=0.1", {"policies.solver.optimizer.weight_decay": "0.0 -> 0.1"}),
+        (
+            "policies.solver.optimizer.schedule=linear",
+            {"policies.solver.optimizer.schedule": "constant -> linear"},
+        ),
+        (
+            "policies.solver.optimizer.weight_decay=0.1",
+            {"policies.solver.optimizer.weight_decay": "0.0 -> 0.1"},
+        ),
         ("policies.solver.algorithm.clip_low=0.1", {"policies.solver.algorithm.clip_low": "0.2 -> 0.1"}),
     ],
 )
@@ -128,7 +134,9 @@ def test_a_config_that_was_edited_is_refused_by_name_with_the_way_to_take_it(run
         "training.steps=9 in config.yaml was 6 when the checkpoint was made: take it by flexmarl train --resume "
         f"{run.path} training.steps=9, or restore it"
     )
-    assert micro_batch == "training.micro_batch=4 in config.yaml was 2 when the checkpoint was made: restore it"
+    assert (
+        micro_batch == "training.micro_batch=4 in config.yaml was 2 when the checkpoint was made: restore it"
+    )
     edit(run, "training.micro_batch", 2)
     assert resuming.plan_resume(run, ["training.steps=9"], []).changes == {"training.steps": "6 -> 9"}
     assert resuming.plan_resume(run, ["training.steps=8"], []).changes == {"training.steps": "6 -> 8"}

@@ -142,6 +142,14 @@ def test_missing_and_wrong_values_are_tolerated(terminal: bool) -> None:
     assert "nan" not in stage.text and "other" not in stage.text
 
 
+def test_the_reward_of_turns_is_shown_where_turns_are_rewarded() -> None:
+    stage = Stage(terminal=False)
+    with stage.progress:
+        for step in (1, 2):
+            stage.progress.step(metrics(step, by_agent={SORTER: {"reward": 0.0, "turn_reward": 0.166}}))
+    assert "reward sorter=0.166" in stage.text and "sorter=0.000" not in stage.text
+
+
 def test_reward_is_smoothed() -> None:
     stage = Stage(terminal=False, agents=("a",))
     with stage.progress:
