@@ -16,8 +16,8 @@ class TrainingConfig(Config):
     """A step draws queries and runs the workflow several times on each (a group; one trajectory is enough for ppo and
     reinforce_pp, which compare nothing within it)."""
 
-    steps: Annotated[Count, Unit("steps")]
-    """Optimizer steps of the run."""
+    steps: Annotated[Natural, Unit("steps")]
+    """Steps of the run. 0: supervised batches and the evaluation alone."""
     queries_per_step: Annotated[Count, Unit("queries")] = 16
     """Queries of a step (prompts per step)."""
     trajectories_per_query: Annotated[Count, Unit("trajectories")] = 8

@@ -56,8 +56,8 @@ from .signals import train_until_signal
     "--resume",
     type=click.Path(path_type=Path),
     metavar="RUN_DIR",
-    help="Continue a run with its configuration. Settings of the optimizer, and those that don't change what is learned (steps, checkpoint, "
-    "evaluation, limits) may be changed: KEY=VALUE.",
+    help="Continue a run with its configuration. Settings of the optimizer, and those that don't change what is "
+    "learned (steps, checkpoint, evaluation, limits), may be changed: KEY=VALUE.",
 )
 @click.option(
     "--accept",
@@ -253,7 +253,7 @@ def _train(
                 f"continuing after {start.place}" if start.checkpoint else "no checkpoint yet: starting again"
             )
         try:
-            return _run(prepared, options)
+            return run_prepared(prepared, options)
         except LostActor as lost:  # already reported
             folders = checkpoint.complete(directory.checkpoints)
             if folders and (start.checkpoint is None or folders[-1] != start.checkpoint[0]):
@@ -264,7 +264,7 @@ def _train(
             options = replace(options, nodes=replace(options.nodes, fewer=True))
 
 
-def _run(prepared: PreparedRun, options: RunOptions) -> int:
+def run_prepared(prepared: PreparedRun, options: RunOptions) -> int:
     """Runs until the end or a failure, and reports it. Raises LostActor, reported too: a restart may follow."""
     directory, config, first = prepared.directory, prepared.start.config, prepared.start.step
     display = options.output.display(config, directory.path.name, first)

@@ -37,7 +37,7 @@ def with_files(config: RunConfig, written: WrittenConfig, folder: Path) -> RunCo
         if policy.model is not None:
             files["model"] = _with_absolute_paths(policy.model, name, written, folder)
         if policy.init_from is not None:
-            files["init_from"] = _saved_weights(policy.init_from, name, written, folder)
+            files["init_from"] = _written_weights(policy.init_from, name, written, folder)
         policies[name] = policy.model_copy(update=files)
     return config.model_copy(update={"policies": policies})
 
@@ -59,9 +59,9 @@ def _with_absolute_paths(
     return model.model_copy(update=paths)
 
 
-def _saved_weights(path: Path, policy: PolicyName, written: WrittenConfig, folder: Path) -> Path:
+def _written_weights(path: Path, policy: PolicyName, written: WrittenConfig, folder: Path) -> Path:
     try:
-        return _source(path, policy, folder).resolve()
+        return saved_weights(path, policy, folder)
     except (RunDirectoryError, CheckpointIncomplete) as error:
         key = written.key("policies", policy, "init_from")
         raise ConfigError(f"{key}={str(path)!r}: {error}") from None
@@ -136,17 +136,18 @@ def _check_base(name: str, saved: Path, policy: PolicyConfig, seed: int) -> None
         )
 
 
-def _source(path: Path, policy: str, folder: Path) -> Path:
-    """Raises RunDirectoryError, CheckpointIncomplete."""
+def saved_weights(path: Path, policy: str, folder: Path = Path()) -> Path:
+    """The absolute folder of the weights that ``policy`` starts from. ``path``: a run, ``RUN/STEP``, or a folder, also
+    relative to ``folder``. Raises RunDirectoryError, CheckpointIncomplete."""
     places = [path.expanduser(), folder / path]
     for place in places:
         if any((place / file).exists() for file in (WEIGHTS_FILE, ADAPTER_FILE, SIMULATED_FILE)):
-            return place  # a saved policy, as a resolved config has it
+            return place.resolve()  # a saved policy, as a resolved config has it
     for place in places:
         if place.is_dir():
-            return _find_saved(RunDirectory.existing(place), policy, None)
+            return _find_saved(RunDirectory.existing(place), policy, None).resolve()
         if place.name.isdecimal() and place.parent.is_dir():
-            return _find_saved(RunDirectory.existing(place.parent), policy, int(place.name))
+            return _find_saved(RunDirectory.existing(place.parent), policy, int(place.name)).resolve()
     raise RunDirectoryError("there is no such run: write RUN_DIR, or RUN_DIR/STEP for one of its checkpoints")
 
 

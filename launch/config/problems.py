@@ -195,9 +195,11 @@ def comparison_problem(config: "RunConfig") -> str | None:
 
 
 def training_problem(config: "RunConfig") -> str | None:
-    """Refuses a run in which no policy is trained."""
-    if not config.trained:
-        return "all policies have train=false: at least one has to be trained"
+    """Refuses steps in which no policy is trained."""
+    if not config.trained and config.training.steps:
+        return (
+            "all policies have train=false: at least one has to be trained; training.steps=0 only evaluates"
+        )
     return None
 
 

@@ -34,7 +34,8 @@ def run_summary(
         head = _stopped_text(result, folder)
     else:
         steps = f"{count(result.last_step - first, 'step')}{f' after step {first}' if first else ''}"
-        head = f"Trained {steps} in {duration(wall_s)}. {learning_text(result.evaluations, first, held_out)}"
+        work = f"Trained {steps}" if result.last_step else "Evaluated"
+        head = f"{work} in {duration(wall_s)}. {learning_text(result.evaluations, first, held_out)}"
     return (
         f"{head.rstrip()}\n"
         f"  report       {report}\n"

@@ -114,6 +114,9 @@ class RunsHere:
     def resume(self, name: str, *words: str) -> Finished:
         return self._run(name, "train", "--resume", str(self.runs / name), *words)
 
+    def evaluate(self, name: str, source: Path, *words: str) -> Finished:
+        return self._run(name, "eval", str(source), "--runs", str(self.runs), "--name", name, *words)
+
     def _run(self, name: str, *arguments: str) -> Finished:
         output, problems = io.StringIO(), io.StringIO()
         with (

@@ -48,7 +48,7 @@ def _reason(metrics: StepMetrics, figures: Numbers) -> str:
         )
     if figures.get("nonzero_advantage_share") == 0.0:
         return (
-            "every advantage was 0. The trajectories of a query must get different rewards: see the rewards by flexmarl "
+            "every advantage was 0. The trajectories of a query must get different rewards: see them by flexmarl "
             "samples, take queries that are neither too easy nor too hard, or raise training.trajectories_per_query"
         )
     if figures.get("skipped_updates"):

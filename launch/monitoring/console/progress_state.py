@@ -95,8 +95,8 @@ class AgentState:
     trail: Trail = field(default_factory=Trail)
 
     def record(self, figures: Numbers) -> None:
-        """Takes the agent's figures of one step: the reward of its turns if single turns are rewarded, because it learns
-        from that one. A reward that is missing or not finite changes nothing."""
+        """Takes the agent's figures of one step: the reward of its turns if single turns are rewarded, which it learns
+        from. A reward that is missing or not finite changes nothing."""
         reward = number(figures.get("turn_reward", figures.get("reward")))
         if reward is not None:
             self.reward.add(reward)
