@@ -90,9 +90,9 @@ RULES = (
         banned=("numpy", "safetensors", "torch", "transformers", "vllm"),
     ),
     Rule(
-        "in transport only tensors/, device_memory/ and groups/ import torch",
+        "in transport only tensors/ and device_memory/ import torch",
         where="transport/",
-        except_in=r"transport/(tensors|device_memory|groups)/",
+        except_in=r"transport/(tensors|device_memory)/",
         banned=("torch",),
         for_types_too=False,
     ),

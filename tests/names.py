@@ -70,7 +70,7 @@ EXCEPTIONS: dict[str, int] = {
     "there": 2,
     "unpacked": 1,
     "used": 1,
-    "wanted": 5,
+    "wanted": 4,
     "written": 2,
 }
 

@@ -150,18 +150,6 @@ class OutOfDeviceMemory(DeviceError):
         return OutOfDeviceMemory(self.device, self.needed_bytes, self.free_bytes, key, total_bytes)
 
 
-class MemberMissing(TransportError):
-    """Members of a group did not join, or left, a transfer within its deadline. ``missing``: their names, if known."""
-
-    def __init__(self, group: str, missing: Sequence[str], step: str, timeout_s: float) -> None:
-        names = ", ".join(missing) or "a member"
-        super().__init__(f"group {group}: {names} missing within {timeout_s:g} s ({step})")
-        self.group = group
-        self.missing = list(missing)
-        self.step = step
-        self.timeout_s = timeout_s
-
-
 class NotAcknowledged(TransportError):
     """Memory that readers still use could not be written or freed within the deadline. ``readers``: process ids."""
 

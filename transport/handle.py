@@ -14,7 +14,7 @@ from pydantic import Field
 
 from .errors import StateMismatch
 
-PathName = Literal["shm", "cuda_ipc", "collective", "tcp"]
+PathName = Literal["shm", "cuda_ipc", "tcp"]
 Rows = Mapping[str, tuple[int, int]]
 """Parts of tensors by name: the first row of dimension 0, and the one after the last."""
 
@@ -157,17 +157,6 @@ class CudaIpcSource:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveSource:
-    """A transfer that ``sender`` and all other members of ``group`` join. A state that is set later has another
-    ``generation``."""
-
-    path: Literal["collective"]
-    group: str
-    sender: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
 class TcpSource:
     """Shared memory of ``process`` on ``node``, as ``ShmSource``, which it serves at ``address`` (host and port) to
     processes that have the keys of the run. ``encrypted``: see ``remote/bulk.py``."""
@@ -181,7 +170,7 @@ class TcpSource:
     generation: int
 
 
-Source = Annotated[ShmSource | CudaIpcSource | CollectiveSource | TcpSource, Field(discriminator="path")]
+Source = Annotated[ShmSource | CudaIpcSource | TcpSource, Field(discriminator="path")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import NoPath
-from .handle import CollectiveSource, CudaIpcSource, PathName, ShmSource, Source, TcpSource
+from .handle import CudaIpcSource, PathName, ShmSource, Source, TcpSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,13 @@ def _this_machine() -> str:
 class Reader:
     """The process that reads. Its devices by UUID: those ``visible``, and the pairs of which the first is known to be
     unable to read the memory of the second. ``refusals``: by process and device, the reason why memory could not be
-    opened here before. ``groups``: those that it has joined. ``encrypted``: if it encrypts what it exchanges with other
-    hosts; None: it has no keys for that."""
+    opened here before. ``encrypted``: if it encrypts what it exchanges with other hosts; None: it has no keys for
+    that."""
 
     place: Place
     visible: frozenset[str] = frozenset()
     unreachable: frozenset[tuple[str, str]] = frozenset()
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    groups: frozenset[str] = frozenset()
     encrypted: bool | None = None
 
 
@@ -84,12 +83,6 @@ def _cuda_ipc(reader: Reader, source: CudaIpcSource, devices: Set[str]) -> tuple
     return True, f"the same node: memory of device {source.device}"
 
 
-def _collective(reader: Reader, source: CollectiveSource, devices: Set[str]) -> tuple[bool, str]:
-    if source.group not in reader.groups:
-        return False, f"this process has not joined group {source.group}"
-    return True, f"a transfer of group {source.group}"
-
-
 def _shm(reader: Reader, source: ShmSource, devices: Set[str]) -> tuple[bool, str]:
     if source.node != reader.place.node:
         return False, f"it does not leave its node {source.node}"
@@ -108,15 +101,14 @@ def _tcp(reader: Reader, source: TcpSource, devices: Set[str]) -> tuple[bool, st
 _RULES: Final[dict[PathName, Callable[[Reader, Any, Set[str]], tuple[bool, str]]]] = {
     "cuda_ipc": _cuda_ipc,
     "shm": _shm,
-    "collective": _collective,
     "tcp": _tcp,
 }
 """By path: true if the source reaches tensors on ``devices`` in the reader's process, and the reason."""
 
 # Fastest first. For tensors on CPUs that is shared memory: bytes of a device would have to cross its bus. The network
 # is last in both: it has the lowest rate and the most ways to fail.
-_TO_DEVICES: Final[tuple[PathName, ...]] = ("cuda_ipc", "collective", "shm", "tcp")
-_TO_CPU: Final[tuple[PathName, ...]] = ("shm", "cuda_ipc", "collective", "tcp")
+_TO_DEVICES: Final[tuple[PathName, ...]] = ("cuda_ipc", "shm", "tcp")
+_TO_CPU: Final[tuple[PathName, ...]] = ("shm", "cuda_ipc", "tcp")
 
 
 def choose(

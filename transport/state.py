@@ -5,8 +5,7 @@
 
 A state lies in memory: in that of the host (``HostMemory``: blocks that its processes map) or in that of a device
 (``DeviceMemory``: buffers that are opened by handle). Other hosts read host memory through a door (``BulkServer``), if
-the process has keys, into copies on their own host (``Remote``). A group (``CollectivePath``) has no memory: its
-members move a state at the same time.
+the process has keys, into copies on their own host (``Remote``).
 
 Set on A, of shared memory and for other hosts, with the file of each step:
 
@@ -53,9 +52,7 @@ from .device_memory.device_memory import DeviceMemory
 from .device_memory.devices import DeviceEvent, Devices
 from .device_memory.host_copies import HostCopies
 from .errors import DeviceError, OpenRefused, TransportClosed
-from .groups.collective import CollectivePath
-from .groups.plan import Shards
-from .handle import CudaIpcSource, LentMemory, PathName, Rows, StateHandle, TcpSource, TensorSpec
+from .handle import CudaIpcSource, LentMemory, PathName, Rows, StateHandle, TcpSource
 from .host_memory.arena import Arena
 from .host_memory.block import file_bytes
 from .host_memory.host_memory import HostMemory
@@ -65,13 +62,11 @@ from .remote.remote import Remote
 from .select import CPU, Choice, Place, Reader, choose, this_node
 from .statistics import Chosen, MemoryUse, TransportStatistics
 from .tensors.tensor_kind import Tensors
-from .transfers import CopyWorkers, Memory, ReadRequest, Transfer, TransferPath, Transfers, handle_of
+from .transfers import CopyWorkers, Memory, ReadRequest, Transfer, Transfers, handle_of
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-    from .groups.group import GroupAddress
 
 T = TypeVar("T", "Tensor", "np.ndarray[Any, Any]")
 log = get_logger(__name__)
@@ -133,8 +128,6 @@ class StateTransport:
             self._memories["cuda_ipc"] = self._device_memory
         if self._remote is not None:
             self._memories["tcp"] = self._host
-        self._collective = CollectivePath(runtime_dir)
-        self._paths: dict[PathName, TransferPath[Any]] = {**self._memories, "collective": self._collective}
         self._path = path
         self._withheld: set[str] = set()
         self._transfers = Transfers()
@@ -157,7 +150,7 @@ class StateTransport:
         try:
             await self._workers.close()
         finally:
-            for memory in dict.fromkeys(self._paths.values()):
+            for memory in dict.fromkeys(self._memories.values()):
                 await memory.close()
             self._arena.close()
 
@@ -181,8 +174,7 @@ class StateTransport:
         the state. It is a copy: the tensors may change as soon as this returns. By ``tcp`` processes of other hosts may
         read the same copy, which is made once for both. By ``cuda_ipc`` it is a copy in device memory, for processes of
         this host with a device; if the driver lets none of them open it (MIG, some containers), it is left out, and the
-        handle has the reason. By ``collective`` it is a copy that all members of the group that this process
-        has joined get at the same time. The two newest versions of a key stay readable.
+        handle has the reason. The two newest versions of a key stay readable.
 
         With ``lent`` the copy is in memory that another process has lent (``lend``): it stays readable when this
         process ends, until the same memory is set again or taken back. If that process is on another node, the copy is
@@ -240,13 +232,15 @@ class StateTransport:
         without devices."""
         return None if self._devices is None else self._devices.record(self._devices.visible())
 
-    def _by_memory(self, key: str, offer: Sequence[PathName]) -> dict[TransferPath[Any], list[PathName]]:
+    def _by_memory(self, key: str, offer: Sequence[PathName]) -> dict[Memory[Any], list[PathName]]:
         """The paths of ``offer``, by the memory that they lead to. Raises ValueError for one that there is not."""
-        if not offer or len(set(offer)) != len(offer) or not set(offer) <= self._paths.keys():
-            raise ValueError(f"{key}: can't be offered by {list(offer)} (there is {', '.join(self._paths)})")
-        paths: dict[TransferPath[Any], list[PathName]] = {}
+        if not offer or len(set(offer)) != len(offer) or not set(offer) <= self._memories.keys():
+            raise ValueError(
+                f"{key}: can't be offered by {list(offer)} (there is {', '.join(self._memories)})"
+            )
+        paths: dict[Memory[Any], list[PathName]] = {}
         for path in offer:
-            paths.setdefault(self._paths[path], []).append(path)
+            paths.setdefault(self._memories[path], []).append(path)
         return paths
 
     @property
@@ -260,7 +254,7 @@ class StateTransport:
     async def drop(self, key: str) -> None:
         """Frees the memory of ``key``, whose handles become stale. Reserved memory stays with this process."""
         self._check_open()
-        for memory in dict.fromkeys(self._paths.values()):
+        for memory in dict.fromkeys(self._memories.values()):
             await memory.drop(key)
 
     # ----------------------------------------------------------------------- Get
@@ -338,7 +332,7 @@ class StateTransport:
             transfer = Transfer.of(request, timeout_s)
             with self._noted_refusal(choice):
                 return await self._transfers.get(
-                    transfer, choice, self._paths[choice.path].fetch(request, into)
+                    transfer, choice, self._memories[choice.path].fetch(request, into)
                 )
 
     @asynccontextmanager
@@ -372,7 +366,7 @@ class StateTransport:
         async with AsyncExitStack() as stack:
             tensors: dict[str, Any] | None = None
             while tensors is None:
-                choice = self._choose(handle, devices, self._path, in_place=True)
+                choice = self._choose(handle, devices, self._path)
                 request = ReadRequest(handle, choice.source, specs)
                 view = self._memories[choice.path].view(request, checked=checked)
                 transfer = Transfer.of(request, timeout_s)
@@ -380,13 +374,9 @@ class StateTransport:
                     tensors = await self._transfers.get(transfer, choice, stack.enter_async_context(view))
             yield tensors
 
-    def _choose(
-        self, handle: StateHandle, devices: Set[str], path: PathName | None, *, in_place: bool = False
-    ) -> Choice:
-        """Raises NoPath. ``in_place``: a group has no memory to be used."""
+    def _choose(self, handle: StateHandle, devices: Set[str], path: PathName | None) -> Choice:
+        """Raises NoPath."""
         sources = self._host.sources(handle)
-        if in_place:
-            sources = tuple(source for source in sources if source.path != "collective")
         size_bytes, withheld = handle.size_bytes, handle.withheld
         return choose(
             self._reader, sources, devices=devices, size_bytes=size_bytes, path=path, withheld=withheld
@@ -405,50 +395,6 @@ class StateTransport:
             reason = f"its memory can't be opened here: {refused}"
             log.warning("device memory refused", device=source.device, reason=str(refused))
             self._reader = replace(self._reader, refusals={**self._reader.refusals, where: reason})
-
-    # ----------------------------------------------------------------------- groups
-
-    async def join(self, group: "GroupAddress", member: str) -> None:
-        """Makes this process a ``member`` of a group, for ``offer=["collective"]`` and Gets from it.
-
-        Returns when all members have joined; then every member but the one that sets a state has to get it. Raises
-        MemberMissing if one does not come in time, ValueError if this process has joined a group of that name.
-        """
-        self._check_open()
-        await self._collective.join(group, member)
-        self._reader = replace(self._reader, groups=self._collective.groups)
-
-    async def leave(self, group: str) -> None:
-        """Ends the membership in a group, and the transfers of all its members; does nothing without one."""
-        await self._collective.leave(group)
-        self._reader = replace(self._reader, groups=self._collective.groups)
-
-    async def exchange(
-        self,
-        group: str,
-        key: str,
-        tensors: Sequence[TensorSpec],
-        *,
-        held: Shards,
-        wanted: Shards,
-        mine: "Mapping[str, Tensor]",
-        into: "Mapping[str, Tensor]",
-        timeout_s: float = 60.0,
-    ) -> None:
-        """Moves rows of tensors between the members of a group: each gets what it wants of those that have it.
-
-        All members call it at the same time, with the same ``key``, ``tensors``, ``held`` and ``wanted`` (the rows by
-        member), of which all compute the same plan. ``mine``: the rows that this member has, ``into``: those that it
-        wants, by tensor. Bytes that move are compared with their digest.
-
-        Raises StateMismatch for rows that no member has and members with another plan, before anything is written;
-        MemberMissing, with the member and the step, CorruptState, TransferTimeout, TransportClosed: after these
-        ``into`` is undefined.
-        """
-        self._check_open()
-        moving = self._collective.exchange(group, key, tensors, held, wanted, mine, into)
-        size_bytes = sum(tensor.nbytes for tensor in (*mine.values(), *into.values()))
-        await Transfer("exchange", key, 0, "collective", size_bytes, timeout_s).timed(moving)
 
     # ----------------------------------------------------------------------- memory
 

@@ -85,8 +85,8 @@ class ReadRequest(Generic[S]):
         return self.handle.size_bytes if self.is_whole else sum(spec.size_bytes for spec in self.tensors)
 
 
-class TransferPath(Protocol[S]):
-    """One way for states to travel. ``StateTransport`` makes it, selects it, sets the deadlines and logs.
+class Memory(Protocol[S]):
+    """Memory that states travel by. ``StateTransport`` makes it, selects it, sets the deadlines and logs.
 
     The two newest versions of a key are readable, each whole; older ones are stale. A cancelled call raises only after
     the last thread has stopped to read or write its tensors, and a cancelled ``offer`` publishes nothing half written.
@@ -117,21 +117,17 @@ class TransferPath(Protocol[S]):
         """
         ...
 
+    def view(self, request: ReadRequest[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
+        with their digests. Raises as ``fetch``, when the context is entered."""
+        ...
+
     async def drop(self, key: str) -> None:
         """Frees the memory of a key. Its handles become stale."""
         ...
 
     async def close(self) -> None:
         """Frees the memory and files of ``offer``."""
-        ...
-
-
-class Memory(TransferPath[S], Protocol[S]):
-    """A path whose memory a reader may also use where it lies."""
-
-    def view(self, request: ReadRequest[S], *, checked: bool) -> AbstractAsyncContextManager[dict[str, Any]]:
-        """The tensors in place, for reading, as they are inside of the context. ``checked``: the bytes are compared
-        with their digests. Raises as ``fetch``, when the context is entered."""
         ...
 
 
@@ -284,7 +280,7 @@ def _set_on_error(failed: threading.Event) -> Iterator[None]:
 class Transfer:
     """``size_bytes``: of the part of the state that moves. ``progress``: see ``TransferTimeout``."""
 
-    operation: Literal["set", "get", "exchange"]
+    operation: Literal["set", "get"]
     key: str
     version: int
     path: PathName

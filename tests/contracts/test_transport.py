@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from flexmarl.core import Keys
 from flexmarl.transport import StateHandle
 from flexmarl.transport.errors import NoPath, StaleHandle, StateMismatch, TransportClosed
-from flexmarl.transport.groups.group import GroupAddress
 from flexmarl.transport.handle import DTYPE_BYTES, PathName
 from flexmarl.transport.remote.bulk import Bulk
 from flexmarl.transport.state import StateTransport
@@ -50,13 +49,10 @@ async def open_ends(path: PathName, directory: Path) -> AsyncIterator[Ends]:
         StateTransport(directory, devices(), bulk=bulk) as source,
         StateTransport(directory, devices(), bulk=bulk) as other,
     ):
-        if path == "collective":
-            address = GroupAddress("weights", ("trainer", "engine"))
-            await asyncio.gather(source.join(address, "trainer"), other.join(address, "engine"))
         yield Ends(source, other, path)
 
 
-PATHS: list[PathName] = ["shm", "cuda_ipc", "collective", "tcp"]
+PATHS: list[PathName] = ["shm", "cuda_ipc", "tcp"]
 
 
 @pytest.fixture(params=PATHS)

@@ -381,7 +381,7 @@ async def test_memory_is_not_written_before_its_reader_is_done(trainer: Side, sl
 
 async def test_a_reader_that_does_not_acknowledge_is_named(trainer: Side, slow: Side) -> None:
     assert isinstance(slow.devices, Slow)
-    path: Any = trainer.transport._paths["cuda_ipc"]
+    path: Any = trainer.transport._memories["cuda_ipc"]
     path._acknowledge_s = 0.1
     task = await reading(slow, await publish(trainer, 1, 1, LARGE))
     second = await publish(trainer, 2, 2, LARGE)

@@ -179,7 +179,7 @@ async def test_lent_memory_that_is_too_small_or_in_use_is_refused_by_name(
     gc.collect()
     await reader.set("key", {"w": torch.zeros(10)}, version=2, lent=memory)
     with pytest.raises(ValueError, match="lent memory is offered by 'shm'"):
-        await reader.set("key", {"w": torch.zeros(10)}, version=3, lent=memory, offer=["collective"])
+        await reader.set("key", {"w": torch.zeros(10)}, version=3, lent=memory, offer=["tcp"])
 
 
 # ----------------------------------------------------------------------- killed
