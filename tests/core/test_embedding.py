@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -83,19 +84,19 @@ async def two_systems(tcp: bool) -> AsyncIterator[ActorSystem]:
 
 
 class Held:
-    """The resources of the process, counted as the kernel sees them."""
+    """The resources of the process, as the kernel sees them."""
 
     def __init__(self) -> None:
         gc.collect()
         process = psutil.Process()
-        self.descriptors = _descriptors()
-        self.threads = process.num_threads()  # those of libzmq are unknown to Python
-        self.python_threads = sorted(thread.name for thread in threading.enumerate())
-        self.children = process.children()
+        self.descriptors = Counter(_descriptors())
+        self.threads = Counter(range(process.num_threads()))  # those of libzmq are unknown to Python
+        self.python_threads = Counter(thread.name for thread in threading.enumerate())
+        self.children = Counter(process.children())
 
 
 def assert_all_given_back(before: Held) -> None:
-    """A thread that has ended is listed by the kernel for a moment longer: one of an earlier test also before."""
+    """A thread that has ended is listed by the kernel for a moment longer."""
     give_up_at = time.monotonic() + PATIENCE_S
     while _more_than(before) and time.monotonic() < give_up_at:
         time.sleep(0.01)
@@ -103,10 +104,9 @@ def assert_all_given_back(before: Held) -> None:
 
 
 def _more_than(before: Held) -> dict[str, Any]:
-    """Resources that differ from ``before``, each with both values; fewer threads than before are fine."""
+    """The resources that were not there before. Fewer are fine: what earlier tests have left ends at any time."""
     now, then = vars(Held()), vars(before)
-    now["threads"] = max(now["threads"], then["threads"])
-    return {name: (value, then[name]) for name, value in now.items() if value != then[name]}
+    return {name: more for name, value in now.items() if (more := value - then[name])}
 
 
 def _descriptors() -> list[str]:

@@ -221,7 +221,9 @@ class TestSystem:
         before = psutil.Process().num_fds()
         for _ in range(20):
             await once()
-        assert psutil.Process().num_fds() <= before
+        async with asyncio.timeout(PATIENCE_S):  # libzmq closes some in a thread of its own
+            while psutil.Process().num_fds() > before:
+                await asyncio.sleep(0.01)
         assert list(private.iterdir()) == []
 
 

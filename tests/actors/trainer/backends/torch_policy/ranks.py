@@ -150,6 +150,11 @@ class Ranks:
         return result
 
 
+def is_cut(problem: str) -> bool:
+    """True if a rank's collective has ended with a connection to another one."""
+    return any(words in problem for words in ("Connection closed by peer", "Connection reset", "Broken pipe"))
+
+
 # --------------------------------------------------------------------------- what ranks compute
 
 
