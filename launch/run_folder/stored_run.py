@@ -13,6 +13,7 @@ from ..config.config_reading import flattened, read_yaml
 from ..errors import RunDirectoryError
 from ..monitoring.formatting import number
 from ..monitoring.report.run_history import History, first_and_last, load_history
+from .folder_size import folder_bytes
 from .run_directory import RunDirectory
 from .saved_policies import saved_steps
 
@@ -69,7 +70,7 @@ def read_run(path: Path) -> StoredRun:
         rewards=_rewards(history),
         wall_s=history.wall_s,
         age_s=max(0.0, time.time() - _began(directory, history)),
-        size_bytes=sum(file.lstat().st_size for file in path.rglob("*") if file.is_file()),
+        size_bytes=folder_bytes(path),
         checkpoints=saved_steps(directory),
         config=config,
     )

@@ -1,7 +1,6 @@
 """Watches a run's progress, and names what it waits for while it stands still (``standstill.py``)."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from ....actors.rollout.block_watch import read_report, report_file
 from ....actors.run_events import RunContinued, RunEvent, RunStalled
 from ...config.config_sections import SupervisionConfig
 from ...monitoring.console.run_console import RunConsole
+from ...run_folder.folder_size import folder_bytes
 from ...run_folder.run_directory import RunDirectory
 from ..run_feed import Pulse
 from ..run_supervision import RunSupervision
@@ -96,8 +96,4 @@ def blocking_line(report: Path) -> str:
 
 def _partial_bytes(checkpoints: Path) -> int:
     """The bytes of the checkpoints that are being saved."""
-    total = 0
-    for file in checkpoints.glob(f"*{PARTIAL}/**/*"):
-        with contextlib.suppress(OSError):  # it has been renamed
-            total += file.stat().st_size
-    return total
+    return sum(folder_bytes(folder) for folder in checkpoints.glob(f"*{PARTIAL}"))
