@@ -11,6 +11,7 @@ from flexmarl.transport.remote import fetch
 from flexmarl.transport.remote.bulk import Bulk
 from flexmarl.transport.state import StateTransport
 
+from ...patience import PATIENCE_S
 from .hosts import KEYS, Hosts
 
 
@@ -22,7 +23,9 @@ def bulk(request: pytest.FixtureRequest) -> Bulk:
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "RANGE_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(fetch, "_SILENCE_S", 0.5)
+    # An owner that a busy machine makes late is waited for: a connection that is made again costs bytes, which are
+    # counted.
+    monkeypatch.setattr(fetch, "_SILENCE_S", PATIENCE_S)
 
 
 @pytest.fixture

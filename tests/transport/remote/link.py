@@ -37,17 +37,23 @@ class Link:
         for writer in list(self._writers):
             writer.close()
 
+    def cut(self) -> None:
+        """Ends all connections; further ones are refused."""
+        self._server.close()
+        self.reset()
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._writers.add(writer)
         try:
             host, port = self._owner.split(":")
             their_reader, their_writer = await asyncio.open_connection(host, int(port))
         except OSError:
             writer.close()
             return
-        self._writers |= {writer, their_writer}
+        self._writers.add(their_writer)
         with suppress(OSError):
             there, back = self._pass(reader, their_writer, False), self._pass(their_reader, writer, True)
             await asyncio.gather(there, back)

@@ -19,9 +19,11 @@ from flexmarl.transport.errors import (
 )
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.host_memory.block import CHUNK_BYTES
+from flexmarl.transport.remote import fetch
 from flexmarl.transport.remote.bulk import Bulk
 from flexmarl.transport.state import StateTransport
 
+from ...patience import PATIENCE_S
 from ...processes import process
 from .hosts import ELEMENTS, KEYS, SIZE, Hosts, link_to, network, same, through, weights
 
@@ -97,11 +99,11 @@ async def test_an_owner_that_is_killed_leaves_the_old_version_whole(
 
             def kill() -> None:
                 os.kill(child.pid, signal.SIGKILL)
-                link.reset()  # the bytes under way are lost
+                link.cut()  # the bytes under way are lost
 
             link.at = (number * CHUNK_BYTES + 500, kill)
-            with pytest.raises((FetchFailed, TransferTimeout)) as raised:
-                await reader.get(slow, into=into, timeout_s=3)
+            with pytest.raises(FetchFailed) as raised:
+                await reader.get(slow, into=into)
         message = str(raised.value)
         assert link.address in message and "range" in message and "weights" in message
         assert into["w"].eq(0).all()
@@ -153,6 +155,23 @@ async def test_connections_that_end_are_made_again(
         link.at = (SIZE // 9, again)
         assert await same(reader, slow, expected)
     assert network(reader).reconnects >= 3 and cuts == 0
+
+
+async def test_connections_that_are_silent_are_made_again(
+    owner: StateTransport, reader: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_SILENCE_S", 0.2)
+    expected = weights()
+    handle = await owner.set("weights", expected, version=1)
+    async with link_to(handle) as (link, slow):
+        link.at = (SIZE // 2, link.up.clear)
+        getting = asyncio.create_task(same(reader, slow, expected))
+        async with asyncio.timeout(PATIENCE_S):
+            while not network(reader).reconnects:
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(fetch, "_SILENCE_S", PATIENCE_S)
+        link.up.set()
+        assert await getting
 
 
 async def test_a_link_that_stays_cut_raises_after_the_deadline_with_what_is_known(
