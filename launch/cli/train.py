@@ -177,6 +177,7 @@ def train(
     if resume is not None:
         if recipe_argument or name or dry_run or continues:
             raise ConfigError("--resume takes no recipe, --name, --continue or --dry-run: they are the run's")
+        _refuse_plan(machine, dry_run, "--resume trains a run")
         directory = RunDirectory.existing(resume)
         with directory.locked():
             return _train(None, directory, options, overrides, accept)
@@ -185,6 +186,7 @@ def train(
         if name is None:
             raise ConfigError("--continue needs --name, the run that is begun or continued")
         if (begun := begun_run(runs, name, recipe)) is not None:
+            _refuse_plan(machine, dry_run, f"{begun.path} has begun, and --continue trains it")
             with begun.locked():
                 return _train(None, begun, options, changed_settings(begun, recipe, overrides), accept)
     elif accept:
@@ -196,6 +198,13 @@ def train(
         return _show_plan(config, node_request)
     with new_run(recipe, overrides, runs, name, options.output.note) as prepared:
         return _train(prepared, prepared.directory, options)
+
+
+def _refuse_plan(machine: str | None, dry_run: bool, reason: str) -> None:
+    """Raises ConfigError if an option asks for a plan alone: a run would be trained instead."""
+    if machine is not None or dry_run:
+        option = "--dry-run" if machine is None else f"--on {machine}"
+        raise ConfigError(f"{option} is for a new run: {reason}. Leave out one of the two options")
 
 
 def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:

@@ -109,6 +109,10 @@ class TestRefusals:
             (["--resume", "nowhere"], "nowhere is not a run directory: it has no config.yaml"),
             (["--resume", str(TINY)], "is not a run directory: it has no checkpoints"),
             (["--resume", "x", "other"], "--resume takes no recipe"),
+            (
+                ["--resume", "x", "--on", "2x8x80GiB"],
+                "--on 2x8x80GiB is for a new run: --resume trains a run",
+            ),
             (["--accept", "data"], "--accept is for --resume"),
         ],
     )
@@ -125,6 +129,20 @@ class TestRefusals:
         result = flexmarl("train", str(TINY), "--name", "twice", "seed=5")
         assert result.status == 2 and "exists already: choose another --name" in result.err
         assert Path("runs/twice/config.yaml").read_bytes() == before
+
+    @pytest.mark.parametrize("option", [("--on", "1x1x80GiB"), ("--dry-run",)])
+    def test_a_plan_for_a_run_that_has_begun_trains_nothing(
+        self, flexmarl: Flexmarl, option: tuple[str, ...]
+    ) -> None:
+        directory = RunDirectory.create(Path("runs/begun"), to_yaml(resolve(str(TINY), [])))
+        before = files(directory.path)
+        result = flexmarl("train", str(TINY), "--name", "begun", "--continue", *option)
+        assert result.status == 2 and not result.out
+        assert (
+            f"{' '.join(option)} is for a new run: runs/begun has begun, and --continue trains it"
+            in result.err
+        )
+        assert files(directory.path) == before
 
     def test_report_of_what_is_no_run(self, flexmarl: Flexmarl, tmp_path: Path) -> None:
         result = flexmarl("report", str(tmp_path))
