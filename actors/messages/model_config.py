@@ -18,12 +18,22 @@ class ModelConfig(Config):
     """Arguments of `AutoConfig.for_model`, `model_type` among them, for a model with random weights."""
     tokenizer: str | None = None
     """Name on the hub, or a folder. `null`: `path`. Required with `config`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the numbers of weights and activations."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the numbers of weights and activations. `auto`: `bfloat16` on a GPU, `float32` on a CPU; the run's
+    configuration has the one that is chosen."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """Device for training and generation: `cpu`, `cuda` or `cuda:0`. With `cuda` each instance has GPUs of its own
     (`tensor_parallel` of them), and so has training; with `cuda:0` all instances of the policy, and its training, share
-    that one: see [Places of actors](operating.md#places-of-actors). CUDA is untested."""
+    that one: see [Places of actors](operating.md#places-of-actors)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_dtype(cls, section: Any) -> Any:
+        """Here, so that a model has a type wherever it is read, and a run keeps the type that it began with."""
+        if not isinstance(section, dict) or section.get("dtype", "auto") != "auto":
+            return section
+        on_gpu = str(section.get("device")).startswith("cuda")
+        return {**section, "dtype": "bfloat16" if on_gpu else "float32"}
 
     @model_validator(mode="after")
     def _one_source(self) -> "ModelConfig":

@@ -16,6 +16,7 @@ from ...core.durable.files import open_private
 from ...core.errors import FlexmarlError, is_loss
 from ...core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from ..config.config_reading import to_yaml
+from ..config.config_warnings import warnings_about
 from ..config.run_config import RunConfig
 from ..errors import Interrupted, LostActor
 from ..hosts.nodes.hosts_file import read_hosts
@@ -210,7 +211,8 @@ def _refuse_plan(machine: str | None, dry_run: bool, reason: str) -> None:
 def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:
     """Prints the config, and the place of each actor."""
     plan = place_run(config, like_this_host(node_request.count), all_models=True)
-    echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}")
+    warnings = "".join(f"# warning: {text}\n" for text in warnings_about(config))
+    echo_file(f"{to_yaml(config)}{plan_as_comment(plan)}{warnings}")
     echo("# checked; nothing was started or written")
     return 0
 

@@ -26,6 +26,7 @@ _ENDS_S = 10.0
 _CHECKPOINT_STEPS = 3
 _EASY = "data={digits: 3, eval_problems: 20}"
 """So few digits that each step has rewards, and policies have gradients."""
+_FLOAT32 = "agent_defaults.model.dtype=float32"
 _SLACK_BYTES = 64 << 20
 """The driver's own memory may change by a little."""
 POLICIES = ("sorter", "checker")
@@ -74,7 +75,7 @@ def _exact_settings(sizes: Sizes) -> list[str]:
     return [
         "deterministic=true", f"training={{steps: {sizes.exact_steps}, queries_per_step: {sizes.exact_queries}}}",
         "training.trajectories_per_query=8", "training.micro_batch=8", "evaluation.every=0",
-        f"checkpoint.every={_CHECKPOINT_STEPS}", "agent_defaults.sft.batches=50", _EASY,
+        f"checkpoint.every={_CHECKPOINT_STEPS}", "agent_defaults.sft.batches=50", _EASY, _FLOAT32,
     ]  # fmt: skip
 
 
@@ -84,12 +85,12 @@ class _Together:
     def __init__(self, card: Card, sizes: Sizes) -> None:
         steps = f"training.steps={sizes.steps}"
         exact = _exact_settings(sizes)
-        self.static = TrainRun(card, "static", _RECIPE, steps)
+        self.static = TrainRun(card, "static", _RECIPE, steps, _FLOAT32)
         self.bfloat16 = TrainRun(card, "bfloat16", _RECIPE, steps, "agent_defaults.model.dtype=bfloat16")
         self.adapters = TrainRun(
             card, "adapters", _RECIPE, f"training.steps={sizes.adapter_steps}",
             "agent_defaults.lora={rank: 16, alpha: 32}",
-            _EASY, "evaluation.every=0",
+            _EASY, "evaluation.every=0", _FLOAT32,
         )  # fmt: skip
         self.exact = TrainRun(card, "exact", _RECIPE, *exact)
         self.shared = TrainRun(card, "shared", _RECIPE, *exact, "pool={name: shared, slots: 1}")

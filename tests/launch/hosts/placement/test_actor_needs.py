@@ -74,7 +74,7 @@ def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> N
     wide = on_cuda(TWO, "agents.sorter.instances=2")
     assert dealt(wide) == {"sorter-0": 2, "sorter-1": 2, "checker-0": 1, "rollout-0": 0}
     by_name = {need.actor: need for need in needs_of(wide, SHAPES, 80 * GIB)}
-    assert dict(by_name["sorter-0"].parts)["weights"] == 2 * BILLION  # half of it, in float32
+    assert dict(by_name["sorter-0"].parts)["weights"] == BILLION  # half of it, in bfloat16
     assert dict(by_name["sorter-0"].parts)["keys and values"] == 4 * GIB
     assert dict(by_name["trainer"].parts)["weights"] == 4 * BILLION
     assert dict(by_name["trainer"].parts)["state of checker"] == 8 * BILLION

@@ -13,5 +13,7 @@ def test_a_build_without_cuda_and_an_old_driver_are_named() -> None:
 
 
 def test_float32_on_a_gpu_is_warned_about() -> None:
-    said = warnings_about(resolve("sort-digits", ["agents.sorter.model.device=cuda"]))
+    on_gpu = "agents.sorter.model.device=cuda"
+    assert warnings_about(resolve("sort-digits", [on_gpu])) == [], "the default there is bfloat16"
+    said = warnings_about(resolve("sort-digits", [on_gpu, "agent_defaults.model.dtype=float32"]))
     assert [text.partition(":")[0] for text in said if "float32" in text] == ["policy sorter"]
