@@ -23,9 +23,7 @@ LEAST_LOGITS_BYTES: Final = 128 << 20
 """Logits (float32) that are in memory at a time on a CPU, and the least on a GPU: beyond it they are computed in
 chunks, and again in the backward."""
 
-LEAST_COMPILED: Final = 100_000_000
-"""Parameters from which on a model is compiled on a GPU, unless its policy says so."""
-
+_LEAST_COMPILED: Final = 100_000_000
 _MOST_LOGITS_BYTES: Final = 2 << 30
 _LOGITS_SHARE: Final = 64
 
@@ -48,6 +46,11 @@ def logits_limit(device_bytes: int | None) -> int:
     if device_bytes is None:
         return LEAST_LOGITS_BYTES
     return min(max(device_bytes // _LOGITS_SHARE, LEAST_LOGITS_BYTES), _MOST_LOGITS_BYTES)
+
+
+def wants_compilation(setting: bool | None, parameters: int) -> bool:
+    """True if a model with that many parameters is to be compiled on a GPU. ``setting``: ``trainer.compilation``."""
+    return parameters >= _LEAST_COMPILED if setting is None else setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,11 @@ def _problems(host: HostDescription, locked: int | None, files: int | None) -> I
         )
     if host.gpus and locked is not None and locked < _LEAST_SHARED_MEMORY:
         yield f"a process may pin {locked >> 20} MiB: raise `ulimit -l` for fast copies to the devices"
+    if host.compiler_note:
+        yield (
+            f"torch.compile does not work here: {host.compiler_note}: policies are trained without it, in more time "
+            "and memory"
+        )
     if files is not None and files < _LEAST_OPEN_FILES:
         yield f"a process may have {files} files open: raise `ulimit -n` to {_LEAST_OPEN_FILES} or more"
     for gpu in host.gpus:

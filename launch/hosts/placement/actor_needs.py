@@ -13,7 +13,7 @@ from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
 from .plan import Need
-from .training_bytes import CONTEXT_BYTES, host_state_bytes, load_of, nearest_fit, parts_of
+from .training_bytes import CONTEXT_BYTES, Cards, host_state_bytes, load_of, nearest_fit, parts_of
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -24,16 +24,15 @@ _HEAD: Final = ("store", "router", "orchestrator")
 def needs_of(
     config: RunConfig,
     shapes: Mapping[PolicyName, ModelShape] | None = None,
-    card_bytes: int | None = None,
-    cards: int = 1,
+    cards: Cards | None = None,
 ) -> list[Need]:
     """The needs of all actors, by the names that ``References`` gives them. ``shapes``: of each policy's model, as far
-    as they are known. ``card_bytes``: of the largest GPU that the run may use; ``cards``: their number.
+    as they are known. ``cards``: None without a GPU.
 
     An actor with ``device: cuda`` has GPUs of its own; ``cuda:1`` names that GPU of the head for all actors of the
     policy. The first rollout worker is on the head: a run can't do without any.
     """
-    sizes = _Sizes(config, shapes or {}, card_bytes, cards)
+    sizes = _Sizes(config, shapes or {}, cards)
     head = [Need(name, name, on_head=True) for name in _HEAD]
     workers, spread = config.rollout.workers, config.hosts.spread
     rollout = [
@@ -79,7 +78,9 @@ def _slots(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
     ranks = max(policy.trainer.ranks for policy in trained.values())
     on_gpus = any(_device_of(policy) != "cpu" for policy in trained.values())
     on_cpu = (
-        0 if on_gpus else max(sizes.on_cpu(name) // policy.trainer.ranks for name, policy in trained.items())
+        0
+        if on_gpus
+        else max(sizes.on_cpu(name) // policy.trainer.ranks for name, policy in trained.items())
     )
     parts, remedy = sizes.on_slot() if on_gpus else ((), "")
     for slot in range(slots):
@@ -126,8 +127,7 @@ class _Sizes:
 
     config: RunConfig
     shapes: Mapping[PolicyName, ModelShape]
-    card_bytes: int | None
-    cards: int
+    cards: Cards | None
 
     def on_cpu(self, name: PolicyName) -> int:
         """All that stays of a policy in training, whole; without activations."""
@@ -144,7 +144,7 @@ class _Sizes:
             return (), ""
         most = max(needed, key=lambda name: needed[name][1].peak - needed[name][1].state)
         states = [(f"state of {name}", rank.state) for name, (_, rank) in needed.items() if name != most]
-        remedy = self._remedy(most, self.cards) if len(needed) == 1 else ""
+        remedy = self._remedy(most) if len(needed) == 1 else ""
         return (*parts_of(needed[most][1]), *states), remedy
 
     def on_slot(self) -> tuple[Parts, str]:
@@ -153,7 +153,7 @@ class _Sizes:
         if not needed:
             return (), ""
         most = max(needed, key=lambda name: needed[name][1].peak)
-        return parts_of(needed[most][1]), self._remedy(most, self.cards)
+        return parts_of(needed[most][1]), self._remedy(most)
 
     def shared_states(self) -> int:
         """Bytes of the head's memory for weights and suspended states of a shared pool."""
@@ -161,7 +161,7 @@ class _Sizes:
             host_state_bytes(shape, load)
             for name, policy in self.config.trained.items()
             if (shape := self.shapes.get(name)) is not None
-            and (load := load_of(self.config, policy, shape, self.card_bytes)) is not None
+            and (load := load_of(self.config, policy, shape, self.cards)) is not None
         ]
         pool = self.config.pool
         if isinstance(pool, SharedPoolConfig) and pool.host_memory_gib is not None:
@@ -193,15 +193,15 @@ class _Sizes:
 
     def _rank(self, name: PolicyName) -> tuple[RankLoad, RankBytes] | None:
         policy, shape = self.config.policies[name], self.shapes.get(name)
-        if shape is None or (load := load_of(self.config, policy, shape, self.card_bytes)) is None:
+        if shape is None or (load := load_of(self.config, policy, shape, self.cards)) is None:
             return None
         return load, rank_bytes(shape, load)
 
-    def _remedy(self, name: PolicyName, most_ranks: int) -> str:
-        rank = self._rank(name)
-        if rank is None or self.card_bytes is None or rank[1].peak + CONTEXT_BYTES <= self.card_bytes:
+    def _remedy(self, name: PolicyName) -> str:
+        rank, cards = self._rank(name), self.cards
+        if rank is None or cards is None or rank[1].peak + CONTEXT_BYTES <= cards.room_bytes:
             return ""
-        return nearest_fit(self.shapes[name], rank[0], self.card_bytes, most_ranks) or ""
+        return nearest_fit(self.shapes[name], rank[0], cards.room_bytes, cards.count) or ""
 
 
 def _device_key(name: PolicyName, device: str) -> str:

@@ -14,8 +14,8 @@ from .capacity import is_usable, usable_bytes
 from .gang_hosts import gang_problems
 from .model_memory import known_shapes
 from .place import place
-from .plan import DoesNotFit, Plan
-from .training_bytes import shape_problems
+from .plan import DoesNotFit, Need, Plan
+from .training_bytes import Cards, shape_problems
 
 _MACHINE: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)x(\d+(?:\.\d+)?)GiB")
 _CORES: Final = 256  # of a host that is made up; threads take turns if there are fewer
@@ -67,7 +67,7 @@ def made_up_hosts(words: str) -> list[HostDescription]:
     return [
         replace(
             pattern, name="head" if n == 0 else f"node-{n}", cores=_CORES, memory_bytes=_UNKNOWN, gpus_note="",
-            shared_memory_bytes=0, shared_memory_free_bytes=0, driver="",
+            shared_memory_bytes=0, shared_memory_free_bytes=0, driver="", compiler_note="",
             gpus=tuple(Gpu(f"GPU-{n}-{card}", card, f"{match[3]} GiB", size, size) for card in range(cards)),
         )
         for n in range(hosts)
@@ -84,13 +84,29 @@ def place_run(
     shapes = known_shapes(config, all_models=all_models)
     if problems := list(shape_problems(config, shapes)):
         raise DoesNotFit(problems)
-    gpus = [gpu for host in hosts for gpu in host.gpus if is_usable(gpu, config.hosts.share_gpus)]
-    largest = max(map(usable_bytes, gpus), default=None)
-    needs = needs_of(config, shapes, largest, len(gpus))
+    needs = needs_of(config, shapes, cards_of(hosts, share_gpus=config.hosts.share_gpus))
     plan = place(needs, hosts, hosts[0].name, share_gpus=config.hosts.share_gpus)
+    plan = replace(plan, notes=(*plan.notes, *_compiler_notes(hosts, needs)))
     if problems := list(gang_problems(config, hosts, plan)):
         raise DoesNotFit(problems)
     return RunPlacement(tuple(hosts), plan)
+
+
+def cards_of(hosts: Sequence[HostDescription], *, share_gpus: bool) -> Cards | None:
+    """The GPUs that a run may use; None without any."""
+    gpus = [gpu for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
+    if not gpus:
+        return None
+    largest = max(gpus, key=usable_bytes)
+    can_compile = not any(host.gpus and host.compiler_note for host in hosts)
+    return Cards(usable_bytes(largest), largest.total_bytes, len(gpus), can_compile)
+
+
+def _compiler_notes(hosts: Sequence[HostDescription], needs: Sequence[Need]) -> Iterator[str]:
+    if any(need.parts and need.purpose == "training" for need in needs):
+        for host in hosts:
+            if host.gpus and host.compiler_note:
+                yield f"{host.name} compiles no layers, which takes more time and memory: {host.compiler_note}"
 
 
 def _same_names(hosts: Sequence[HostDescription]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The memory of a policy in training: its ranks on their devices, and its states in the host's memory. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ....actors.inference.inference_config import VllmEngineConfig
@@ -9,7 +9,7 @@ from ....actors.model_shape import ModelShape
 from ....actors.names import PolicyName
 from ....actors.trainer.backends.backend_config import TorchTrainerConfig
 from ....actors.trainer.pool.pool_config import SharedPoolConfig
-from ....actors.trainer.rank_bytes import LEAST_COMPILED, RankBytes, RankLoad, logits_limit, rank_bytes
+from ....actors.trainer.rank_bytes import RankBytes, RankLoad, logits_limit, rank_bytes, wants_compilation
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
@@ -20,10 +20,21 @@ CONTEXT_BYTES: Final = 2**30
 _LEAST_TOKENS: Final = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The GPUs that a run may use. ``room_bytes``: of the largest, beside the memory that others have; ``total_bytes``:
+    all of its memory, by which the trainer measures its logits. ``can_compile``: on all of them."""
+
+    room_bytes: int
+    total_bytes: int
+    count: int = 1
+    can_compile: bool = True
+
+
 def load_of(
-    config: RunConfig, policy: PolicyConfig, shape: ModelShape, card_bytes: int | None
+    config: RunConfig, policy: PolicyConfig, shape: ModelShape, cards: Cards | None
 ) -> RankLoad | None:
-    """None for a policy without a trainer of torch. ``card_bytes``: of a GPU; None: it computes on CPUs."""
+    """None for a policy without a trainer of torch. ``cards``: None if it computes on CPUs."""
     trainer, loss = policy.trainer, policy.algorithm
     if not isinstance(trainer, TorchTrainerConfig) or not policy.train:
         return None
@@ -33,20 +44,18 @@ def load_of(
         ranks=trainer.ranks,
         tokens=trainer.tokens_per_forward,
         item_bytes=ITEM_BYTES[policy.real_model.dtype],
-        logits_bytes=logits_limit(card_bytes),
+        logits_bytes=logits_limit(None if cards is None else cards.total_bytes),
         has_checkpoints=trainer.activation_checkpointing,
-        is_compiled=card_bytes is not None and _is_compiled(trainer, shape),
+        is_compiled=cards is not None
+        and cards.can_compile
+        and wants_compilation(trainer.compilation, shape.parameters),
         is_truncated=any(sampling.top_p < 1 or sampling.top_k or sampling.min_p for sampling in samplings),
         has_reference=loss.kl_coefficient > 0,
         has_critic=loss.critic is not None,
         adapter=None if policy.lora is None else (policy.lora.rank, policy.lora.targets),
-        publishes=2 if published and card_bytes is not None else 0,
+        publishes=2 if published and cards is not None else 0,
         publishes_adapter=policy.served_as_adapter,
     )
-
-
-def _is_compiled(trainer: TorchTrainerConfig, shape: ModelShape) -> bool:
-    return shape.parameters >= LEAST_COMPILED if trainer.compilation is None else trainer.compilation
 
 
 def _name_of(config: RunConfig, policy: PolicyConfig) -> PolicyName:

@@ -70,7 +70,7 @@ def test_a_forward_takes_what_is_predicted(
     limit = CHUNK * 4 * vocabulary
     load = RankLoad(1, ROWS * (PROMPT + COMPLETION), 2 if dtype == "bfloat16" else 4, limit, checkpoints)
     predicted = rank_bytes(shape(config), load)
-    with mock.patch.object(completion_model, "MOST_LOGITS_BYTES", limit):
+    with mock.patch.object(completion_model, "most_logits_bytes", lambda _device: limit):
         measured = measured_forward(config, checkpoints)
     assert 0.9 <= measured / (predicted.forward - predicted.state) <= 1.1
 

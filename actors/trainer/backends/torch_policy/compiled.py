@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .....core.telemetry import get_logger
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs
-from ...rank_bytes import LEAST_COMPILED
+from ...rank_bytes import wants_compilation
 from .layers import layers_of
 
 log = get_logger(__name__)
@@ -31,9 +31,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def is_compiled(setting: bool | None, model: nn.Module, device: torch.device) -> bool:
     """True for a ``model`` of a GPU, if its size and ``setting``, of ``trainer.compilation``, are so and a small
     function can be compiled there."""
-    if setting is None:
-        setting = sum(parameter.numel() for parameter in model.parameters()) >= LEAST_COMPILED
-    return setting and can_compile(device)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return wants_compilation(setting, parameters) and can_compile(device)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from ....model_sources import rotation_limit
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs
 from ...padding import PaddedRows, TokenRow, check_tokens
-from ...rank_bytes import LEAST_LOGITS_BYTES, logits_limit
+from ...rank_bytes import logits_limit
 from .compiled import compile_layers, compiled_token_logprobs
 from .fused_norm import fuse_norms
 from .gang_rank import ALONE, GangRank
@@ -26,14 +26,11 @@ from .onednn_linear import use_onednn
 from .packed_attention import check_read, pack_attention
 from .summed_linear import SummedLinear
 
-MOST_LOGITS_BYTES = LEAST_LOGITS_BYTES
-"""Logits (float32) that are in memory at a time on a CPU."""
-
 
 def most_logits_bytes(device: torch.device) -> int:
     """Logits (float32) that are in memory at a time on ``device``: see ``logits_limit``."""
     if device.type != "cuda":
-        return MOST_LOGITS_BYTES
+        return logits_limit(None)
     return logits_limit(torch.cuda.get_device_properties(device).total_memory)
 
 

@@ -79,7 +79,7 @@ def test_the_engine_and_the_trainer_agree_for_every_combination(
     make_engine: Callable[[ModelConfig], StepEngine], chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunked:
-        monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 4 * VOCABULARY * 10)
+        monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 4 * VOCABULARY * 10)
     torch.set_num_threads(1)
     model = model_of(vocab_size=VOCABULARY)
     completions = CompletionModel(model, placed_model(model, 0))

@@ -1,6 +1,7 @@
 """The needs of a run's actors: each instance has GPUs of its own, unless the config names one for all."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,12 +11,14 @@ from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.hosts.placement.actor_needs import needs_of
 from flexmarl.launch.hosts.placement.plan import DoesNotFit, Need
 from flexmarl.launch.hosts.placement.run_placement import place_run
+from flexmarl.launch.hosts.placement.training_bytes import Cards
 
 from .hosts import GIB, host, shape
 
 SORTER, CHECKER = PolicyName("sorter"), PolicyName("checker")
 BILLION = 10**9
 SHAPES = {SORTER: shape(BILLION), CHECKER: shape(BILLION // 2)}
+CARDS = Cards(80 * GIB, 80 * GIB)
 TWO = "agents.sorter.engine={name: vllm, tensor_parallel: 2}"
 
 
@@ -73,7 +76,7 @@ def test_on_cpus_there_are_no_gpus() -> None:
 def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> None:
     wide = on_cuda(TWO, "agents.sorter.instances=2")
     assert dealt(wide) == {"sorter-0": 2, "sorter-1": 2, "checker-0": 1, "rollout-0": 0}
-    by_name = {need.actor: need for need in needs_of(wide, SHAPES, 80 * GIB)}
+    by_name = {need.actor: need for need in needs_of(wide, SHAPES, CARDS)}
     assert dict(by_name["sorter-0"].parts)["weights"] == BILLION  # half of it, in bfloat16
     assert dict(by_name["sorter-0"].parts)["keys and values"] == 4 * GIB
     assert dict(by_name["trainer"].parts)["weights"] == 4 * BILLION
@@ -88,7 +91,7 @@ def test_a_slot_has_its_part_of_a_policy_s_weights_but_the_whole_base_of_an_adap
         (("agents.sorter.lora={}",), ("frozen", 4 * BILLION)),
     ):
         only = {SORTER: SHAPES[SORTER]}
-        found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), only, 80 * GIB)}
+        found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), only, CARDS)}
         assert all(part in found[name].parts for name in ("slot-0", "slot-1"))
 
 
@@ -166,6 +169,23 @@ def test_gpus_of_others_are_taken_if_the_config_says_so() -> None:
         place_run(on_cuda(*one), used)
     shared = place_run(on_cuda(*one, "hosts.share_gpus=true"), used)
     assert shared.own_gpus()["sorter-0"] == ("GPU-here-0",)
+
+
+def test_chunks_of_logits_are_as_the_trainer_measures_them_on_a_card_that_others_use() -> None:
+    alone, beside = (needs_of(on_cuda(), SHAPES, cards) for cards in (CARDS, Cards(50 * GIB, 80 * GIB)))
+    assert [need.parts for need in alone] == [need.parts for need in beside]
+
+
+def test_without_a_compiler_on_one_host_layers_keep_more_and_the_plan_says_so() -> None:
+    sizes = ("agent_defaults.model.config.num_hidden_layers=4", "agent_defaults.trainer.compilation=true")
+    complete = host("here", 3)
+    placed = [
+        place_run(on_cuda(*sizes), [one]) for one in (complete, replace(complete, compiler_note="no gcc"))
+    ]
+    compiled, plain = (dict(placement.plan.actors["trainer"].need.parts) for placement in placed)
+    assert compiled["activations"] < plain["activations"] and compiled["logits"] < plain["logits"]
+    note = "here compiles no layers, which takes more time and memory: no gcc"
+    assert [note in placement.plan.notes for placement in placed] == [False, True]
 
 
 def test_hosts_have_names_of_their_own_and_equal_versions() -> None:

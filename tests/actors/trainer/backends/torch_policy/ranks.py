@@ -290,5 +290,5 @@ def train_as_configured(
 
 def train_in_chunks(gang: GangRank, setup: PolicySetup, calls: Sequence[Call]) -> Trained:
     """With the logits of two tokens in memory at a time."""
-    with mock.patch.object(completion_model, "MOST_LOGITS_BYTES", 2 * 4 * 18):
+    with mock.patch.object(completion_model, "most_logits_bytes", lambda _device: 2 * 4 * 18):
         return train_as_configured(gang, setup, calls)

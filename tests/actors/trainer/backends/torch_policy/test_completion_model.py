@@ -65,7 +65,7 @@ def test_logits_in_chunks_give_the_same_numbers(
     model.model.double()
     temperatures = torch.linspace(0.5, 2, len(rows.targets)) if each else 0.7
     expected = computed(model, rows, temperatures)
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 3 * 4 * 16)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 3 * 4 * 16)
     seen: list[int] = []
     hook = model.model.get_output_embeddings().register_forward_hook(
         lambda _module, _args, logits: seen.append(logits.shape[:-1].numel())
@@ -94,7 +94,7 @@ def test_the_memory_of_a_large_vocabulary_does_not_grow_with_the_tokens(
     backward(model, long_rows(vocab_size, 4))  # gradients are there
     whole = peak_bytes(lambda: backward(model, long_rows(vocab_size, 250)))
     assert whole > 3 * 1000 * vocab_size * 4, "logits, copies and gradients"
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", chunk)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: chunk)
     short, long = (peak_bytes(partial(backward, model, long_rows(vocab_size, n))) for n in (125, 250))
     gradient = vocab_size * 32 * 4
     assert long < 6 * chunk + 4 * gradient + 4e6 < whole / 5
@@ -116,7 +116,7 @@ def test_both_together_in_bfloat16_give_the_same_log_probabilities(monkeypatch: 
     kept, again = (made(MODEL, "bfloat16") for _ in range(2))
     expected = computed(kept, rows, 0.7)
     again.recompute_layers()
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 16 * 4 * 16)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 16 * 4 * 16)
     found = computed(again, rows, 0.7)
     assert torch.equal(found[0], expected[0])
     # A chunk's part of the output layer's gradient is rounded to bfloat16 before the parts are added up.
@@ -130,7 +130,7 @@ def test_the_gradient_of_many_chunks_in_bfloat16_is_summed_in_float32(
     model = made(MODELS[name] | {"vocab_size": 256, "max_position_embeddings": 512}, "bfloat16")
     rows = long_rows(256, 240)
     expected = dict(zip(["logprobs", *trained(model)], computed(model, rows, 1.0), strict=True))
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 8 * 4 * 256)  # 120 chunks
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 8 * 4 * 256)  # 120 chunks
     found = dict(zip(["logprobs", *trained(model)], computed(model, rows, 1.0), strict=True))
     assert torch.equal(found["logprobs"], expected["logprobs"])
     own = [*model.model.get_output_embeddings().parameters()]
@@ -148,7 +148,7 @@ def test_the_error_of_bfloat16_does_not_grow_with_the_chunks(monkeypatch: pytest
     weights = torch.randn(len(rows.targets), generator=torch.Generator().manual_seed(1))
 
     def output_gradient(dtype: str, chunks: int) -> Tensor:
-        monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 960 // chunks * 4 * 256)
+        monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 960 // chunks * 4 * 256)
         model = made(config, dtype)
         for parameter in model.model.parameters():
             parameter.grad = None

@@ -163,7 +163,7 @@ def test_every_algorithm_gets_the_gradient_of_padded_samples(
     name: str, lora: LoraConfig | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, with a critic, references, truncations, logits in chunks and several forwards."""
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 7 * 4 * 18)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 7 * 4 * 18)
     samples = cut(make_samples(1))
     policies = [made_policy(ALONE, setup, None) for setup in setups(name, 60, lora=lora)]
     assert [policy.models.packs for policy in policies] == [False, True]

@@ -143,7 +143,7 @@ def copy_as_to_a_gpu(tensors: Sequence[torch.Tensor], device: torch.device) -> l
 def test_truncated_samples_train_from_one_copy_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several forwards of a micro-batch, several chunks of the head in each, as on a GPU: whether a token is sure is
     written to the copy, after the checkpoints have kept other tensors of it."""
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 4 * 16 * 5)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 4 * 16 * 5)
     trainer = TorchTrainerConfig(tokens_per_forward=30, activation_checkpointing=True)
     samples = [drawn_under(make_policy(), sample, Truncation(top_p=0.9)) for sample in make_samples(3)]
     gradients = []

@@ -55,7 +55,9 @@ def waits_of(algorithm: dict[str, Any], tokens_per_forward: int, cut: Truncation
 def test_a_micro_batch_reads_the_device_once(
     name: str, cut: Truncation | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 4 * 16 * 5)  # several chunks of the head, too
+    monkeypatch.setattr(
+        completion_model, "most_logits_bytes", lambda _device: 4 * 16 * 5
+    )  # several chunks of the head, too
     for tokens_per_forward in (1000, 20):
         waits = waits_of(ALGORITHMS[name], tokens_per_forward, cut)
         assert len(waits) == 1 and waits[0].startswith("tolist"), waits
@@ -64,7 +66,7 @@ def test_a_micro_batch_reads_the_device_once(
 def test_a_share_of_the_probability_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts one wait for a forward of the head, since the number of tokens that ``top_p`` leaves is in the scores, and
     none for its repetition in the backward."""
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 4 * 16 * 5)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 4 * 16 * 5)
     monkeypatch.setattr(truncated_scores, "_FIRST_RANKS", 3)
     split = waits_of(ALGORITHMS["grpo"], 1000, Truncation(top_p=0.8))
     heads = -(-sum(len(s.tokens) for s in make_samples(0) if s.advantage) // 5)
