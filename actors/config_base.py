@@ -1,9 +1,9 @@
 """The base of every typed configuration: unknown keys and wrong types are refused."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 
 def no_bool(value: object) -> object:
@@ -20,6 +20,9 @@ class Unit:
     name: str
 
 
+AUTO: Final = "auto"
+"""A number that is left to the plan of the run's hosts."""
+
 # Strict: ``true``, ``"8"`` or ``8.0`` is not a count; such a config means something else.
 Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
@@ -27,6 +30,11 @@ Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0)]
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0)]
 Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
 Seconds = Annotated[Positive, Unit("s")]
+# Chosen by the value: a mistake is reported of the one kind that was meant, not of both.
+AutoCount = Annotated[
+    Annotated[int, Tag("number"), Field(strict=True, ge=1)] | Annotated[Literal["auto"], Tag(AUTO)],
+    Discriminator(lambda value: AUTO if value == AUTO else "number"),
+]
 
 
 class Config(BaseModel):

@@ -103,7 +103,8 @@ def _classes(annotation: Any) -> dict[str, type[Config]]:
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         tags = [mark.tag for mark in metadata if isinstance(mark, Tag)]
-        return {tags[0]: inner} if tags else _classes(inner)
+        classes = _classes(inner)
+        return {tags[0]: inner} if tags and classes else classes
     if get_origin(annotation) in (dict, tuple, Union, UnionType):
         return {tag: chosen for part in get_args(annotation) for tag, chosen in _classes(part).items()}
     return {}

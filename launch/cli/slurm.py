@@ -12,6 +12,7 @@ from ..config.run_config import RunConfig
 from ..errors import JobRefused
 from ..hosts.local_address import AUTO
 from ..hosts.placement.actor_needs import needs_of
+from ..hosts.placement.auto_ranks import with_least_ranks
 from ..hosts.slurm.batch_script import Job, script
 from ..monitoring.console.echo import echo, echo_file
 from ..run.prepared_run import DEFAULT_RECIPE, begun_run, default_name, recipe_and_settings, resolve_given
@@ -109,7 +110,7 @@ def _check_gpus(config: RunConfig, gpus_per_node: int | None, more: tuple[str, .
     """Raises ConfigError if the job would have no GPUs, and the config wants some."""
     if gpus_per_node is not None or any("gpu" in option for option in more):
         return
-    for need in needs_of(config):
+    for need in needs_of(with_least_ranks(config)):
         if need.gpus or need.named:
             raise ConfigError(
                 f"--gpus-per-node is missing: {need.actor} needs a GPU ({need.key}), and Slurm would give the job none"

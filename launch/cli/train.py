@@ -18,9 +18,11 @@ from ...core.telemetry import LOG_LEVELS, LogLevel, configure_logging
 from ..config.config_reading import to_yaml
 from ..config.config_warnings import warnings_about
 from ..config.run_config import RunConfig
+from ..config.written_config import WrittenConfig
 from ..errors import Interrupted, LostActor
 from ..hosts.nodes.hosts_file import read_hosts
 from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
+from ..hosts.placement.auto_ranks import with_chosen_ranks
 from ..hosts.placement.plan_table import plan_as_comment
 from ..hosts.placement.run_placement import like_this_host, made_up_hosts, place_run
 from ..monitoring.console.echo import echo, echo_file
@@ -36,6 +38,7 @@ from ..run.prepared_run import (
     resume_from_newest_checkpoint,
     validate_new_run,
 )
+from ..run.resuming import differences
 from ..run.run import Run
 from ..run.run_endings import failure_text, has_lost_samples, run_summary
 from ..run_folder.run_directory import RunDirectory
@@ -193,11 +196,13 @@ def train(
     elif accept:
         raise ConfigError("--accept is for --resume and --continue")
     if machine is not None:
-        return _show_plan_elsewhere(resolve_given(recipe, overrides)[0], machine)
+        return _show_plan_elsewhere(*resolve_given(recipe, overrides), machine)
     if dry_run:
-        config, _, _ = validate_new_run(recipe, overrides, runs, name, options.output.note)
+        config, _, _ = validate_new_run(
+            recipe, overrides, runs, name, options.output.note, node_request.count
+        )
         return _show_plan(config, node_request)
-    with new_run(recipe, overrides, runs, name, options.output.note) as prepared:
+    with new_run(recipe, overrides, runs, name, options.output.note, node_request.count) as prepared:
         return _train(prepared, prepared.directory, options)
 
 
@@ -217,9 +222,14 @@ def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:
     return 0
 
 
-def _show_plan_elsewhere(config: RunConfig, machine: str) -> int:
+def _show_plan_elsewhere(config: RunConfig, keys: WrittenConfig, machine: str) -> int:
     """Prints the place of each actor on hosts that are not here."""
-    echo_file(plan_as_comment(place_run(config, made_up_hosts(machine), all_models=True)))
+    hosts = made_up_hosts(machine)
+    chosen = with_chosen_ranks(config, lambda: hosts)
+    echo_file(plan_as_comment(place_run(chosen, hosts, all_models=True)))
+    if changes := differences(config, chosen):
+        numbers = ", ".join(keys.in_text(f"{key}={number}") for key, (_, number) in changes.items())
+        echo(f"# chosen: {numbers}")
     echo("# nothing was checked, started or written")
     return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...actors.columns.declared_columns import common_types
+from ...actors.config_base import AUTO
 from ...actors.credit.algorithms import ALGORITHMS
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.errors import ConfigError
@@ -279,8 +280,10 @@ def gang_problem(config: "RunConfig") -> str | None:
     """Refuses more ranks than slots, and several ranks without slots."""
     for name, policy in config.policies.items():
         ranks = policy.trainer.ranks
+        if ranks == AUTO:
+            continue  # the plan stays within the slots
         if isinstance(config.pool, SharedPoolConfig):
-            if ranks > config.pool.slots:
+            if config.pool.slots != AUTO and ranks > config.pool.slots:
                 return (
                     f"policies.{name}.trainer.ranks={ranks} is more than pool.slots={config.pool.slots}: all ranks "
                     "of a policy compute at the same time, each on a slot of its own"

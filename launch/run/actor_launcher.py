@@ -115,7 +115,7 @@ class ActorLauncher:
 
     async def _references(self) -> References:
         reserve, config, pool = self.supervision.reserve, self.config, self.config.pool
-        slots = pool.slots if isinstance(pool, SharedPoolConfig) else 0
+        slots = pool.slot_count if isinstance(pool, SharedPoolConfig) else 0
         return References(
             store=await reserve("store", StoreApi),
             trainer=await reserve("trainer", TrainerApi),

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ from ..config.config_reading import (
 from ..config.run_config import RunConfig
 from ..config.written_config import UNCHANGED, WrittenConfig
 from ..errors import ResumeRefused
+from ..hosts.placement.auto_ranks import is_left_to_the_plan, with_chosen_ranks
+from ..hosts.placement.run_placement import like_this_host
 from ..run_folder.run_directory import RunDirectory
 from . import resuming
 from .preflight.preflight import Notify, check_before_start, log_check
@@ -48,12 +51,18 @@ class PreparedRun:
 
 @contextlib.contextmanager
 def new_run(
-    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
+    config: GivenConfig,
+    settings: Sequence[str],
+    runs: Path,
+    name: str | None,
+    notify: Notify = log_check,
+    joining: int = 0,
 ) -> Iterator[PreparedRun]:
     """Makes a new run, whose folder is locked until the end of the context. It takes seconds: the recipe is tried in a
     process of its own. Raises ConfigError with every mistake, RunDirectoryError if the folder exists; in both cases
-    nothing is written. ``notify``: see ``check_before_start``."""
-    resolved, folder, environment = validate_new_run(config, settings, runs, name, notify)
+    nothing is written. ``notify``: see ``check_before_start``. ``joining``: the number of hosts that
+    will join, for numbers of ranks that are left to the plan."""
+    resolved, folder, environment = validate_new_run(config, settings, runs, name, notify, joining)
     directory = RunDirectory.create(folder, to_yaml(resolved))
     with directory.locked():
         yield PreparedRun(directory, StartState(resolved, None, {}, []), environment)
@@ -88,10 +97,13 @@ def begun_run(runs: Path, name: str, recipe: str) -> RunDirectory | None:
 
 def changed_settings(directory: RunDirectory, recipe: str, settings: Sequence[str]) -> list[str]:
     """The settings that a run of ``recipe`` with ``settings`` would have now and the run in ``directory`` has not, each
-    as ``key.key=value``."""
+    as ``key.key=value``. Numbers that are left to the plan stay those with which the run has begun."""
     before = check(read_yaml(directory.config), str(directory.config))
     now, _ = resolve_written(recipe, settings)
-    return [f"{key}={json.dumps(value)}" for key, (_, value) in resuming.differences(before, now).items()]
+    changes = resuming.differences(before, now).items()
+    return [
+        f"{key}={json.dumps(value)}" for key, (_, value) in changes if not is_left_to_the_plan(key, value)
+    ]
 
 
 def resume_from_newest_checkpoint(
@@ -109,10 +121,16 @@ def resume_from_newest_checkpoint(
 
 
 def validate_new_run(
-    config: GivenConfig, settings: Sequence[str], runs: Path, name: str | None, notify: Notify = log_check
+    config: GivenConfig,
+    settings: Sequence[str],
+    runs: Path,
+    name: str | None,
+    notify: Notify = log_check,
+    joining: int = 0,
 ) -> tuple[RunConfig, Path, Mapping[str, str]]:
     """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""
     resolved, keys = resolve_given(config, settings)
+    resolved = with_chosen_ranks(resolved, partial(like_this_host, joining))
     folder = runs / (default_name(resolved) if name is None else _checked_name(name))
     RunDirectory.check_new(folder)
     return resolved, folder, check_before_start(resolved, keys, notify)

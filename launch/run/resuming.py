@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ from ...core.durable.files import replace_private
 from ..config.config_reading import check, flattened, override_key, read_yaml, to_yaml, with_overrides
 from ..config.run_config import RunConfig
 from ..errors import ResumeRefused
+from ..hosts.placement.auto_ranks import with_chosen_ranks
+from ..hosts.placement.run_placement import like_this_host
 from ..run_folder.run_directory import RunDirectory
 
 MAY_CHANGE: Final = (
@@ -95,11 +98,11 @@ def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Seq
     made_with = _made_with(directory)
     warnings = _warnings(directory, newest is not None, made_with)
     if newest is None or made_with is None:
-        config = with_overrides(written, overrides, str(directory.config))
+        config = _with_settings(written, overrides, str(directory.config))
         return StartState(config, newest, _as_text(differences(written, config)), warnings)
     source = f"{directory.made_with}, overrides included"
     before = _relocate(check(made_with.config, str(directory.made_with)), overrides)
-    config = with_overrides(before, overrides, source)
+    config = _with_settings(before, overrides, source)
     problems = list(_refused_settings(before, config, written, overrides, directory.path))
     if config.training.steps < newest[1].step:
         problems.append(
@@ -119,6 +122,11 @@ def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Seq
         newest = newest[0], replace(newest[1], queries=newest[1].queries.without_digests())
         changes[DATA] = "not compared"
     return StartState(config, newest, changes, warnings)
+
+
+def _with_settings(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
+    """``config`` with ``overrides``; numbers that they leave to the plan are chosen for this host."""
+    return with_chosen_ranks(with_overrides(config, overrides, source), partial(like_this_host, 0))
 
 
 def _relocate(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

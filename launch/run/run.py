@@ -99,7 +99,7 @@ class Run:
         config, RunDirectoryError if the folder exists, OSError.
         """
         self._preparing: Callable[[], AbstractContextManager[PreparedRun]] = partial(
-            new_run, config, settings, Path(runs), name
+            new_run, config, settings, Path(runs), name, joining=nodes.count
         )
         self._stop_timeout_s = stop_timeout_s
         self._log_level = log_level

@@ -38,6 +38,7 @@ from ..hosts.nodes.head import Nodes
 from ..hosts.nodes.joined_cluster import WAIT_S
 from ..hosts.nodes.joining import NAME, Dismissal, Head, Offer
 from ..hosts.placement.actor_needs import fewest_slots, needs_of
+from ..hosts.placement.auto_ranks import with_chosen_ranks
 from ..hosts.placement.place import place
 from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import RunPlacement
@@ -85,6 +86,7 @@ def simulate(
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
     RuntimeError for one that leaves tasks, systems or memory behind.
     """
+    config = with_chosen_ranks(config, list)
     simulation = Simulation(RunDirectory.create(folder, ""))
     resuming.record(simulation.directory, config)
     simulator = _Simulator(simulation, seed, hosts, faults, fault_plan, keep_log)

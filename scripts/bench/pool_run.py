@@ -61,7 +61,7 @@ class _Run:
         self._steps = 0
 
     async def steps(self, loads: Sequence[StepLoad]) -> list[StepFigures]:
-        self._slots = [TimedSlot(f"slot-{n}", self._costs) for n in range(self._config.slots)]
+        self._slots = [TimedSlot(f"slot-{n}", self._costs) for n in range(self._config.slot_count)]
         async with asyncio.TaskGroup() as group:
             tasks: list[asyncio.Task[None]] = []
 

@@ -82,7 +82,7 @@ def test_tables_are_of_sections_choices_or_whole_keys_and_other_text_is_left_alo
     )
     text = settings_page.rendered(page)
     assert text.startswith("before\n") and text.endswith("<!-- end -->\nafter\n") and "\nold\n" not in text
-    assert "| `slots` | required | slots | integer ≥ 1 |" in text and "`name`" not in text
+    assert "| `slots` | required | slots | integer ≥ 1, `auto` |" in text and "`name`" not in text
     assert "| `weights.path` | `auto` |" in text and "| `seed` | `0` |" in text
     names = settings_page.rendered("<!-- section: pool -->\n<!-- end -->")
     assert "| `name` | `static` |  | `static`, `shared` |" in names

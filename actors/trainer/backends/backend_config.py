@@ -4,24 +4,31 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Tag, model_validator
 
-from ...config_base import Config, Count, NonNegative, Unit, chosen_by_name
+from ...config_base import AUTO, AutoCount, Config, Count, NonNegative, Unit, chosen_by_name
 
 
 class _Ranks(Config):
     """The processes that a policy is divided over."""
 
-    ranks: Annotated[Count, Unit("processes")] = 1
-    """Processes that the policy is divided over (with `torch`, by FSDP2). More than one need a pool."""
+    ranks: Annotated[AutoCount, Unit("processes")] = 1
+    """Processes that the policy is divided over (with `torch`, by FSDP2). More than one need a pool. `auto`: the fewest
+    that fit the GPUs, by [the plan](gpus.md#ranks-and-slots-by-the-plan); 1 on CPUs."""
     min_ranks: Annotated[Count, Unit("slots")] | None = None
     """Slots on which the policy is resumed if no more are free. `null`: always `ranks`."""
 
     @property
+    def most_ranks(self) -> int:
+        """``ranks``, once the plan has chosen them."""
+        assert isinstance(self.ranks, int), "ranks=auto is replaced before a run starts"
+        return self.ranks
+
+    @property
     def fewest_ranks(self) -> int:
-        return self.ranks if self.min_ranks is None else self.min_ranks
+        return self.most_ranks if self.min_ranks is None else self.min_ranks
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.fewest_ranks > self.ranks:
+        if self.ranks != AUTO and self.fewest_ranks > self.most_ranks:
             raise ValueError(f"min_ranks={self.min_ranks} is more than ranks={self.ranks}")
         return self
 
@@ -54,6 +61,12 @@ class SimulatedTrainerConfig(_Ranks):
     """Time of each micro-batch beside its tokens."""
     optimizer_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time of an optimizer step."""
+
+    @model_validator(mode="after")
+    def _has_a_number_of_ranks(self) -> Self:
+        if self.ranks == AUTO:
+            raise ValueError("ranks=auto: a simulated trainer has no memory to plan: write a number")
+        return self
 
 
 TrainerBackendConfig = Annotated[

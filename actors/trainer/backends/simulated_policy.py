@@ -28,7 +28,7 @@ STATE_FILE = "simulated_policy.json"
 def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
     """Seconds of forward and backward of one micro-batch, whose tokens the ranks share."""
     tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
-    return config.micro_batch_s + config.token_s * tokens / config.ranks
+    return config.micro_batch_s + config.token_s * tokens / config.most_ranks
 
 
 class _Position(TypedDict):

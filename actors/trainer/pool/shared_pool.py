@@ -59,7 +59,7 @@ class SharedPool(TrainingPool, SlotListener):
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
         self._policies = list(setup.policies)
-        self._ranks = {name: policy.trainer.ranks for name, policy in setup.policies.items()}
+        self._ranks = {name: policy.trainer.most_ranks for name, policy in setup.policies.items()}
         self._fewest_ranks = {name: policy.trainer.fewest_ranks for name, policy in setup.policies.items()}
         self._pool = pool
         self._clock = system.clock

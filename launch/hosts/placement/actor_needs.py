@@ -73,14 +73,14 @@ def _slots(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
     host with the most cores for it, as every other actor does."""
     if not isinstance(config.pool, SharedPoolConfig):
         return
-    slots = config.pool.slots
+    slots = config.pool.slot_count
     trained = config.trained
-    ranks = max(policy.trainer.ranks for policy in trained.values())
+    ranks = max(policy.trainer.most_ranks for policy in trained.values())
     on_gpus = any(_device_of(policy) != "cpu" for policy in trained.values())
     on_cpu = (
         0
         if on_gpus
-        else max(sizes.on_cpu(name) // policy.trainer.ranks for name, policy in trained.items())
+        else max(sizes.on_cpu(name) // policy.trainer.most_ranks for name, policy in trained.items())
     )
     parts, remedy = sizes.on_slot() if on_gpus else ((), "")
     for slot in range(slots):

@@ -13,7 +13,7 @@ def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Pla
     """A sentence for each reason; nothing if all slots are on one host, or no process group is made."""
     if not isinstance(config.pool, SharedPoolConfig) or config.simulated:
         return
-    gangs = [name for name, policy in config.trained.items() if policy.trainer.ranks > 1]
+    gangs = [name for name, policy in config.trained.items() if policy.trainer.most_ranks > 1]
     slots = [placed for actor, placed in plan.actors.items() if actor.startswith("slot-")]
     nodes = {placed.node for placed in slots}
     if not gangs or len(nodes) < 2:

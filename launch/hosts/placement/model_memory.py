@@ -30,6 +30,20 @@ def known_shapes(config: RunConfig, *, all_models: bool = False) -> dict[PolicyN
     return shapes
 
 
+def unknown_shape(config: RunConfig, name: PolicyName) -> str:
+    """The reason why ``known_shapes`` does not have a policy, and what to do."""
+    source = config.policies[name].real_model.path
+    if source is None:
+        return f"policies.{name}.model.config: the memory of such a model is unknown: transformers can't build it"
+    key = f"policies.{name}.model.path={source!r}"
+    if Path(source).is_dir():
+        return f"{key}: the memory that it takes is unknown: the folder has no config.json that can be read"
+    return (
+        f"{key}: the memory that it takes is unknown, as its config is not in the hub's cache here: "
+        f"`hf download {source} config.json` puts it there, or write it by hand as model.config"
+    )
+
+
 def shape_of_model(model: ModelConfig, *, may_import: bool = True) -> ModelShape | None:
     """None if it is not known: a name on the hub whose config is not in the cache, or files that can't be read."""
     from ....actors.model_sources import architecture_of  # imported here: transformers takes a second

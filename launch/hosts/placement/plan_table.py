@@ -3,7 +3,7 @@
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.table import Table
 
@@ -29,14 +29,24 @@ def plan_table(placement: RunPlacement) -> Table:
     return table
 
 
-def plan_as_comment(placement: RunPlacement) -> str:
-    """The table, the hosts and the plan's notes as comments of YAML."""
+def plan_lines(placement: RunPlacement) -> list[str]:
+    """The table, the parts of its memory, the hosts and the plan's notes."""
     text = io.StringIO()
     console = Terminal(file=text, width=_COLUMNS, color_system=None)
     console.print(plan_table(placement))
     notes = [*map(_host, placement.hosts), *placement.plan.notes]
-    lines = [*text.getvalue().splitlines(), "", *memory_lines(placement), "", *notes]
-    return "".join(f"# {line.rstrip()}".rstrip() + "\n" for line in ("", *lines, ""))
+    lines = [*text.getvalue().splitlines(), "", *memory_lines(placement), "", *_wrap(notes)]
+    return [line.rstrip() for line in lines]
+
+
+def plan_as_comment(placement: RunPlacement) -> str:
+    """``plan_lines`` as comments of YAML."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in ("", *plan_lines(placement), ""))
+
+
+def _wrap(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from textwrap.wrap(text, _COLUMNS - 2, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _row(placed: Placed, host: HostDescription) -> tuple[str, ...]:
@@ -59,8 +69,7 @@ def memory_lines(placement: RunPlacement) -> Iterator[str]:
         seen.add((kind, need.parts))
         smallest = min(usable_bytes(hosts[placed.node].gpus[number]) for number in placed.gpus)
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in need.parts)
-        text = f"{kind}, on each GPU: {_gib(need.gpu_bytes)} of {_gib(smallest)} GiB: {parts}"
-        yield from textwrap.wrap(text, _COLUMNS - 2, subsequent_indent="  ")
+        yield from _wrap([f"{kind}, on each GPU: {_gib(need.gpu_bytes)} of {_gib(smallest)} GiB: {parts}"])
     for placed in placement.plan.actors.values():
         if placed.need.shared_bytes:
             yield (

@@ -2,17 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ....actors.errors import ConfigError
+from ....actors.model_shape import ModelShape
+from ....actors.names import PolicyName
 from ...config.run_config import RunConfig
 from ..host_description import Gpu, HostDescription, describe_host, version_problems
 from .actor_needs import needs_of
 from .capacity import is_usable, usable_bytes
 from .gang_hosts import gang_problems
-from .model_memory import known_shapes
+from .model_memory import known_shapes, unknown_shape
 from .place import place
 from .plan import DoesNotFit, Need, Plan
 from .training_bytes import Cards, shape_problems
@@ -79,9 +81,24 @@ def place_run(
 ) -> RunPlacement:
     """Places all actors; the first host is the head. Raises DoesNotFit, also for hosts that don't fit each other.
     ``all_models``: see ``known_shapes``."""
+    shapes = known_shapes(config, all_models=all_models)
+    placement = place_shapes(config, hosts, shapes)
+    unknown = [
+        unknown_shape(config, name)
+        for name, policy in config.policies.items()
+        if name not in shapes and (model := policy.used_model) is not None
+        if all_models or model.device != "cpu"
+    ]
+    notes = (*placement.plan.notes, *dict.fromkeys(unknown))
+    return replace(placement, plan=replace(placement.plan, notes=notes))
+
+
+def place_shapes(
+    config: RunConfig, hosts: Sequence[HostDescription], shapes: Mapping[PolicyName, ModelShape]
+) -> RunPlacement:
+    """As ``place_run``, with the shapes of the models that are known."""
     if problems := [*_same_names(hosts), *version_problems(hosts)]:
         raise DoesNotFit(problems)
-    shapes = known_shapes(config, all_models=all_models)
     if problems := list(shape_problems(config, shapes)):
         raise DoesNotFit(problems)
     needs = needs_of(config, shapes, cards_of(hosts, share_gpus=config.hosts.share_gpus))

@@ -41,7 +41,7 @@ def load_of(
     published = not isinstance(config.pool, SharedPoolConfig) and config.weights.path in ("auto", "cuda_ipc")
     samplings = [config.agents[agent].sampling for agent in config.agents_of(_name_of(config, policy))]
     return RankLoad(
-        ranks=trainer.ranks,
+        ranks=trainer.most_ranks,
         tokens=trainer.tokens_per_forward,
         item_bytes=ITEM_BYTES[policy.real_model.dtype],
         logits_bytes=logits_limit(None if cards is None else cards.total_bytes),
@@ -136,9 +136,9 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
     pool = config.pool
     models = [model for policy in config.trained.values() if (model := policy.used_model) is not None]
     if isinstance(pool, SharedPoolConfig) and any(model.device != "cpu" for model in models):
-        ranks = sum(policy.trainer.ranks for policy in config.trained.values())
-        if pool.slots > ranks:
+        ranks = sum(policy.trainer.most_ranks for policy in config.trained.values())
+        if pool.slot_count > ranks:
             yield (
-                f"pool.slots={pool.slots}: all policies together have {ranks} ranks, so that {pool.slots - ranks} GPUs "
-                f"would never be used: write pool.slots={ranks}, or more trainer.ranks"
+                f"pool.slots={pool.slots}: all policies together have {ranks} ranks, so that "
+                f"{pool.slot_count - ranks} GPUs would never be used: write pool.slots={ranks}, or more trainer.ranks"
             )

@@ -213,7 +213,7 @@ async def house(
         listener, slots = Listener(), []
         pool = None
         if config is not None:
-            slots = [MortalSlot(setup, fate) for _ in range(config.slots)]
+            slots = [MortalSlot(setup, fate) for _ in range(config.slot_count)]
             refs: list[ActorRef[Any]] = []
             for number, slot in enumerate(slots):
                 place = system

@@ -69,7 +69,7 @@ def specs(
         ref("console"),
         ref("supervisor"),
         instances,
-        [ref(f"slot-{n}") for n in range(config.pool.slots)] if config.pool.name == "shared" else [],
+        [ref(f"slot-{n}") for n in range(config.pool.slot_count)] if config.pool.name == "shared" else [],
     )
     state = RunState(Step(4), dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)

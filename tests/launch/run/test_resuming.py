@@ -14,9 +14,12 @@ from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml
 from flexmarl.launch.errors import ResumeRefused
+from flexmarl.launch.hosts.placement.auto_ranks import with_chosen_ranks
 from flexmarl.launch.run import resuming
+from flexmarl.launch.run.prepared_run import changed_settings
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ..conftest import SIMULATED, TINY
@@ -277,3 +280,20 @@ def test_a_finished_run_continues_with_more_steps(runs_here: RunsHere, recipe: P
     accepted = runs_here.resume(name, "--accept", "data", "--accept", "workflow.py")
     assert accepted.status == 0, accepted.text
     assert [line["step"] for line in accepted.metrics] == [2, 3, 4, 5, 6]
+
+
+AUTO = ("pool={name: shared, slots: auto}", "trainer.ranks=auto")
+
+
+def test_slots_that_a_resumed_run_leaves_to_the_plan_become_a_number(run: RunDirectory) -> None:
+    pool = resuming.plan_resume(run, AUTO[:1], []).config.pool
+    assert isinstance(pool, SharedPoolConfig) and pool.slots == 1
+
+
+def test_a_run_that_continues_keeps_the_numbers_that_its_plan_has_chosen(
+    recipe: Path, tmp_path: Path
+) -> None:
+    config = with_chosen_ranks(resolve(str(recipe), AUTO), list)
+    begun = RunDirectory.create(tmp_path / "begun", to_yaml(config))
+    assert changed_settings(begun, str(recipe), AUTO) == []
+    assert changed_settings(begun, str(recipe), [*AUTO, "seed=5"]) == ["seed=5"]

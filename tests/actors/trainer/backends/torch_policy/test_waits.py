@@ -55,9 +55,8 @@ def waits_of(algorithm: dict[str, Any], tokens_per_forward: int, cut: Truncation
 def test_a_micro_batch_reads_the_device_once(
     name: str, cut: Truncation | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        completion_model, "most_logits_bytes", lambda _device: 4 * 16 * 5
-    )  # several chunks of the head, too
+    # Several chunks of the head, too.
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 4 * 16 * 5)
     for tokens_per_forward in (1000, 20):
         waits = waits_of(ALGORITHMS[name], tokens_per_forward, cut)
         assert len(waits) == 1 and waits[0].startswith("tolist"), waits

@@ -1,0 +1,129 @@
+"""Ranks and slots that are left to the plan: the fewest with which a policy fits, from the sizes of its model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.names import PolicyName
+from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.hosts.host_description import HostDescription
+from flexmarl.launch.hosts.placement import auto_ranks
+from flexmarl.launch.hosts.placement.auto_ranks import (
+    is_left_to_the_plan,
+    with_chosen_ranks,
+    with_least_ranks,
+)
+from flexmarl.launch.hosts.placement.plan import DoesNotFit
+from flexmarl.launch.hosts.placement.run_placement import place_run
+
+from .hosts import GIB, host, shape
+
+SORTER, CHECKER = PolicyName("sorter"), PolicyName("checker")
+BILLION = 10**9
+AUTO_POOL = "pool={name: shared, slots: auto}"
+ON_GPUS = ("agent_defaults.model.device=cuda", AUTO_POOL, "agent_defaults.trainer.ranks=auto")
+
+
+@pytest.fixture(autouse=True)
+def large_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 and 4 billion parameters: 128 and 64 GB of state."""
+    shapes = {SORTER: shape(8 * BILLION), CHECKER: shape(4 * BILLION)}
+    monkeypatch.setattr(auto_ranks, "known_shapes", lambda config, all_models: shapes)
+
+
+def chosen(hosts: Sequence[HostDescription], *settings: str) -> tuple[int, int, int]:
+    """Ranks of the two policies, and slots."""
+    return numbers(with_chosen_ranks(resolve("sort-digits", list(settings)), lambda: hosts))
+
+
+def numbers(config: RunConfig) -> tuple[int, int, int]:
+    assert isinstance(config.pool, SharedPoolConfig)
+    ranks = [config.policies[name].trainer.most_ranks for name in (SORTER, CHECKER)]
+    return ranks[0], ranks[1], config.pool.slot_count
+
+
+def test_a_policy_gets_the_fewest_ranks_that_fit_and_the_pool_slots_for_the_largest() -> None:
+    assert chosen([host("a", 8)], *ON_GPUS) == (2, 1, 2)
+    assert chosen([host("a", 8, gpu_bytes=40 * GIB)], *ON_GPUS) == (5, 3, 5)
+
+
+def test_a_number_that_is_written_stays() -> None:
+    assert chosen([host("a", 8)], *ON_GPUS, "agents.checker.trainer.ranks=3") == (2, 3, 3)
+    assert chosen([host("a", 8)], *ON_GPUS, "pool.slots=3") == (2, 1, 3)
+    assert chosen([host("a", 8)], *ON_GPUS, "agents.checker.trainer.min_ranks=2") == (2, 2, 2)
+
+
+def test_on_cpus_a_policy_has_one_rank_and_no_host_is_read() -> None:
+    config = resolve("sort-digits", ["agent_defaults.trainer.ranks=auto", AUTO_POOL])
+    assert numbers(with_chosen_ranks(config, lambda: pytest.fail("a host is read"))) == (1, 1, 1)
+    assert numbers(with_least_ranks(config)) == (1, 1, 1)
+
+
+def test_without_anything_to_choose_the_config_is_the_same() -> None:
+    config = resolve("sort-digits", [])
+    assert with_chosen_ranks(config, lambda: pytest.fail("a host is read")) is config
+
+
+def test_ranks_that_share_their_gpus_with_instances_are_more() -> None:
+    """On three GPUs an instance is beside a slot: its weights, keys and values take 22 of 80 GiB."""
+    vllm = ("agent_defaults.engine.name=vllm", "pool.host_memory_gib=1")
+    assert [chosen([host("a", gpus)], *ON_GPUS, *vllm)[0] for gpus in (8, 3)] == [2, 3]
+
+
+def test_ranks_on_several_hosts_need_leave() -> None:
+    hosts = [host("a", 2, gpu_bytes=40 * GIB), host("b", 4, gpu_bytes=40 * GIB)]
+    assert chosen(hosts, *ON_GPUS, "agents.checker.train=false")[0] == 2, "the placement refuses it"
+    leave = ("hosts.spread=true", "network.bulk=trusted", "agent_defaults.engine.max_context=128")
+    assert chosen(hosts, *ON_GPUS, *leave) == (5, 3, 5)
+
+
+def test_what_never_fits_is_refused_by_the_placement_with_the_numbers() -> None:
+    hosts = [host("a", 2, gpu_bytes=24 * GIB)]
+    config = with_chosen_ranks(resolve("sort-digits", list(ON_GPUS)), lambda: hosts)
+    assert numbers(config) == (2, 2, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "flexmarl.launch.hosts.placement.run_placement.known_shapes",
+            lambda config, all_models: {SORTER: shape(8 * BILLION)},
+        )
+        with pytest.raises(DoesNotFit, match=r"pool.slots=2: \d+\.\d GiB are needed on each GPU \(weights"):
+            place_run(config, hosts)
+
+
+def test_a_model_of_unknown_size_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_ranks, "known_shapes", lambda config, all_models: {})
+    hub = "agents.sorter.model={path: some/model, device: cuda, config: null}"
+    command = "`hf download some/model config.json` puts it there, or write it by hand as model.config"
+    with pytest.raises(
+        ConfigError, match="policies.sorter.trainer.ranks=auto: policies.sorter.model.path"
+    ) as no:
+        chosen([host("a", 8)], *ON_GPUS, hub)
+    assert command in str(no.value) and "or write a number of ranks" in str(no.value)
+
+
+def test_a_run_keeps_the_numbers_with_which_it_has_begun() -> None:
+    assert is_left_to_the_plan("policies.sorter.trainer.ranks", "auto")
+    assert is_left_to_the_plan("pool.slots", "auto")
+    assert not is_left_to_the_plan("weights.path", "auto") and not is_left_to_the_plan("pool.slots", 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([AUTO_POOL, "agent_defaults.trainer.ranks=many"], "trainer.ranks='many': Input should be a valid integer"),
+        ([AUTO_POOL, "agent_defaults.trainer.ranks=0"], "trainer.ranks=0: Input should be greater than or equal to 1"),
+        (["pool={name: shared, slots: Auto}"], "pool.slots='Auto': Input should be a valid integer"),
+        (
+            ["agent_defaults.trainer={name: simulated, ranks: auto}", "agent_defaults.engine.name=simulated"],
+            "ranks=auto: a simulated trainer has no memory to plan: write a number",
+        ),
+    ],
+)  # fmt: skip
+def test_other_words_are_refused(settings: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("sort-digits", settings)
+    assert message in str(refused.value)
