@@ -43,8 +43,9 @@ class Figure:
     """``unit`` and ``meaning`` are those of the metrics page.
 
     ``merge``: over the micro-batches, ranks, groups and instances of a step. ``per``: the count of the optimizer step
-    that the sum is divided by: ``samples``, ``tokens``, ``trained_tokens`` (of samples with a gradient), ``positions``
-    (of the forwards' inputs) or ``divisor`` (of the loss). ``empty``: the figure of a step without a measurement; None:
+    that the sum is divided by: ``samples``, ``tokens``, ``trained_tokens`` (of samples with a gradient),
+    ``compared_tokens`` (of these, with a known probability at the step's begin), ``positions`` (of the forwards'
+    inputs) or ``divisor`` (of the loss). ``empty``: the figure of a step without a measurement; None:
     it is left out. ``hides_zero``: it is left out too if it is 0.
     """
 
@@ -136,7 +137,11 @@ _POLICY: Final = (
            chart=Chart("Clipped", "share of the tokens", percent=True)),
     Figure("ratio_deviation", "–",
            "mean difference between the trainer's and the engine's probability of a token: about 1e-6 if both agree",
-           "sum", per="trained_tokens", empty=0.0, chart=Chart("Ratio deviation", "mean |ratio - 1|")),
+           "sum", per="compared_tokens", empty=0.0, chart=Chart("Ratio deviation", "mean |ratio - 1|")),
+    Figure("old_ratio_deviation", "–",
+           "mean difference from 1 of the ratio that the algorithm clips, of the policy to the "
+           "[old policy](algorithms.md#the-old-policy); left out if it is 0, as in a step of one update",
+           "sum", per="trained_tokens", hides_zero=True, chart=Chart("Old ratio deviation", "mean |ratio - 1|")),
     Figure("advantage_mean", "–", "mean of the advantages of all tokens of the step", "sum", per="tokens", empty=0.0,
            chart=Chart("Advantage, mean", "over the tokens")),
     Figure("advantage_std", "–", "their standard deviation",

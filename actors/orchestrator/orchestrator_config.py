@@ -17,13 +17,16 @@ class TrainingConfig(Config):
     reinforce_pp, which compare nothing within it)."""
 
     steps: Annotated[Natural, Unit("steps")]
-    """Steps of the run. 0: supervised batches and the evaluation alone."""
+    """Steps of the run. A policy has a new version after each. 0: supervised batches and the evaluation alone."""
     queries_per_step: Annotated[Count, Unit("queries")] = 16
     """Queries of a step (prompts per step)."""
     trajectories_per_query: Annotated[Count, Unit("trajectories")] = 8
     """Trajectories of a query (the group size)."""
     micro_batch: Annotated[Count, Unit("samples")] = 32
     """Samples of one forward and backward pass."""
+    updates: Annotated[Count, Unit("updates")] = 1
+    """Optimizer steps of a step, each on other queries: see [Several updates a
+    step](algorithms.md#several-updates-a-step)."""
     compute_timeout_s: Seconds = 3600.0
     """Deadline of one computation of the trainer: a micro-batch, an optimizer step, ten supervised batches, the saving
     of a policy. The run ends if it is over."""

@@ -11,6 +11,7 @@ from ..credit.credit_config import CreditConfig, Decay, row_of
 from .objective.transforms import KL_TRANSFORMS, Critic, RoleBaseline, Transform, Whiten, whole_batch_reason
 
 Correction = Literal["none", "truncate", "mask", "decoupled"]
+OldPolicy = Literal["proximal", "behaviour"]
 
 CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
     "none": (None, None),
@@ -95,6 +96,10 @@ class LossConfig(Config):
     """Estimator of the KL."""
     kl_in_reward: bool = _DEFAULT.kl_in_reward
     """`true`: the KL lowers the rewards (ppo, rloo and both reinforce_pp) instead of being a term of the loss."""
+    old_policy: OldPolicy = "proximal"
+    """Policy that the ratio of the clip is taken against. `proximal`: the trainer's own at the start of the step;
+    `behaviour`: the engine's, which generated the sample, without a correction: see
+    [The old policy](algorithms.md#the-old-policy)."""
     correction: Correction = DEFAULT_CORRECTION
     """Correction of differences between the log-probabilities of trainer and engine: see
     [Corrections](algorithms.md#corrections)."""
@@ -123,10 +128,10 @@ class LossConfig(Config):
         }
         if row.critic:
             numbers["critic"] = CriticConfig()
-        if (
-            isinstance(kind := section.get("correction", DEFAULT_CORRECTION), str)
-            and kind in CORRECTION_BOUNDS
-        ):
+        if section.get("old_policy") == "behaviour":
+            numbers["correction"] = "none"
+        kind = section.get("correction", numbers.get("correction", DEFAULT_CORRECTION))
+        if isinstance(kind, str) and kind in CORRECTION_BOUNDS:
             low, high = CORRECTION_BOUNDS[kind]
             numbers |= {"correction_low": low, "correction_high": high}
         return numbers | section
@@ -200,6 +205,14 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
     (
         lambda loss: loss.row.surrogate == "reinforce" and bool(loss.clip_low or loss.clip_high),
         "{loss.name} clips nothing: leave out clip_low and clip_high",
+    ),
+    (
+        lambda loss: loss.old_policy == "behaviour" and loss.row.surrogate == "reinforce",
+        "{loss.name} has no ratio to another policy: leave out old_policy",
+    ),
+    (
+        lambda loss: loss.old_policy == "behaviour" and loss.correction != "none",
+        "old_policy behaviour has the engine's probabilities in its ratio: leave out correction",
     ),
     (lambda loss: loss.critic is None and loss.row.critic, "{loss.name} wants a critic"),
     (lambda loss: loss.critic is not None and not loss.row.critic, "{loss.name} has no critic"),

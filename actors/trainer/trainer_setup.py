@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ref import ActorRef
-from ..config_base import Config, Natural
+from ..config_base import Config, Count, Natural
 from ..credit.credit_config import CreditConfig
 from ..messages import ConsoleApi, LoraConfig, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
 from ..names import AgentName, PolicyName
@@ -20,7 +20,8 @@ class PolicySetup(Config):
     model, None if all weights are trained; ``publishes_adapter``: instances have the model, and get the adapter alone.
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
-    ``init_from``: the folder of a saved policy, whose weights this one starts from.
+    ``updates``: optimizer steps of a step of the run. ``init_from``: the folder of a saved policy, whose weights this
+    one starts from.
     """
 
     model: ModelConfig | None = None
@@ -32,6 +33,7 @@ class PolicySetup(Config):
     loss: LossConfig = LossConfig()
     sft: SftConfig = SftConfig()
     max_staleness: Natural = 0
+    updates: Count = 1
     init_from: Path | None = None
 
     @property

@@ -163,6 +163,24 @@ def global_batch_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def updates_problem(config: "RunConfig") -> str | None:
+    """Refuses more updates than queries, and several of an algorithm that knows no old policy."""
+    updates, queries = config.training.updates, config.training.queries_per_step
+    if updates > queries:
+        return (
+            f"training.updates={updates} is more than training.queries_per_step={queries}: each update has whole "
+            "groups, at least one"
+        )
+    for name, policy in config.trained.items():
+        if updates > 1 and policy.algorithm.row.surrogate == "reinforce":
+            return (
+                f"training.updates={updates}: the policy has changed when the second update trains its samples, and "
+                f"policies.{name}.algorithm.name={policy.algorithm.name} has no ratio to correct it by; give the "
+                "policy another algorithm, or write updates=1"
+            )
+    return None
+
+
 def group_size_problem(config: "RunConfig") -> str | None:
     """Refuses a least group size that no group reaches."""
     size, minimum = config.training.trajectories_per_query, config.rollout.min_trajectories
@@ -343,6 +361,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     draws_problem,
     micro_batch_problem,
     global_batch_problem,
+    updates_problem,
     group_size_problem,
     comparison_problem,
     training_problem,

@@ -28,6 +28,7 @@ def _policy_setup(config: RunConfig, name: PolicyName) -> PolicySetup:
         loss=policy.algorithm.with_constant_length(longest),
         sft=policy.sft,
         max_staleness=config.staleness,
+        updates=config.training.updates,
         init_from=policy.init_from,
     )
 

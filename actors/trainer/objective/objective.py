@@ -28,31 +28,34 @@ from .transforms import Critic, WholeStep
 class CompletionTokens:
     """The completion tokens of one forward. All but ``lengths`` (``[R]`` int64) are ``[N]``; ``logprobs`` has the
     gradient, ``engine_logprobs`` are those the tokens were drawn with, ``reference_logprobs`` are needed for a KL
-    in the loss alone."""
+    in the loss alone. ``old_logprobs``: of the policy at the step's begin; None if it has not changed since."""
 
     logprobs: Tensor
     engine_logprobs: Tensor
     advantages: Tensor
     lengths: Tensor
     reference_logprobs: Tensor | None = None
+    old_logprobs: Tensor | None = None
 
 
 def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dict[str, Tensor]]:
     """The summed loss of a batch, to be divided by the step's ``loss.denominator``.
 
-    The surrogate's ratio is that of the policy to the proximal policy, which is the policy at the start of its step
-    (decoupled PPO, Hilton et al., arXiv 2110.00641, section 3). A sample is trained on once, so its value is 1 and only
-    its gradient is left: no algorithm's clip range sees the rounding between engine and trainer. The difference of
-    the engine's policy from the proximal policy is the correction's weight.
+    The surrogate's ratio is that of the policy to the old policy. By default this is the proximal policy, the policy at
+    the start of its step (decoupled PPO, Hilton et al., arXiv 2110.00641, section 3): no algorithm's clip range sees
+    the rounding between engine and trainer. In the first update of a step the ratio's value is 1 and only its gradient
+    is left; in the updates behind it the clip has something to hold back. The difference of the engine's policy from
+    the proximal policy is the correction's weight. With the behaviour policy as the old one, the engine's, the ratio
+    has both differences, and no weight is left.
 
     Returns ``(loss, sums)``: ``loss`` is a scalar with a gradient; ``sums`` are scalars without one, the sums over
     the tokens that become the figures of these names (``figures.py``), and ``advantage_squares``. Their names depend on
-    the config and on the presence of ``reference_logprobs`` alone, so that the ranks of a gang can add them up. Raises
+    the config and on the presence of optional tensors alone, so that the ranks of a gang can add them up. Raises
     ``ValueError`` if the KL's log-probabilities are missing.
     """
     # The trainer's own log-probabilities: the rounding of bfloat16 between engine and trainer (1e-2) exceeds the clip
     # range of gspo (3e-4), which learned nothing against the engine's.
-    proximal = batch.logprobs.detach()
+    proximal = batch.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     weights, bounded = correction_weights(
         proximal,
         batch.engine_logprobs,
@@ -60,7 +63,8 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
         low=config.correction_low,
         high=config.correction_high,
     )
-    losses = _surrogate(config, batch, proximal)
+    clips_behaviour = config.old_policy == "behaviour"
+    losses = _surrogate(config, batch, batch.engine_logprobs if clips_behaviour else proximal)
     values = losses.values * weights
     if config.kl_in_loss:
         if batch.reference_logprobs is None:
@@ -68,17 +72,20 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
         kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
         values = values + config.kl_coefficient * kl
     loss = sum_tokens(values, batch.lengths, config.aggregation)
-    return loss, _sums(batch, loss.detach(), losses.held_back | bounded)
+    sums = _sums(batch, loss.detach(), proximal, losses.held_back | bounded)
+    if clips_behaviour or batch.old_logprobs is not None:
+        sums["old_ratio_deviation"] = (losses.ratio - 1.0).abs().sum()
+    return loss, sums
 
 
-def _sums(batch: CompletionTokens, loss: Tensor, held_back: Tensor) -> dict[str, Tensor]:
+def _sums(batch: CompletionTokens, loss: Tensor, proximal: Tensor, held_back: Tensor) -> dict[str, Tensor]:
     logprobs, references = batch.logprobs.detach(), batch.reference_logprobs
     advantages = batch.advantages.to(loss.dtype)
     # Sums, never means, as the loss: a step's micro-batches have different numbers of tokens.
     sums = {
         "loss": loss,
         "clip_fraction": held_back.sum().to(loss.dtype),
-        "ratio_deviation": (bounded_ratio(logprobs, batch.engine_logprobs) - 1.0).abs().sum(),
+        "ratio_deviation": (bounded_ratio(proximal, batch.engine_logprobs) - 1.0).abs().sum(),
         # Estimated by the tokens that were drawn: the exact one would need all of [N, V].
         "entropy": -logprobs.sum(),
         "advantage_mean": advantages.sum(),

@@ -1,7 +1,8 @@
 """The objectives as their papers write them, in loops and in float64: nothing of the package is used here.
 
-Every function returns what is to be minimised, over a whole step at once. A turn is one sequence of the papers. The
-ratio is that to the policy at the start of the step (``old``), and the engine's part of it a weight of its own.
+Every function returns what is to be minimised, over a whole update at once. A turn is one sequence of the papers. The
+ratio is that to the policy at the start of the step (``old``), and the engine's part of it a weight of its own; or it
+is that to the engine's policy, without a weight.
 """
 
 import math
@@ -29,27 +30,44 @@ class PaperTurn:
 @dataclass(frozen=True)
 class PaperStep:
     """``logprobs`` and ``reference``: ``[T]`` float64 for each turn, the former with a gradient. ``rewards``: of all
-    trajectories, by query. ``beta``: of the KL."""
+    trajectories, by query. ``beta``: of the KL. ``old``: log-probabilities at the step's start; None: those of
+    ``logprobs``. ``behaviour``: the ratio is that to the engine's policy. ``whole``: the step that the turns are an
+    update of, with all of its turns and as it starts; None: this is the whole step."""
 
     turns: Sequence[PaperTurn]
     logprobs: Sequence[Tensor]
     reference: Sequence[Tensor]
     rewards: Sequence[Sequence[float]]
     beta: float
+    old: Sequence[Tensor] | None = None
+    behaviour: bool = False
+    whole: "PaperStep | None" = None
 
     @property
     def tokens(self) -> int:
         return sum(len(turn.tokens) for turn in self.turns)
 
+    @property
+    def start(self) -> Sequence[Tensor]:
+        """The log-probabilities at the step's start, ``[T]`` for each turn."""
+        return [logprobs.detach() for logprobs in self.logprobs] if self.old is None else self.old
 
-def ratio(logprob: Tensor) -> Tensor:
-    """pi / pi_old, with pi_old the same policy before its step: 1, with the gradient of log pi."""
-    return torch.exp(logprob - logprob.detach())
+    @property
+    def denominators(self) -> list[Tensor]:
+        """The logarithms of the ratio's denominator, ``[T]`` for each turn."""
+        engine = [torch.tensor(turn.engine, dtype=torch.float64) for turn in self.turns]
+        return engine if self.behaviour else list(self.start)
 
-
-def weight(logprob: Tensor, engine: float) -> float:
-    """Truncated importance sampling (Yao et al., 2025): min(pi_old / pi_engine, 2)."""
-    return min(math.exp(logprob.item() - engine), 2.0)
+    @property
+    def weights(self) -> list[list[float]]:
+        """Truncated importance sampling (Yao et al., 2025): min(pi_old / pi_engine, 2), by turn and token."""
+        return [
+            [
+                1.0 if self.behaviour else min(math.exp(old - engine), 2.0)
+                for old, engine in zip(start.tolist(), turn.engine, strict=True)
+            ]
+            for turn, start in zip(self.turns, self.start, strict=True)
+        ]
 
 
 def ppo_clip(r: Tensor, advantage: float, low: float, high: float) -> Tensor:
@@ -87,10 +105,10 @@ def clipped_tokens(
     """The objective of each token, by turn."""
     return [
         [
-            weight(logprob, engine) * ppo_clip(ratio(logprob), advantage, low, high)
-            for logprob, engine, advantage in zip(logprobs, turn.engine, each, strict=True)
+            weight * ppo_clip(torch.exp(logprob - old), advantage, low, high)
+            for logprob, old, weight, advantage in zip(*each, strict=True)
         ]
-        for turn, logprobs, each in zip(step.turns, step.logprobs, advantages, strict=True)
+        for each in zip(step.logprobs, step.denominators, step.weights, advantages, strict=True)
     ]
 
 
@@ -151,11 +169,11 @@ def gspo(step: PaperStep) -> Tensor:
     """2507.18071, eq. 5 and 7: the ratio (pi(y) / pi_old(y))^(1/|y|) of the whole sequence. The KL, which the paper
     omits, is GRPO's."""
     total = torch.zeros(())
-    for turn, logprobs, reference in zip(step.turns, step.logprobs, step.reference, strict=True):
+    parts = zip(step.turns, step.logprobs, step.denominators, step.weights, step.reference, strict=True)
+    for turn, logprobs, old, weights, reference in parts:
         advantage = standardised(turn.reward, whole_trajectories(step, turn))
-        s = torch.exp((logprobs.sum() - logprobs.sum().detach()) / len(turn.tokens))
-        mean_weight = fmean(weight(lp, e) for lp, e in zip(logprobs, turn.engine, strict=True))
-        total = total + mean_weight * ppo_clip(s, advantage, 3e-4, 4e-4)
+        s = torch.exp((logprobs.sum() - old.sum()) / len(turn.tokens))
+        total = total + fmean(weights) * ppo_clip(s, advantage, 3e-4, 4e-4)
         total = total - step.beta * k3(logprobs, reference).mean()
     return -total / len(step.turns)
 
@@ -163,12 +181,12 @@ def gspo(step: PaperStep) -> Tensor:
 def cispo(step: PaperStep) -> Tensor:
     """2506.13585, eq. 4 and 5: sg(clip(r)) A log pi, over all tokens."""
     objective = []
-    for turn, logprobs in zip(step.turns, step.logprobs, strict=True):
+    for turn, *each in zip(step.turns, step.logprobs, step.denominators, step.weights, strict=True):
         advantage = standardised(turn.reward, whole_trajectories(step, turn))
         objective.append(
             [
-                weight(logprob, engine) * min(ratio(logprob).item(), 5.0) * advantage * logprob
-                for logprob, engine in zip(logprobs, turn.engine, strict=True)
+                weight * min(torch.exp(logprob - old).item(), 5.0) * advantage * logprob
+                for logprob, old, weight in zip(*each, strict=True)
             ]
         )
     return token_mean(step, less_k3(step, objective))
@@ -181,11 +199,11 @@ def rloo(step: PaperStep) -> Tensor:
         log_ratio = sum(turn.engine) - reference.sum().item()
         returns[turn.query][turn.trajectory] -= step.beta * log_ratio
     total = torch.zeros(())
-    for turn, logprobs in zip(step.turns, step.logprobs, strict=True):
+    for turn, logprobs, weights in zip(step.turns, step.logprobs, step.weights, strict=True):
         mine = returns[turn.query][turn.trajectory]
         others = [r for n, r in enumerate(returns[turn.query]) if n != turn.trajectory]
-        for logprob, engine in zip(logprobs, turn.engine, strict=True):
-            total = total + weight(logprob, engine) * (mine - fmean(others)) * logprob
+        for logprob, weight in zip(logprobs, weights, strict=True):
+            total = total + weight * (mine - fmean(others)) * logprob
     return -total / len(step.turns)
 
 
@@ -197,18 +215,25 @@ def normalised(advantages: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[(a - mean) / deviation for a in each] for each in advantages]
 
 
+def those_of(step: PaperStep, advantages: Sequence[list[float]]) -> list[list[float]]:
+    """Returns those for the turns of ``step``, of the ``advantages`` of all turns of the whole step."""
+    of_turn = dict(zip((step.whole or step).turns, advantages, strict=True))
+    return [of_turn[turn] for turn in step.turns]
+
+
 def reinforce_pp(step: PaperStep) -> Tensor:
     """2501.03262, section 3.1: A_t = r - beta sum_{u >= t} KL_u with k1, normalised; PPO's clip."""
-    advantages = []
-    for turn, reference in zip(step.turns, step.reference, strict=True):
+    advantages, whole = [], step.whole or step
+    for turn, reference in zip(whole.turns, whole.reference, strict=True):
         kl = [e - r for e, r in zip(turn.engine, reference.tolist(), strict=True)]
         advantages.append([turn.reward - step.beta * sum(kl[t:]) for t in range(len(kl))])
-    return token_mean(step, clipped_tokens(step, normalised(advantages)))
+    return token_mean(step, clipped_tokens(step, those_of(step, normalised(advantages))))
 
 
 def reinforce_pp_baseline(step: PaperStep) -> Tensor:
     """2501.03262, section 3.2: less the group's mean, normalised; k2 in the loss."""
-    advantages = normalised(group_advantages(step, whole_trajectories, scale=False))
+    whole = group_advantages(step.whole or step, whole_trajectories, scale=False)
+    advantages = those_of(step, normalised(whole))
     objective = [
         [
             value - step.beta * (logprob - reference) ** 2 / 2
@@ -219,12 +244,16 @@ def reinforce_pp_baseline(step: PaperStep) -> Tensor:
     return token_mean(step, objective)
 
 
-def ppo(step: PaperStep, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def ppo(
+    step: PaperStep, values: Sequence[Tensor], old_values: Sequence[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """1707.06347, eq. 7, 9 and 11, with gamma 1 and lambda 0.95, and the reward of 2203.02155, eq. 2: the loss of the
-    policy and that of the critic, whose ``values`` (``[T]`` by turn) have a gradient."""
+    policy and that of the critic, whose ``values`` (``[T]`` by turn) have a gradient. ``old_values``: at the step's
+    start, of which advantages and returns are made; None: ``values``."""
     advantages, squares = [], torch.zeros(())
-    for turn, reference, value in zip(step.turns, step.reference, values, strict=True):
-        v = [*value.tolist(), 0.0]
+    at_start = old_values or values
+    for turn, reference, value, old in zip(step.turns, step.reference, values, at_start, strict=True):
+        v = [*old.tolist(), 0.0]
         length = len(turn.tokens)
         rewards = [-step.beta * (turn.engine[t] - reference[t].item()) for t in range(length)]
         rewards[-1] += turn.reward
@@ -238,7 +267,7 @@ def ppo(step: PaperStep, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def rae(step: PaperStep) -> Tensor:
     """2506.24119, section 3.3: (R - b) log pi, summed over a turn; b of a role is 0 in the first step."""
     total = torch.zeros(())
-    for turn, logprobs, reference in zip(step.turns, step.logprobs, step.reference, strict=True):
-        for logprob, engine, other in zip(logprobs, turn.engine, reference, strict=True):
-            total = total + weight(logprob, engine) * turn.reward * logprob - step.beta * k3(logprob, other)
+    for turn, *each in zip(step.turns, step.logprobs, step.weights, step.reference, strict=True):
+        for logprob, weight, other in zip(*each, strict=True):
+            total = total + weight * turn.reward * logprob - step.beta * k3(logprob, other)
     return -total / len(step.turns)

@@ -95,6 +95,19 @@ class CompletionModel:
             logprobs: Tensor = self._forward(rows, temperatures, truncations)
         return logprobs
 
+    def fixed_logprobs(
+        self,
+        rows: PaddedRows,
+        temperatures: float | Tensor,
+        truncations: Truncations | None,
+        gang: GangRank,
+    ) -> Tensor:
+        """The same without gradient, of a model that is divided over ``gang``."""
+        with torch.no_grad():
+            logprobs = self.logprobs(rows, temperatures, truncations)
+        gang.release(self._forward)
+        return logprobs
+
     def check(self, rows: Sequence[TokenRow]) -> None:
         """Raises ``ValueError`` for rows that ``pad_rows`` or ``logprobs`` would refuse."""
         check_tokens(rows, self.vocab_size)

@@ -106,6 +106,13 @@ class CriticModel:
             values: Tensor = self.model(rows)
         return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
 
+    def fixed_values(self, rows: PaddedRows) -> Tensor:
+        """The same without gradient."""
+        with torch.no_grad():
+            values = self.values(rows)
+        self._gang.release(self.model)
+        return values
+
     def start_from(self, policy: CompletionModel) -> None:
         """Copies the policy's body: at the begin, and again after its SFT."""
         body = own_weights(self.model.body)

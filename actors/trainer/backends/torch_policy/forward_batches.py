@@ -33,10 +33,17 @@ ROUNDING: Final = {"float32": 1e-5, "bfloat16": 1e-2}
 
 @dataclass(frozen=True, slots=True)
 class TrainedSample:
-    """``advantage``: one for all completion tokens, or ``[T]`` float32, one for each."""
+    """``advantage``: one for all completion tokens, or ``[T]`` float32, one for each.
+
+    The rest is of a sample that is trained when the policy has changed since its step began, ``[T]`` float32 each, and
+    None otherwise: ``old_logprobs`` are the log-probabilities of its tokens at the begin, ``returns`` are for a critic.
+    All samples of a call have the same ones.
+    """
 
     sample: Sample
     advantage: float | NDArray[np.float32]
+    old_logprobs: NDArray[np.float32] | None = None
+    returns: NDArray[np.float32] | None = None
 
     @property
     def has_signal(self) -> bool:
@@ -49,7 +56,8 @@ class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
     ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64,
     ``sizes`` the same on the host; ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ.
-    ``truncations``: of all tokens; None if no sample has one. ``idle``: it counts for nothing, and is computed because
+    ``truncations``: of all tokens; None if no sample has one. ``old_logprobs`` and ``returns`` ``[N]`` float32: those
+    of ``TrainedSample``. ``idle``: it counts for nothing, and is computed because
     another rank of the gang has a forward more."""
 
     indices: list[int]
@@ -61,6 +69,8 @@ class Chunk:
     sizes: list[int]
     temperatures: float | Tensor
     truncations: Truncations | None = None
+    old_logprobs: Tensor | None = None
+    returns: Tensor | None = None
     idle: bool = False
 
     def to(self, device: torch.device) -> "Chunk":
@@ -87,6 +97,8 @@ class Chunk:
             lengths=change(self.lengths),
             temperatures=change(temperatures) if isinstance(temperatures, Tensor) else temperatures,
             truncations=None if truncations is None else truncations.with_tensors(change),
+            old_logprobs=None if self.old_logprobs is None else change(self.old_logprobs),
+            returns=None if self.returns is None else change(self.returns),
         )
 
 
@@ -114,6 +126,7 @@ class Chunks:
         self._share, self._groups, self._idle = share, groups, idle
         self._device, self._rounding = device, rounding
         self._packed = packed
+        self._like = trained[0] if trained else None
 
     def __len__(self) -> int:
         return len(self._groups) + self._idle
@@ -125,7 +138,7 @@ class Chunks:
             rows = self._rows.packed(indices) if self._packed else self._rows.padded(indices)
             yield _chunk(samples, numbers, rows, self._rounding).to(self._device)
         for _ in range(self._idle):
-            yield idle_chunk(self._device)
+            yield idle_chunk(self._device, self._like)
 
 
 def make_chunks(
@@ -152,11 +165,15 @@ def make_chunks(
     return Chunks(trained, shares[gang.rank], groups[gang.rank], idle, vocab_size, device, rounding, packed)
 
 
-def idle_chunk(device: torch.device) -> Chunk:
-    """Returns a forward of one token that has no weight. All ranks of a gang must have as many forwards, else their
-    collectives would wait for each other."""
+def idle_chunk(device: torch.device, like: TrainedSample | None = None) -> Chunk:
+    """Returns a forward of one token that has no weight, with the tensors of a forward of samples ``like`` this one.
+    All ranks of a gang must have as many forwards, else their collectives would wait for each other."""
     zero, length = torch.zeros(1), torch.ones(1, dtype=torch.int64)
-    return Chunk([], pad_rows(IDLE_ROWS, 1), zero, zero, zero, length, [1], 1.0, idle=True).to(device)
+    old_logprobs = zero if like is not None and like.old_logprobs is not None else None
+    returns = zero if like is not None and like.returns is not None else None
+    rows = pad_rows(IDLE_ROWS, 1)
+    chunk = Chunk([], rows, zero, zero, zero, length, [1], 1.0, None, old_logprobs, returns, idle=True)
+    return chunk.to(device)
 
 
 def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRows, rounding: float) -> Chunk:
@@ -175,7 +192,14 @@ def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRow
         sizes,
         _temperatures(samples, sizes),
         _truncations(samples, sizes, rounding),
+        _join([row.old_logprobs for row in trained]),
+        _join([row.returns for row in trained]),
     )
+
+
+def _join(rows: Sequence[NDArray[np.float32] | None]) -> Tensor | None:
+    present = [row for row in rows if row is not None]
+    return torch.from_numpy(np.concatenate(present)) if present else None
 
 
 def _temperatures(samples: Sequence[Sample], lengths: Sequence[int]) -> float | Tensor:

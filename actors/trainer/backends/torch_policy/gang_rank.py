@@ -56,6 +56,12 @@ class GangRank:
                 module.set_force_sum_reduction_for_comms(True)
                 module.set_gradient_divide_factor(1.0)
 
+    def release(self, model: nn.Module) -> None:
+        """Frees the parameters that a forward of ``model`` has gathered and no backward will. Otherwise its next
+        forward would compute with them, also behind an optimizer step."""
+        if isinstance(model, FSDPModule):
+            model.reshard()
+
     def rows(self, shape: Sequence[int]) -> Shard:
         """This rank's part of a tensor with ``shape`` that is divided."""
         return shard_of(shape, self.rank, self.size)

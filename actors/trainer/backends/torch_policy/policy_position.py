@@ -7,16 +7,16 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from ....credit.credit_config import CreditConfig
-from ....messages import Sample
 from ....names import AgentName
 from ...objective.role_baselines import RoleBaselines
+from .held_samples import HeldSample
 from .step_totals import StepTotals
 
 
 @dataclass(slots=True)
 class PolicyPosition:
-    """``version`` is the count of optimizer steps; ``totals`` and ``held`` (samples of an algorithm that does not
-    stream) are those of the present step. ``accumulated``: the gradient may be other than zero. ``sft_batches`` since
+    """``version`` is the count of steps; ``totals`` and ``held`` (samples that wait for the step's end) are those of
+    the present one. ``accumulated``: the gradient may be other than zero. ``sft_batches`` since
     the SFT began, 0 if it has ended; ``sft_loss`` of the last. ``non_finite_steps``: in a row, up to the last step.
     ``baselines``: of agents with running means.
     """
@@ -25,7 +25,7 @@ class PolicyPosition:
 
     version: int = 0
     totals: StepTotals = field(default_factory=StepTotals)
-    held: list[Sample] = field(default_factory=list)
+    held: list[HeldSample] = field(default_factory=list)
     accumulated: bool = False
     sft_batches: int = 0
     sft_loss: float = 0.0
@@ -47,7 +47,7 @@ class PolicyPosition:
 
     def plain(self) -> dict[str, Any]:
         """Plain data for MessagePack. Samples lose their declared columns, of which training needs none."""
-        held = [replace(sample, columns={}) for sample in self.held]
+        held = [replace(row, sample=replace(row.sample, columns={})) for row in self.held]
         data: dict[str, Any] = _POSITION.dump_python(replace(self, held=held))
         return data
 

@@ -14,19 +14,21 @@ from ....names import AgentName
 from .forward_batches import TrainedSample
 from .gang_rank import GangRank
 
-_COUNTS: Final = ("trained_tokens", "positions")
+_COUNTS: Final = ("trained_tokens", "compared_tokens", "positions")
 
 
 @dataclass(slots=True)
 class StepTotals:
     """Sums over the micro-batches of this step. ``sums``: by the name of their figure, see ``batch_loss``. ``values``:
-    see ``value_sums``. ``stale``: samples of an older version. ``positions``: of the forwards' inputs. ``agent_tokens``
+    see ``value_sums``. ``stale``: samples of an older version. ``compared_tokens``: those of the trained tokens whose
+    probabilities at the step's begin are known. ``positions``: of the forwards' inputs. ``agent_tokens``
     and ``agent_advantages``: by agent, its tokens and the sum of their ``|advantage|``; the latter empty with a
     critic."""
 
     samples: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    compared_tokens: int = 0
     stale: int = 0
     positions: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class StepTotals:
 
     def figures(self, divisor: int) -> Numbers:
         """The figures that are means. ``divisor``: of the loss."""
-        counts = {"tokens": self.tokens, "trained_tokens": self.trained_tokens, "positions": self.positions}
+        counts = {name: getattr(self, name) for name in ("tokens", *_COUNTS)}
         figures = divide_sums("policy", self.sums, {**counts, "divisor": divisor})
         # The mean of squares is needed for the deviation alone.
         squares = self.sums.get("advantage_squares", 0.0) / max(1, self.tokens)
@@ -116,8 +118,8 @@ class StepTotals:
 
     @property
     def ratio_deviation(self) -> float:
-        """The mean over the trained tokens of ``|ratio - 1|``, between trainer and engine; 0 without tokens."""
-        return self.sums.get("ratio_deviation", 0.0) / max(1, self.trained_tokens)
+        """The mean over the compared tokens of ``|ratio - 1|``, between trainer and engine; 0 without tokens."""
+        return self.sums.get("ratio_deviation", 0.0) / max(1, self.compared_tokens)
 
     @property
     def value_loss(self) -> float:

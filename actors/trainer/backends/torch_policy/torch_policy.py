@@ -1,19 +1,25 @@
 """One policy on one rank with torch and a Hugging Face causal language model.
 
-The gradient of a step is a sum over its completion tokens, accumulated in ``p.grad`` over any number of micro-batches
-in any order, of any of the policy's agents; ``TorchPolicy.optimizer_step`` divides it once by the step's count of
-tokens or sequences. So training while other rollouts still run is the same computation as training after a barrier,
-and the gradient of several agents' samples is that of one batch of all of them.
+The gradient of an update is a sum over its completion tokens, accumulated in ``p.grad`` over any number of
+micro-batches in any order, of any of the policy's agents; ``TorchPolicy.optimizer_step`` divides it once by the
+update's count of tokens or sequences. So training while other rollouts still run is the same computation as training
+after a barrier, and the gradient of several agents' samples is that of one batch of all of them.
 
 An algorithm that does not stream needs the whole step for its first gradient: its samples are held until then. PPO
 streams: its critic steps when the policy does, so within a step a sample's values need that sample alone.
+
+A step has one update, or several: then the samples of the others are held too, see ``held_samples.py``. All updates of
+a step are one call of ``optimizer_step``, so that a policy is never between two of them for anyone else: it is
+suspended, saved and published before or after all of them, and a step that is repeated begins with the first.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,16 +39,25 @@ from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
-from .completion_model import derived_seed, dropout_settings
+from .completion_model import CompletionModel, derived_seed, dropout_settings
 from .critic_model import CriticModel
 from .forward_batches import IDLE_ROWS, ROUNDING, Chunk, Chunks, TrainedSample, make_chunks
 from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank
+from .held_samples import HeldSample, count_tokens, divide_updates, update_of
 from .policy_position import PolicyPosition, read_position
 from .step_totals import StepTotals
 from .trained_models import TrainedModels, copy_into
 
 log = get_logger(__name__)
+
+
+class _Update(NamedTuple):
+    """``divisor``: of its gradient, whose ``norm`` is that before clipping."""
+
+    divisor: int
+    norm: float
+    skipped: bool
 
 
 class TorchPolicy(PolicyBackend):
@@ -151,10 +166,13 @@ class TorchPolicy(PolicyBackend):
         if self._gang.size > 1 or not self._loss.streams:
             self._completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
         if self._loss.streams:
+            updates = self._setup.updates
             with self._named_shortage():
-                self._backward(checked, totals)
+                self._backward([row for row in checked if not update_of(row.sample, updates)], totals)
+                later = [row for row in checked if update_of(row.sample, updates)]
+                self._position.held += map(HeldSample.of, self._at_begin(later))
         else:
-            self._position.held += batch
+            self._position.held += map(HeldSample, batch)
         self._position.baselines.note(self._setup.credit, batch)
         self._position.totals.add(totals)
         return MicroBatchStats(
@@ -177,8 +195,11 @@ class TorchPolicy(PolicyBackend):
         position = self._position
         return checked_samples(batch, self.name, self._setup, position.version, position.baselines)
 
-    def _backward(self, samples: Sequence[TrainedSample], totals: StepTotals) -> None:
-        """Adds the gradient of ``samples``, and their sums to ``totals``."""
+    def _backward(
+        self, samples: Sequence[TrainedSample], totals: StepTotals, *, changed: bool = False
+    ) -> None:
+        """Adds the gradient of ``samples``, and their sums to ``totals``. ``changed``: the policy has, since the step's
+        begin."""
         totals.note_agents(samples, self._critic is None)
         chunks = self._chunks(samples)
         self._position.accumulated |= bool(chunks)
@@ -192,8 +213,13 @@ class TorchPolicy(PolicyBackend):
             if self._critic is not None:
                 advantages = self._backward_values(self._critic, chunk, references, values)
             logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
-            tokens = CompletionTokens(logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references)
+            tokens = CompletionTokens(
+                logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references, chunk.old_logprobs
+            )
             loss, sums = batch_loss(self._loss, tokens)
+            compared = chunk.old_logprobs is not None or not changed
+            if not compared:  # the policy that is there is not the one that generated
+                del sums["ratio_deviation"]
             unsure = None if chunk.truncations is None else chunk.truncations.unsure
             sums["unsure_tokens"] = zero if unsure is None else unsure.sum()
             names = tuple(sums)  # also of an idle chunk: all ranks need the same
@@ -203,6 +229,7 @@ class TorchPolicy(PolicyBackend):
             torch.autograd.backward(loss)
             total = total + torch.stack([value.to(total.dtype) for value in sums.values()])
             totals.trained_tokens += len(chunk.advantages)
+            totals.compared_tokens += len(chunk.advantages) * compared
             totals.positions += chunk.rows.input_ids.numel()
             padding += chunk.rows.padding
         if names:
@@ -214,15 +241,10 @@ class TorchPolicy(PolicyBackend):
     ) -> Tensor:
         """Adds the critic's gradient, and its ``value_sums`` to ``sums``; returns the policy's advantages ``[N]``."""
         values = critic.values(chunk.rows)
-        advantages, returns = critic_advantages(
-            self._loss,
-            chunk.rewards,
-            values.detach(),
-            chunk.lengths,
-            max(chunk.sizes),
-            chunk.engine_logprobs,
-            references,
-        )
+        if chunk.returns is None:
+            advantages, returns = self._critic_advantages(chunk, values.detach(), references)
+        else:
+            advantages, returns = chunk.advantages, chunk.returns
         loss = value_loss(values, returns).sum()
         if chunk.idle:
             torch.autograd.backward(0.0 * loss)
@@ -231,40 +253,94 @@ class TorchPolicy(PolicyBackend):
         sums += value_sums(values, returns)
         return advantages
 
-    def _backward_held(self) -> None:
-        """Adds the gradient of all samples that were held until the step was complete."""
-        samples, self._position.held = self._position.held, []
+    def _critic_advantages(
+        self, chunk: Chunk, values: Tensor, references: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return critic_advantages(
+            self._loss,
+            chunk.rewards,
+            values,
+            chunk.lengths,
+            max(chunk.sizes),
+            chunk.engine_logprobs,
+            references,
+        )
+
+    def _at_begin(self, samples: Sequence[TrainedSample]) -> list[TrainedSample]:
+        """Samples of later updates, with the figures of the policy as it is now, at the step's begin."""
+        trained = [row for row in samples if self._has_gradient(row)]
+        proximal, critic = self._loss.old_policy == "proximal", self._critic
+        if not trained or not (proximal or critic):
+            return list(samples)
+
+        def forward(chunk: Chunk) -> Tensor:
+            columns: list[Tensor] = []
+            if proximal:
+                columns.append(self._fixed_logprobs(self._completions, chunk))
+            if critic is not None:
+                references = self._reference_logprobs(chunk) if self._needs_references else None
+                columns += self._critic_advantages(chunk, critic.fixed_values(chunk.rows), references)
+            return torch.stack([column.float() for column in columns], -1)
+
+        rows = {}
+        for row, figures in zip(trained, self._figures_of(trained, forward), strict=True):
+            columns = list(figures.T.contiguous().numpy())
+            old = columns.pop(0) if proximal else None
+            advantage, returns = columns or (row.advantage, None)
+            rows[row.sample.sample_id] = replace(row, advantage=advantage, old_logprobs=old, returns=returns)
+        return [rows.get(row.sample.sample_id, row) for row in samples]
+
+    def _later_updates(self) -> list[list[TrainedSample]]:
+        """The samples of each update behind the first, whose gradient is there when this returns."""
+        held, self._position.held = self._position.held, []
+        samples = [row.sample for row in held]
+        if not self._loss.streams:
+            return self._backward_held(samples)
+        arrived = self._check_samples(samples)
+        rows = [row.trained(float(checked.advantage)) for row, checked in zip(held, arrived, strict=True)]
+        return divide_updates(rows, self._setup.updates)[1:]
+
+    def _backward_held(self, samples: Sequence[Sample]) -> list[list[TrainedSample]]:
+        """The same if all ``samples`` of the step were held: adds the gradient of the first update."""
         references = self._reference_logprobs_of(samples) if self._loss.penalises_rewards else None
         arrived = [float(row.advantage) for row in self._check_samples(samples)]
         tokens = step_advantages(self._loss, self._setup.credit, samples, arrived, references)
         advantages = tokens.numpy().astype(np.float32)
         ends = np.cumsum([len(sample.tokens) for sample in samples])[:-1]
+        rows = list(map(TrainedSample, samples, np.split(advantages, ends)))
+        first, later = rows, list[list[TrainedSample]]()
+        if self._setup.updates > 1:
+            first, *parts = divide_updates(rows, self._setup.updates)
+            later = [self._at_begin(part) for part in parts]
         totals = StepTotals()
-        self._backward(list(map(TrainedSample, samples, np.split(advantages, ends))), totals)
+        self._backward(first, totals)
         if references is not None:
             totals.sums["kl"] = step_kl(samples, references)
         self._position.totals.add(totals)
+        return later
 
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
-        """See ``PolicyBackend.optimizer_step``: divide by the step's count, clip, AdamW, schedule."""
-        if self._position.held:
-            with self._named_shortage():
-                self._backward_held()
-        totals = self._position.totals
-        divisor = denominator(
-            self._loss.aggregation,
-            tokens=totals.tokens,
-            sequences=totals.samples,
-            constant=self._loss.constant_length,
-        )
+        """See ``PolicyBackend.optimizer_step``: for each update divide by its count, clip, AdamW, schedule."""
+        with self._named_shortage():
+            later = self._later_updates() if self._position.held else []
         position = self._position.version if run_step is None else run_step
         lr = learning_rate(self._setup.optimizer, position, self._total_steps)
-        grad_norm = gradient_norm(self.models.parameters, divisor, self._gang)
-        skipped = self._update(totals, divisor, grad_norm, lr, position)
+        totals = self._position.totals
+        samples = totals.samples - sum(map(len, later))
+        tokens = totals.tokens - sum(map(count_tokens, later))
+        # An update can be without samples if groups were dropped: nothing to step with, not even by the momentum.
+        updates = [self._update(samples, tokens, lr, position)] if samples or not any(later) else []
+        for part in filter(None, later):
+            of_part = StepTotals()
+            with self._named_shortage():
+                self._backward(part, of_part, changed=True)
+            totals.add(of_part)
+            updates.append(self._update(len(part), count_tokens(part), lr, position))
         self._check_deviation(totals)
         self._position.step(self._setup.credit)
-        figures = totals.figures(divisor)
-        figures |= {"grad_norm": grad_norm, "lr": lr, "skipped_updates": int(skipped)}
+        figures = totals.figures(sum(update.divisor for update in updates))
+        figures["grad_norm"] = sum(update.norm for update in updates) / len(updates)
+        figures |= {"lr": lr, "skipped_updates": sum(update.skipped for update in updates)}
         figures["unsure_tokens"] = round(totals.sums.get("unsure_tokens", 0.0))
         if self._critic is not None:
             figures["value_loss"] = totals.value_loss
@@ -273,12 +349,23 @@ class TorchPolicy(PolicyBackend):
         finite = {name: value if math.isfinite(value) else 0.0 for name, value in figures.items()}
         return StepStats(totals.samples, totals.tokens, finite, totals.agent_shares(self._setup.credit))
 
-    def _update(self, totals: StepTotals, divisor: int, grad_norm: float, lr: float, position: int) -> bool:
+    def _update(self, samples: int, tokens: int, lr: float, position: int) -> _Update:
+        """Divides the accumulated gradient, steps policy and critic with it."""
+        divisor = denominator(
+            self._loss.aggregation,
+            tokens=tokens,
+            sequences=samples,
+            constant=self._loss.constant_length,
+        )
+        norm = gradient_norm(self.models.parameters, divisor, self._gang)
+        return _Update(divisor, norm, self._step_models(max(1, tokens), divisor, norm, lr, position))
+
+    def _step_models(self, tokens: int, divisor: int, grad_norm: float, lr: float, position: int) -> bool:
         """Steps policy and critic, and zeroes their gradients; True if the policy's weights stay as they are.
 
-        Raises NonFiniteGradient before anything is touched, unless the step is skipped.
+        Raises NonFiniteGradient before anything is touched, unless the update is skipped.
         """
-        critic, tokens = self._critic, max(1, totals.tokens)
+        critic = self._critic
         critic_norm = critic.gradient_norm(tokens) if critic else 0.0
         if not (math.isfinite(grad_norm) and math.isfinite(critic_norm)):
             self._skip_non_finite(critic_norm if math.isfinite(grad_norm) else grad_norm)
@@ -331,9 +418,10 @@ class TorchPolicy(PolicyBackend):
 
     def _chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
         """The forwards of the samples that have a gradient."""
-        every = self._loss.kl_in_loss or self._critic is not None
-        trained = [row for row in samples if every or row.has_signal]
-        return self._make_chunks(trained)
+        return self._make_chunks([row for row in samples if self._has_gradient(row)])
+
+    def _has_gradient(self, row: TrainedSample) -> bool:
+        return self._loss.kl_in_loss or self._critic is not None or row.has_signal
 
     def _make_chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
         most_tokens = self._setup.torch_trainer.tokens_per_forward
@@ -356,18 +444,31 @@ class TorchPolicy(PolicyBackend):
     def _reference_logprobs(self, chunk: Chunk) -> Tensor:
         """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
         assert self._reference is not None, "it is built if there is a kl_coefficient"
-        with torch.no_grad():
-            return self._reference.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
+        return self._fixed_logprobs(self._reference, chunk)
+
+    def _fixed_logprobs(self, model: CompletionModel, chunk: Chunk) -> Tensor:
+        """The same of any model."""
+        return model.fixed_logprobs(chunk.rows, chunk.temperatures, chunk.truncations, self._gang)
 
     def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
         """The same, sample by sample, on the CPU."""
-        lengths = [len(sample.tokens) for sample in samples]
-        logprobs_of = list(torch.split(torch.zeros(sum(lengths), device=self._device), lengths))
-        for chunk in self._make_chunks([TrainedSample(sample, 0.0) for sample in samples]):
-            logprobs = self._reference_logprobs(chunk)
-            for index, of_sample in zip(chunk.indices, torch.split(logprobs, chunk.sizes), strict=False):
-                logprobs_of[index] = of_sample
-        every = self._gang.sum(torch.cat(logprobs_of))
+        return self._figures_of([TrainedSample(sample, 0.0) for sample in samples], self._reference_logprobs)
+
+    def _figures_of(
+        self, samples: Sequence[TrainedSample], forward: Callable[[Chunk], Tensor]
+    ) -> list[Tensor]:
+        """Figures of the completion tokens, which ``forward`` computes without gradient, ``[N]`` or ``[N, K]`` float32:
+        sample by sample, on the CPU of every rank."""
+        lengths = [len(row.sample.tokens) for row in samples]
+        figures_of: list[Tensor] = [torch.empty(0)] * len(samples)
+        for chunk in self._make_chunks(samples):
+            figures = forward(chunk)
+            for index, of_sample in zip(chunk.indices, torch.split(figures, chunk.sizes), strict=False):
+                figures_of[index] = of_sample
+        for index, length in enumerate(lengths):
+            if not len(figures_of[index]):  # of a sample that another rank has
+                figures_of[index] = figures.new_zeros(length, *figures.shape[1:])
+        every = self._gang.sum(torch.cat(figures_of))
         return list(torch.split(every.cpu(), lengths))
 
     # ----------------------------------------------------------------------- the optimizer

@@ -19,6 +19,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "held": {"name": "reinforce_pp", "kl_coefficient": 0.1},
 }
 SETUPS = {name: gang_setup(algorithm) for name, algorithm in ALGORITHMS.items()} | {
+    "updates": gang_setup({"name": "dapo", "kl_coefficient": 0.1}, updates=2),
+    "updates of a critic": gang_setup({"name": "ppo", "kl_coefficient": 0.1}, updates=2),
+    "updates of held": gang_setup({"name": "reinforce_pp"}, updates=2),
     "tied": gang_setup({"name": "dapo"}, tie_word_embeddings=True),
     "deep": gang_setup({"name": "dapo"}, num_hidden_layers=2, hidden_size=48),
     "recomputed": gang_setup(

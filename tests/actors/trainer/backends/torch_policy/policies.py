@@ -60,15 +60,19 @@ def make_policy(
 
 
 def make_double_policy(
-    name: str, credit: Mapping[AgentName, CreditConfig], loss: LossConfig, reference_scale: float
+    name: str,
+    credit: Mapping[AgentName, CreditConfig],
+    loss: LossConfig,
+    reference_scale: float,
+    **settings: Any,
 ) -> TorchPolicy:
     """The smaller model in double precision, so that only the order of a sum is left to differ. The reference differs
-    from it by the factor ``reference_scale``, and the critic's values are not 0."""
+    from it by the factor ``reference_scale``, and the critic's values are not 0. ``settings``: of the setup."""
     setup = PolicySetup(
         model=ModelConfig(config=SMALLER_MODEL, tokenizer="unused"),
         credit=dict(credit),
         loss=loss,
-        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=1e9),
+        **{"optimizer": OptimizerConfig(lr=1e-2, max_grad_norm=1e9)} | settings,
     )
     policy = TorchPolicy(PolicyName(name), setup, seed=0, total_steps=10)
     policy.model.double()
@@ -102,6 +106,7 @@ def make_samples(seed: int, groups: int = 3, group_size: int = 4, version: int =
                     reward=reward,
                     advantage=advantage(reward, rewards),
                     group_size=group_size,
+                    query_position=group,
                     prompt_tokens=tuple(rng.randrange(16) for _ in range(rng.randrange(1, 9))),
                     tokens=tokens,
                     logprobs=tuple(rng.uniform(-3.2, -2.4) for _ in tokens),

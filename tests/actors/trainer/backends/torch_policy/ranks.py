@@ -51,6 +51,7 @@ def gang_setup(
     trainer: Any = None,
     lora: LoraConfig | None = None,
     publishes_adapter: bool = False,
+    updates: int = 1,
     **model: Any,
 ) -> PolicySetup:
     """A vocabulary of 18: neither two nor four ranks divide it, and a critic's head has one row."""
@@ -61,6 +62,7 @@ def gang_setup(
         optimizer=OptimizerConfig(lr=1e-2, betas=(0.9, 0.95), schedule="linear", weight_decay=0.01),
         lora=lora,
         publishes_adapter=publishes_adapter,
+        updates=updates,
         **({"trainer": trainer} if trainer else {}),
     )
 

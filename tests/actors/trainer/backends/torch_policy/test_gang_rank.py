@@ -63,7 +63,7 @@ def test_any_order_split_and_number_of_ranks_gives_one_gradient_and_one_step(
     rng = random.Random(size)
     first, second = make_samples(size), make_samples(size + 1, version=1)
     expected = train(ALONE, SETUPS[kind], [("accumulate", first), STEP, ("accumulate", second), STEP])
-    assert kind == "held" or any(gradient.any() for gradient in expected.gradients.values())
+    assert "held" in kind or any(gradient.any() for gradient in expected.gradients.values())
     calls = [*cut(rng, first), STEP, *cut(rng, second), STEP]
     found: list[Trained] = ranks.run(size, train, SETUPS[kind], calls)
     assert all(each.results == found[0].results for each in found), "all ranks say the same"

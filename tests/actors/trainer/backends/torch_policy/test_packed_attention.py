@@ -170,7 +170,7 @@ def test_every_algorithm_gets_the_gradient_of_padded_samples(
     for policy in policies:
         called(policy, [*calls_of(samples), *([("step", None)] if name == "held" else [])][:3])
         if policy._position.held:
-            policy._backward_held()
+            policy._later_updates()
     padded, packed = (whole_gradients(policy) for policy in policies)
     assert padded.keys() == packed.keys()
     tensors = [[torch.from_numpy(each[key]).flatten() for key in padded] for each in (packed, padded)]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from flexmarl.actors.credit.algorithms import ALGORITHMS
-from flexmarl.actors.messages import Sample
+from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 
 from ... import papers
 from ...algorithm import Algorithm, algorithm, as_closed
@@ -35,8 +37,10 @@ LOSSES: dict[str, Callable[[PaperStep], Tensor]] = {
 }
 
 
-def make_policy(of: Algorithm) -> TorchPolicy:
-    return make_double_policy("solver", {SOLVER: of.credit}, of.loss.with_constant_length(LONGEST), 1.2)
+def make_policy(of: Algorithm, **settings: Any) -> TorchPolicy:
+    loss = of.loss.with_constant_length(LONGEST)
+    optimizer = OptimizerConfig(max_grad_norm=1e9, zero_gradient="step")
+    return make_double_policy("solver", {SOLVER: of.credit}, loss, 1.2, optimizer=optimizer, **settings)
 
 
 def logprobs_of(model: Any, turn: PaperTurn) -> Tensor:
@@ -53,12 +57,14 @@ def values_of(critic: Any, turn: PaperTurn) -> Tensor:
     return values
 
 
-def make_turns(seed: int, model: Any) -> tuple[list[PaperTurn], list[list[float]]]:
-    """Groups of 2, 3 and 5 trajectories with one to three turns of 1 to 8 tokens, and their rewards. The engine's
+def make_turns(
+    seed: int, model: Any, sizes: Sequence[int] = (2, 3, 5)
+) -> tuple[list[PaperTurn], list[list[float]]]:
+    """Groups of ``sizes`` trajectories with one to three turns of 1 to 8 tokens, and their rewards. The engine's
     probabilities differ by up to a factor of 3."""
     rng = random.Random(seed)
     turns, rewards = [], []
-    for query, size in enumerate((2, 3, 5)):
+    for query, size in enumerate(sizes):
         rewards.append([0.0, 1.0, *(rng.choice((0.0, 0.5, 1.0)) for _ in range(size - 2))])
         for trajectory, reward in enumerate(rewards[-1]):
             for number in range(rng.randint(1, 3)):
@@ -71,14 +77,16 @@ def make_turns(seed: int, model: Any) -> tuple[list[PaperTurn], list[list[float]
     return turns, rewards
 
 
-def samples_of(turns: Sequence[PaperTurn], rewards: Sequence[Sequence[float]], of: Algorithm) -> list[Sample]:
+def samples_of(
+    turns: Sequence[PaperTurn], rewards: Sequence[Sequence[float]], of: Algorithm, version: int = 0
+) -> list[Sample]:
     """As the rollout sends them when the groups close."""
     samples = []
     for query in range(len(rewards)):
         group = [
             Sample(
-                f"1:q{query}_{turn.number}_{turn.trajectory}", SOLVER, 1, 0, f"1:q{query}", turn.reward,
-                0.0, turn.prompt, turn.tokens, turn.engine,
+                f"1:q{query}_{turn.number}_{turn.trajectory}", SOLVER, 1, version, f"1:q{query}", turn.reward,
+                0.0, turn.prompt, turn.tokens, turn.engine, query_position=query,
             )
             for turn in turns if turn.query == query
         ]  # fmt: skip
@@ -86,31 +94,47 @@ def samples_of(turns: Sequence[PaperTurn], rewards: Sequence[Sequence[float]], o
     return samples
 
 
-def stepped_gradients(
-    policy: TorchPolicy, samples: Sequence[Sample], seed: int, monkeypatch: pytest.MonkeyPatch
-) -> list[Tensor]:
-    """The gradients that policy and critic step with, from micro-batches of 1 to 7 samples in random order."""
+@dataclass
+class Update:
+    """``gradients``: that the policy and the critic step with. ``before``: their weights before the step."""
+
+    gradients: list[Tensor]
+    before: list[list[Tensor]]
+
+
+def train(policy: TorchPolicy, samples: Sequence[Sample], seed: int) -> None:
+    """Accumulates micro-batches of 1 to 7 samples in random order."""
     rng = random.Random(seed)
     mixed = rng.sample(list(samples), len(samples))
     while mixed:
         size = rng.randint(1, 7)
         policy.accumulate(mixed[:size])
         mixed = mixed[size:]
+
+
+def stepped_updates(policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Update], StepStats]:
+    """Takes a step; returns its updates."""
     critic = policy._critic
-    found: list[Tensor] = []
-    for model, optimizer in [
-        *([(critic.model, critic._optimizer)] if critic else []),
+    updates: list[Update] = []
+    trained = [
         (policy.model, policy._optimizer),
-    ]:
+        *([(critic.model, critic._optimizer)] if critic else []),
+    ]
+    for model, optimizer in trained:
 
         def noted(model: torch.nn.Module = model) -> None:
-            found.append(
-                torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
-            )
+            first = model is trained[-1][0]  # the critic steps before the policy
+            if first:
+                updates.append(Update([], [[p.detach().clone() for p in m.parameters()] for m, _ in trained]))
+            gradient = [p.grad.flatten().clone() for p in model.parameters() if p.grad is not None]
+            updates[-1].gradients.insert(0, torch.cat(gradient))
+            for parameter in model.parameters():
+                if parameter.grad is not None:  # about Adam's first step; its moments are in single precision
+                    parameter.data -= 0.01 * parameter.grad.sign()
 
         monkeypatch.setattr(optimizer, "step", noted)
-    policy.optimizer_step()
-    return found[::-1]
+    stats = policy.optimizer_step()
+    return updates, stats
 
 
 def gradient_of(loss: Tensor, model: torch.nn.Module) -> Tensor:
@@ -129,26 +153,82 @@ def test_the_gradient_of_a_step_is_the_papers(
     of = algorithm(
         name=name, kl_coefficient=beta, **({"critic": {"max_grad_norm": 1e9}} if name == "ppo" else {})
     )
-    policy, plain = make_policy(of), make_policy(of)
-    turns, rewards = make_turns(3, plain.model)
+    check_gradients(of, 1, (2, 3, 5), "strict", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("updates", "mode", "old_policy", "beta"),
+    [
+        (1, "async", "behaviour", 0.0),
+        (2, "strict", "proximal", 0.0),
+        (4, "sync", "proximal", 0.1),
+        (4, "async", "proximal", 0.0),
+        (2, "async", "behaviour", 0.1),
+        (4, "strict", "behaviour", 0.0),
+    ],
+)
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.surrogate != "reinforce"])
+def test_the_gradient_of_every_update_is_the_papers_with_its_clip(
+    name: str, updates: int, mode: str, old_policy: str, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    critic = {"critic": {"max_grad_norm": 1e9}} if name == "ppo" else {}
+    of = algorithm(name=name, kl_coefficient=beta, old_policy=old_policy, **critic)
+    stats = check_gradients(of, updates, (2, 3, 5, 2, 4), mode, monkeypatch)
+    deviation = stats.figures["old_ratio_deviation"]
+    assert deviation > 1e-2, "the ratio is not 1"
+    # The bound of cispo is 5, and the engine's probabilities differ by a factor of 3.
+    if name != "cispo" or updates > 1:
+        assert stats.figures["clip_fraction"] > (0.0 if name == "cispo" else 0.05)
+
+
+def check_gradients(
+    of: Algorithm, updates: int, sizes: Sequence[int], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> StepStats:
+    """Groups of ``sizes`` trajectories. Under ``async`` the samples are a version old, and under ``sync`` one
+    micro-batch."""
+    version, max_staleness = (-1, 1) if mode == "async" else (0, 0)
+    policy = make_policy(of, updates=updates, max_staleness=max_staleness)
+    plain = make_policy(of)
+    turns, rewards = make_turns(3, plain.model, sizes)
     assert len({len(turn.tokens) for turn in turns}) > 3 and len({turn.number for turn in turns}) == 3
-    found = stepped_gradients(policy, samples_of(turns, rewards, of), 3, monkeypatch)
+    samples = samples_of(turns, rewards, of, version)
+    if mode == "sync":
+        policy.accumulate(samples)
+    else:
+        train(policy, samples, 3)
+    stepped, stats = stepped_updates(policy, monkeypatch)
+    assert len(stepped) == updates
 
     reference = plain._reference.model if plain._reference is not None else plain.model
-    step = PaperStep(
-        turns,
-        [logprobs_of(plain.model, turn) for turn in turns],
-        [logprobs_of(reference, turn).detach() for turn in turns],
-        rewards,
-        beta,
+    references = {turn: logprobs_of(reference, turn).detach() for turn in turns}
+    start = {turn: logprobs_of(plain.model, turn).detach() for turn in turns}
+    whole = PaperStep(
+        turns, [*start.values()], [*references.values()], rewards, of.loss.kl_coefficient, [*start.values()]
     )
-    if plain._critic is not None:
-        critic = plain._critic.model
-        losses = papers.ppo(step, [values_of(critic, turn) for turn in turns])
-        expected = [gradient_of(losses[0], plain.model), gradient_of(losses[1], critic)]
-    else:
-        expected = [gradient_of(LOSSES[name](step), plain.model)]
-
-    for ours, theirs in zip(found, expected, strict=True):
-        assert theirs.norm() > 1e-3
-        assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+    critic = None if plain._critic is None else plain._critic.model
+    old_values = {} if critic is None else {turn: values_of(critic, turn).detach() for turn in turns}
+    for number, update in enumerate(stepped):
+        for model, weights in zip(filter(None, (plain.model, critic)), update.before, strict=True):
+            for parameter, weight in zip(model.parameters(), weights, strict=True):
+                parameter.data.copy_(weight)
+        of_update = [turn for turn in turns if turn.query % updates == number]
+        step = replace(
+            whole,
+            turns=of_update,
+            logprobs=[logprobs_of(plain.model, turn) for turn in of_update],
+            reference=[references[turn] for turn in of_update],
+            old=[start[turn] for turn in of_update],
+            behaviour=of.loss.old_policy == "behaviour",
+            whole=whole,
+        )
+        if critic is not None:
+            values = [values_of(critic, turn) for turn in of_update]
+            losses = papers.ppo(step, values, [old_values[turn] for turn in of_update])
+            expected = [gradient_of(losses[0], plain.model), gradient_of(losses[1], critic)]
+        else:
+            expected = [gradient_of(LOSSES[of.loss.name](step), plain.model)]
+        for ours, theirs in zip(update.gradients, expected, strict=True):
+            # All sequences of gspo can be beyond its clip.
+            assert theirs.norm() > 1e-3 or (of.loss.name == "gspo" and number and not theirs.any())
+            assert float((ours - theirs).norm()) <= 1e-5 * float(theirs.norm())
+    return stats
