@@ -183,6 +183,18 @@ class StateTooLarge(FlexmarlError):
         self.slot_bytes = slot_bytes
 
 
+class FetchNotStopped(FlexmarlError):
+    """A policy's state was being fetched from a slot that was lost, and the fetch did not end after it was stopped."""
+
+    def __init__(self, policy: str, timeout_s: float) -> None:
+        super().__init__(
+            f"the fetch of a state of policy {policy} was stopped, as its slot was lost, and still writes to the "
+            f"host's memory after {timeout_s:g} s; the policy can't be loaded beside it. Resume the run"
+        )
+        self.policy = policy
+        self.timeout_s = timeout_s
+
+
 class UnequalSlots(FlexmarlError):
     """The slot workers of a training pool have different versions of PyTorch. ``versions``: by slot."""
 

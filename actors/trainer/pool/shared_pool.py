@@ -160,9 +160,9 @@ class SharedPool(TrainingPool, SlotListener):
         return self._moves.records[policy].take(self._decider.seconds(policy))
 
     def waits(self) -> list[Wait]:
-        """The computations under way, and policies that wait for slots."""
+        """The computations under way, policies that wait for slots, and moves that wait for others."""
         now = self._clock()
-        waits = []
+        waits = self._moves.waits()
         for policy, work in self._work.items():
             if work.running is not None and (gang := self._gangs.get(policy)) is not None:
                 what = f"{work.running.name} of {policy} on {', '.join(gang.slots)}"

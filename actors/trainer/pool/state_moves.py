@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ....core.base.task_groups import first_error
+from ....core.waits import OpenWaits, Wait
 from ....transport.errors import TransportError
 from ....transport.state import StateTransport
-from ...errors import StateTooLarge
+from ...errors import FetchNotStopped, StateTooLarge
 from ...messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes
 from ...names import PolicyName
 from ...run_events import PolicyResumed, PolicySuspended, RunEvent
@@ -21,6 +22,8 @@ from .pool_slots import HostedGang, PoolSlots
 
 # A call that computes with a lost rank fails at once, unless the gang has not met yet.
 _TORN_TIMEOUT_S: Final = 5.0
+# A copy is stopped between two of its pieces, and a disk or a network may be slow with one.
+_STOP_TIMEOUT_S: Final = 120.0
 _NOTHING: Final = Moved(0, "none")
 
 T = TypeVar("T")
@@ -49,6 +52,7 @@ class StateMoves:
         self._clock = clock
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
+        self._waits = OpenWaits()
         self._taking: dict[PolicyName, asyncio.Task[Any]] = {}
         """States that are being fetched into the host's memory."""
 
@@ -77,8 +81,7 @@ class StateMoves:
         """Has the gang ready to compute, built if it is the first time."""
         if gang.is_loaded:
             return
-        if (fetching := self._taking.pop(policy, None)) is not None:
-            await asyncio.wait([fetching])  # it was stopped; it writes where this gang's state will be set
+        await self._wait_stopped(policy)
 
         def resume(slot: SlotApi, life: str, rank: int, state: HostState) -> Awaitable[Moved]:
             return slot.resume(life, policy, gang.places[rank], state)
@@ -98,6 +101,21 @@ class StateMoves:
         else:
             await self._resume(policy, gang, reason, resume)
         gang.is_loaded = True
+
+    async def _wait_stopped(self, policy: PolicyName) -> None:
+        """Returns when a fetch of the policy that was stopped has ended: it writes where the next state will be set.
+        Raises FetchNotStopped."""
+        if (fetching := self._taking.get(policy)) is None:
+            return
+        with self._waits.open(f"the end of a fetch of {policy} from a slot that was lost"):
+            done, _ = await asyncio.wait([fetching], timeout=_STOP_TIMEOUT_S)
+        if not done:
+            raise FetchNotStopped(policy, _STOP_TIMEOUT_S)
+        self._taking.pop(policy)
+
+    def waits(self) -> list[Wait]:
+        """See ``Actor.waits``: the moves that wait for others to end."""
+        return self._waits.current()
 
     async def _resume(self, policy: PolicyName, gang: HostedGang, reason: str, call: StateCall) -> None:
         """Has each rank's state copied to its slot by ``call``, and reports it."""

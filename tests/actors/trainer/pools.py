@@ -149,9 +149,10 @@ class Listener(Actor):
 
 @dataclass
 class House:
-    """``trainer`` with all that it needs. ``time``: of the virtual clock."""
+    """``trainer``, the reference to ``actor``, with all that it needs."""
 
     folder: Path
+    actor: Trainer
     trainer: TrainerApi
     store: Store
     writer: ExperienceWriter
@@ -228,7 +229,8 @@ async def house(
             console: ActorRef[Any] = await system.add(listener, "console")
             pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")
         whole = TrainerSetup(*trained, store_ref, shared / "store", pool=pool)
-        trainer = (await system.add(Trainer(whole), "trainer")).within(1e6)
+        actor = Trainer(whole)
+        trainer = (await system.add(actor, "trainer")).within(1e6)
         writer = ExperienceWriter(store_ref, "tests", segment_directories(shared, shared / "store"))
-        yield House(folder, trainer, store, writer, fate, slots, listener)
+        yield House(folder, actor, trainer, store, writer, fate, slots, listener)
         writer.close()

@@ -237,6 +237,52 @@ def test_a_fetch_from_a_host_that_is_cut_off_ends_before_the_policy_is_bound_aga
     assert ends.count("stopped") == 1
 
 
+def test_a_fetch_that_does_not_stop_ends_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = RankMemory.take
+    stopped, released = asyncio.Event(), asyncio.Event()
+    waits: list[str] = []
+
+    async def main() -> None:
+        async with house(tmp_path, POLICIES, SharedPoolConfig(slots=1)) as home:
+
+            async def hang(self: RankMemory, handle: StateHandle, lent: LentMemory) -> StateHandle:
+                if handle.version == 0:
+                    return await take(self, handle, lent)
+                home.slots[0].die()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    stopped.set()
+                    await released.wait()
+                raise AssertionError("it is cancelled")
+
+            async def note_waits() -> None:
+                await stopped.wait()
+                while not waits:
+                    await asyncio.sleep(1.0)
+                    waits.extend(wait.text for wait in home.actor.waits() if "fetch" in wait.text)
+
+            monkeypatch.setattr(RankMemory, "take", hang)
+            await home.put(SOLVER, 1, 3)
+            noting = asyncio.create_task(note_waits())
+            try:
+                async with asyncio.timeout(10_000):
+                    await home.trainer.publish(SOLVER)
+                    with pytest.raises(
+                        FlexmarlError, match="fetch of a state of policy solver.* after 120 s.*Resume"
+                    ):
+                        await home.step(SOLVER, 1, [2, 1])
+                        await home.trainer.save(SOLVER, str(tmp_path / "saved"))
+            finally:
+                released.set()
+                await noting
+
+    virtual_time.run(main())
+    assert waits == ["the end of a fetch of solver from a slot that was lost"]
+
+
 def test_gangs_that_take_turns_learn_the_same(tmp_path: Path, undisturbed: dict[PolicyName, Any]) -> None:
     fate = Fate()
     assert run(tmp_path, SharedPoolConfig(slots=3), fate, policies=GANGS) == undisturbed
