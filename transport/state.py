@@ -410,12 +410,16 @@ class StateTransport:
             file_bytes(size_bytes), lambda stop: self._arena.reserve(size_bytes, states, share)
         )
 
-    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
-        """Lends two blocks of this process, each of ``size_bytes`` or a little more, with all their pages, for
-        ``set`` in other processes of the host. A state that one of those has set stays readable after its end; a state
-        that it was setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
+    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+        """Lends a block of this process, of ``size_bytes`` or a little more, with all its pages, for ``set`` in other
+        processes of the host. A state that one of those has set stays readable after its end; a state that it was
+        setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
         self._check_open()
         return await self._host.lend(key, size_bytes)
+
+    def is_used(self, lent: LentMemory) -> bool:
+        """True while another process, or the door to other hosts, reads or writes the memory."""
+        return self._host.is_used(lent)
 
     async def take(self, handle: StateHandle, lent: LentMemory, timeout_s: float = 60.0) -> StateHandle:
         """The handle of a state that was set with ``lent``, memory of this process, now that it lies there: it is
@@ -431,24 +435,22 @@ class StateTransport:
             Transfer.of(wanted, timeout_s), choice, self._host.take(wanted, lent)
         )
 
-    def take_back(self, pair: Sequence[LentMemory]) -> None:
-        """Frees the pieces of a ``lend``. The states in them are gone. Does nothing for pieces that were freed."""
-        self._host.take_back(pair)
+    def take_back(self, lent: Sequence[LentMemory]) -> None:
+        """Frees memory that was lent. The states in it are gone. Does nothing for memory that was freed."""
+        self._host.take_back(lent)
 
-    async def store_away(self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path) -> None:
-        """Writes the states in ``used``, one piece of the pair or both, to a new file, and frees the pair. Raises
-        OSError, and the memory is as before then; TransportClosed."""
+    async def store_away(self, lent: Sequence[LentMemory], file: Path) -> None:
+        """Writes the states in ``lent`` to a new file, and frees the memory. Raises OSError, and the memory is as
+        before then; TransportClosed."""
         self._check_open()
-        await self._host.store_away(pair, used, file)
+        await self._host.store_away(lent, file)
 
-    async def bring_back(
-        self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path
-    ) -> tuple[LentMemory, LentMemory]:
-        """Lends memory again, in the order of ``pair``, with the states of ``used`` that ``store_away`` has written,
-        and removes the file. Handles of these states are valid again once they have ``moved``. Raises OSError and
-        ArenaSpace, and the file is as before then; TransportClosed."""
+    async def bring_back(self, lent: Sequence[LentMemory], file: Path) -> list[LentMemory]:
+        """Lends memory again, in the order of ``lent``, with the states that ``store_away`` has written, and removes
+        the file. Handles of these states are valid again once they have ``moved``. Raises OSError and ArenaSpace, and
+        the file is as before then; TransportClosed."""
         self._check_open()
-        return await self._host.bring_back(pair, used, file)
+        return await self._host.bring_back(lent, file)
 
     def chosen(self, key: str) -> Chosen | None:
         """The path that the last Get of ``key`` took, and the reason; None before the first."""

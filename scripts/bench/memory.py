@@ -9,27 +9,32 @@ The keys of the result; lists have a number for each rank:
     publish_peak_bytes        while weights are gathered, with the state
     whole_model_share         the largest part of the model that one rank had beyond its own rows, of all phases
     shares                    the same of each phase
-    host_bytes_per_parameter  memory of the host that a shared pool lends to the policy
+    host_bytes_per_parameter  memory of the host for the policy, suspended between two steps, with its published weights
+    host_bytes                the same while it is suspended in mid-step, and while a newer state is copied; and the
+                              published weights alone
     parameters, goals, machine, settings
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from flexmarl.actors.messages import StateBytes
+from flexmarl.actors.messages import BaseState, Moved, StateBytes, Suspended
 from flexmarl.actors.trainer.pool.host_memory import RankMemory
+from flexmarl.actors.trainer.pool.spare_memory import SpareMemory
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
 from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.transport.handle import LentMemory, StateHandle
 
 from .memory_peaks import MemoryPeaks, measure_memory
 
@@ -62,21 +67,51 @@ class _CountedMemory:
     """Stands for the transport that lends memory: counts bytes."""
 
     lent_bytes: int = 0
-    keys: list[str] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
 
-    async def lend(self, key: str, size_bytes: int) -> tuple[None, None]:
-        self.keys.append(key)
-        self.lent_bytes += 2 * size_bytes
-        return None, None
+    async def lend(self, key: str, size_bytes: int) -> LentMemory:
+        self.lent_bytes += size_bytes
+        return LentMemory("process", f"{key}-{next(self.numbers)}", size_bytes, "node")
+
+    def is_used(self, lent: LentMemory) -> bool:
+        return False
+
+    def take_back(self, lent: Sequence[LentMemory]) -> None:
+        self.lent_bytes -= sum(piece.size_bytes for piece in lent)
 
 
-async def host_bytes(ranks: Sequence[StateBytes]) -> int:
-    """The bytes that a shared pool lends for a state with these ranks."""
+@dataclass(frozen=True, slots=True)
+class HostBytes:
+    """Bytes of the host's memory for a state. ``at_rest``: suspended between two steps, ``in_step``: with a gradient;
+    ``peak``: while a newer state is copied. ``published``: the weights, a part of each."""
+
+    at_rest: int
+    in_step: int
+    peak: int
+    published: int
+
+
+async def host_bytes(ranks: Sequence[StateBytes]) -> HostBytes:
+    """The bytes that a shared pool lends for a state with these ranks, the only one."""
     memory: Any = _CountedMemory()
-    for number, needed in enumerate(ranks):
-        await RankMemory(memory, f"policy-{number}", needed).for_base()
-    lent: int = memory.lent_bytes
-    return lent
+    spare = SpareMemory(memory)
+    states = [RankMemory(memory, spare, f"policy-{number}", needed) for number, needed in enumerate(ranks)]
+    peak = 0
+    for version in (1, 2):
+        weights = [_state_in(await state.for_weights(), version) for state in states]
+        rests = [_state_in(await state.for_rest(), version) for state in states]
+        peak = max(peak, memory.lent_bytes)
+        for state, *handles in zip(states, weights, rests, strict=True):
+            state.base_was_set(BaseState(handles[0], False, handles[1], {}))
+    at_rest = memory.lent_bytes - spare.size_bytes
+    for state in states:
+        state.was_suspended(Suspended(_state_in(await state.for_step(), 2), {}, Moved(0, "none")))
+    in_step = memory.lent_bytes - spare.size_bytes
+    return HostBytes(at_rest, in_step, peak, 2 * sum(needed.weights for needed in ranks))
+
+
+def _state_in(lent: LentMemory, version: int) -> StateHandle:
+    return StateHandle("policy", version, 0, 0, (), lent.sources(2 * version))
 
 
 async def measure(options: Options, report: Callable[[str], None]) -> dict[str, Any]:
@@ -84,14 +119,20 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     described = await machine.describe()
     report(f"{options.ranks} ranks")
     peaks: MemoryPeaks = await asyncio.to_thread(measure_memory, options.model(), options.ranks)
+    # Without the gaps behind tensors of one number, which are less than 1/100 of a byte.
+    host = {
+        name: round(size_bytes / peaks.parameters, 2)
+        for name, size_bytes in asdict(await host_bytes(peaks.state_bytes)).items()
+    }
     figures = {
         "whole_model_share": max(peaks.shares.values()),
-        "host_bytes_per_parameter": await host_bytes(peaks.state_bytes) / peaks.parameters,
+        "host_bytes_per_parameter": host["at_rest"],
     }
     return {
         **{key: rounded(value) for key, value in figures.items()},
         **{f"{phase}_peak_bytes": getattr(peaks, f"{phase}_peak_bytes") for phase in _PHASES},
         "shares": {phase: rounded(share) for phase, share in peaks.shares.items()},
+        "host_bytes": host,
         "parameters": peaks.parameters,
         "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "machine": described,
@@ -101,6 +142,13 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(goals_table("a policy on several ranks", result["goals"], "bound"))
+    host = result["host_bytes"]
+    console.print(
+        Text(
+            f"host: {host['at_rest']:.2f} bytes for each parameter, {host['published']:.2f} of them published weights; "
+            f"in mid-step {host['in_step']:.2f}, while a newer state is copied {host['peak']:.2f}"
+        )
+    )
     for phase in _PHASES:
         most = max(result[f"{phase}_peak_bytes"]) / result["parameters"]
         console.print(

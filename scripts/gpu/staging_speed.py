@@ -163,7 +163,7 @@ class Staged:
         lender = await StateTransport(Path(side.directory)).__aenter__()
         staged = cls(transport, lender, tensors)
         began = time.perf_counter()
-        staged._lent, _ = await lender.lend("solver", size_bytes + (1 << 20))
+        staged._lent = await lender.lend("solver", size_bytes + (1 << 20))
         staged.lend_s = time.perf_counter() - began
         return staged
 

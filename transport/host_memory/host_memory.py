@@ -202,14 +202,13 @@ class HostMemory(Memory[Any]):
 
     # ----------------------------------------------------------------------- lent memory
 
-    async def lend(self, key: str, size_bytes: int) -> tuple[LentMemory, LentMemory]:
+    async def lend(self, key: str, size_bytes: int) -> LentMemory:
         """See ``StateTransport.lend``. The memory is reserved by a thread: that takes a while."""
 
-        def work(stop: threading.Event) -> list[Block]:
-            blocks = self._take_blocks(self._arena.take, key, [size_bytes] * 2)
-            for block in blocks:
-                populate(block, self._workers.share)
-            return blocks
+        def work(stop: threading.Event) -> Block:
+            (block,) = self._take_blocks(self._arena.take, key, [size_bytes])
+            populate(block, self._workers.share)
+            return block
 
         return self._register_lent(await self._workers.run(file_bytes(size_bytes), work))
 
@@ -225,17 +224,19 @@ class HostMemory(Memory[Any]):
             raise
         return blocks
 
-    def _register_lent(self, blocks: Sequence[Block]) -> tuple[LentMemory, LentMemory]:
-        for block in blocks:
-            self._lent[block.name] = block
-            self._mapped[block.name] = MappedBlock(block)
-        place = self._place
-        memory = [LentMemory(place.process, block.name, block.capacity, place.node) for block in blocks]
-        if self._remote is not None:
-            door = self._open_door()
-            memory = [replace(lent, address=door.address, encrypted=door.encrypted) for lent in memory]
-        first, second = memory
-        return first, second
+    def _register_lent(self, block: Block) -> LentMemory:
+        self._lent[block.name] = block
+        self._mapped[block.name] = MappedBlock(block)
+        lent = LentMemory(self._place.process, block.name, block.capacity, self._place.node)
+        if self._remote is None:
+            return lent
+        door = self._open_door()
+        return replace(lent, address=door.address, encrypted=door.encrypted)
+
+    def is_used(self, lent: LentMemory) -> bool:
+        """See ``StateTransport.is_used``."""
+        block = self._lent.get(lent.block)
+        return block is not None and block.in_use
 
     async def take(self, request: ReadRequest[TcpSource], lent: LentMemory) -> StateHandle:
         """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
@@ -253,29 +254,26 @@ class HostMemory(Memory[Any]):
         _, generation = await self._remote.fetch(request, begin)
         return replace(handle, sources=lent.sources(generation))
 
-    def take_back(self, pair: Sequence[LentMemory]) -> None:
+    def take_back(self, lent: Sequence[LentMemory]) -> None:
         """Processes that have mapped it keep its memory until they forget it."""
-        for lent in pair:
-            if block := self._lent.pop(lent.block, None):
+        for piece in lent:
+            if block := self._lent.pop(piece.block, None):
                 self._give_back(block)
 
-    async def store_away(self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path) -> None:
+    async def store_away(self, lent: Sequence[LentMemory], file: Path) -> None:
         """See ``StateTransport.store_away``."""
-        blocks = [self._lent[lent.block] for lent in used]
+        blocks = [self._lent[piece.block] for piece in lent]
         size_bytes = sum(len(block.memory) for block in blocks)
         await self._workers.run(size_bytes, lambda stop: lent_files.write(blocks, file, stop))
-        self.take_back(pair)
+        self.take_back(lent)
 
-    async def bring_back(
-        self, pair: Sequence[LentMemory], used: Sequence[LentMemory], file: Path
-    ) -> tuple[LentMemory, LentMemory]:
+    async def bring_back(self, lent: Sequence[LentMemory], file: Path) -> list[LentMemory]:
         """See ``StateTransport.bring_back``."""
 
         def work(stop: threading.Event) -> list[Block]:
-            blocks = self._take_blocks(self._arena.make, file.stem, [lent.size_bytes for lent in pair])
-            again = [block for block, lent in zip(blocks, pair, strict=True) if lent in used]
+            blocks = self._take_blocks(self._arena.make, file.stem, [piece.size_bytes for piece in lent])
             try:
-                lent_files.read(file, again, stop)
+                lent_files.read(file, blocks, stop)
             except BaseException:
                 for block in blocks:
                     self._arena.give_back(block)
@@ -283,8 +281,8 @@ class HostMemory(Memory[Any]):
             file.unlink()
             return blocks
 
-        size_bytes = sum(lent.size_bytes for lent in pair)
-        return self._register_lent(await self._workers.run(size_bytes, work))
+        size_bytes = sum(piece.size_bytes for piece in lent)
+        return [self._register_lent(block) for block in await self._workers.run(size_bytes, work)]
 
     def _copies_after(
         self, kind: TensorKind[Any], point: DeviceEvent | None = None

@@ -1,11 +1,23 @@
 """The memory of the trainer's process for the training states of a shared pool: it outlives the slot workers.
 
-    weights   two pieces, written in turn: the two newest versions, as they are published
-    rest      two pieces, written in turn: the base part that the last optimizer step left lies in one. The other takes
-              the step part of a suspended policy, which is read before the next base part is written there
+A state lies here once. Per policy, with its bytes for a parameter in bfloat16 over float32 (of one rank in float32:
+weights 2 x 4, rest 8, step 4):
 
-Under pressure the second pair of a suspended policy goes to a file, and comes back before the policy is resumed. So a
-slot worker that dies at any moment leaves either the whole old or the whole new base part.
+    weights   2 x 2    two pieces, written in turn: the two newest versions, as they are published
+    rest          12   one piece: the base part that the last optimizer step left
+    step           4   one piece from a suspension in mid-step to the end of that step
+
+    optimizer step     a spare piece ----> the newer rest          the state is the older rest, whole
+    all ranks' newer rests are whole       the state is the newer; the older rest's piece and the step's are spare
+    suspension         a spare piece ----> the step part
+    a slot is lost     the state is the rest, its step part is forgotten; a newer rest that is not whole is written
+                       again, to the same piece
+
+Spare pieces are those of all policies together (``spare_memory.py``), and states are copied one after the other
+(``state_moves.py``): the peak is once the states of all policies, and once the rest of the largest.
+
+Under pressure the rest and the step part of a suspended policy go to a file, and come back before the policy is
+resumed. So a slot worker that dies at any moment leaves either the whole old or the whole new base part.
 """
 
 import asyncio
@@ -15,10 +27,12 @@ from pathlib import Path
 from typing import Final
 
 from ....core.telemetry import get_logger
+from ....transport.errors import ArenaSpace
 from ....transport.handle import LentMemory, StateHandle
 from ....transport.state import StateTransport
 from ...messages import BaseState, HostState, StateBytes, Suspended
 from ...names import PolicyName
+from .spare_memory import SpareMemory
 
 Pair = tuple[LentMemory, LentMemory]
 TRANSFER_TIMEOUT_S: Final = 3600.0
@@ -29,81 +43,95 @@ log = get_logger(__name__)
 class RankMemory:
     """The memory of one rank of a policy. ``state``: the whole state in it; None before the first."""
 
-    def __init__(self, transport: StateTransport, key: str, needed: StateBytes) -> None:
+    def __init__(self, transport: StateTransport, spare: SpareMemory, key: str, needed: StateBytes) -> None:
         """``key``: names the policy and the rank. ``needed``: bytes of the parts."""
         self.state: HostState | None = None
         self.needed = needed
-        self._transport = transport
+        self._transport, self._spare = transport, spare
         self._key = key
-        self._pairs: dict[str, Pair] = {}
+        self._weights: Pair | None = None
+        self._rest: LentMemory | None = None
+        self._newer: LentMemory | None = None
+        self._step: LentMemory | None = None
         self._file: Path | None = None
 
     @property
     def host_bytes(self) -> int:
         """Bytes in memory that can be stored away."""
-        pair = self._pairs.get("rest")
-        return 0 if pair is None or self._file is not None else sum(piece.size_bytes for piece in pair)
+        return 0 if self._file is not None else sum(piece.size_bytes for piece in self._pieces())
 
     async def store_away(self, folder: Path) -> None:
         """Moves the rest and the step part to a file in ``folder``. Raises OSError: the state stays in memory then."""
-        assert self.state is not None, "a policy without a state has no memory"
         file = folder / f"{self._key}.state"
-        await self._transport.store_away(self._pairs["rest"], self._pieces_in_use(self.state), file)
+        await self._transport.store_away(self._pieces(), file)
         self._file = file
 
     async def bring_back(self) -> bool:
         """The reverse; True if the state was on the disk. Raises OSError, ArenaSpace: it stays there then."""
         if self._file is None or self.state is None:
             return False
-        old = self._pairs["rest"]
-        new = await self._transport.bring_back(old, self._pieces_in_use(self.state), self._file)
-        self._pairs["rest"], self._file = new, None
+        old = self._pieces()
+        new = await self._transport.bring_back(old, self._file)
         base, step = self.state.base, self.state.step
-        for source, target in zip(old, new, strict=True):
-            base = replace(base, rest=base.rest.moved(source, target))
-            step = None if step is None else step.moved(source, target)
+        self._file, self._rest = None, new[0]
+        base = replace(base, rest=base.rest.moved(old[0], new[0]))
+        if step is not None:
+            self._step = new[1]
+            step = step.moved(old[1], new[1])
         self.state = HostState(base, step, self.state.data)
         return True
 
-    def _pieces_in_use(self, state: HostState) -> list[LentMemory]:
-        """The pieces of the second pair that hold something."""
-        handles = [state.base.rest, *([] if state.step is None else [state.step])]
-        return [piece for piece in self._pairs["rest"] if any(handle.lies_in(piece) for handle in handles)]
+    def _pieces(self) -> list[LentMemory]:
+        """Those of the rest and of the step part, if there is one."""
+        step = None if self.state is None or self.state.step is None else self._step
+        return [piece for piece in (self._rest, step) if piece is not None]
+
+    async def for_weights(self) -> LentMemory:
+        """Memory for the weights of a base part, beside those of the present one. Raises ArenaSpace."""
+        if self._weights is None:
+            key, size_bytes = f"{self._key}-weights", self.needed.weights
+            first = await self._transport.lend(key, size_bytes)
+            try:
+                self._weights = first, await self._transport.lend(key, size_bytes)
+            except ArenaSpace:
+                self._transport.take_back([first])
+                raise
+        first, second = self._weights
+        return second if self.state is not None and self.state.base.weights.lies_in(first) else first
 
     async def for_rest(self) -> LentMemory:
-        """Memory for the rest of the first base part."""
-        return (await self._pair("rest", max(self.needed.rest, self.needed.step)))[0]
+        """Memory for the rest of a base part, beside that of the present one; the step part before it is gone. Raises
+        ArenaSpace."""
+        self.step_was_lost()
+        # Kept if the slot is lost before the rest is whole: its worker may write there until its process is dead.
+        if self._newer is None:
+            self._newer = await self._spare.take(f"{self._key}-rest", self.needed.rest)
+        return self._newer
+
+    async def for_step(self) -> LentMemory:
+        """Memory for the step part, beside the present base part; an earlier step part is gone. Raises ArenaSpace."""
+        assert self.state is not None, "a base part comes first"
+        if self._step is None:
+            self._step = await self._spare.take(f"{self._key}-step", self.needed.step)
+        return self._step
 
     def continue_from(self, first: "RankMemory", rest: StateHandle) -> None:
         """The state is the base part ``rest`` of a policy that had other ranks before; ``first``: the first of those,
         which has the published weights."""
         assert first.state is not None
         base = replace(first.state.base, weights_are_live=False, rest=rest)
-        self.state = HostState(base, None, base.data)
+        self.base_was_set(base)
 
     def take_weights_of(self, other: "RankMemory") -> None:
         """The memory of its published weights belongs to this one from now on: they stay readable."""
-        self._pairs["weights"] = other._pairs.pop("weights")
+        self._weights, other._weights = other._weights, None
 
     def free(self) -> None:
-        """Gives the memory back: no handle may lie in it any more."""
-        for pair in self._pairs.values():
-            self._transport.take_back(pair)
-        self._pairs.clear()
-
-    async def for_base(self) -> tuple[LentMemory, LentMemory]:
-        """Memory for the weights and the rest of a base part. The present state stays whole. Raises ArenaSpace."""
-        weights = await self._pair("weights", self.needed.weights)
-        rest = await self._pair("rest", max(self.needed.rest, self.needed.step))
-        if self.state is None:
-            return weights[0], rest[0]
-        base = self.state.base
-        return _other(weights, base.weights), _other(rest, base.rest)
-
-    def for_step(self) -> LentMemory:
-        """Memory for the step part, beside the present base part."""
-        assert self.state is not None, "a base part comes first"
-        return _other(self._pairs["rest"], self.state.base.rest)
+        """Frees the memory: no handle may lie in it any more."""
+        # Not for another state: ranks of another number have other sizes, and a slot may still write to it.
+        pieces = [*(self._weights or ()), self._rest, self._newer, self._step]
+        self._transport.take_back([piece for piece in pieces if piece is not None])
+        self._weights = self._rest = self._newer = self._step = None
 
     async def take_base(self, base: BaseState, lent: tuple[LentMemory, LentMemory]) -> BaseState:
         """The base part that was set with ``lent``, now in this memory."""
@@ -122,8 +150,12 @@ class RankMemory:
         return await self._transport.take(handle, lent, TRANSFER_TIMEOUT_S)
 
     def base_was_set(self, base: BaseState) -> None:
-        """From now on this is the state."""
+        """From now on this is the state; the rest before, and the step part, are gone."""
         self.state = HostState(base, None, base.data)
+        for piece in (self._rest, self._step):
+            if piece is not None:
+                self._spare.give_back(piece)
+        self._rest, self._newer, self._step = self._newer, None, None
 
     def was_suspended(self, step: Suspended) -> None:
         """From now on the step part belongs to the state."""
@@ -134,17 +166,6 @@ class RankMemory:
         """Only the base part is left."""
         if self.state is not None:
             self.state = HostState(self.state.base, None, self.state.base.data)
-
-    async def _pair(self, part: str, size_bytes: int) -> Pair:
-        if part not in self._pairs:
-            self._pairs[part] = await self._transport.lend(f"{self._key}-{part}", size_bytes)
-        return self._pairs[part]
-
-
-def _other(pair: Pair, used: StateHandle) -> LentMemory:
-    """The piece of ``pair`` that ``used`` does not lie in."""
-    first, second = pair
-    return second if used.lies_in(first) else first
 
 
 class HostMemory:
@@ -159,7 +180,7 @@ class HostMemory:
     ) -> None:
         """``limit_bytes``: of states of policies without slots, but for their published weights. ``folder``: on a disk,
         for the others; made at its first use."""
-        self._transport = transport
+        self._transport, self._spare = transport, SpareMemory(transport)
         self._of: dict[PolicyName, list[RankMemory]] = {policy: [] for policy in policies}
         self._limit_bytes, self._folder = limit_bytes, folder
         self._out: dict[PolicyName, None] = {}
@@ -174,13 +195,19 @@ class HostMemory:
     def was_built(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
         """The policy has these ranks, whose memory is allocated at its first use."""
         self._of[policy] = [
-            RankMemory(self._transport, f"{policy}-{rank}", size) for rank, size in enumerate(needed)
+            RankMemory(self._transport, self._spare, f"{policy}-{rank}", size)
+            for rank, size in enumerate(needed)
         ]
+        # Each that is taken in a swap is there, once it was needed for the first time.
+        ranks = list(self._of.values())
+        self._spare.most_bytes = max(sum(one.needed.rest for one in of) for of in ranks) + sum(
+            one.needed.step for of in ranks for one in of
+        )
 
     def other_ranks(self, policy: PolicyName, needed: Sequence[StateBytes]) -> list[RankMemory]:
         """Memory for another number of ranks, beside the present one. Its base part has all weights in ``rest``."""
         return [
-            RankMemory(self._transport, f"{policy}-{rank}", replace(size, rest=size.base))
+            RankMemory(self._transport, self._spare, f"{policy}-{rank}", replace(size, rest=size.base))
             for rank, size in enumerate(needed)
         ]
 

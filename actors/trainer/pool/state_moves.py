@@ -3,7 +3,8 @@
 import asyncio
 import math
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -53,6 +54,7 @@ class StateMoves:
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
         self._waits = OpenWaits()
+        self._copying = asyncio.Lock()
         self._taking: dict[PolicyName, asyncio.Task[Any]] = {}
         """States that are being fetched into the host's memory."""
 
@@ -180,15 +182,31 @@ class StateMoves:
     async def set_base(self, policy: PolicyName, gang: HostedGang) -> None:
         """Copies the base part to the host's memory: from then on the policy's state is this one."""
         memory = self.memory[policy]
-        lent = [await rank.for_base() for rank in memory]
-        bases = await self._slots.at(gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank]))
-        if not self._hosts(policy, gang):
-            return
-        taking = [rank.take_base(base, pair) for rank, base, pair in zip(memory, bases, lent, strict=True)]
-        bases = await self._take(policy, gang, bases, taking)
-        for rank, base in zip(memory, bases, strict=True):
-            rank.base_was_set(base)
+        async with self._turn(policy):
+            lent = [(await rank.for_weights(), await rank.for_rest()) for rank in memory]
+            bases = await self._slots.at(
+                gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank])
+            )
+            if not self._hosts(policy, gang):
+                return
+            taking = [
+                rank.take_base(base, pair) for rank, base, pair in zip(memory, bases, lent, strict=True)
+            ]
+            bases = await self._take(policy, gang, bases, taking)
+            for rank, base in zip(memory, bases, strict=True):
+                rank.base_was_set(base)
         gang.has_computed = False
+
+    @asynccontextmanager
+    async def _turn(self, policy: PolicyName) -> AsyncIterator[None]:
+        """The policy's turn to have a newer state in the host's memory beside its present one: one policy at a time,
+        so that there is spare memory for one."""
+        with self._waits.open(f"memory of the host for a newer state of {policy}, until another's is whole"):
+            await self._copying.acquire()
+        try:
+            yield
+        finally:
+            self._copying.release()
 
     async def suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """Has the whole state in the host's memory, and nothing on the slots. Raises SlotLost, and the errors of the
@@ -198,7 +216,7 @@ class StateMoves:
         moved = [_NOTHING]
         if gang.has_computed:
             memory = self.memory[policy]
-            lent = [rank.for_step() for rank in memory]
+            lent = [await rank.for_step() for rank in memory]
             steps = await self._slots.at(
                 gang, lambda slot, life, rank: slot.suspend(life, policy, lent[rank])
             )

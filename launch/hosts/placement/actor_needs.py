@@ -13,7 +13,7 @@ from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
 from .plan import Need
-from .training_bytes import CONTEXT_BYTES, Cards, host_state_bytes, load_of, nearest_fit, parts_of
+from .training_bytes import CONTEXT_BYTES, Cards, host_state_bytes, load_of, nearest_fit, parts_of, pool_bytes
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -164,9 +164,10 @@ class _Sizes:
             and (load := load_of(self.config, policy, shape, self.cards)) is not None
         ]
         pool = self.config.pool
-        if isinstance(pool, SharedPoolConfig) and pool.host_memory_gib is not None:
+        if not isinstance(pool, SharedPoolConfig) or pool.host_memory_gib is not None:
             return 0  # beyond it they go to the disk
-        return sum(states)
+        ranks = sum(policy.trainer.ranks for policy in self.config.trained.values())
+        return pool_bytes(states, are_suspended=ranks > pool.slots)
 
     def of_instance(self, name: PolicyName) -> Parts:
         """The parts of an instance on each of its GPUs."""

@@ -1,6 +1,6 @@
 """The memory of a policy in training: its ranks on their devices, and its states in the host's memory. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -77,16 +77,32 @@ def parts_of(needed: RankBytes) -> tuple[tuple[str, int], ...]:
     return (*((name, size) for name, size in parts if size), ("context", CONTEXT_BYTES))
 
 
-def host_state_bytes(shape: ModelShape, load: RankLoad) -> int:
-    """Bytes of the host's memory for the states of a policy in a shared pool: twice the published weights, and twice
-    all of the base part that they are not: weights, moments, reference and critic. Weights in float32 of one rank are
-    the published ones themselves."""
+@dataclass(frozen=True, slots=True)
+class HostStateBytes:
+    """Bytes of the host's memory for the state of a policy in a shared pool. ``published``: two versions of its
+    weights. ``rest``: all of the base part that they are not: weights, moments, reference and critic. ``step``: the
+    gradient of a policy that was suspended in mid-step."""
+
+    published: int
+    rest: int
+    step: int
+
+
+def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
+    """Weights in float32 of one rank are the published ones themselves: no second copy of them is in the rest."""
     alone = replace(load, ranks=1)
     state, weights = rank_bytes(shape, alone), rank_bytes(shape, replace(alone, has_critic=False)).weights
     published = (weights // 4 if load.publishes_adapter else shape.parameters) * load.item_bytes
     is_live = load.item_bytes == 4 and load.ranks == 1 and load.adapter is None
     models = weights * (int(not is_live) + load.has_reference) + state.weights - weights
-    return 2 * published + 2 * (state.moments + models)
+    return HostStateBytes(2 * published, state.moments + models, state.gradients)
+
+
+def pool_bytes(states: Sequence[HostStateBytes], *, are_suspended: bool) -> int:
+    """Bytes of the host's memory for all states of a shared pool, which has each once, and the newer rest of one of
+    them beside its present one. ``are_suspended``: its slots are not enough for all policies at a time."""
+    once = sum(state.published + state.rest + state.step * are_suspended for state in states)
+    return once + max((state.rest for state in states), default=0)
 
 
 def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -> str | None:

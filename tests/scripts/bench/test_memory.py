@@ -1,5 +1,7 @@
 """``scripts/bench/run memory`` with a small model: its figures, and the parts of the model that a rank has whole."""
 
+import pytest
+
 from scripts.bench.memory import Options, measure
 
 
@@ -17,5 +19,8 @@ async def test_no_rank_has_much_more_than_its_rows() -> None:
         and result["shares"]["draw"] < 0.5
         and result["shares"]["resume"] < 0.3
     )
-    assert 0 < result["host_bytes_per_parameter"] <= 28.1
+    assert 0 < result["host_bytes_per_parameter"] <= 16.1
+    host = result["host_bytes"]
+    assert host["at_rest"] < host["in_step"] <= 20.1 and host["in_step"] < host["peak"] <= 28.1
+    assert host["published"] == pytest.approx(4, abs=0.01)
     assert {goal["key"] for goal in result["goals"]} == {"whole_model_share", "host_bytes_per_parameter"}

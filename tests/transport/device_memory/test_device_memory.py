@@ -538,7 +538,7 @@ async def test_figures_take_no_memory_of_a_device_and_pinning_takes_it_of_the_ow
 async def test_lent_memory_is_pinned_once_for_all_copies_and_let_go_at_the_end(
     tmp_path: Path, transport: StateTransport
 ) -> None:
-    lent, _ = await transport.lend("key", 4 * LARGE)
+    lent = await transport.lend("key", 4 * LARGE)
     async with side(tmp_path) as slot, side(tmp_path) as other:
         state = {"w": slot.tensor(torch.ones(LARGE))}
         for version in range(3):
@@ -555,7 +555,7 @@ async def test_memory_that_can_not_be_pinned_is_copied_through_two_buffers_that_
     tmp_path: Path, transport: StateTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_copies, "STAGE_BYTES", 100_000)
-    lent, _ = await transport.lend("key", 4 * LARGE + 4096)
+    lent = await transport.lend("key", 4 * LARGE + 4096)
     async with side(tmp_path, refuses=["cudaHostRegister"]) as slot:
         values = {"w": torch.rand(LARGE), "odd": torch.rand(7, 5).t()}
         state = {name: slot.tensor(tensor) for name, tensor in values.items()}

@@ -145,7 +145,7 @@ async def test_reserving_more_than_there_is_names_the_numbers(
 async def test_another_process_sets_a_state_in_lent_memory(
     tmp_path: Path, transport: StateTransport, reader: StateTransport
 ) -> None:
-    memory, other = await transport.lend("key", 1 << 20)
+    memory, other = [await transport.lend("key", 1 << 20) for _ in range(2)]
     state = {"w": torch.ones(1000)}
     async with StateTransport(tmp_path) as worker:
         first = await worker.set("key", state, version=1, lent=memory)
@@ -167,7 +167,7 @@ async def test_another_process_sets_a_state_in_lent_memory(
 async def test_lent_memory_that_is_too_small_or_in_use_is_refused_by_name(
     tmp_path: Path, transport: StateTransport, reader: StateTransport
 ) -> None:
-    memory, _ = await transport.lend("key", 4096)
+    memory = await transport.lend("key", 4096)
     with pytest.raises(ArenaSpace, match="state key: an arena of 8192 bytes"):
         await reader.set("key", {"w": torch.ones(2048)}, version=1, lent=memory)
     handle = await reader.set("key", {"w": torch.ones(10)}, version=1, lent=memory)
@@ -247,7 +247,7 @@ async def test_the_memory_of_a_killed_process_is_freed_by_the_next_one_that_open
 async def test_a_writer_killed_at_any_part_leaves_lent_memory_unreadable_and_usable(
     tmp_path: Path, transport: StateTransport, reader: StateTransport, parts: int
 ) -> None:
-    memory, _ = await transport.lend("key", 8 << 20)
+    memory = await transport.lend("key", 8 << 20)
     async with killed_writer(tmp_path, parts, memory.process, memory.block, str(8 << 20)):
         block = Block.open(tmp_path, memory.block)
         assert (block.generation, block.version) == (3, 2)

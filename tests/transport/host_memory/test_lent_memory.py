@@ -22,7 +22,7 @@ SIZE = payload_bytes(state(0))
 
 async def test_a_state_outlives_its_writer(private: Path) -> None:
     async with StateTransport(private) as owner:
-        first, second = await owner.lend("policy", SIZE)
+        first, second = [await owner.lend("policy", SIZE) for _ in range(2)]
         async with StateTransport(private) as writer:
             old = await writer.set("policy", state(1), version=1, lent=first)
             new = await writer.set("policy", state(2), version=2, lent=second)
@@ -41,7 +41,7 @@ async def test_a_piece_that_is_set_again_makes_its_handles_stale_and_leaves_the_
     private: Path,
 ) -> None:
     async with StateTransport(private) as owner, StateTransport(private) as writer:
-        first, second = await owner.lend("policy", SIZE)
+        first, second = [await owner.lend("policy", SIZE) for _ in range(2)]
         old = await writer.set("policy", state(1), version=1, lent=first)
         other = await writer.set("policy", state(2), version=2, lent=second)
         await writer.set("policy", state(3), version=3, lent=first)
@@ -52,7 +52,7 @@ async def test_a_piece_that_is_set_again_makes_its_handles_stale_and_leaves_the_
 
 async def test_memory_that_is_too_small_or_another_is_refused(private: Path) -> None:
     async with StateTransport(private) as owner:
-        first, _ = await owner.lend("policy", 8)
+        first = await owner.lend("policy", 8)
         large = {"large": np.zeros(first.size_bytes // 8 + 1, np.int64)}
         with pytest.raises(ArenaSpace, match=f"{first.size_bytes} bytes are free"):
             await owner.set("policy", large, version=1, lent=first)
@@ -63,12 +63,12 @@ async def test_memory_that_is_too_small_or_another_is_refused(private: Path) -> 
 async def test_it_goes_to_a_disk_and_comes_back(private: Path, tmp_path: Path) -> None:
     file = tmp_path / "policy.state"
     async with StateTransport(private) as owner, StateTransport(private) as other:
-        first, second = await owner.lend("policy", SIZE)
+        first, second = [await owner.lend("policy", SIZE) for _ in range(2)]
         old = await other.set("policy", state(1), version=1, lent=first)
         new = await other.set("policy", state(2), version=2, lent=second)
-        await owner.store_away((first, second), (first, second), file)
+        await owner.store_away([first, second], file)
         assert not list(private.iterdir()) and file.stat().st_mode & 0o777 == 0o600
-        back = await owner.bring_back((first, second), (first, second), file)
+        back = await owner.bring_back([first, second], file)
         assert not file.exists() and not {one.block for one in back} & {first.block, second.block}
         moved = ((old.moved(first, back[0]), 1), (new.moved(second, back[1]), 2))
         for handle, number in moved:
@@ -81,18 +81,17 @@ async def test_without_room_in_memory_it_stays_on_the_disk(
 ) -> None:
     file = tmp_path / "policy.state"
     async with StateTransport(private) as owner:
-        pair = await owner.lend("policy", SIZE)
-        first = pair[0]
+        first = await owner.lend("policy", SIZE)
         handle = await owner.set("policy", state(1), version=1, lent=first)
-        await owner.store_away(pair, [first], file)
+        await owner.store_away([first], file)
         with monkeypatch.context() as full:
             full.setattr(block, "free_bytes", lambda _: 100)
             with pytest.raises(ArenaSpace, match="state other: .* 100 bytes are free"):
                 await owner.lend("other", SIZE)
             with pytest.raises(ArenaSpace, match="state policy: .* 100 bytes are free"):
-                await owner.bring_back(pair, [first], file)
+                await owner.bring_back([first], file)
         assert not list(private.iterdir())
-        back, _ = await owner.bring_back(pair, [first], file)
+        (back,) = await owner.bring_back([first], file)
         found = await owner.get(handle.moved(first, back), into=state(0))
         assert found["first"][0] == 1
 
@@ -101,10 +100,10 @@ async def test_a_disk_that_can_not_be_written_leaves_the_memory_as_it_was(
     private: Path, tmp_path: Path
 ) -> None:
     async with StateTransport(private) as owner:
-        pair = await owner.lend("policy", SIZE)
-        handle = await owner.set("policy", state(1), version=1, lent=pair[0])
+        lent = await owner.lend("policy", SIZE)
+        handle = await owner.set("policy", state(1), version=1, lent=lent)
         with pytest.raises(FileNotFoundError):
-            await owner.store_away(pair, pair[:1], tmp_path / "missing" / "policy.state")
+            await owner.store_away([lent], tmp_path / "missing" / "policy.state")
         assert (await owner.get(handle, into=state(0)))["first"][0] == 1
 
 

@@ -1,5 +1,6 @@
 """The plan's memory of the host for a policy's states is that of a policy which is built."""
 
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.rank_bytes import LEAST_LOGITS_BYTES, RankLoad
 from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.launch.hosts.placement.training_bytes import host_state_bytes
+from flexmarl.launch.hosts.placement.training_bytes import HostStateBytes, host_state_bytes, pool_bytes
 
 MODEL = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512,
@@ -26,12 +27,16 @@ def built_policy(dtype: str, loss: dict[str, Any]) -> TorchPolicy:
     return TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=10)
 
 
-def lent_bytes(policy: TorchPolicy) -> int:
-    """Twice the published weights, and twice the rest of the base part."""
+def lent_bytes(policy: TorchPolicy) -> HostStateBytes:
+    """Twice the published weights, and once the rest of the base part and the gradient."""
     published = policy.weights()
     addresses = {tensor.data_ptr() for tensor in published.values()}
     rest = [tensor for tensor in policy.base_state().values() if tensor.data_ptr() not in addresses]
-    return 2 * sum(tensor.nbytes for tensor in (*published.values(), *rest))
+    return HostStateBytes(
+        2 * sum(tensor.nbytes for tensor in published.values()),
+        sum(tensor.nbytes for tensor in rest),
+        sum(tensor.nbytes for tensor in policy.gradients().values()),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -48,4 +53,11 @@ def test_states_in_the_hosts_memory_are_those_of_a_policy(dtype: str, loss: dict
         ranks=1, tokens=64, item_bytes=4 if dtype == "float32" else 2, logits_bytes=LEAST_LOGITS_BYTES,
         has_reference="kl_coefficient" in loss, has_critic=loss["name"] == "ppo",
     )  # fmt: skip
-    assert host_state_bytes(shape, load) == pytest.approx(lent_bytes(policy), rel=0.01)
+    assert astuple(host_state_bytes(shape, load)) == pytest.approx(astuple(lent_bytes(policy)), rel=0.01)
+
+
+def test_a_pool_has_each_state_once_and_the_newer_rest_of_the_largest() -> None:
+    states = [HostStateBytes(published=4, rest=12, step=4), HostStateBytes(published=8, rest=24, step=8)]
+    assert pool_bytes(states, are_suspended=True) == 20 + 40 + 24
+    assert pool_bytes(states, are_suspended=False) == 16 + 32 + 24
+    assert pool_bytes([], are_suspended=True) == 0

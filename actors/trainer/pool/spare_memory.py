@@ -1,0 +1,54 @@
+"""Memory lent to training states that no state lies in at present, for the next one of any policy."""
+
+from typing import Final
+
+from ....transport.errors import ArenaSpace
+from ....transport.handle import LentMemory
+from ....transport.state import StateTransport
+
+# A piece much larger than a state is left for larger ones.
+_MOST_WASTE: Final = 1.25
+_SMALL_BYTES: Final = 1 << 20
+
+
+class SpareMemory:
+    """Pieces of ``transport``. ``most_bytes``: kept at most; what is given back beyond them is freed, the oldest
+    first."""
+
+    def __init__(self, transport: StateTransport) -> None:
+        self.most_bytes = 0
+        self._transport = transport
+        self._pieces: list[LentMemory] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(piece.size_bytes for piece in self._pieces)
+
+    async def take(self, key: str, size_bytes: int) -> LentMemory:
+        """A piece for ``size_bytes``: the best fitting one, or a new one, named after ``key``. Raises ArenaSpace."""
+        most_bytes = max(_MOST_WASTE * size_bytes, size_bytes + _SMALL_BYTES)
+        fitting = [
+            piece
+            for piece in self._pieces
+            # A host that was cut off may still be reading the state before: nobody waits for it.
+            if size_bytes <= piece.size_bytes <= most_bytes and not self._transport.is_used(piece)
+        ]
+        if fitting:
+            piece = min(fitting, key=lambda piece: piece.size_bytes)
+            self._pieces.remove(piece)
+            return piece
+        try:
+            return await self._transport.lend(key, size_bytes)
+        except ArenaSpace:
+            if not self._pieces:
+                raise
+            self._transport.take_back(self._pieces)
+            self._pieces.clear()
+            return await self._transport.lend(key, size_bytes)
+
+    def give_back(self, piece: LentMemory) -> None:
+        """No state lies in ``piece`` any more."""
+        self._pieces.append(piece)
+        while self.size_bytes > self.most_bytes:
+            self._transport.take_back([self._pieces.pop(0)])
