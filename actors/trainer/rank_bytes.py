@@ -159,9 +159,9 @@ def _trained_parameters(shape: ModelShape, load: RankLoad) -> int:
 
 
 def _frozen_bytes(shape: ModelShape, load: RankLoad) -> int:
-    if load.adapter is not None:  # its base is whole on every rank
+    if load.adapter is not None:
         reference = shape.adapter_parameters(*load.adapter) * load.has_reference
-        return (shape.parameters + reference) * _MASTER
+        return -(-shape.parameters // load.ranks) * load.item_bytes + -(-reference // load.ranks) * _MASTER
     return -(-shape.parameters // load.ranks) * _MASTER * load.has_reference
 
 
@@ -225,17 +225,23 @@ class _Gathered:
 
 def _gathered_bytes(shape: ModelShape, load: RankLoad) -> _Gathered:
     w, head, layer = load.item_bytes, shape.vocabulary * shape.hidden, shape.layer_parameters
-    is_trained = load.adapter is None
+    # A layer that computes, the flat copy that it came in, and the next one on its way.
+    layers = 3 * w * layer
+    if load.adapter is not None:  # the base is in the type that is computed with, and has no gradient
+        outside = w * shape.outside_parameters
+        return (
+            _Gathered(0, 0, 0)
+            if load.ranks == 1
+            else _Gathered(outside + layers, outside + layers, 2 * outside)
+        )
     # The output layer: its copy in bfloat16; in float32 autograd's sum over the chunks.
-    output = 2 * head if w < _WIDE else _MASTER * head * is_trained
-    if load.ranks == 1 or not is_trained:
+    output = 2 * head if w < _WIDE else _MASTER * head
+    if load.ranks == 1:
         casts = 2 * layer if w < _WIDE else 0
         every = casts * (1 if load.has_checkpoints else shape.layers)
         return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0)
     outside = _MASTER * shape.outside_parameters
-    # A layer that computes, the flat copy that it came in, and the next one on its way; then its gradient, the float32
-    # input of its reduction, and this rank's part of the result.
-    layers = 3 * w * layer
+    # Then a layer's gradient, the float32 input of its reduction, and this rank's part of the result.
     reduction = w * layer + _MASTER * layer + _MASTER * layer // load.ranks
     end = 3 * outside + outside // load.ranks
     return _Gathered(
@@ -248,9 +254,11 @@ def _publishing_bytes(shape: ModelShape, load: RankLoad) -> int:
     if load.publishes_adapter and load.adapter is not None:
         parameters = shape.adapter_parameters(*load.adapter)
         return _MASTER * parameters * (1 + load.publishes)
+    # The product of an adapter's matrices, scaled, and added to the rows of the base: in float32.
+    merging = 0 if load.adapter is None else 3 * _MASTER * shape.hidden * shape.intermediate // load.ranks
     if load.ranks == 1:
         copy = w * shape.parameters if w < _WIDE else 0
         if load.adapter is not None:  # with the adapter in them
-            copy = w * shape.parameters
+            copy = w * shape.parameters + merging
         return copy + load.publishes * w * shape.parameters
-    return w * shape.largest_tensor + w * shape.largest_tensor // load.ranks
+    return w * shape.largest_tensor + max(merging, w * shape.largest_tensor // load.ranks)

@@ -1,8 +1,8 @@
 """LoRA adapters over a frozen base (Hu et al., arXiv 2106.09685), made by peft.
 
-    base ── shared by all policies, references and critics of a process that have the same section ``model``
+    base ── rows shared by all policies, references and critics of a process that have the same section ``model``
       │
-      └── a tree of modules for each of them: the base's own tensors, and adapters ``B A`` in the target layers
+      └── a tree of modules for each of them: the base's own rows, and adapters ``B A`` in the target layers
 
 A layer with the weight ``W`` computes ``W x + alpha / rank * B A x``. ``B`` begins as zeros, so that a new adapter
 changes nothing.
@@ -10,6 +10,7 @@ changes nothing.
 
 import copy
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,24 +24,31 @@ from transformers.pytorch_utils import Conv1D
 from ....errors import CheckpointMismatch
 from ....json_files import read_json
 from ....messages import LoraConfig, ModelConfig
-from ....pretrained import outline_of, random_stream
+from ....pretrained import outline_of, random_stream, without_parameters
 from ...policy_files import check_tensors
 from ...saved_policy import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ...shards import Shard
 from .completion_model import named_weights
-from .gang_rank import gather
+from .gang_rank import GangRank, divided_like, gather, local
 from .lora_targets import target_names
 from .own_weights import ADAPTER_NAME, file_name, is_adapter, own_weights, saved_weights
 
 
-def with_adapter(base: nn.Module, lora: LoraConfig, seed: int | None, path: str | None = None) -> Any:
-    """New modules with the tensors of ``base`` and a new adapter, on the device of ``base``.
+def with_adapter(
+    base: nn.Module,
+    lora: LoraConfig,
+    seed: int | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    path: str | None = None,
+) -> tuple[Any, dict[str, Tensor]]:
+    """New modules like ``base`` with an adapter, all of whose parameters are on ``meta``; and the values in ``dtype``
+    that ``seed`` gives the adapter, on the CPU by the names of its parameters; None for ``seed``: none.
 
-    ``seed`` fixes the adapter; None: its values are set later. ``path``: of the base, for the adapter's file. Raises
-    ``ValueError`` for a target that ``base`` does not have.
+    ``path``: of the base, for the adapter's file. Raises ``ValueError`` for a target that ``base`` does not have.
     """
     targets = target_names(base, lora)
-    shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
-    model = copy.deepcopy(base, shared)
+    model: Any = copy.deepcopy(base)
     config = PeftConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=path,
@@ -51,12 +59,34 @@ def with_adapter(base: nn.Module, lora: LoraConfig, seed: int | None, path: str 
     )
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random_stream(seed or 0))
-        inject_adapter_in_model(config, model, ADAPTER_NAME)
-    return model
+        with _stand_ins(model, dtype):
+            inject_adapter_in_model(config, model, ADAPTER_NAME)
+    values = {name: parameter.detach() for name, parameter in model.named_parameters() if is_adapter(name)}
+    return without_parameters(model), {} if seed is None else values
 
 
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The whole model by the names of its base: in a layer with an adapter ``W + alpha / rank * B A``.
+@contextmanager
+def _stand_ins(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within it each parameter of ``model`` is on the CPU in ``dtype``, its numbers all the same one in memory: peft
+    moves an adapter to the device and the type of the layer's weight, and on ``meta`` its values would be lost."""
+    places = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+    ]
+    for module, name, parameter in places:
+        number = torch.zeros((), dtype=dtype).expand(parameter.shape)
+        setattr(module, name, nn.Parameter(number, requires_grad=False))
+    try:
+        yield
+    finally:
+        for module, name, parameter in places:
+            setattr(module, name, parameter)
+
+
+def merged_weights(model: nn.Module, gang: GangRank) -> Iterator[tuple[str, Tensor]]:
+    """The whole model by the names of its base: in a layer with an adapter ``W + alpha / rank * B A``, in the adapter's
+    type, so that it is rounded once. In a gang all ranks call this.
 
     Those that an adapter changes are copies, each made when it is taken; the others are the live ones.
     """
@@ -68,18 +98,20 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if not owner:
             yield name, tensor
         elif leaf == "weight":
-            yield f"{owner}.{leaf}", tensor + _change(layers[owner])
+            part = gang.part(tensor)
+            yield f"{owner}.{leaf}", divided_like(tensor, local(tensor) + _change(layers[owner], part))
         else:
             yield f"{owner}.{leaf}", tensor
 
 
 @torch.no_grad()
-def _change(layer: Any) -> Tensor:
-    """``alpha / rank * B A`` of a layer, as its weight lies. In a gang all ranks call this."""
+def _change(layer: Any, part: Shard) -> Tensor:
+    """The rows ``part`` of ``alpha / rank * B A`` of a layer, as its weight lies."""
     a, b = (gather(matrix[ADAPTER_NAME].weight) for matrix in (layer.lora_A, layer.lora_B))
-    product: Tensor = b @ a
+    rows = slice(part.start, part.stop)
     scale: float = layer.scaling[ADAPTER_NAME]
-    return (product.T if layer.fan_in_fan_out else product) * scale
+    product: Tensor = (b @ a).T[rows] if layer.fan_in_fan_out else b[rows] @ a
+    return product * scale
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -121,7 +153,7 @@ def check_adapter(folder: Path, model: ModelConfig, lora: LoraConfig) -> None:
     """Compares the files of an adapter with a policy's config. Raises as ``check_adapter_config`` and
     ``check_tensors``, ``ValueError`` for an unknown target, OSError if ``model`` can't be loaded."""
     check_adapter_config(folder, lora)
-    outline = with_adapter(outline_of(model, torch.float32), lora, None)
+    outline, _ = with_adapter(outline_of(model, torch.float32), lora)
     check_tensors(folder / ADAPTER_FILE, saved_weights(outline))
 
 

@@ -1,7 +1,7 @@
 """A Hugging Face causal language model that computes the log-probabilities of completions."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -52,6 +52,21 @@ def outlined_model(config: ModelConfig, seed: int | None, gang: GangRank) -> tup
     if config.dtype == "float32" and torch.device(config.device).type == "cpu":
         model = use_onednn(model)
     return model, rows
+
+
+def freeze(model: Any, config: ModelConfig) -> None:
+    """The model, whose parameters are on ``meta``, gets weights without gradients, in the type that is computed with:
+    those that are never trained need no other. Buffers stay: rotations are of float32."""
+    model.requires_grad_(False)
+    if config.dtype != "bfloat16":
+        return
+    outlines: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in outlines:
+                narrow = parameter.detach().to(torch.bfloat16)
+                outlines[id(parameter)] = nn.Parameter(narrow, requires_grad=False)
+            setattr(module, name, outlines[id(parameter)])
 
 
 def dropout_settings(model: Any) -> dict[str, float]:
@@ -130,10 +145,9 @@ class CompletionModel:
         compile_layers(self.model)
         self._forward.token_logprobs = compiled_token_logprobs
 
-    def shard(self, gang: GangRank, *, trained: bool, whole: Iterable[nn.Parameter] = ()) -> None:
-        """Divides the parameters over ``gang``, but for those that every rank has ``whole``. ``trained``: a backward
-        follows each forward."""
-        gang.shard(self._forward, keep_root=trained, bfloat16=self.is_bfloat16, whole=whole)
+    def shard(self, gang: GangRank, *, trained: bool) -> None:
+        """Divides the parameters over ``gang``. ``trained``: a backward follows each forward."""
+        gang.shard(self._forward, keep_root=trained, bfloat16=self.is_bfloat16)
 
     def fill(self, rows: Rows) -> None:
         """Gives parameters on ``meta`` memory on the config's device, with the ``rows`` by their names in the model."""

@@ -26,7 +26,7 @@ from .compiled import compile_layers
 from .completion_model import CompletionModel, named_weights
 from .gang_rank import GangRank, local
 from .layers import recompute_layers
-from .model_rows import fill
+from .model_rows import Rows, fill
 from .own_weights import own_weights
 from .state_memory import StateMemory
 
@@ -57,16 +57,18 @@ class CriticModel:
         gang: GangRank,
         memory: StateMemory,
         *,
+        base: Rows,
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
-        """A body like that of ``policy``, with a head of zeros: all of its first values are 0. A frozen base is shared.
-        The weights are those of ``memory``, as far as it has them; others of the body are set by ``start_from``.
+        """A body like that of ``policy``, with a head of zeros: all of its first values are 0. The weights are those of
+        ``memory``, as far as it has them; others of the body are set by ``start_from``.
 
         ``optimizer`` is the policy's; ``critic`` has the settings that differ. ``policy`` is not divided yet; this body
-        is, over ``gang``. Gradients and moments are those of ``memory``, as far as it has them. ``recompute``: the
-        activations of a layer are computed again in the backward. ``compiled``: its forward is. Raises ``ValueError``
-        for a model that transformers does not split into body and head.
+        is, over ``gang``. ``base``: the rows of a frozen base by their names in the policy's model. Gradients and
+        moments are those of ``memory``, as far as it has them. ``recompute``: the activations of a layer are computed
+        again in the backward. ``compiled``: its forward is. Raises ``ValueError`` for a model that transformers does
+        not split into body and head.
         """
         body = policy.model.base_model
         if body is policy.model:
@@ -74,10 +76,9 @@ class CriticModel:
                 f"{type(policy.model).__name__} has no body to put a critic's head on; take an algorithm without one"
             )
         width = policy.model.get_output_embeddings().weight.shape[1]
-        head = nn.Linear(width, 1, device="meta", dtype=body.dtype)
-        frozen = [parameter for parameter in body.parameters() if not parameter.requires_grad]
-        shared = {id(parameter): parameter for parameter in frozen}
-        self.model = BodyAndHead(copy.deepcopy(body, shared), head)
+        trained_dtype = next(weight.dtype for weight in policy.model.parameters() if weight.requires_grad)
+        head = nn.Linear(width, 1, device="meta", dtype=trained_dtype)
+        self.model = BodyAndHead(copy.deepcopy(body), head)
         self._autocast = policy.autocast
         self._config = _settings(critic, optimizer)
         if compiled:
@@ -85,12 +86,14 @@ class CriticModel:
         if recompute:
             recompute_layers(self.model)
         self._gang = gang
-        gang.shard(self.model, keep_root=True, bfloat16=policy.is_bfloat16, whole=frozen)
+        gang.shard(self.model, keep_root=True, bfloat16=policy.is_bfloat16)
         zeros = {
-            f"head.{name}": partial(torch.zeros, local(parameter).shape, dtype=body.dtype)
+            f"head.{name}": partial(torch.zeros, local(parameter).shape, dtype=trained_dtype)
             for name, parameter in head.named_parameters()
         }
-        rows = zeros | memory.rows(f"{Path(CRITIC_FILE).stem}/")
+        prefix = f"{policy.model.base_model_prefix}."
+        of_body = {f"body.{name.removeprefix(prefix)}": give for name, give in base.items()}
+        rows = zeros | of_body | memory.rows(f"{Path(CRITIC_FILE).stem}/")
         fill(self.model, self.model, rows, policy.device)
         self._parameters = trained_parameters(self.model, memory, "critic_gradient")
         self._optimizer = make_adamw(self._parameters, self._config, memory, Path(CRITIC_FILE).stem)

@@ -4,7 +4,7 @@ They join a process group for as long as the policy is bound to their slots. All
 policy's backend in the same order; each call that computes is a collective one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -29,18 +29,15 @@ class GangRank:
             distributed.all_reduce(values, group=self._mesh.get_group())
         return values
 
-    def shard(
-        self, model: nn.Module, *, keep_root: bool, bfloat16: bool, whole: Iterable[nn.Parameter] = ()
-    ) -> None:
+    def shard(self, model: nn.Module, *, keep_root: bool, bfloat16: bool) -> None:
         """Divides the parameters of ``model`` over the ranks: each layer of its own is gathered for its forward alone.
 
         Gradients are summed over the ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
         parameters outside the layers stay gathered from a forward to its backward. ``bfloat16``: the model computes
-        within autocast to it. ``whole``: parameters that every rank has, a frozen base.
+        within autocast to it.
         """
         if self._mesh is None:
             return
-        ignored = set(whole)
         precision = MixedPrecisionPolicy()
         if bfloat16:
             # Autocast would cast each layer's float32 parameters itself, and keep all of its copies to the end of the
@@ -48,8 +45,8 @@ class GangRank:
             # so are the parameters outside the layers, whose gradient of many chunks is summed in float32.
             precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in layers_of(model):
-            fully_shard(layer, mesh=self._mesh, mp_policy=precision, ignored_params=ignored)
-        fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root, ignored_params=ignored)
+            fully_shard(layer, mesh=self._mesh, mp_policy=precision)
+        fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 # Without the first, a factor is multiplied before the sum, which gloo can't.
@@ -85,6 +82,15 @@ ALONE = GangRank()
 def gather(tensor: Tensor) -> Tensor:
     """The whole of ``tensor`` on every rank; all of them call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def divided_like(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``rows`` as this rank's part of a tensor that is divided as ``tensor`` is."""
+    if not isinstance(tensor, DTensor):
+        return rows
+    return DTensor.from_local(
+        rows, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

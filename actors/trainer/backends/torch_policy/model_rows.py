@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from ....messages import ModelConfig
 from ....pretrained import seeded_model, unset_model, without_parameters
 from .drawn_rows import DrawnAgain, drawn_model
-from .gang_rank import GangRank, local
+from .gang_rank import GangRank, divided_like, local
 from .saved_rows import saved_rows
 
 Rows = dict[str, Callable[[], Tensor]]
@@ -37,7 +37,7 @@ def outline(config: ModelConfig, seed: int | None, dtype: torch.dtype, gang: Gan
         return _outline_of_whole(config, seed, dtype, gang) if rows is None else (network, rows)
     try:
         network, drawn = drawn_model(
-            config, seed, dtype, lambda whole: _own_rows(whole, gang).to(config.device)
+            config, seed, dtype, lambda whole: own_rows(whole, gang).to(config.device)
         )
     except DrawnAgain:
         return _outline_of_whole(config, seed, dtype, gang)
@@ -47,7 +47,7 @@ def outline(config: ModelConfig, seed: int | None, dtype: torch.dtype, gang: Gan
 def _outline_of_whole(config: ModelConfig, seed: int, dtype: torch.dtype, gang: GangRank) -> tuple[Any, Rows]:
     network = seeded_model(config, seed, dtype)
     rows: Rows = {
-        name: partial(_same, _own_rows(parameter.detach(), gang))
+        name: partial(_same, own_rows(parameter.detach(), gang))
         for name, parameter in network.named_parameters()
     }
     return without_parameters(network), rows
@@ -57,7 +57,7 @@ def _same(rows: Tensor) -> Tensor:
     return rows
 
 
-def _own_rows(tensor: Tensor, gang: GangRank) -> Tensor:
+def own_rows(tensor: Tensor, gang: GangRank) -> Tensor:
     """This rank's rows of a whole tensor: a copy if they are a part."""
     part = gang.rows(tensor.shape)
     return tensor if part.is_whole else tensor[part.start : part.stop].clone()
@@ -78,11 +78,7 @@ def fill(root: nn.Module, model: nn.Module, rows: Rows, device: torch.device) ->
         part = local(tensor)
         give = rows.pop(names.get(id(tensor), ""), None)
         memory = torch.empty_like(part, device=device) if give is None else give().to(device, part.dtype)
-        if not isinstance(tensor, DTensor):
-            return memory
-        return DTensor.from_local(
-            memory, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride()
-        )
+        return divided_like(tensor, memory)
 
     if any(isinstance(parameter, DTensor) and parameter.is_meta for parameter in named.values()):
         modules: Any = root  # its method has no types

@@ -16,6 +16,11 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
+def base_name(name: str) -> str:
+    """The name in the base of a parameter that is not an adapter's, by its name beside an adapter."""
+    return name.replace(".base_layer.", ".")
+
+
 def file_name(name: str) -> str:
     """The name of a parameter in files: the same, but for an adapter's, which has the name that peft gives it."""
     if not is_adapter(name):

@@ -1,6 +1,7 @@
 """All memory of a policy in training: its modules with their gradients and moments, and the files of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from .completion_model import CompletionModel, named_weights, outlined_model
 from .critic_model import CriticModel
 from .frozen_base import FrozenBase, FrozenBases
 from .gang_rank import GangRank, local
-from .model_rows import Rows
+from .model_rows import Rows, own_rows
 from .own_weights import file_name, own_weights, saved_weights
 from .state_memory import StateMemory
 
@@ -55,17 +56,16 @@ class TrainedModels:
         all ranks have as many rows; FSDP2 copies others, to pad them.
 
         Modules are made without memory for their weights, and divided over ``gang``: no rank has a whole model at any
-        time. A base stays whole on every rank: the adapters over it are divided.
+        time.
         """
         self._setup = setup
         self.gang = gang
         model, loss = setup.real_model, setup.loss
         memory = memory or StateMemory()
-        self._base = None if setup.lora is None else bases.base_of(model)
-        frozen = [] if self._base is None else list(self._base.model.parameters())
+        self._base = None if setup.lora is None else bases.base_of(model, gang)
         self._weights_file = WEIGHTS_FILE if self._base is None else ADAPTER_FILE
         recompute = setup.torch_trainer.activation_checkpointing
-        self.reference = self._make_reference(memory, frozen) if loss.kl_coefficient else None
+        self.reference = self._make_reference(memory) if loss.kl_coefficient else None
         self.completions, rows = self._completion_model(seed)
         self.packs = setup.torch_trainer.packing and self.completions.pack()
         compiled = self._is_compiled(self.completions)
@@ -77,6 +77,7 @@ class TrainedModels:
                 setup.optimizer,
                 gang,
                 memory,
+                base={} if self._base is None else self._base.rows_in(self.completions.model),
                 recompute=recompute,
                 compiled=compiled,
             )
@@ -84,8 +85,8 @@ class TrainedModels:
             self.completions.compile()
         if recompute:
             self.completions.recompute_layers()
-        self.completions.shard(gang, trained=True, whole=frozen)
-        self.completions.fill(rows or memory.rows(f"{Path(self._weights_file).stem}/"))
+        self.completions.shard(gang, trained=True)
+        self.completions.fill(rows | memory.rows(f"{Path(self._weights_file).stem}/"))
         self.parameters = trained_parameters(self.completions.model, memory, "gradient", file_name)
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
@@ -95,16 +96,16 @@ class TrainedModels:
         if seed is not None:
             self.start_from_here()
 
-    def _make_reference(self, memory: StateMemory, frozen: Sequence[nn.Parameter]) -> CompletionModel:
+    def _make_reference(self, memory: StateMemory) -> CompletionModel:
         """A model without gradients. Its weights are those of ``memory``, as far as it has them."""
-        reference, _ = self._completion_model(None)
+        reference, rows = self._completion_model(None)
         reference.model.requires_grad_(False)
         if self._setup.torch_trainer.packing:
             reference.pack()
         if self._is_compiled(reference):
             reference.compile()
-        reference.shard(self.gang, trained=False, whole=frozen)
-        reference.fill(memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
+        reference.shard(self.gang, trained=False)
+        reference.fill(rows | memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
         return reference
 
     def _is_compiled(self, completions: CompletionModel) -> bool:
@@ -119,7 +120,12 @@ class TrainedModels:
             return CompletionModel(model, network), rows
         from .adapters import with_adapter  # imported here: peft takes seconds, and may not be installed
 
-        return CompletionModel(model, with_adapter(self._base.model, setup.lora, seed, model.path)), {}
+        base = self._base
+        network, values = with_adapter(
+            base.outline, setup.lora, seed, dtype=base.master_dtype, path=model.path
+        )
+        adapter = {name: partial(own_rows, value, self.gang) for name, value in values.items()}
+        return CompletionModel(model, network), base.rows_in(network) | adapter
 
     def fit(self, setup: PolicySetup, gang: GangRank) -> bool:
         """True if a policy of ``setup`` has the same tensors in ``gang``."""
@@ -151,7 +157,7 @@ class TrainedModels:
 
     def frozen_state(self) -> dict[str, Tensor]:
         """See ``PolicyBackend.frozen_state``."""
-        return {} if self._base is None else named_weights(self._base.model)
+        return {} if self._base is None else self._base.rows
 
     def parts(self) -> dict[str, Shard]:
         """See ``PolicyBackend.parts``."""
@@ -200,8 +206,9 @@ class TrainedModels:
             return named_weights(self.completions.model).items()
         from .adapters import adapter_weights, merged_weights
 
-        publish = adapter_weights if self._setup.publishes_adapter else merged_weights
-        return publish(self.completions.model)
+        if self._setup.publishes_adapter:
+            return adapter_weights(self.completions.model)
+        return merged_weights(self.completions.model, self.gang)
 
     # ----------------------------------------------------------------------- files
 
@@ -226,6 +233,7 @@ class TrainedModels:
         The files are those of one rank: each rank writes its own rows of every tensor, the first one everything else.
         """
         model, first = self.completions.model, self.gang.rank == 0
+        base = _plain_base(self._base, self.gang)
         folder.mkdir(parents=True, exist_ok=True)
         if first:
             if self._base is None:
@@ -239,7 +247,7 @@ class TrainedModels:
             position: dict[str, object] = {"format": FORMAT, "version": version}
             if role_means:
                 position["role_means"] = dict(role_means)
-            write_json(folder / POSITION_FILE, position | _plain_base(self._base))
+            write_json(folder / POSITION_FILE, position | base)
         parts = self._parts()
         for name, tensors in self.files().items():
             write_tensors(folder / name, tensors, parts[name], first=first)
@@ -247,7 +255,7 @@ class TrainedModels:
     def load(self, folder: Path) -> tuple[int, dict[str, float]]:
         """See ``PolicyBackend.load``; returns the version and the means of ``RoleBaselines``. The folder may be of any
         number of ranks."""
-        position = read_position_file(folder / POSITION_FILE, self._base)
+        position = read_position_file(folder / POSITION_FILE, self._base, self.gang)
         self._check_adapter(folder)
         files, parts = self.files(), self._parts()
         for name, tensors in files.items():
@@ -261,7 +269,7 @@ class TrainedModels:
         """See ``PolicyBackend.start_from``."""
         self._check_adapter(folder)
         if self._base is not None and (folder / POSITION_FILE).exists():  # an adapter may come from elsewhere
-            check_base(folder / POSITION_FILE, self._base)
+            check_base(folder / POSITION_FILE, self._base, self.gang)
         file = self._weights_file
         weights, parts = saved_weights(self.completions.model), self._parts()[file]
         check_tensors(folder / file, weights, parts)
@@ -327,11 +335,11 @@ def _shape(setup: PolicySetup) -> tuple[object, ...]:
     )
 
 
-def _plain_base(base: FrozenBase | None) -> dict[str, object]:
-    return {} if base is None else {"base": base.plain()}
+def _plain_base(base: FrozenBase | None, gang: GangRank) -> dict[str, object]:
+    return {} if base is None else {"base": base.plain(gang)}
 
 
-def read_position_file(path: Path, base: FrozenBase | None) -> tuple[int, dict[str, float]]:
+def read_position_file(path: Path, base: FrozenBase | None, gang: GangRank) -> tuple[int, dict[str, float]]:
     """The version and the means of ``RoleBaselines``. Raises CheckpointIncomplete, and CheckpointMismatch also if the
     file's base is not ``base``."""
     position = read_json(path)
@@ -343,13 +351,14 @@ def read_position_file(path: Path, base: FrozenBase | None) -> tuple[int, dict[s
     means = position.get("role_means", {})
     if not isinstance(means, dict) or not all(isinstance(mean, float) for mean in means.values()):
         raise CheckpointMismatch(path, "role_means", "a number for each agent", repr(means))
-    check_base(path, base)
+    check_base(path, base, gang)
     return version, means
 
 
-def check_base(path: Path, base: FrozenBase | None) -> None:
-    """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base."""
-    expected, actual = _plain_base(base).get("base"), read_json(path).get("base")
+def check_base(path: Path, base: FrozenBase | None, gang: GangRank) -> None:
+    """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base. All ranks call
+    this."""
+    expected, actual = _plain_base(base, gang).get("base"), read_json(path).get("base")
     digests = [
         base_of["digest"] if isinstance(base_of, dict) else "of a whole model"
         for base_of in (expected, actual)

@@ -84,11 +84,11 @@ def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> N
     assert not any(need.memory_bytes for need in by_name.values())
 
 
-def test_a_slot_has_its_part_of_a_policy_s_weights_but_the_whole_base_of_an_adapter() -> None:
+def test_a_slot_has_its_part_of_a_policy_s_weights_and_of_the_base_of_an_adapter() -> None:
     pool = ("pool={name: shared, slots: 2}", "agents.sorter.trainer={ranks: 2}")
     for adapter, part in (
         ((), ("weights", 2 * BILLION)),
-        (("agents.sorter.lora={}",), ("frozen", 4 * BILLION)),
+        (("agents.sorter.lora={}",), ("frozen", 2 * BILLION)),
     ):
         only = {SORTER: SHAPES[SORTER]}
         found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), only, CARDS)}

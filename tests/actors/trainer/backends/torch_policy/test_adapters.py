@@ -18,6 +18,7 @@ from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.completion_model import named_weights, placed_model
 from flexmarl.actors.trainer.backends.torch_policy.frozen_base import FrozenBases
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE
 from flexmarl.actors.trainer.backends.torch_policy.lora_targets import target_names
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -50,6 +51,13 @@ def lora_policy(setup: PolicySetup | None = None, name: str = "solver", seed: in
 
 def copied(tensors: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def base_of(policy: TorchPolicy) -> Any:
+    """The base alone, as a model of its own."""
+    base = placed_model(policy._setup.real_model, 1)
+    base.load_state_dict(copied(policy.frozen_state()))
+    return base
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -98,22 +106,22 @@ def test_training_changes_the_adapter_alone_and_only_the_adapter_moves() -> None
 
 def test_a_new_adapter_changes_nothing_and_its_reference_is_the_base() -> None:
     policy = lora_policy(lora_setup(loss=LossConfig(kl_coefficient=0.1)))
-    base = policy.models._base
-    assert base is not None and policy._reference is not None
-    assert torch.equal(logits(policy.model), logits(base.model))
+    base = base_of(policy)
+    assert policy._reference is not None
+    assert torch.equal(logits(policy.model), logits(base))
     policy.accumulate(make_samples(0))
     policy.optimizer_step()
-    assert not torch.equal(logits(policy.model), logits(base.model))
-    assert torch.equal(logits(policy._reference.model), logits(base.model))
+    assert not torch.equal(logits(policy.model), logits(base))
+    assert torch.equal(logits(policy._reference.model), logits(base))
 
 
 def test_the_reference_is_the_adapter_after_its_sft() -> None:
     policy = lora_policy(lora_setup(loss=LossConfig(kl_coefficient=0.1)))
     policy.sft([((1, 2), (3, 4)), ((2,), (5,))])
     policy.sft_done()
-    assert policy._reference is not None and policy.models._base is not None
+    assert policy._reference is not None
     assert torch.equal(logits(policy.model), logits(policy._reference.model))
-    assert not torch.equal(logits(policy.model), logits(policy.models._base.model))
+    assert not torch.equal(logits(policy.model), logits(base_of(policy)))
 
 
 def test_bases_are_told_apart_by_their_model_and_equal_in_every_process() -> None:
@@ -121,8 +129,9 @@ def test_bases_are_told_apart_by_their_model_and_equal_in_every_process() -> Non
     small = ModelConfig(config=SMALLER_MODEL, tokenizer="unused")
     large = ModelConfig(config=SMALLER_MODEL | {"intermediate_size": 32}, tokenizer="unused")
     assert one.base_of(small) is one.base_of(small.model_copy()) is not one.base_of(large)
-    assert one.base_of(small).digest == other.base_of(small).digest != one.base_of(large).digest
-    assert FrozenBases(4).base_of(small).digest != one.base_of(small).digest
+    digests = [bases.base_of(each).digest(ALONE) for bases in (one, other) for each in (small, large)]
+    assert digests[0] == digests[2] != digests[1] == digests[3]
+    assert FrozenBases(4).base_of(small).digest(ALONE) not in digests
 
 
 # --------------------------------------------------------------------------- the gradient
@@ -239,9 +248,7 @@ def test_peft_loads_a_saved_adapter(tmp_path: Path, tokenizer: PreTrainedTokeniz
     for _ in range(2):
         step(policy)
     policy.save(tmp_path / "saved", tokenizer)
-    base = placed_model(policy._setup.real_model, 1)
-    base.load_state_dict(copied(policy.frozen_state()))
-    loaded = PeftModel.from_pretrained(base, tmp_path / "saved")
+    loaded = PeftModel.from_pretrained(base_of(policy), tmp_path / "saved")
     assert torch.equal(logits(loaded), logits(policy.model))
     assert not (tmp_path / "saved" / "model.safetensors").exists()
 

@@ -280,20 +280,6 @@ def test_each_rank_has_its_rows_of_every_tensor_and_of_its_moments(ranks: Ranks)
             assert max(part.shape[0] for part in parts) == -(-tensor.shape[0] // 4)
 
 
-def frozen_and_own(gang: GangRank) -> tuple[int, int]:
-    """Elements of the base, and of the adapter's rows, on this rank."""
-    policy = made_policy(gang, SETUPS["published adapter"], None)
-    base, own = policy.frozen_state(), policy.gradients()
-    return sum(each.numel() for each in base.values()), sum(each.numel() for each in own.values())
-
-
-def test_each_rank_has_the_whole_base_and_its_rows_of_the_adapter(ranks: Ranks) -> None:
-    ((base, whole),) = ranks.run(1, frozen_and_own)
-    found = ranks.run(2, frozen_and_own)
-    assert [each for each, _ in found] == [base, base]
-    assert sum(rows for _, rows in found) == whole and all(rows for _, rows in found)
-
-
 def published_peak(gang: GangRank) -> tuple[int, int]:
     """The most bytes while the weights are gathered, and the bytes of all of them."""
     setup = gang_setup({"name": "dapo"}, num_hidden_layers=4, vocab_size=64)
