@@ -55,20 +55,26 @@ class Layout:
     size_bytes: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Any]) -> "Layout":
-        """Raises TypeError for a sparse tensor, one without storage (meta) or one of an unknown dtype."""
+    def of(cls, tensors: Mapping[str, Any], *, outline: bool = False) -> "Layout":
+        """Raises TypeError for a sparse tensor, one of an unknown dtype, or one without storage (on the device
+        ``meta``), unless they are the ``outline`` of a state."""
         kind = kind_of(tensors.values())
         specs = []
         end = 0
         for name, tensor in tensors.items():
             dtype = kind.dtype_name(tensor)
-            if dtype is None:
+            if dtype is None or (not outline and kind.device(tensor) == "meta"):
                 what = f"{tensor.dtype}, {getattr(tensor, 'layout', 'an array')}, on {tensor.device}"
                 raise TypeError(f"{name}: {what}: can't travel")
             offset = -(-end // ALIGNMENT) * ALIGNMENT
             specs.append(TensorSpec(name, tuple(tensor.shape), dtype, offset))
             end = offset + specs[-1].size_bytes
         return cls(kind, tuple(specs), tuple(tensor.dtype for tensor in tensors.values()), end)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors, in their order."""
+        return [spec.name for spec in self.specs]
 
     def fits(self, tensors: Mapping[str, Any]) -> bool:
         """True if ``tensors`` have this layout, order of names included. Much cheaper than ``of``."""
@@ -251,13 +257,36 @@ def put(
 
     Returns the digest of the whole. Raises TransportClosed soon after ``stop`` is set.
     """
-    parts = copying.parts
+    return _put_parts(copying.parts, copying.copy, payload, table, share, stop, compare)
 
+
+def seal(
+    specs: Sequence[TensorSpec],
+    payload: memoryview,
+    table: memoryview,
+    share: Share,
+    stop: threading.Event,
+    compare: Callable[[int], None] | None = None,
+) -> int:
+    """As ``put``, of tensors that were written in place."""
+    parts = parts_of(specs, [CHUNK_BYTES] * len(specs), len(payload))
+    return _put_parts(parts, lambda _part: None, payload, table, share, stop, compare)
+
+
+def _put_parts(
+    parts: Sequence[Part],
+    copy: Callable[[Part], None],
+    payload: memoryview,
+    table: memoryview,
+    share: Share,
+    stop: threading.Event,
+    compare: Callable[[int], None] | None,
+) -> int:
     def write_part(index: int) -> None:
         if stop.is_set():
             raise TransportClosed
         part = parts[index]
-        copying.copy(part)
+        copy(part)
         for number, start, end in chunks(part):
             # Of the copy, not of the source: if the source is changed meanwhile, the digest is still that of the bytes
             # which readers get.

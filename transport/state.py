@@ -40,7 +40,7 @@ thread has stopped, and publishes nothing half written.
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ from .remote.remote import Remote
 from .select import CPU, Choice, Place, Reader, choose, this_node
 from .statistics import Chosen, MemoryUse, TransportStatistics
 from .tensors.tensor_kind import Tensors
-from .transfers import CopyWorkers, Memory, ReadRequest, Transfer, Transfers, handle_of
+from .transfers import CopyWorkers, Fill, Memory, Offer, ReadRequest, Transfer, Transfers, handle_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,8 +73,9 @@ log = get_logger(__name__)
 
 
 def payload_bytes(tensors: Tensors) -> int:
-    """Bytes of memory that ``tensors`` take when they are set, the gaps between them included."""
-    return Layout.of(tensors).size_bytes if tensors else 0
+    """Bytes of memory that ``tensors``, or those that they outline, take when they are set, the gaps between them
+    included."""
+    return Layout.of(tensors, outline=True).size_bytes if tensors else 0
 
 
 class StateTransport:
@@ -191,16 +192,9 @@ class StateTransport:
         ValueError for a version outside 0 .. 2**63-1 and for paths that can't be offered. OutOfDeviceMemory and
         DeviceError of ``cuda_ipc``.
         """
-        self._check_open()
-        if not 0 <= version < 2**63:
-            raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
-        if lent is not None and lent.node != self.place.node:
-            # The lender fetches it. A push would need a second server, with rights to write.
-            lent, offer = None, ("tcp",)
+        lent, offer = self._check_set(key, version, lent, offer)
         size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
         if lent is not None:
-            if offer is not None and tuple(offer) != ("shm",):
-                raise ValueError(f"{key}: lent memory is offered by 'shm', not by {list(offer)}")
             transfer = Transfer("set", key, version, "shm", size_bytes, timeout_s)
             offering = self._host.offer_in(lent, key, tensors, version=version, after=after)
             return handle_of(key, version, [await self._transfers.set(transfer, offering)])
@@ -214,6 +208,66 @@ class StateTransport:
             offering = memory.offer(key, tensors, version=version, paths=paths, after=after)
             offers.append(await self._transfers.set(transfer, offering))
         return handle_of(key, version, offers, withheld)
+
+    async def fill(
+        self,
+        key: str,
+        outline: Tensors,
+        fill: Fill,
+        *,
+        version: int,
+        offer: Sequence[PathName] | None = None,
+        lent: LentMemory | None = None,
+        timeout_s: float = 60.0,
+    ) -> StateHandle:
+        """As ``set``, for tensors that are nowhere whole before: ``fill`` is awaited with the tensors of the new
+        version, as they lie in the memory that readers will read, and writes them there, in any order.
+
+        ``outline``: their names, shapes and dtypes, such as tensors on the device ``meta``. If several memories are
+        offered, the first one is filled, and the others are copies of it. ``timeout_s`` includes ``fill``.
+
+        If ``fill`` raises, or at a cancellation, nothing is published and the version set before stays readable. Raises
+        as ``set`` and as ``fill``.
+        """
+        lent, offer = self._check_set(key, version, lent, offer)
+        layout = Layout.of(outline, outline=True)
+        withheld: dict[PathName, str] = {}
+        offers: list[Offer] = []
+        filling: Awaitable[Offer]
+        if lent is not None:
+            paths: Sequence[PathName] = ("shm",)
+            filling = self._host.fill_in(lent, key, layout, fill, version=version)
+        else:
+            if offer is None:
+                offer, withheld = await self._offer_to_all(outline)
+            memories = self._by_memory(key, offer)
+            first = self._memories[offer[0]]
+            paths = memories.pop(first)
+
+            async def fill_all(tensors: Mapping[str, Any]) -> None:
+                await fill(tensors)
+                for copied_to, more_paths in memories.items():
+                    offers.append(await copied_to.offer(key, tensors, version=version, paths=more_paths))
+
+            filling = first.fill(key, layout, fill_all, version=version, paths=paths)
+        counted: PathName = "tcp" if "tcp" in paths else paths[0]
+        transfer = Transfer("set", key, version, counted, layout.size_bytes, timeout_s)
+        filled = await self._transfers.set(transfer, filling)
+        return handle_of(key, version, [filled, *offers], withheld)
+
+    def _check_set(
+        self, key: str, version: int, lent: LentMemory | None, offer: Sequence[PathName] | None
+    ) -> tuple[LentMemory | None, Sequence[PathName] | None]:
+        """The memory to set in, and the paths to offer."""
+        self._check_open()
+        if not 0 <= version < 2**63:
+            raise ValueError(f"{key}: version {version} is outside 0 .. 2**63-1")
+        if lent is not None and lent.node != self.place.node:
+            # The lender fetches it. A push would need a second server, with rights to write.
+            return None, ("tcp",)
+        if lent is not None and offer is not None and tuple(offer) != ("shm",):
+            raise ValueError(f"{key}: lent memory is offered by 'shm', not by {list(offer)}")
+        return lent, offer
 
     async def _offer_to_all(self, tensors: Tensors) -> tuple[tuple[PathName, ...], dict[PathName, str]]:
         """The paths that no Set has named, and the reason against each that was left out."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ..core.base.threads import wait_ended
 from ..core.telemetry import get_logger
@@ -85,6 +85,10 @@ class ReadRequest(Generic[S]):
         return self.handle.size_bytes if self.is_whole else sum(spec.size_bytes for spec in self.tensors)
 
 
+Fill: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Writes all of the tensors that it is given. A cancelled call raises only after its last thread has stopped to."""
+
+
 class Memory(Protocol[S]):
     """Memory that states travel by. ``StateTransport`` makes it, selects it, sets the deadlines and logs.
 
@@ -107,6 +111,13 @@ class Memory(Protocol[S]):
 
         Raises TypeError for a tensor that can't travel, ArenaSpace if there is too little memory, TransportClosed.
         """
+        ...
+
+    async def fill(
+        self, key: str, layout: Layout, fill: Fill, *, version: int, paths: Sequence[PathName]
+    ) -> Offer:
+        """As ``offer``, for tensors of ``layout`` that ``fill`` writes in place. Raises its errors too; nothing is
+        published then."""
         ...
 
     async def fetch(self, request: ReadRequest[S], into: Mapping[str, Any] | None) -> dict[str, Any]:

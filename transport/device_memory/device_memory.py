@@ -13,7 +13,7 @@ go with it.
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,7 @@ from ..host_memory.arena import Arena
 from ..host_memory.block import Block
 from ..select import Place
 from ..tensors.tensor_kind import Tensors
-from ..transfers import CopyWorkers, Memory, Offer, ReadRequest, VersionedMemory
+from ..transfers import CopyWorkers, Fill, Memory, Offer, ReadRequest, VersionedMemory
 from .buffer_sets import BufferSet, BufferSets
 from .devices import DeviceBuffer, DeviceEvent, Devices
 from .opened_buffers import OpenedBuffers
@@ -112,20 +112,65 @@ class DeviceMemory(Memory[CudaIpcSource]):
             device = self._device_of(sources)
             # Once, not for each buffer: a later one would wait for computations that were begun meanwhile.
             after = after or self._devices.record([device])
-            buffers = await self._begin_set(key, written, device, version, layout)
-            try:
+
+            async def write(buffers: BufferSet) -> Offer:
                 work = functools.partial(self._write, buffers, layout, sources, device, after)
-                offered = await self._workers.run(layout.size_bytes, work)
-            except BaseException:
-                buffers.control.end()
-                written.failed(buffers)
-                raise
-            # The second set of the first version stays; what is free besides is of no more use.
-            spare = [] if written.published else written.free[:1]
-            written.free = [buffer_set for buffer_set in written.free if buffer_set not in spare]
-            self._sets.retire(written.publish(buffers))
-            written.free.extend(spare)
+                return await self._workers.run(layout.size_bytes, work)
+
+            offered = await self._publish_next(key, written, device, version, layout, write)
         await self._sets.free_retired()
+        return offered
+
+    async def fill(
+        self, key: str, layout: payload.Layout, fill: Fill, *, version: int, paths: Sequence[PathName]
+    ) -> Offer:
+        """The tensors are PyTorch's, on the first device."""
+        written = self._written.setdefault(key, VersionedMemory())
+        async with written.lock:
+            if self._closed:
+                raise TransportClosed
+            device = self._device_of(())
+
+            async def write(buffers: BufferSet) -> Offer:
+                empty = {
+                    spec.name: payload.torch_kind().empty(spec)
+                    for spec in layout.specs
+                    if not spec.size_bytes
+                }
+                views = {
+                    name: view for _, _, named in _views(buffers, layout) for name, view in named.items()
+                }
+                await fill({name: (empty | views)[name] for name in layout.names})
+                written_by = self._devices.record([device])
+                work = functools.partial(self._write, buffers, layout, None, device, written_by)
+                return await self._workers.run(layout.size_bytes, work)
+
+            offered = await self._publish_next(key, written, device, version, layout, write)
+        await self._sets.free_retired()
+        return offered
+
+    async def _publish_next(
+        self,
+        key: str,
+        written: VersionedMemory[BufferSet],
+        device: str,
+        version: int,
+        layout: payload.Layout,
+        write: Callable[[BufferSet], Awaitable[Offer]],
+    ) -> Offer:
+        """Has ``write`` write the next version; nothing is published if it raises."""
+        buffers = await self._begin_set(key, written, device, version, layout)
+        try:
+            offered = await write(buffers)
+        except BaseException:
+            buffers.control.end()
+            written.failed(buffers)
+            raise
+        # The second set of the first version stays; what is free besides is of no more use.
+        spare = [] if written.published else written.free[:1]
+        written.free = [buffer_set for buffer_set in written.free if buffer_set not in spare]
+        self._sets.retire(written.publish(buffers))
+        written.free.extend(spare)
         return offered
 
     def _device_of(self, tensors: Iterable[Any]) -> str:
@@ -170,24 +215,25 @@ class DeviceMemory(Memory[CudaIpcSource]):
         self,
         buffers: BufferSet,
         layout: payload.Layout,
-        sources: list[Any],
+        sources: list[Any] | None,
         device: str,
         after: DeviceEvent,
         stop: threading.Event,
     ) -> Offer:
+        """``sources``: None if the buffers were written in place, by computations before ``after``."""
         described = []
-        for (start, end), buffer, handle in zip(
-            buffers.ranges, buffers.buffers, buffers.handles, strict=True
-        ):
+        named_sources = None if sources is None else dict(zip(layout.names, sources, strict=True))
+        for number, ((start, end), buffer, views) in enumerate(_views(buffers, layout)):
             if stop.is_set():
                 raise TransportClosed
-            inside = [n for n, spec in enumerate(layout.specs) if start <= spec.offset and _end(spec) <= end]
-            specs = [layout.specs[n] for n in inside]
-            views = payload.make_views(payload.torch_kind(), buffer.tensor, -start, specs)
-            self._devices.copy(device, views, [sources[n] for n in inside], after).synchronize()
+            if named_sources is None:
+                after.synchronize()
+            else:
+                targets, from_tensors = list(views.values()), [named_sources[name] for name in views]
+                self._devices.copy(device, targets, from_tensors, after).synchronize()
             # After the copies: their memory is complete only when the event before is synchronized.
             checksum = self._devices.checksum(buffer.tensor[: end - start])
-            described.append(BufferSource(handle, start, end - start, checksum))
+            described.append(BufferSource(buffers.handles[number], start, end - start, checksum))
         source = CudaIpcSource(
             "cuda_ipc", self._place.node, self._place.process, device, buffers.control.name,
             buffers.control.commit(), tuple(described),
@@ -353,6 +399,16 @@ class DeviceMemory(Memory[CudaIpcSource]):
         except TimeoutError:
             # Freeing it would be undefined for them. It goes with this process.
             log.error("device memory is still open in other processes", processes=self._sets.users())
+
+
+def _views(
+    buffers: BufferSet, layout: payload.Layout
+) -> Iterator[tuple[tuple[int, int], DeviceBuffer, dict[str, Any]]]:
+    """The first byte and the end of each buffer in the payload, the buffer, and the tensors in it."""
+    for (start, end), buffer in zip(buffers.ranges, buffers.buffers, strict=True):
+        specs = [spec for spec in layout.specs if start <= spec.offset and _end(spec) <= end]
+        views = payload.make_views(payload.torch_kind(), buffer.tensor, -start, specs)
+        yield (start, end), buffer, {spec.name: view for spec, view in zip(specs, views, strict=True)}
 
 
 def _end(part: TensorSpec | BufferSource) -> int:

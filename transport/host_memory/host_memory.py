@@ -11,8 +11,8 @@ their states are copied here first (``remote/remote.py``).
 import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ..remote.remote import Remote
 from ..remote.server import BulkServer
 from ..select import Place
 from ..tensors.tensor_kind import TensorKind, Tensors
-from ..transfers import CopyWorkers, Memory, Offer, ReadRequest, VersionedMemory
+from ..transfers import CopyWorkers, Fill, Memory, Offer, ReadRequest, VersionedMemory
 from . import lent_files
 from .arena import Arena
 from .block import Block, file_bytes, populate
@@ -90,8 +90,37 @@ class HostMemory(Memory[Any]):
                 self._write_next, key, written, layout, list(tensors.values()), version, device_copies
             )
             source, digest = await self._workers.run(layout.size_bytes, work)
-        sources = tuple(source if door is None or path == "shm" else door.source(source) for path in paths)
-        return Offer(sources, layout.specs, layout.size_bytes, digest)
+        return _offer_of(source, digest, layout, door, paths)
+
+    async def fill(
+        self, key: str, layout: payload.Layout, fill: Fill, *, version: int, paths: Sequence[PathName]
+    ) -> Offer:
+        door = self._open_door() if "tcp" in paths else None
+        written = self._written.setdefault(key, VersionedMemory())
+        async with written.lock:
+            if self._closed:
+                raise TransportClosed
+            begin = functools.partial(self._next_block, key, written, layout.size_bytes, version)
+            newest = written.published[-1].block if written.published else None
+            source, digest = await self._fill_block(begin, layout, fill, self._place.process, newest)
+        return _offer_of(source, digest, layout, door, paths)
+
+    async def _fill_block(
+        self,
+        begin: Callable[[], AbstractContextManager[MappedBlock]],
+        layout: payload.Layout,
+        fill: Fill,
+        owner: str,
+        newest: Block | None = None,
+    ) -> tuple[ShmSource, int]:
+        """Has ``fill`` write the payload of the block that ``begin`` gives, and publishes it."""
+        with ExitStack() as stack:
+            # Entered by the thread: the result of a cancelled call is lost, and its block would stay locked.
+            mapped = await self._workers.run(layout.size_bytes, lambda _stop: stack.enter_context(begin()))
+            views = mapped.views(layout.kind, layout.specs)
+            await fill({spec.name: view for spec, view in zip(layout.specs, views, strict=True)})
+            work = functools.partial(self._publish, mapped, layout, owner, None, newest)
+            return await self._workers.run(layout.size_bytes, work)
 
     def _open_door(self) -> BulkServer:
         """The server that other hosts read from. It listens from the first call on: a process that sets no state for
@@ -113,16 +142,26 @@ class HostMemory(Memory[Any]):
         device_copies: payload.DeviceCopies | None,
         stop: threading.Event,
     ) -> tuple[ShmSource, int]:
-        mapped = self._begin_block(key, written, layout.size_bytes, version)
+        newest = written.published[-1].block if written.published else None
+        with self._next_block(key, written, layout.size_bytes, version) as mapped:
+            copying = self._copying(mapped, layout, sources, device_copies)
+            return self._publish(mapped, layout, self._place.process, copying, newest, stop)
+
+    @contextmanager
+    def _next_block(
+        self, key: str, written: VersionedMemory[MappedBlock], size_bytes: int, version: int
+    ) -> Iterator[MappedBlock]:
+        """A block of the key that is marked as being written. At the end it has the newest version; after an error
+        nothing was published."""
+        mapped = self._begin_block(key, written, size_bytes, version)
         try:
-            newest = written.published[-1].block if written.published else None
-            published = self._write(mapped, layout, sources, self._place.process, device_copies, stop, newest)
+            yield mapped
         except BaseException:
+            mapped.block.end()
             written.failed(mapped)
             raise
         for outdated in written.publish(mapped):
             self._give_back(outdated.block)
-        return published
 
     def _begin_block(
         self, key: str, written: VersionedMemory[MappedBlock], size_bytes: int, version: int
@@ -144,34 +183,38 @@ class HostMemory(Memory[Any]):
             # likes.
             self._arena.give_back(block)
 
-    def _write(
+    def _copying(
         self,
         mapped: MappedBlock,
         layout: payload.Layout,
         sources: list[Any],
-        owner: str,
         device_copies: payload.DeviceCopies | None,
+    ) -> payload.Copying:
+        views = mapped.views(layout.kind, layout.specs)
+        return payload.Copying(layout.kind, views, sources, layout.specs, layout.size_bytes, device_copies)
+
+    def _publish(
+        self,
+        mapped: MappedBlock,
+        layout: payload.Layout,
+        owner: str,
+        copying: payload.Copying | None,
+        newest: Block | None,
         stop: threading.Event,
-        newest: Block | None = None,
     ) -> tuple[ShmSource, int]:
-        """Writes the payload of a block that was begun, and publishes it: its source and digest. ``newest``: of the
-        versions of its key."""
+        """Writes the payload of a block that was begun by ``copying``, unless it was written in place, and publishes
+        it: its source and digest. ``newest``: of the versions of its key."""
         block = mapped.block
-        try:
-            data = block.payload[: layout.size_bytes]
-            views = mapped.views(layout.kind, layout.specs)
-            copying = payload.Copying(
-                layout.kind, views, sources, layout.specs, layout.size_bytes, device_copies
-            )
-            # The changes for readers of other hosts that have the older version: while a chunk is in the cache. When
-            # the first reader asks, both versions would have to be read from memory again, and all readers would wait.
-            compare = None
-            if newest is not None and self._door is not None:
-                compare = self._door.compare(newest, block, layout.size_bytes)
-            digest = payload.put(copying, data, block.table, self._workers.share, stop, compare)
-        except BaseException:
-            block.end()
-            raise
+        data, table, share = block.payload[: layout.size_bytes], block.table, self._workers.share
+        # The changes for readers of other hosts that have the older version: while a chunk is in the cache. When
+        # the first reader asks, both versions would have to be read from memory again, and all readers would wait.
+        compare = None
+        if newest is not None and self._door is not None:
+            compare = self._door.compare(newest, block, layout.size_bytes)
+        if copying is None:
+            digest = payload.seal(layout.specs, data, table, share, stop, compare)
+        else:
+            digest = payload.put(copying, data, table, share, stop, compare)
         return ShmSource("shm", self._place.node, owner, block.name, block.commit()), digest
 
     def _give_back(self, block: Block) -> None:
@@ -307,25 +350,38 @@ class HostMemory(Memory[Any]):
         # A layout for each Set: lent memory is set by one process now, by another one then, and none keeps its
         # versions.
         layout = payload.Layout.of(tensors)
-        if layout.size_bytes > lent.size_bytes:
-            raise ArenaSpace(layout.size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
+        begin = self._beginning_of_lent(lent, key, version, layout.size_bytes)
         device_copies = self._copies_after(layout.kind, after)
-        work = functools.partial(
-            self._write_lent, lent, key, layout, list(tensors.values()), version, device_copies
-        )
+
+        def work(stop: threading.Event) -> tuple[ShmSource, int]:
+            with begin() as mapped:
+                copying = self._copying(mapped, layout, [*tensors.values()], device_copies)
+                return self._publish(mapped, layout, lent.process, copying, None, stop)
+
         source, digest = await self._workers.run(layout.size_bytes, work)
         return Offer(lent.sources(source.generation), layout.specs, layout.size_bytes, digest)
 
-    def _write_lent(
-        self,
-        lent: LentMemory,
-        key: str,
-        layout: payload.Layout,
-        sources: list[Any],
-        version: int,
-        device_copies: payload.DeviceCopies | None,
-        stop: threading.Event,
-    ) -> tuple[ShmSource, int]:
+    async def fill_in(
+        self, lent: LentMemory, key: str, layout: payload.Layout, fill: Fill, *, version: int
+    ) -> Offer:
+        """As ``fill``, in memory of this process or of another one of this host."""
+        if self._closed:
+            raise TransportClosed
+        begin = self._beginning_of_lent(lent, key, version, layout.size_bytes)
+        source, digest = await self._fill_block(begin, layout, fill, lent.process)
+        return Offer(lent.sources(source.generation), layout.specs, layout.size_bytes, digest)
+
+    def _beginning_of_lent(
+        self, lent: LentMemory, key: str, version: int, size_bytes: int
+    ) -> Callable[[], AbstractContextManager[MappedBlock]]:
+        """Raises ArenaSpace."""
+        if size_bytes > lent.size_bytes:
+            raise ArenaSpace(size_bytes, lent.size_bytes, f"{self._directory / lent.block}", key)
+        return functools.partial(self._lent_block, lent, key, version, size_bytes)
+
+    @contextmanager
+    def _lent_block(self, lent: LentMemory, key: str, version: int, size_bytes: int) -> Iterator[MappedBlock]:
+        """The block, pinned and marked as being written."""
         mapped = self._map(lent.block, key, version)
         if not mapped.block.is_writable:
             block = Block.open(self._directory, lent.block, writable=True)
@@ -335,10 +391,14 @@ class HostMemory(Memory[Any]):
             mapped = self._mapped[lent.block] = MappedBlock(block, self._pin)
         if mapped.block.capacity != lent.size_bytes:
             raise ForeignHandle(lent.block, str(self._directory), "it is not as large as it was lent")
-        if not mapped.block.begin(version, layout.size_bytes):
+        if not mapped.block.begin(version, size_bytes):
             raise MemoryInUse(key, version, lent.block)
-        with mapped.pinned():
-            return self._write(mapped, layout, sources, lent.process, device_copies, stop)
+        try:
+            with mapped.pinned():
+                yield mapped
+        except BaseException:
+            mapped.block.end()
+            raise
 
     # ----------------------------------------------------------------------- reading
 
@@ -475,6 +535,17 @@ class HostMemory(Memory[Any]):
         for mapped in self._mapped.values():
             mapped.forget()
         self._mapped.clear()
+
+
+def _offer_of(
+    source: ShmSource,
+    digest: int,
+    layout: payload.Layout,
+    door: BulkServer | None,
+    paths: Sequence[PathName],
+) -> Offer:
+    sources = tuple(source if door is None or path == "shm" else door.source(source) for path in paths)
+    return Offer(sources, layout.specs, layout.size_bytes, digest)
 
 
 def _check_size(block: Block, handle: StateHandle) -> None:

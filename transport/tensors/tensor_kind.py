@@ -20,7 +20,7 @@ class TensorKind(Protocol[T]):
     """The tensors of one library, as far as payloads need to know them."""
 
     def dtype_name(self, tensor: T) -> str | None:
-        """Its name in ``handle.DTYPE_BYTES``; None if the tensor can't travel: an unknown dtype, not dense, meta."""
+        """Its name in ``handle.DTYPE_BYTES``; None if the tensor can't travel: an unknown dtype, not dense."""
         ...
 
     def dtype(self, name: str) -> Any:
@@ -28,7 +28,7 @@ class TensorKind(Protocol[T]):
         ...
 
     def device(self, tensor: T) -> str:
-        """The type of its device: ``cpu``, ``cuda``."""
+        """The type of its device: ``cpu``, ``cuda``, ``meta`` for one without storage."""
         ...
 
     def size_bytes(self, tensor: T) -> int:

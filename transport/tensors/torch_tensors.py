@@ -17,7 +17,7 @@ class TorchTensors(TensorKind[Tensor]):
     """See ``TensorKind``."""
 
     def dtype_name(self, tensor: Any) -> str | None:
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
             return None
         return DTYPE_NAMES.get(tensor.dtype)
 
