@@ -10,18 +10,18 @@ from ..credit.algorithms import ALGORITHMS, Aggregation, Algorithm, AlgorithmNam
 from ..credit.credit_config import CreditConfig, Decay, row_of
 from .objective.transforms import KL_TRANSFORMS, Critic, RoleBaseline, Transform, Whiten, whole_batch_reason
 
-Correction = Literal["none", "truncate", "mask", "decoupled"]
+Correction = Literal["none", "tis", "icepop", "decoupled"]
 OldPolicy = Literal["proximal", "behaviour"]
 
 CORRECTION_BOUNDS: dict[Correction, tuple[float | None, float | None]] = {
     "none": (None, None),
-    "truncate": (None, 2.0),
-    "mask": (0.5, 5.0),
+    "tis": (None, 2.0),
+    "icepop": (0.5, 5.0),
     "decoupled": (None, 5.0),
 }
 """Default bounds of the weight, low and high; ``importance_weights.correction_weights`` has the sources."""
 
-DEFAULT_CORRECTION: Correction = "truncate"
+DEFAULT_CORRECTION: Correction = "tis"
 _DEFAULT = ALGORITHMS["grpo"]
 
 
@@ -75,7 +75,7 @@ class CriticConfig(Config):
 class LossConfig(Config):
     """The loss of one policy. Part of the policy's ``algorithm`` section; numbers left out are the paper's.
 
-    ``name`` chooses the row of ``ALGORITHMS``, and with it the surrogate. The default correction is ``truncate`` in
+    ``name`` chooses the row of ``ALGORITHMS``, and with it the surrogate. The default correction is ``tis`` in
     every mode: rounding changes a weight as little as a log-probability, staleness is corrected, and one token can't
     have the weight of many (``importance_weights.py``). The default bound of the warning is 10 times the rounding."""
 
@@ -230,11 +230,11 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
     ),
     (
         lambda loss: loss.correction == "none" and (loss.correction_low, loss.correction_high) != (None, None),
-        "correction_low and correction_high want a correction: truncate, mask or decoupled",
+        "correction_low and correction_high want a correction: tis, icepop or decoupled",
     ),
     (
-        lambda loss: loss.correction == "truncate" and loss.correction_low is not None,
-        "correction truncate has no lower bound: leave out correction_low",
+        lambda loss: loss.correction == "tis" and loss.correction_low is not None,
+        "correction tis has no lower bound: leave out correction_low",
     ),
     (
         lambda loss: None not in (loss.correction_low, loss.correction_high)

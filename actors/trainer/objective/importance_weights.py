@@ -24,10 +24,10 @@ def correction_weights(
 
     With ``w = exp(proximal - behaviour)``:
 
-    - ``truncate``: ``min(w, high)``, truncated importance sampling (Espeholt et al., arXiv 1802.01561; between an
+    - ``tis``: ``min(w, high)``, truncated importance sampling (Espeholt et al., arXiv 1802.01561; between an
       engine and a trainer: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training",
       2025), ``high`` 2.
-    - ``mask``: ``w`` within ``[low, high]``, else 0: IcePop (Ling team, arXiv 2510.18855, the objective's ``M``),
+    - ``icepop``: ``w`` within ``[low, high]``, else 0: IcePop (Ling team, arXiv 2510.18855, the objective's ``M``),
       0.5 and 5.
     - ``decoupled``: ``w``, the factor of the decoupled PPO objective (Hilton et al., arXiv 2110.00641, section 3;
       AReaL, Fu et al., arXiv 2505.24298, eq. 5). Tokens above ``high`` are left out, as in AReaL's code; 5.
@@ -46,6 +46,6 @@ def correction_weights(
             bounded = weights < low
         if high is not None:
             bounded = bounded | (weights > high)
-        if correction == "truncate":
+        if correction == "tis":
             return weights.clamp(max=high), bounded
         return weights.masked_fill(bounded, 0.0), bounded

@@ -113,7 +113,7 @@ def plain_weight(config: Algorithm, gap: float) -> float:
     weight, low, high = math.exp(gap), config.loss.correction_low, config.loss.correction_high
     if config.loss.correction == "none":
         return 1.0
-    if config.loss.correction == "truncate":
+    if config.loss.correction == "tis":
         assert high is not None
         return min(weight, high)
     return 0.0 if (low is not None and weight < low) or (high is not None and weight > high) else weight

@@ -29,7 +29,7 @@ def test_without_a_word_it_is_grpo_as_in_its_paper() -> None:
     assert (of_policy.clip_low, of_policy.clip_high) == (0.2, 0.2)
     assert (credit.scale_rewards, of_policy.aggregation) == (True, "sequence_mean")
     assert (of_policy.correction, of_policy.correction_low, of_policy.correction_high) == (
-        "truncate",
+        "tis",
         None,
         2.0,
     )
@@ -54,7 +54,7 @@ def test_a_name_brings_its_papers_numbers_and_what_is_given_wins(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("correction", ["none", "truncate", "mask", "decoupled"])
+@pytest.mark.parametrize("correction", ["none", "tis", "icepop", "decoupled"])
 def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> None:
     found = algorithm(name=name, correction=correction, kl_coefficient=0.01)
     for half in (found.credit, found.loss):
@@ -80,9 +80,9 @@ def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> Non
         ({"kl_estimator": "k1", "kl_coefficient": 0.1}, "zero on average"),
         ({"constant_length": 8}, "aggregation constant"),
         ({"correction": "none", "correction_high": 2.0}, "want a correction"),
-        ({"correction": "truncate", "correction_low": 0.5}, "no lower bound"),
-        ({"correction": "mask", "correction_low": 6.0}, "less than correction_high"),
-        ({"correction": "tis"}, "'none', 'truncate'"),
+        ({"correction": "tis", "correction_low": 0.5}, "no lower bound"),
+        ({"correction": "icepop", "correction_low": 6.0}, "less than correction_high"),
+        ({"correction": "truncate"}, "'none', 'tis'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(given: dict[str, Any], why: str) -> None:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from flexmarl.actors.trainer.objective.importance_weights import correction_weights
 from flexmarl.actors.trainer.trainer_config import CORRECTION_BOUNDS, Correction
 
-KINDS: tuple[Correction, ...] = ("none", "truncate", "mask", "decoupled")
+KINDS: tuple[Correction, ...] = ("none", "tis", "icepop", "decoupled")
 
 
 def naive(kind: Correction, ratio: float, low: float | None, high: float | None) -> tuple[float, bool]:
     if kind == "none":
         return 1.0, False
-    if kind == "truncate":
+    if kind == "tis":
         return (ratio if high is None else min(ratio, high)), high is not None and ratio > high
     outside = (low is not None and ratio < low) or (high is not None and ratio > high)
     return (0.0, True) if outside else (ratio, False)
@@ -43,7 +43,7 @@ def test_where_engine_and_trainer_agree_nothing_is_corrected(kind: Correction) -
     assert weights.tolist() == [1.0, 1.0] and not removed.any()
 
 
-@pytest.mark.parametrize("kind", ["truncate", "mask", "decoupled"])
+@pytest.mark.parametrize("kind", ["tis", "icepop", "decoupled"])
 def test_extreme_ratios_have_a_bounded_weight(kind: Correction) -> None:
     low, high = CORRECTION_BOUNDS[kind]
     weights, _ = correction_weights(

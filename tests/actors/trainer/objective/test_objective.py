@@ -33,17 +33,17 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"name": "grpo"},
     {"name": "grpo", "kl_coefficient": 0.04},
     {"name": "grpo", "aggregation": "token_mean", "correction": "none"},
-    {"name": "grpo", "correction": "mask", "correction_low": 0.8, "correction_high": 1.3},
+    {"name": "grpo", "correction": "icepop", "correction_low": 0.8, "correction_high": 1.3},
     {"name": "grpo", "correction": "decoupled", "correction_high": 1.2, "kl_coefficient": 0.1},
     {"name": "dr_grpo", "constant_length": 12},
     {"name": "dapo"},
     {"name": "gspo"},
     {"name": "gspo", "clip_low": 0.1, "clip_high": 0.2, "kl_coefficient": 0.1, "kl_estimator": "k2"},
     {"name": "cispo", "clip_high": 0.1},
-    {"name": "cispo", "clip_low": 0.1, "clip_high": 0.1, "correction": "mask", "correction_low": 0.9},
+    {"name": "cispo", "clip_low": 0.1, "clip_high": 0.1, "correction": "icepop", "correction_low": 0.9},
     {"name": "rloo"},
     {"name": "rloo", "kl_coefficient": 0.05},
-    {"name": "rloo", "correction": "truncate", "correction_high": 1.1},
+    {"name": "rloo", "correction": "tis", "correction_high": 1.1},
     {"name": "reinforce_pp"},
     {"name": "reinforce_pp", "kl_coefficient": 0.1},
     {"name": "reinforce_pp_baseline"},
@@ -65,7 +65,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
         "kl_coefficient": 0.1,
         "kl_in_reward": False,
         "kl_estimator": "k3",
-        "correction": "truncate",
+        "correction": "tis",
     },
 )
 
@@ -246,7 +246,7 @@ def one(logprobs: Sequence[float], engine: Sequence[float]) -> CompletionTokens:
 
 
 def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -> None:
-    config = LossConfig(name="grpo", correction="mask", correction_low=0.5, correction_high=5.0)
+    config = LossConfig(name="grpo", correction="icepop", correction_low=0.5, correction_high=5.0)
     batch = one([-1.0, -2.0], [-9.0, -30.0])
     loss, sums = batch_loss(config, batch)
     torch.autograd.backward(loss)

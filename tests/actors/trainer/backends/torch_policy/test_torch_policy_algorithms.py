@@ -75,10 +75,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 ALL = [{"name": name} for name in ALGORITHMS] + [
-    {"name": "grpo", "kl_coefficient": 0.1, "correction": "truncate"},
+    {"name": "grpo", "kl_coefficient": 0.1, "correction": "tis"},
     {"name": "rloo", "kl_coefficient": 0.1},
     {"name": "reinforce_pp", "kl_coefficient": 0.1},
-    {"name": "grpo", "aggregation": "sequence_mean", "correction": "mask"},
+    {"name": "grpo", "aggregation": "sequence_mean", "correction": "icepop"},
     {"name": "ppo", "kl_coefficient": 0.1, "aggregation": "sequence_mean"},
 ]
 

@@ -112,7 +112,7 @@ def test_both_sides_of_a_zero_sum_game_push_one_policy_by_their_own_rewards(
     policy.accumulate(samples[:4])
     policy.accumulate(samples[4:])
     divisor = {"token_mean": 2, "sequence_mean": 2, "sequence_sum": 1, "constant": 5}[of.loss.aggregation]
-    assert of.loss.correction == "truncate" and of.loss.correction_high is not None
+    assert of.loss.correction == "tis" and of.loss.correction_high is not None
     total = torch.zeros((), dtype=torch.float64)
     for sample in samples:
         row = torch.tensor([[*sample.prompt_tokens, *sample.tokens]])

@@ -26,7 +26,7 @@ MIXES: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "grpo"}, "grpo", "grpo"),
     ({"name": "dr_grpo", "constant_length": 8}, "at_grpo", "dr_mas"),
     ({"name": "gspo"}, "rloo", "grpo"),
-    ({"name": "grpo", "kl_coefficient": 0.1, "correction": "truncate"}, "grpo", "dr_grpo"),
+    ({"name": "grpo", "kl_coefficient": 0.1, "correction": "tis"}, "grpo", "dr_grpo"),
     ({"name": "rloo", "kl_coefficient": 0.1}, "rloo", "rloo"),
     ({"name": "reinforce_pp", "kl_coefficient": 0.1}, "reinforce_pp", "reinforce_pp_baseline"),
     ({"name": "ppo", "kl_coefficient": 0.1}, "ppo", "ppo"),
