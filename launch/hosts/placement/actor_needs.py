@@ -166,8 +166,8 @@ class _Sizes:
         pool = self.config.pool
         if not isinstance(pool, SharedPoolConfig) or pool.host_memory_gib is not None:
             return 0  # beyond it they go to the disk
-        ranks = sum(policy.trainer.ranks for policy in self.config.trained.values())
-        return pool_bytes(states, are_suspended=ranks > pool.slots)
+        ranks = sum(policy.trainer.most_ranks for policy in self.config.trained.values())
+        return pool_bytes(states, are_suspended=ranks > pool.slot_count)
 
     def of_instance(self, name: PolicyName) -> Parts:
         """The parts of an instance on each of its GPUs."""
