@@ -5,7 +5,7 @@ A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py
     async def workflow(query: Query, agents: Agents) -> Rewards      (or workflow = a class derived from Environment)
     def train_query(position: int, seed: int, **data) -> Query       (optional, if query_source does not draw from it)
     def query_source(positions: QuerySource, seed: int, **data) -> QuerySource      (optional)
-    def eval_queries(seed: int, **data) -> Sequence[Query]
+    def eval_queries(seed: int, **data) -> Sequence[Query]           (both may be files instead: ``data_files.py``)
     def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
     async def setup(**data), async def teardown()    (optional; once in each rollout worker)
 
@@ -29,6 +29,7 @@ from ..environments.environment import Environment, Environments
 from ..errors import RecipeError
 from ..messages import Query
 from ..workflow import Workflow
+from .data_files import DataFiles
 from .query_problem import query_problem
 from .query_source import QuerySource
 
@@ -64,14 +65,17 @@ class Recipe:
         self.folder = Path(config.folder).resolve()
         self.file = self.folder / "workflow.py"
         self._module = self._load()
+        self._files = self._data_files()
         self.workflow, self._environments = self._workflow()
-        if not self.defines("query_source"):
-            self.function("train_query")
+        if not self.defines("query_source") and not self.defines("train_query"):
+            raise RecipeError(
+                f"{self.file} defines no function 'train_query': write it, or name a file of queries by data.train"
+            )
         self._eval_queries = self.function("eval_queries")
 
     def defines(self, name: str) -> bool:
-        """True if ``workflow.py`` has the name: some functions are optional."""
-        return hasattr(self._module, name)
+        """True if ``workflow.py`` has the name: some functions are optional. Files of ``data`` are functions too."""
+        return hasattr(self._module, name) or hasattr(self._files, name)
 
     async def setup(self, timeout_s: float) -> None:
         """Calls the recipe's ``setup``, then its environment's: once in each rollout worker, before all workflows.
@@ -176,6 +180,12 @@ class Recipe:
         environments = Environments(workflow)
         return environments, environments
 
+    def _data_files(self) -> DataFiles | None:
+        """The functions of the data section's files, if ``workflow.py`` has no data of its own."""
+        if hasattr(self._module, "train_query") or not isinstance(self._config.data.get("train"), str):
+            return None
+        return DataFiles(self.folder, self._config.data)
+
     def _load(self) -> ModuleType:
         if not self.file.is_file():
             raise RecipeError(
@@ -196,8 +206,8 @@ class Recipe:
             raise RecipeError(f"{self.file}: {what} failed: {text}\n{self.frames(error)}") from error
 
     def function(self, name: str) -> Callable[..., Any]:
-        """A function of ``workflow.py``. Raises RecipeError if it is missing."""
-        function = getattr(self._module, name, None)
+        """A function of ``workflow.py``, or of the files of ``data``. Raises RecipeError if it is missing."""
+        function = getattr(self._module, name, None) or getattr(self._files, name, None)
         if not callable(function):
             raise RecipeError(f"{self.file} defines no function {name!r}")
         return cast(Callable[..., Any], function)
