@@ -54,7 +54,8 @@ QUERIES, TRAJECTORIES = 4, 2
 PATIENCE_S = 120.0
 # After the first step of a life; long enough for many steps.
 STRIKE_WITHIN_S = 2.0
-HEARTBEATS = {"heartbeat_s": 0.5, "missed_heartbeats": 4, "silence_s": 3.0, "max_restarts": 100_000}
+# Kills are seen without heartbeats: short ones are for stops. A busy machine may overrun them.
+HEARTBEATS = {"heartbeat_s": 0.5, "missed_heartbeats": 4, "silence_s": 3.0}
 # The actors that ``--only`` strikes, by their kind, and the settings of a run that has them.
 RESTARTED = {
     "rollout": tuple(f"rollout-{number}" for number in range(3)),
@@ -123,6 +124,8 @@ class Storm:
         self._run = folder / "run"
         self._steps = steps
         self._strikes = deque(strikes)
+        heartbeats = HEARTBEATS if any(strike.stopped_s for strike in strikes) else {}
+        self._supervision = {"max_restarts": 100_000, **heartbeats}
         self._restarts = restarts
         self._clock = SteppingClock(folder) if clock else None
 
@@ -184,7 +187,7 @@ class Storm:
             str(RECIPE), "--runs", str(self._folder), "--name", self._run.name, *restarts,
             f"training.steps={self._steps}", f"training.queries_per_step={QUERIES}", "training.micro_batch=4",
             f"training.trajectories_per_query={TRAJECTORIES}", "checkpoint.every=1", "checkpoint.keep=2",
-            f"supervision={json.dumps(HEARTBEATS)}", *self._several,
+            f"supervision={json.dumps(self._supervision)}", *self._several,
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:

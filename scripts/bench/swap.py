@@ -14,6 +14,7 @@ The keys of the result:
 """
 
 import asyncio
+import re
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -106,7 +107,9 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         await bench.accumulate_both()
         for number in range(1, options.rounds + 1):
             report(f"large states, round {number} of {options.rounds}")
-            rounds.append({"copy_gb_s": _copy_gb_s(), **await bench.swap_rates()})
+            # In a thread: slots would give up a process whose loop stands still for long on a busy machine.
+            copy_gb_s = await asyncio.to_thread(_copy_gb_s)
+            rounds.append({"copy_gb_s": copy_gb_s, **await bench.swap_rates()})
     report(f"{options.cycles} cycles")
     async with _bench(options.small) as bench:
         cycled = await bench.cycle(options.cycles)
@@ -150,6 +153,13 @@ def _copy_gb_s() -> float:
         np.copyto(target, source)
         seconds.append(time.perf_counter() - began)
     return _COPY_BYTES / 1e9 / min(seconds)
+
+
+def _own_kib(pid: int) -> int:
+    """The resident memory of a process, without that of files: the kernel takes their pages back when it is short of
+    memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return sum(int(kib) for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +268,7 @@ class _Bench:
         return stats.figures["loss"], published.handle.digest
 
     def _rss(self) -> int:
-        return sum(process.memory_info().rss for process in self.slots)
+        return sum(_own_kib(process.pid) for process in self.slots)
 
 
 @asynccontextmanager

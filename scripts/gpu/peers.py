@@ -36,7 +36,8 @@ _PROGRAM: Final = (
 _ROOT: Final = Path(__file__).parents[2]
 _END_S: Final = 20.0
 _ANSWER_S: Final = 60.0
-_CPU_ANSWER_S: Final = 600.0  # other programs may use the cores
+_CPU_END_S: Final = 120.0  # other programs may use the cores
+_CPU_ANSWER_S: Final = 600.0
 _FREED_S: Final = 10.0
 FAKE: Final = "GPU-fake"
 FAKE_BYTES: Final = 1 << 29
@@ -134,6 +135,7 @@ class Peer:
     ) -> None:
         """``directory``: of the transports that exchange states. ``environment``: more variables."""
         self._answer_s = _ANSWER_S if card.is_cuda else _CPU_ANSWER_S
+        self._end_s = _END_S if card.is_cuda else _CPU_END_S
         self._connection, theirs = Pipe()
         arguments = [str(_ROOT), card.device, str(directory), str(theirs.fileno()), *refuses]
         self.process = subprocess.Popen(
@@ -173,7 +175,7 @@ class Peer:
                 raise PeerFailed(f"no answer within {timeout_s:g} s")
             is_done, result = self._connection.recv()
         except (EOFError, OSError) as error:
-            status = self.process.wait(_END_S)
+            status = self.process.wait(self._end_s)
             raise PeerFailed(f"the process has ended with status {status}") from error
         if not is_done:
             raise PeerFailed(result)
@@ -182,16 +184,16 @@ class Peer:
     def kill(self) -> None:
         """Ends the process by SIGKILL, and returns when it has ended."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(_END_S)
+        self.process.wait(self._end_s)
 
     def end(self) -> int:
         """Has the process close all it has, and end; returns its exit status. One that does not end is killed."""
         self._connection.close()
         try:
-            return self.process.wait(_END_S)
+            return self.process.wait(self._end_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return self.process.wait(_END_S)
+            return self.process.wait(self._end_s)
 
 
 class UsedMemory:

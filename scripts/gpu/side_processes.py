@@ -18,6 +18,7 @@ from .peers import Peer, Side, UsedMemory
 
 _MOST_CONTEXT_BYTES: Final = 1_500_000_000
 _COMMAND_S: Final = 60.0
+_CPU_COMMAND_S: Final = 600.0  # other programs may use the cores
 _PINNED_BYTES: Final = 64 << 20
 
 
@@ -94,7 +95,8 @@ def _run_command(card: Card, used: UsedMemory, arguments: Sequence[str]) -> Gene
         began = time.perf_counter()
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "flexmarl.launch.cli.main", *arguments],
-            cwd=card.folder, env=os.environ, capture_output=True, text=True, timeout=_COMMAND_S, check=False,
+            cwd=card.folder, env=os.environ, capture_output=True, text=True, check=False,
+            timeout=_COMMAND_S if card.is_cuda else _CPU_COMMAND_S,
         )  # fmt: skip
         seconds = time.perf_counter() - began
     if ended.returncode:

@@ -39,7 +39,7 @@ def battery(names: str, limit_s: int, *options: str) -> tuple[int, list[dict[str
 def test_a_test_that_fails_or_dies_does_not_stop_the_next(tmp_path: Path) -> None:
     page = tmp_path / "RESULTS.md"
     names = "FAILS RAISES DIES LEFT CARD PASSES"
-    status, checks, progress = battery(names, 100, "--results", str(page))
+    status, checks, progress = battery(names, int(PATIENCE_S), "--results", str(page))
     assert status == 1
     seen = {(check["test"], check["name"]): (check["value"], check["passed"]) for check in checks}
     assert seen == {
@@ -58,7 +58,7 @@ def test_a_test_that_fails_or_dies_does_not_stop_the_next(tmp_path: Path) -> Non
     assert "1 passed, 3 failed (FAILS, RAISES, DIES), 2 left out (LEFT, CARD)." in text
     assert "| FAILS | rate | 1 GB/s | >= 2 GB/s | FAILED |" in text
     assert "| PASSES | bytes | 2 GB |  |  |" in text and "torch" in text and "commit" in text
-    assert battery("PASSES LEFT", 100, "--results", str(page))[0] == 0
+    assert battery("PASSES LEFT", int(PATIENCE_S), "--results", str(page))[0] == 0
     assert page.read_text().count("\n## ") == 2
 
 
