@@ -1,5 +1,6 @@
 """Finds the modules whose import starts threads or opens devices, in a process of its own."""
 
+import contextlib
 import importlib
 import json
 import sys
@@ -47,10 +48,16 @@ def main(modules: list[str]) -> None:
 def _threads() -> list[str]:
     """The names of the threads: Python's where it knows them, else the kernel's."""
     names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
-    tasks = sorted(Path("/proc/self/task").iterdir())
-    return [f"thread {names.get(task.name) or (task / 'comm').read_text().strip()}" for task in tasks]
+    threads = []
+    for task in sorted(Path("/proc/self/task").iterdir()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            threads.append(f"thread {names.get(task.name) or (task / 'comm').read_text().strip()}")
+    return threads
 
 
 def _devices() -> list[str]:
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return [str(link.readlink()) for link in links if str(link.readlink()).startswith("/dev/nvidia")]
+    devices = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it is the one that lists them, or has just been closed
+            devices.append(str(link.readlink()))
+    return [device for device in devices if device.startswith("/dev/nvidia")]

@@ -35,7 +35,11 @@ def wait_ended(timeout_s: float) -> list[str]:
     deadline = time.monotonic() + timeout_s
     while (left := descendants()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return [" ".join(process.cmdline())[:120] for process in left if process.is_running()]
+    lines = []
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            lines.append(" ".join(process.cmdline())[:120])
+    return lines
 
 
 def kill_descendants() -> None:

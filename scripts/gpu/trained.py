@@ -24,6 +24,7 @@ from flexmarl.launch.hosts.nvidia import DeviceMonitor
 from .checks import Card, Check, holds, part
 
 _POLL_S = 0.02
+_REMOVAL_S = 60.0
 
 
 class Late(Exception):
@@ -130,7 +131,11 @@ class TrainRun:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        shutil.rmtree(self.runtime, ignore_errors=True)
+        # Actors of a killed process end some time later, and until then make files while others are being removed.
+        deadline = time.monotonic() + _REMOVAL_S
+        while self.runtime.exists() and time.monotonic() < deadline:
+            shutil.rmtree(self.runtime, ignore_errors=True)
+            time.sleep(_POLL_S)
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
