@@ -3,7 +3,8 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from pydantic import TypeAdapter
 from flexmarl.core.errors import UnsafeDirectory
 from flexmarl.transport import StateHandle
 from flexmarl.transport.errors import (
-    ForeignHandle,
     NoPath,
     StaleHandle,
     TransferTimeout,
@@ -23,6 +23,7 @@ from flexmarl.transport.errors import (
 )
 from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.host_memory.block import Block
+from flexmarl.transport.payload import Copying, Part
 from flexmarl.transport.state import StateTransport
 
 from ..patience import PATIENCE_S
@@ -31,7 +32,7 @@ torch.set_num_threads(1)
 
 PEER = Path(__file__).with_name("peer.py")
 HANDLES = TypeAdapter(StateHandle)
-LARGE = 16 << 20  # elements of 4 bytes: long enough to be interrupted
+LARGE = 16 << 20  # elements of 4 bytes: many parts, between which a copy may be interrupted
 
 
 def files(directory: Path) -> list[str]:
@@ -78,19 +79,22 @@ async def test_a_busy_writer_in_another_process_never_tears_a_read(
     tmp_path: Path, reader: StateTransport
 ) -> None:
     newest: list[StateHandle] = []
+    first = asyncio.Event()
 
     async def follow() -> None:
-        while (handle := await next_handle(process)) is not None and handle.version < 249:
+        while (handle := await next_handle(process)) is not None:
             newest[:] = [handle]
+            first.set()
 
     into = {name: torch.empty(1 << 17) for name in "abcd"}
-    whole = set()
-    stale = 0
-    async with peer(tmp_path, 250, 4 << 17) as process, asyncio.TaskGroup() as tasks:
+    whole: set[int] = set()
+    stale = reads = 0
+    async with peer(tmp_path, 10**6, 4 << 17) as process, asyncio.TaskGroup() as tasks:
         following = tasks.create_task(follow())
-        await until(lambda: bool(newest))
-        while not following.done():
+        await first.wait()
+        while reads < 250 or len(whole) < 2 or not stale:
             (handle,) = newest
+            reads += 1
             try:
                 await reader.get(handle, into=into)
             except StaleHandle as error:
@@ -100,7 +104,7 @@ async def test_a_busy_writer_in_another_process_never_tears_a_read(
                 whole.add(handle.version)
                 for tensor in into.values():
                     assert tensor.min() == tensor.max() == handle.version
-    assert len(whole) > 1 and stale > 0
+        following.cancel()
 
 
 async def test_a_killed_owner_leaves_files_only_in_the_directory(
@@ -150,30 +154,61 @@ async def test_a_state_is_a_copy(transport: StateTransport) -> None:
 # ----------------------------------------------------------------------- interrupted
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # what another thread does to a file sets no event
-            await asyncio.sleep(0)
+class Gate:
+    """Holds copies before their first parts: a busy machine may finish one before a test looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun, self._opened = threading.Event(), threading.Event()
+        self._opened.set()
+        copy = Copying.copy
+
+        def held(copying: Copying, part: Part) -> None:
+            self._begun.set()
+            assert self._opened.wait(PATIENCE_S)
+            copy(copying, part)
+
+        monkeypatch.setattr(Copying, "copy", held)
+
+    def shut(self) -> None:
+        """Further parts wait."""
+        self._begun.clear()
+        self._opened.clear()
+
+    def open(self) -> None:
+        """The copies continue."""
+        self._opened.set()
+
+    async def begun(self) -> None:
+        """Returns when a part waits."""
+        assert await asyncio.to_thread(self._begun.wait, PATIENCE_S)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open()
 
 
 def being_written(directory: Path) -> bool:
     """True while a block in ``directory`` is being written."""
-    try:
-        return any(Block.open(directory, name).generation % 2 for name in files(directory))
-    except ForeignHandle:
-        return False  # the block is still being made
+    return any(Block.open(directory, name).generation % 2 for name in files(directory))
 
 
 async def test_a_cancelled_set_publishes_nothing_and_harms_nothing(
-    tmp_path: Path, transport: StateTransport, reader: StateTransport
+    tmp_path: Path, transport: StateTransport, reader: StateTransport, gate: Gate
 ) -> None:
     state = {"w": torch.zeros(LARGE)}
     first = await transport.set("key", state, version=1)
     state["w"].fill_(2)
+    gate.shut()
     setting = asyncio.create_task(transport.set("key", state, version=2))
-    await until(lambda: being_written(tmp_path))
+    await gate.begun()
+    assert being_written(tmp_path)
     setting.cancel()
     setting.cancel()
+    await asyncio.sleep(0)  # it takes note
+    gate.open()
     with pytest.raises(asyncio.CancelledError):
         await setting
     assert transport.statistics().running == 0
@@ -189,12 +224,16 @@ async def test_a_cancelled_set_publishes_nothing_and_harms_nothing(
 
 
 async def test_a_set_that_outgrows_its_block_and_is_cancelled_leaves_two_files_later(
-    tmp_path: Path, transport: StateTransport, reader: StateTransport
+    tmp_path: Path, transport: StateTransport, reader: StateTransport, gate: Gate
 ) -> None:
     small = await transport.set("key", {"w": torch.ones(4)}, version=1)
+    gate.shut()
     setting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=2))
-    await until(lambda: len(files(tmp_path)) == 2)
+    await gate.begun()
+    assert len(files(tmp_path)) == 2
     setting.cancel()
+    await asyncio.sleep(0)  # it takes note
+    gate.open()
     with pytest.raises(asyncio.CancelledError):
         await setting
     assert (await reader.get(small))["w"].tolist() == [1, 1, 1, 1]
@@ -232,12 +271,15 @@ async def test_concurrent_sets_of_one_key_take_turns(
         assert (await reader.get(handles[version]))["w"].eq(version).all()
 
 
-async def test_closing_ends_transfers_under_way(tmp_path: Path) -> None:
+async def test_closing_ends_transfers_under_way(tmp_path: Path, gate: Gate) -> None:
     transport = StateTransport(tmp_path)
+    gate.shut()
     async with transport:
         setting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=0))
         waiting = asyncio.create_task(transport.set("key", {"w": torch.zeros(LARGE)}, version=1))
-        await until(lambda: being_written(tmp_path))
+        await gate.begun()
+        assert being_written(tmp_path)
+        asyncio.get_running_loop().call_soon(gate.open)  # when the transport waits for the copy
     for task in (setting, waiting):
         with pytest.raises(TransportClosed):
             await task
