@@ -4,22 +4,22 @@ trained once."""
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from .conftest import SIMULATED, Launched, Launcher, wait_until
 
-# A worker is given up within 4 s: more than a busy machine keeps a process waiting.
-SUPERVISION = "supervision={heartbeat_s: 1.0, missed_heartbeats: 4, silence_s: 60.0}"
+# A worker that is stopped is given up within 4 s: more than a busy machine keeps a process waiting. The end of one is
+# seen without heartbeats.
+SHORT_HEARTBEATS = ("supervision={heartbeat_s: 1.0, missed_heartbeats: 4, silence_s: 60.0}",)
 STEPS, QUERIES, TRAJECTORIES = 3, 4, 2
 SETTINGS = (
     *SIMULATED,
     f"training={{steps: {STEPS}, queries_per_step: {QUERIES}, trajectories_per_query: {TRAJECTORIES}, micro_batch: 4}}",
     "checkpoint.every=1",
     "rollout.workers=2",
-    SUPERVISION,
 )
 
 
@@ -31,10 +31,13 @@ def hold(tmp_path: Path) -> Path:
     return hold
 
 
-@pytest.fixture
-def held(launcher: Launcher, tmp_path: Path, hold: Path) -> Iterator[Launched]:
-    """A run with two workers that waits in its second step."""
-    run = launcher.train(f"workers-{tmp_path.name}", *SETTINGS, f"data.hold={hold}")
+@pytest.fixture(params=[()])
+def held(
+    request: pytest.FixtureRequest, launcher: Launcher, tmp_path: Path, hold: Path
+) -> Iterator[Launched]:
+    """A run with two workers that waits in its second step. The parameter: further settings."""
+    settings: Sequence[str] = request.param
+    run = launcher.train(f"workers-{tmp_path.name}", *SETTINGS, *settings, f"data.hold={hold}")
     run.wait_for_step(1)
     yield run
     run.close()
@@ -89,6 +92,7 @@ def test_kills(held: Launched, hold: Path) -> None:
     assert all("killed by signal 9" in reason for reason in reasons), reasons
 
 
+@pytest.mark.parametrize("held", [SHORT_HEARTBEATS], indirect=True, ids=[""])
 def test_one_that_is_stopped_for_longer_than_the_heartbeats_and_then_continued(
     held: Launched, hold: Path
 ) -> None:
@@ -115,7 +119,7 @@ def test_too_many_losses_end_the_run_which_its_restart_continues(
     launcher: Launcher, tmp_path: Path, hold: Path
 ) -> None:
     limits = ("supervision.max_restarts=1", "--restarts", "1")
-    run = launcher.train(f"many-{tmp_path.name}", *SETTINGS[:-1], f"data.hold={hold}", *limits)
+    run = launcher.train(f"many-{tmp_path.name}", *SETTINGS, f"data.hold={hold}", *limits)
     run.wait_for_output("checkpoints/step_000001")
     for number in range(2):
         # First the losses: until the loss of a killed worker is known, that one may still be listed.

@@ -197,13 +197,16 @@ def test_all_processes_may_be_stopped_at_once(held: Launched, hold: Path) -> Non
     assert "actor_silent" not in [event["event"] for event in held.events]
 
 
-def test_a_launcher_that_is_stopped_while_its_actors_start(launcher: Launcher, tmp_path: Path) -> None:
-    run = launcher.train(f"early-{tmp_path.name}", *SMALL, *SHORT_HEARTBEATS)
+def test_a_launcher_that_is_stopped_while_its_actors_start(
+    launcher: Launcher, tmp_path: Path, hold: Path
+) -> None:
+    run = launcher.train(f"early-{tmp_path.name}", *SMALL, *SHORT_HEARTBEATS, f"data.hold={hold}")
     run.wait_for_output("starting actors")
     wait_until(lambda: len(run.actors()) == 6, "six processes")
     run.signal(signal.SIGSTOP)
     time.sleep(2 * LONGER_THAN_THE_HEARTBEATS_S)  # the time in which actors would give up
     run.signal(signal.SIGCONT)
+    hold.unlink()
     assert run.wait() == 0, run.text
     assert_every_sample_is_trained_once(run)
     run.assert_logs_are_clean()

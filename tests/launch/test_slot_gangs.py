@@ -1,9 +1,10 @@
 """Runs whose policies have two ranks, on slot workers that share them."""
 
+from pathlib import Path
+
 import pytest
 
 from .conftest import REPRODUCIBLE, Launched, Launcher, wait_until
-from .test_lost_workers import SUPERVISION
 
 GANGS = ("trainer={name: torch, ranks: 2}", "pool={name: shared, slots: 2}")
 
@@ -12,10 +13,15 @@ def losses(run: Launched) -> list[float]:
     return [line[f"loss/{policy}"] for line in run.metrics for policy in ("solver", "checker")]
 
 
-def test_two_ranks_learn_what_one_learns_also_after_a_kill(launcher: Launcher, whole: Launched) -> None:
-    gangs = launcher.train("gangs", *REPRODUCIBLE, "checkpoint.every=0", SUPERVISION, *GANGS)
+def test_two_ranks_learn_what_one_learns_also_after_a_kill(
+    launcher: Launcher, whole: Launched, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    hold.write_text("1")  # the second step waits for the kill
+    gangs = launcher.train("gangs", *REPRODUCIBLE, "checkpoint.every=0", *GANGS, f"data.hold={hold}")
     gangs.wait_for_step(1)
     gangs.actors()["slot-1"].kill()
+    hold.unlink()
     assert gangs.wait() == 0, gangs.text
     assert losses(gangs) == pytest.approx(losses(whole), abs=1e-5)
     assert [line["step"] for line in gangs.metrics] == [line["step"] for line in whole.metrics]

@@ -8,10 +8,10 @@ import pytest
 
 from .conftest import SIMULATED_POLICIES, Launched, Launcher, wait_until
 from .in_process import Finished, RunsHere
-from .test_lost_workers import SUPERVISION, restarts
+from .test_lost_workers import SHORT_HEARTBEATS, restarts
 
 POOL = ("pool={name: shared, slots: 1}",)
-SETTINGS = (*SIMULATED_POLICIES, "agent_defaults.model=null", "checkpoint.every=1", SUPERVISION)
+SETTINGS = (*SIMULATED_POLICIES, "agent_defaults.model=null", "checkpoint.every=1")
 STEPS, QUERIES = 4, 4
 SIZES = f"training={{steps: {STEPS}, queries_per_step: {QUERIES}, trajectories_per_query: 2, micro_batch: 4}}"
 
@@ -86,9 +86,9 @@ def test_kills(launcher: Launcher, tmp_path: Path, static: Finished, slots: int)
     for step, killed in enumerate([{"slot-0"}, {f"slot-{slots - 1}"}, names], 1):
         run.wait_for_step(step)
         wait_until(lambda: names <= run.actors().keys(), "the slot workers")
-        _hold_after(hold, step + 1)
         for name in killed:
             run.actors()[name].kill()
+        _hold_after(hold, step + 1)  # last: the run might come to its end before the kills
     assert_ended_by_itself(run, static)
     reasons = [event for event in restarts(run) if str(event["actor"]) in names]
     # One that comes back a moment before the run's end may be missed as it closes.
@@ -100,10 +100,14 @@ def test_kills(launcher: Launcher, tmp_path: Path, static: Finished, slots: int)
 def test_one_that_is_stopped_for_longer_than_the_heartbeats_and_then_continued(
     launcher: Launcher, tmp_path: Path, static: Finished
 ) -> None:
-    run = launcher.train(f"stopped-{tmp_path.name}", *SETTINGS, SIZES, *POOL)
+    hold = tmp_path / "hold"
+    _hold_after(hold, 2)
+    settings = (*SETTINGS, *SHORT_HEARTBEATS, SIZES, *POOL, f"data.hold={hold}")
+    run = launcher.train(f"stopped-{tmp_path.name}", *settings)
     run.wait_for_step(2)
     frozen = run.actors()["slot-0"]
     frozen.suspend()
+    hold.unlink()
     wait_until(lambda: lost(run), "the loss")
     if frozen.is_running():
         frozen.resume()

@@ -77,8 +77,10 @@ def actor(agent: psutil.Popen, name: str) -> psutil.Process | None:
 def test_a_run_over_two_nodes_is_continued_after_a_restart_and_all_ranks_end_with_it(tmp_path: Path) -> None:
     """The trainer is killed: torchrun starts all processes again, and the run is continued from its newest
     checkpoint."""
-    run = tmp_path / "runs" / "first"
-    with torchrun(tmp_path, "training.steps=60", "checkpoint.every=1", restarts=2) as agents:
+    run, hold = tmp_path / "runs" / "first", tmp_path / "hold"
+    hold.write_text("4")  # the third step waits for the kill
+    settings = ("training.steps=60", "checkpoint.every=1", f"data.hold={hold}")
+    with torchrun(tmp_path, *settings, restarts=2) as agents:
         wait_until(
             lambda: len(json_lines(run / "metrics.jsonl")) >= 2 or any(agent.poll() for agent in agents),
             f"step 2 in\n{text(tmp_path)}",
@@ -88,6 +90,7 @@ def test_a_run_over_two_nodes_is_continued_after_a_restart_and_all_ranks_end_wit
         trainer = actor(head, "trainer")
         assert trainer is not None
         trainer.kill()
+        hold.unlink()
         assert ended(agents, tmp_path) == [0, 0], text(tmp_path)
     events = json_lines(run / "events.jsonl")
     assert [event["event"] for event in events if event["event"] in ("run_started", "run_resumed")] == [

@@ -13,9 +13,8 @@ from .links import cut, needs
 
 Pair = tuple[Host, Host]
 
+# For a link that is cut: the end of a process is seen without heartbeats, which a busy machine may overrun.
 SOON_LOST = ("supervision.heartbeat_s=0.5", "supervision.missed_heartbeats=3")
-# After kill -9 of the head.
-GONE_S = 10.0
 
 
 def begin(
@@ -31,10 +30,8 @@ def begin(
     return run, joining
 
 
-def endless(
-    launcher: Launcher, name: str, hosts: Pair, **options: Sequence[str]
-) -> tuple[Launched, list[Launched]]:
-    run, nodes = begin(launcher, name, hosts, "training.steps=1000000", *SOON_LOST, **options)
+def endless(launcher: Launcher, name: str, hosts: Pair, *settings: str) -> tuple[Launched, list[Launched]]:
+    run, nodes = begin(launcher, name, hosts, "training.steps=1000000", *settings)
     run.wait_for_step(2)
     return run, nodes
 
@@ -103,7 +100,7 @@ def test_a_killed_node_costs_its_turns_a_retry_and_its_instances_move(
 def test_of_a_killed_head_nothing_stays_on_any_host(launcher: Launcher, hosts: Pair) -> None:
     run, (node,) = endless(launcher, "headless", hosts)
     run.process.kill()
-    assert node.wait(GONE_S) == 1
+    assert node.wait() == 1
     assert "actor nodes died" in node.text
     for launched in (run, node):
         launched.assert_nothing_is_left()
@@ -137,7 +134,7 @@ def test_after_the_loss_of_the_trainer_the_run_continues_on_the_nodes_that_are_t
 
 @needs(namespaces.missing())
 def test_a_node_behind_a_cut_link_is_given_up_and_ends(launcher: Launcher, hosts: Pair) -> None:
-    run, (node,) = endless(launcher, "cut", hosts)
+    run, (node,) = endless(launcher, "cut", hosts, *SOON_LOST)
     with cut(hosts[1]):
         wait_until(lambda: events(run, "node_lost"), "the node is lost")
         assert "silent for over" in str(events(run, "node_lost")[0]["reason"])

@@ -109,11 +109,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         shutil.rmtree(folder)
 
 
-def test_a_job_is_completed_although_a_node_was_killed(slurm: Slurm) -> None:
-    job = slurm.submit("killed", "agent_defaults.instances=3", "training.steps=150")
+def test_a_job_is_completed_although_a_node_was_killed(slurm: Slurm, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.write_text("4")  # the third step waits for the kill
+    job = slurm.submit("killed", "agent_defaults.instances=3", "training.steps=150", f"data.hold={hold}")
     slurm.wait_for_step("killed", job, 2)
     assert "node n2 has joined the run" in slurm.output("killed")
     slurm.node().kill()
+    hold.unlink()
     ended = slurm.wait_for_state(job, "COMPLETED")
     assert ended["ExitCode"] == "0:0"
     (lost,) = slurm.events("killed", "node_lost")
