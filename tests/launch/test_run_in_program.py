@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,7 @@ ENDLESS = (*SIMULATED, "training.steps=100000")
 @pytest.fixture(autouse=True)
 def runtime_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """All files of the runs' processes are in this folder; nothing is left in it."""
+    before = {*psutil.Process().children(recursive=True)}  # of libraries, such as those that compile
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(SOURCES))
     monkeypatch.setattr(preflight, "_findings", lambda *_: NO_FINDINGS)
@@ -43,7 +45,7 @@ def runtime_base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
         monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", folder)
         yield Path(folder)
         assert not list(Path(folder).iterdir())
-    wait_until(lambda: not psutil.Process().children(recursive=True), "the end of all processes")
+    wait_until(lambda: {*psutil.Process().children(recursive=True)} <= before, "the end of all processes")
 
 
 @pytest.fixture
@@ -225,8 +227,11 @@ async def test_its_error_is_raised_by_the_iteration_or_else_by_the_block(reads: 
 
 def _process_of(actor: str) -> psutil.Process:
     """The last words of an actor's command line are its directory and its name."""
-    processes = psutil.Process().children(recursive=True)
-    return next(process for process in processes if " ".join(process.cmdline()).split()[-1:] == [actor])
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if " ".join(process.cmdline()).split()[-1:] == [actor]:
+                return process
+    raise AssertionError(f"there is no process of {actor}")
 
 
 class TestItsConfig:

@@ -30,7 +30,8 @@ def test_every_figure_is_there_and_possible(encrypted: bool, monkeypatch: pytest
     assert 0.01 < result["delta_bytes_share"] < 0.03
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
     assert ("loopback" in result["network"]) == (namespaces.missing() is not None)
-    assert namespaces.remove_abandoned() == []
+    # Other processes of this machine may have been killed.
+    assert not [name for name in namespaces.remove_abandoned() if f"-{os.getpid()}-" in name]
     assert not [name for name in existing() if f"-{os.getpid()}-" in name]
 
 

@@ -1,5 +1,6 @@
 """Nodes that are started by ssh: a real sshd of this host, with its own port and keys."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -15,27 +16,31 @@ pytestmark = needs_sshd
 
 @pytest.mark.usefixtures("path_of_ssh")
 def test_nodes_are_started_and_end_with_the_run(launcher: Launcher, sshd: Sshd, tmp_path: Path) -> None:
+    names = [f"{side}-{os.getpid()}" for side in ("left", "right")]  # other nodes of this machine have others
     hosts = tmp_path / "hosts.txt"
-    hosts.write_text(sshd.line("left") + sshd.line("right"))
+    hosts.write_text("".join(map(sshd.line, names)))
+
+    def nodes() -> list[str]:
+        words = [f"flexmarl.launch.cli.main node --join - --name {name}" for name in names]
+        return [command for command in _commands() if any(word in command for word in words)]
+
     run = launcher.train(
         "ssh", *SIMULATED, "agents.solver.instances=3", "training.steps=1000000", "network.listen=127.0.0.1",
         "--hosts", str(hosts),
     )  # fmt: skip
     run.wait_for_step(2)
-    for name in ("left", "right"):
+    for name in names:
         log = (run.directory / "logs" / f"node-{name}.log").read_text()
         assert f"node {name} has joined the run" in log
-    assert any(" -P -m flexmarl.launch.cli.main node" in command for command in _commands()), (
+    assert nodes() and all(" -P -m flexmarl.launch" in command for command in nodes()), (
         "no file there is imported"
     )
     secret = (run.directory / "address").read_text().split('"server_secret": "')[1][:40]
     assert not any(secret in command for command in _commands()), "other users see command lines"
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text
-    wait_until(
-        lambda: not any("launch.cli.main node" in command for command in _commands()), "the nodes are gone"
-    )
-    assert "the node ends: the run has ended" in (run.directory / "logs" / "node-left.log").read_text()
+    wait_until(lambda: not nodes(), "the nodes are gone")
+    assert "the node ends: the run has ended" in (run.directory / "logs" / f"node-{names[0]}.log").read_text()
     run.assert_nothing_is_left()
 
 
