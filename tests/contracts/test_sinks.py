@@ -270,7 +270,7 @@ async def test_metrics_are_fetched_over_http(served: tuple[RunSinks, list[Any]])
     sinks.step(step(2, 0.25))
 
     def page() -> str:
-        with urllib.request.urlopen(said[0].place, timeout=10) as answer:  # of this test
+        with urllib.request.urlopen(said[0].place, timeout=PATIENCE_S) as answer:  # of this test
             text: str = answer.read().decode()
             return text
 

@@ -28,7 +28,7 @@ import flexmarl
 
 async def main():
     judged = []
-    async with flexmarl.connect(sys.argv[1], wait_s=60) as run:
+    async with flexmarl.connect(sys.argv[1], wait_s=float(sys.argv[2])) as run:
         async for samples in run.unjudged("solver"):
             rewards = [text.count("7") / 3 for text in samples["text"]]
             await run.write("solver", {"sample_id": samples["sample_id"], "reward": rewards})
@@ -46,7 +46,7 @@ def reward_of(text: str) -> float:
 
 @contextmanager
 def judge_of(directory: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-P", "-c", JUDGE, str(directory)]
+    command = [sys.executable, "-P", "-c", JUDGE, str(directory), str(PATIENCE_S)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as judge:
         try:
             yield judge
@@ -60,7 +60,7 @@ def judged(runs_here: RunsHere) -> tuple[Path, dict[str, float]]:
     with judge_of(runs_here.runs / "judged") as judge:
         finished = runs_here.train(
             "judged",
-            REWARD.format(60),
+            REWARD.format(PATIENCE_S),
             "training={steps: 25, queries_per_step: 4, trajectories_per_query: 8, micro_batch: 16}",
             "agents.solver.optimizer.lr=1.0e-2",
             "checkpoint.every=100",

@@ -157,7 +157,7 @@ def test_a_loop_that_is_free_or_blocked_by_other_code_is_not_reported(
     async def blocked() -> None:
         watch = BlockWatch(recipe, tmp_path / "line", limit_s=0.05)
         await asyncio.sleep(0.05)
-        assert looked.wait(30), "it looks at a loop that this test blocks"
+        assert looked.wait(PATIENCE_S), "it looks at a loop that this test blocks"
         watch.stop()
         await asyncio.to_thread(watch._thread.join)
 

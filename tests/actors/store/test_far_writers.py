@@ -4,10 +4,9 @@ import asyncio
 import errno
 import os
 import shutil
-import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -241,10 +240,12 @@ async def test_a_writer_without_a_network_on_another_host_is_refused(hosts: Host
 
 # ----------------------------------------------------------------------- lost
 
+Kill = Callable[[], Awaitable[None]]
+
 
 @pytest.fixture
-async def killed(tmp_path: Path) -> AsyncIterator[tuple[Hosts, Callable[[], None]]]:
-    """A group of four samples in memory of a process, and the function that kills it."""
+async def killed(tmp_path: Path) -> AsyncIterator[tuple[Hosts, Kill]]:
+    """A group of four samples in memory of a process, and the function that kills it and waits for its end."""
     (tmp_path / "folder").mkdir(mode=0o700)
     KEYS.save(tmp_path / "keys")
     async with AsyncExitStack() as stack:
@@ -259,20 +260,24 @@ async def killed(tmp_path: Path) -> AsyncIterator[tuple[Hosts, Callable[[], None
         assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             assert await process.stdout.readline() == b"put\n"
-        yield made, lambda: os.kill(process.pid, signal.SIGKILL)
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+
+        async def kill() -> None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+        yield made, kill
+        await kill()
         for writer in made.writers:
             writer.close()
 
 
 async def test_a_group_whose_writer_is_killed_between_put_and_read_begins_again(
-    killed: tuple[Hosts, Callable[[], None]],
+    killed: tuple[Hosts, Kill],
 ) -> None:
     hosts, kill = killed
     store, reader = hosts.store.api, await hosts.reader("far")
-    kill()
+    await kill()
     leased = await store.lease(SOLVER, 0, 4)
     with pytest.raises(
         SamplesUnreachable, match="values in memory of .*rollout-0-a can't be fetched: .*refused"
@@ -291,13 +296,13 @@ async def test_a_group_whose_writer_is_killed_between_put_and_read_begins_again(
 
 
 async def test_a_group_of_which_samples_are_trained_is_not_trained_half(
-    killed: tuple[Hosts, Callable[[], None]],
+    killed: tuple[Hosts, Kill],
 ) -> None:
     hosts, kill = killed
     store, reader = hosts.store.api, await hosts.reader("far")
     first = await store.lease(SOLVER, 0, 2)
     assert len(await reader.samples(first)) == 2
-    kill()
+    await kill()
     assert await store.retire("rollout-0-a") == [report("q0")]
     assert await store.lost_groups("rollout-0-a") == []
     with pytest.raises(SamplesLost, match="rollout-0-a are lost, and others of their groups are trained"):

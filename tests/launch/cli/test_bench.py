@@ -61,14 +61,15 @@ def test_every_figure_is_there_and_possible(run: tuple[dict[str, Any], str], tra
     assert figures.keys() == {*_KEYS, "rounds", "goals"}
     for key in _KEYS:
         assert len(figures["rounds"][key]) == 2
+        # A busy machine may take any time.
         if key.endswith("_us"):
-            assert 5 < figures[key] < 1e6, key
+            assert 5 < figures[key] < 1e6 * PATIENCE_S, key
         elif key.endswith("per_s"):
-            assert 50 < figures[key] < 1e8, key
+            assert 0 < figures[key] < 1e8, key
         elif key.endswith("gb_s"):
-            assert 1e-4 < figures[key] < 100, key
+            assert 0 < figures[key] < 100, key
     assert figures["call_p50_us"] <= figures["call_p99_us"]
-    assert 0.05 < figures["spawn_first_reply_s"] < 60
+    assert 0.05 < figures["spawn_first_reply_s"] < PATIENCE_S
     assert 5 < figures["idle_rss_mib"] < 500
     assert all(isinstance(goal["met"], bool) for goal in figures["goals"])
 

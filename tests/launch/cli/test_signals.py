@@ -5,8 +5,13 @@ import os
 import signal
 from typing import Any, cast
 
+import pytest
+
+from flexmarl.launch.cli import signals
 from flexmarl.launch.cli.signals import StopSignals
 from flexmarl.launch.monitoring.console.no_display import NoDisplay
+
+from ...patience import PATIENCE_S
 
 
 class Stops:
@@ -20,7 +25,10 @@ class Stops:
         return not now
 
 
-async def test_two_sigterms_at_once_are_one_request_and_ctrl_c_is_another() -> None:
+async def test_two_sigterms_at_once_are_one_request_and_ctrl_c_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signals, "SAME_REQUEST_S", PATIENCE_S)  # of a busy machine: at once
     run = Stops()
     with StopSignals(cast(Any, run), NoDisplay()):
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):

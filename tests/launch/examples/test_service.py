@@ -16,7 +16,10 @@ from flexmarl.launch.examples.service import application
 from ...patience import PATIENCE_S
 from ..conftest import SIMULATED, Launched, Launcher, wait_until
 
-JUDGED = "agents.solver.columns.judged={type: float, required: true, written_by: external, timeout_s: 60}"
+JUDGED = (
+    "agents.solver.columns.judged={type: float, required: true, written_by: external,"
+    f" timeout_s: {PATIENCE_S}}}"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ from flexmarl.launch.monitoring.sinks.run_sinks import RunSinks
 from flexmarl.launch.monitoring.sinks.sink import Figures, SinkRun
 from flexmarl.launch.monitoring.sinks.sink_thread import SinkThread
 
+from ....patience import PATIENCE_S
+
 
 class Recorded:
     """A sink that keeps the steps, and does ``first`` before that."""
@@ -48,7 +50,7 @@ async def fed(sink: Recorded, folder: Path, steps: int = 4) -> list[RunEvent]:
     thread = SinkThread("one", sink, SinkRun(folder, folder), said.append)
     for step in range(1, steps + 1):
         thread.put(of_step(step))
-    await thread.close(20.0, failed=False)
+    await thread.close(PATIENCE_S, failed=False)
     return said
 
 
@@ -98,7 +100,7 @@ async def test_one_that_hangs_takes_no_time_of_the_run_and_is_left_at_its_end(
 
     def hang(step: int) -> None:
         began.set()
-        assert released.wait(60)
+        assert released.wait(PATIENCE_S)
 
     said: list[RunEvent] = []
     hanging, other = Recorded(hang), Recorded()
@@ -107,18 +109,21 @@ async def test_one_that_hangs_takes_no_time_of_the_run_and_is_left_at_its_end(
     ) as sinks:
         first, second = sinks._threads
         first.put(of_step(1))
-        assert await asyncio.to_thread(began.wait, 60)
+        assert await asyncio.to_thread(began.wait, PATIENCE_S)
         for step in range(2, 100):  # no await: the loop is never left
             first.put(of_step(step))
         for step in range(1, 8):
             second.put(of_step(step))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(other.steps) < 7:
+                await asyncio.sleep(0.005)
     assert other.steps == list(range(1, 8)) and hanging.steps == []
     assert SinkFailed("hangs", "TimeoutError: not closed within 0.05 s") in said
     [closed] = [event for event in said if isinstance(event, SinkClosed) and event.sink == "hangs"]
     assert (closed.written, closed.lost) == (0, 99)
     count = len(said)
     released.set()
-    await asyncio.to_thread(first._thread.join, 60)
+    await asyncio.to_thread(first._thread.join, PATIENCE_S)
     await asyncio.sleep(0)
     assert len(said) == count, "it is not heard any more"
 
