@@ -77,6 +77,14 @@ class BaseState:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedRest:
+    """The rest of a base part, and its data: see ``BaseState``."""
+
+    rest: StateHandle
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class HostState:
     """A whole training state in the host's memory. ``step``: the gradient accumulated so far, None before the first
     micro-batch; ``data``: the rest of the step part, as plain data."""
@@ -148,18 +156,17 @@ class SlotApi(Protocol):
         """Hosts the policy as the states of another number of ``ranks`` have it: copies this rank's rows of each."""
 
     @endpoint(raises=[WorkerReplaced])
-    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
-        """Copies the whole base part into the host's memory, as ``BaseState.rest`` without live weights has it."""
-
-    @endpoint(raises=[WorkerReplaced])
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
-        """The memory that ``set_base`` and ``suspend`` need."""
+        """The memory that ``set_weights``, ``set_rest`` and ``suspend`` need."""
 
     @endpoint(raises=[WorkerReplaced])
-    async def set_base(
-        self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
-    ) -> BaseState:
-        """Copies the base part into the host's memory."""
+    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> StateHandle:
+        """Copies the weights into the host's memory, as they are published."""
+
+    @endpoint(raises=[WorkerReplaced])
+    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
+        """Copies the base part without its tensors ``live`` into the host's memory, as the last call that has changed
+        it left it. Micro-batches may be computed meanwhile."""
 
     @endpoint(raises=[WorkerReplaced])
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:

@@ -29,6 +29,9 @@ class Trainer(Actor, TrainerApi):
         self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}
         self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
         self._waits = OpenWaits()
+        self._committed = {policy: asyncio.Event() for policy in setup.policies}
+        for committed in self._committed.values():
+            committed.set()
 
     async def on_start(self) -> None:
         self._pool = self._create_pool()
@@ -93,22 +96,31 @@ class Trainer(Actor, TrainerApi):
 
     @endpoint
     async def optimizer_step(self, policy: PolicyName, step: Step) -> PolicyStepped:
+        await self._wait_committed(policy)
         started = self.system.clock()
         stats, version = await self._computing.optimizer_step(policy, step)
         stepped = self.system.clock()
         fences, self._leases[policy] = self._leases[policy], []
-        with first_error():
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._commit(policy, fences, version))
-                publishing = group.create_task(self._computing.publish(policy))
-        self._computing.rows_committed(policy)
-        published = publishing.result()
+        committing = self._commit(policy, fences, version)
+        if self._setup.pool is None:
+            with first_error():
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(committing)
+                    publishing = group.create_task(self._computing.publish(policy))
+            published = publishing.result()
+        else:
+            # Weights don't wait for the state to be whole: that is copied beside the next rollout. Until then the step
+            # may have to be computed again, with the same rows.
+            self._committed[policy].clear()
+            self.background(committing, f"commit {policy}")
+            published = await self._computing.publish(policy)
         publish_s = self.system.clock() - stepped
         measured = {"optimizer_s": stepped - started, **self._computing.figures(policy)}
         return PolicyStepped(published, replace(stats, figures={**stats.figures, **measured}), publish_s)
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:
+        await self._wait_committed(policy)
         await self._computing.save(policy, Path(folder))
 
     # ------------------------------------------------------------------ the pool
@@ -129,4 +141,12 @@ class Trainer(Actor, TrainerApi):
         return SharedPool(self._setup, self._setup.pool, self.system, self.background, self.watch)
 
     async def _commit(self, policy: PolicyName, fences: list[int], version: int) -> None:
+        await self._computing.saved(policy)
         await self._store.within(WORK_TIMEOUT_S).commit(policy, fences, version)
+        self._committed[policy].set()
+        self._computing.rows_committed(policy)
+
+    async def _wait_committed(self, policy: PolicyName) -> None:
+        """Returns when the samples of the policy's last optimizer step are committed."""
+        with self._waits.open(f"the commit of the last step's samples of {policy}", actor=self._store.name):
+            await self._committed[policy].wait()

@@ -36,7 +36,7 @@ class PolicyCost:
 
     ``sample_s``: a sample of mean length. ``step_s``: an optimizer step. ``load_s``: its state moves in. ``save_s``:
     its gradient moves out, when it is suspended. ``connect_s``: its ranks find each other. ``base_s``: weights and
-    moments move out, after each optimizer step.
+    moments move out after each optimizer step, beside what follows.
     """
 
     ranks: int

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from flexmarl.actors.messages import (
-    BaseState,
     GangPlace,
     HostState,
     LeasedBatch,
     MicroBatchTrained,
     Moved,
+    SavedRest,
     SlotApi,
     SlotLife,
     SlotStepped,
@@ -86,17 +86,15 @@ class TimedSlot(SlotApi):
     ) -> Moved:
         raise NotImplementedError("the policies have fixed numbers of ranks")
 
-    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
-        raise NotImplementedError("the policies have fixed numbers of ranks")
-
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         return _SIZE
 
-    async def set_base(
-        self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
-    ) -> BaseState:
+    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> StateHandle:
+        return _state_in(weights)  # part of ``step_s``
+
+    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
         await self._move(self._costs[policy].base_s)
-        return BaseState(_state_in(weights), True, _state_in(rest), {})
+        return SavedRest(_state_in(rest), {})
 
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
         return Suspended(_state_in(step), {}, await self._move(self._costs[policy].save_s))

@@ -7,7 +7,8 @@ weights 2 x 4, rest 8, step 4):
     rest          12   one piece: the base part that the last optimizer step left
     step           4   one piece from a suspension in mid-step to the end of that step
 
-    optimizer step     a spare piece ----> the newer rest          the state is the older rest, whole
+    optimizer step     the other piece --> the newer weights       published; the state is the older one, whole
+    beside the next    a spare piece ----> the newer rest          the same
     all ranks' newer rests are whole       the state is the newer; the older rest's piece and the step's are spare
     suspension         a spare piece ----> the step part
     a slot is lost     the state is the rest, its step part is forgotten; a newer rest that is not whole is written
@@ -30,7 +31,7 @@ from ....core.telemetry import get_logger
 from ....transport.errors import ArenaSpace
 from ....transport.handle import LentMemory, StateHandle
 from ....transport.state import StateTransport
-from ...messages import BaseState, HostState, StateBytes, Suspended
+from ...messages import BaseState, HostState, SavedRest, StateBytes, Suspended
 from ...names import PolicyName
 from .spare_memory import SpareMemory
 
@@ -41,11 +42,13 @@ log = get_logger(__name__)
 
 
 class RankMemory:
-    """The memory of one rank of a policy. ``state``: the whole state in it; None before the first."""
+    """The memory of one rank of a policy. ``state``: the whole state in it; None before the first. ``published``: the
+    newest weights, perhaps newer than the state."""
 
     def __init__(self, transport: StateTransport, spare: SpareMemory, key: str, needed: StateBytes) -> None:
         """``key``: names the policy and the rank. ``needed``: bytes of the parts."""
         self.state: HostState | None = None
+        self.published: StateHandle | None = None
         self.needed = needed
         self._transport, self._spare = transport, spare
         self._key = key
@@ -120,7 +123,8 @@ class RankMemory:
         which has the published weights."""
         assert first.state is not None
         base = replace(first.state.base, weights_are_live=False, rest=rest)
-        self.base_was_set(base)
+        self.published = first.published
+        self._set_state(base)
 
     def take_weights_of(self, other: "RankMemory") -> None:
         """The memory of its published weights belongs to this one from now on: they stay readable."""
@@ -133,12 +137,9 @@ class RankMemory:
         self._transport.take_back([piece for piece in pieces if piece is not None])
         self._weights = self._rest = self._newer = self._step = None
 
-    async def take_base(self, base: BaseState, lent: tuple[LentMemory, LentMemory]) -> BaseState:
-        """The base part that was set with ``lent``, now in this memory."""
-        weights, rest = lent
-        return replace(
-            base, weights=await self.take(base.weights, weights), rest=await self.take(base.rest, rest)
-        )
+    async def take_rest(self, saved: SavedRest, lent: LentMemory) -> SavedRest:
+        """The rest that was set with ``lent``, now in this memory."""
+        return replace(saved, rest=await self.take(saved.rest, lent))
 
     async def take_step(self, step: Suspended, lent: LentMemory) -> Suspended:
         """The step part that was set with ``lent``, now in this memory."""
@@ -149,8 +150,16 @@ class RankMemory:
         node. Raises as ``StateTransport.take`` does."""
         return await self._transport.take(handle, lent, TRANSFER_TIMEOUT_S)
 
-    def base_was_set(self, base: BaseState) -> None:
-        """From now on this is the state; the rest before, and the step part, are gone."""
+    def weights_were_set(self, weights: StateHandle) -> None:
+        """From now on these are published; the state is as before."""
+        self.published = weights
+
+    def rest_was_set(self, saved: SavedRest) -> None:
+        """From now on this and the published weights are the state; the rest before, and the step part, are gone."""
+        assert self.published is not None, "weights are set before the rest"
+        self._set_state(BaseState(self.published, bool(self.needed.live), saved.rest, saved.data))
+
+    def _set_state(self, base: BaseState) -> None:
         self.state = HostState(base, None, base.data)
         for piece in (self._rest, self._step):
             if piece is not None:
@@ -194,15 +203,16 @@ class HostMemory:
 
     def was_built(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
         """The policy has these ranks, whose memory is allocated at its first use."""
+        for old in self._of[policy]:  # a slot was lost before the first state was whole
+            old.free()
         self._of[policy] = [
             RankMemory(self._transport, self._spare, f"{policy}-{rank}", size)
             for rank, size in enumerate(needed)
         ]
         # Each that is taken in a swap is there, once it was needed for the first time.
-        ranks = list(self._of.values())
-        self._spare.most_bytes = max(sum(one.needed.rest for one in of) for of in ranks) + sum(
-            one.needed.step for of in ranks for one in of
-        )
+        needs = [[rank.needed for rank in ranks] for ranks in self._of.values()]
+        largest_rest = max(sum(size.rest for size in sizes) for sizes in needs)
+        self._spare.most_bytes = largest_rest + sum(size.step for sizes in needs for size in sizes)
 
     def other_ranks(self, policy: PolicyName, needed: Sequence[StateBytes]) -> list[RankMemory]:
         """Memory for another number of ranks, beside the present one. Its base part has all weights in ``rest``."""

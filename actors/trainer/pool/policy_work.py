@@ -10,8 +10,9 @@ from typing import Any
 @dataclass(eq=False, slots=True)
 class Computation:
     """``run``: at the policy's gang, which it is given. ``changes_base``: it ends with other weights or moments, and
-    needs nothing of the computations before it any more. ``repeated``: its gradient is a part of the step, so that it
-    runs again if the step's state is lost."""
+    once these are in the host's memory (``saved``), nothing of it and of those before is needed any more. ``repeated``:
+    its gradient is a part of the step, so that it runs again if the step's state is lost. ``done`` and ``saved`` have
+    its error if there will be no result."""
 
     name: str
     run: Callable[[Any], Awaitable[Any]]
@@ -19,6 +20,7 @@ class Computation:
     repeated: bool = False
     failed: bool = False
     done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    saved: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def succeed(self, result: Any) -> None:
         """Ignored if it has succeeded before, or its caller has left."""
@@ -30,6 +32,9 @@ class Computation:
         self.failed = True
         if not self.done.done():
             self.done.set_exception(error)
+        if not self.saved.done():
+            self.saved.set_exception(error)
+            self.saved.exception()  # asyncio logs an error that no caller takes, and most are not waited for
 
 
 class PolicyWork:
@@ -43,11 +48,17 @@ class PolicyWork:
         self._clock = clock
         self._waiting: deque[Computation] = deque()
         self._since_base: list[Computation] = []
+        self._unsaved: Computation | None = None
 
     @property
     def is_waiting(self) -> bool:
         """True if a computation waits to be begun."""
         return bool(self._waiting)
+
+    @property
+    def is_unsaved(self) -> bool:
+        """True from the end of a computation that changes the base state until that is in the host's memory."""
+        return self._unsaved is not None
 
     def add(self, computation: Computation) -> None:
         """``computation`` waits, behind all others."""
@@ -63,8 +74,7 @@ class PolicyWork:
         return self.running
 
     def end(self) -> None:
-        """The running one has ended, with success or not; if it has changed the base state, the new one is in the
-        host's memory."""
+        """The running one has ended, with success or not."""
         ended, self.running = self.running, None
         assert ended is not None
         self.ended += 1
@@ -72,14 +82,23 @@ class PolicyWork:
         if ended.failed:
             return
         if ended.changes_base:
-            self._since_base.clear()
-        elif ended.repeated:
+            assert self._unsaved is None, "the base state before is saved first"
+            self._unsaved = ended
+        if ended.changes_base or ended.repeated:
             self._since_base.append(ended)
 
+    def save(self) -> None:
+        """The base state that the last one left which has changed it is in the host's memory."""
+        assert self._unsaved is not None
+        del self._since_base[: self._since_base.index(self._unsaved) + 1]
+        if not self._unsaved.saved.done():
+            self._unsaved.saved.set_result(None)
+        self._unsaved = None
+
     def lose(self) -> list[Computation]:
-        """Only the last base state is left: the computations of its step and the running one wait again, in their
-        order. Returns them."""
-        again, self._since_base = self._since_base, []
+        """Only the last base state that was saved is left: the computations since then and the running one wait again,
+        in their order. Returns them."""
+        again, self._since_base, self._unsaved = self._since_base, [], None
         if self.running is not None:
             again.append(self.running)
             self.running = None
@@ -88,7 +107,7 @@ class PolicyWork:
 
     def fail(self, error: BaseException) -> None:
         """None of those that run or wait can succeed."""
-        for computation in (self.running, *self._waiting):
+        for computation in (*self._since_base, self.running, *self._waiting):
             if computation is not None:
                 computation.fail(error)
         self.running = None

@@ -46,6 +46,12 @@ class SlotLost(Exception):
         self.is_reported = isinstance(error, ActorDead) and error.reported
 
 
+def _is_set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(eq=False, slots=True)
 class HostedGang:
     """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks, without
@@ -53,7 +59,8 @@ class HostedGang:
 
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_dropped``: nothing of it is needed any more.
     ``is_prefetched``: its state is there, and its processes have not met. ``is_loaded``: it can compute.
-    ``has_computed``: its state is not the one in the host's memory any more. ``remaining``: the slots that are not
+    ``has_computed``: its state is not the one in the host's memory any more, or not the one that is being copied there
+    until ``is_saved``. ``remaining``: the slots that are not
     lost. A slot that was lost may be lost again in its next life, while the rest of the gang is dropped: that does
     not concern the gang.
     """
@@ -67,6 +74,7 @@ class HostedGang:
     is_loaded: bool = False
     has_computed: bool = False
     remaining: set[SlotName] = field(default_factory=set)
+    is_saved: asyncio.Event = field(default_factory=_is_set)
 
 
 class SlotListener(Protocol):

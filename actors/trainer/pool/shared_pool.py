@@ -2,15 +2,19 @@
 
     decision    calls at each of the gang's slots             then reports to the allocator
     Bind        build, or resume unless it was prefetched          bound
-    Run         the policy's next computation, then set_base       ended
+    Run         the policy's next computation, then set_weights    ended
                 if it has changed the base part
     Suspend     suspend                                            suspended
     Prefetch    resume, or prefetch if there are several ranks     prefetched
     Drop        drop                                               dropped
 
-Each decision is carried out by a task of its own. When a slot worker was lost, and its process is dead
-(``pool_slots.py``), a policy that has computed there since its state was whole returns to its base part, and the
-micro-batches of its step wait again, in their order; their leases stand. The allocator binds it to other slots, or to
+Each decision is carried out by a task of its own. After a computation that has changed the base part, the rest of it
+is copied to the host's memory by ``set_rest``, beside what follows: the weights are published before. A Suspend and the
+next such computation wait for that copy, and so does the commit of the samples (``saved``).
+
+When a slot worker was lost, and its process is dead (``pool_slots.py``), a policy that has computed there since its
+state was whole returns to its base part, and the computations since then wait again, in their order, an optimizer step
+whose weights are published among them; the leases of their samples stand. The allocator binds it to other slots, or to
 the same when its next life has enlisted. So a policy's state is whole at any moment, and each of its samples counts
 once.
 """
@@ -73,6 +77,7 @@ class SharedPool(TrainingPool, SlotListener):
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
         self._work = {policy: PolicyWork(system.clock) for policy in setup.policies}
+        self._stepped: dict[PolicyName, Computation] = {}
 
     # ------------------------------------------------------------------ TrainingPool
 
@@ -126,15 +131,17 @@ class SharedPool(TrainingPool, SlotListener):
             stepped = await self._first(gang, lambda slot, life, _: slot.optimizer_step(life, policy, step))
             return stepped.stats, Version(stepped.version)
 
-        computation = Computation("optimizer_step", run, changes_base=True)
+        computation = self._stepped[policy] = Computation("optimizer_step", run, changes_base=True)
         stepped: tuple[StepStats, Version] = await self._compute(policy, computation)
         return stepped
 
     async def publish(self, policy: PolicyName) -> Published:
-        states = self._memory.states(policy)
-        assert states is not None, "start has set the first"
-        handle = states[0].base.weights
+        handle = self._memory[policy][0].published
+        assert handle is not None, "start has set the first"
         return Published(policy, Version(handle.version), handle)
+
+    async def saved(self, policy: PolicyName) -> None:
+        await self._stepped[policy].saved
 
     async def save(self, policy: PolicyName, folder: Path) -> None:
         async def run(gang: HostedGang) -> None:
@@ -262,14 +269,18 @@ class SharedPool(TrainingPool, SlotListener):
     async def _run(self, policy: PolicyName, gang: HostedGang, computation: Computation) -> None:
         work = self._work[policy]
         try:
-            result = await computation.run(gang)
             if computation.changes_base:
-                await self._moves.set_base(policy, gang)
+                await self._moves.wait_saved(policy, gang)
+            result = await computation.run(gang)
+            # After a loss they are published already, and instances read them. On a device whose sums have no fixed
+            # order the repeated step may differ from them by rounding.
+            if computation.changes_base and not computation.done.done():
+                await self._moves.set_weights(policy, gang)
             error = None
         except FlexmarlError as raised:
             result, error = None, raised
-        if not self._hosts(policy, gang):
-            return  # one of its slots was lost meanwhile, and the computation waits again
+        if not self._hosts(policy, gang) or work.running is not computation:
+            return  # one of its slots was lost meanwhile, and it waits again; or the copy before has failed
         if error is not None:
             if computation.done.done():  # it was trained before its slot was lost: the step can't be repeated
                 work.fail(error)
@@ -277,7 +288,24 @@ class SharedPool(TrainingPool, SlotListener):
             computation.fail(error)
         work.end()
         computation.succeed(result)
+        if computation.changes_base and not computation.failed:
+            gang.has_computed = False
+            gang.is_saved.clear()
+            self._background(self._unless_lost(self._save(policy, gang)), f"Save {policy}")
         self._event(partial(self._decider.ended, policy, is_typical=computation.repeated))
+
+    async def _save(self, policy: PolicyName, gang: HostedGang) -> None:
+        work = self._work[policy]
+        try:
+            await self._moves.save(policy, gang)
+        except FlexmarlError as error:
+            if self._hosts(policy, gang):
+                work.fail(error)  # without a whole state the step's samples can't be committed
+            return
+        finally:
+            gang.is_saved.set()
+        if self._hosts(policy, gang):
+            work.save()
 
     # ------------------------------------------------------------------ pool_slots.SlotListener
 
@@ -305,7 +333,7 @@ class SharedPool(TrainingPool, SlotListener):
         """The policy has lost a slot; returns the computations that wait again."""
         gang = self._gangs.pop(policy)
         self._moves.stop_taking(policy)
-        if not gang.has_computed:
+        if not (gang.has_computed or self._work[policy].is_unsaved):
             return []
         for rank in self._memory[policy]:
             rank.step_was_lost()

@@ -3,7 +3,8 @@
     prefetch  the base part and the step part from the host's memory, for a gang that has not met
     enter     a gang: the first rank opens its meeting
     bind      build, or resume: the same unless it was prefetched
-    compute   accumulate, optimizer_step, sft, end_sft, save; after those that change the base part: set_base
+    compute   accumulate, optimizer_step, sft, end_sft, save; after those that change the base part: set_weights, and
+              set_rest beside the computations that follow
     suspend   the step part into the host's memory: the base part is there already
 
 It owns nothing: the memory is the facade's, the rows are leased by the facade. If it dies, the facade begins again from
@@ -12,6 +13,7 @@ the last whole base part, at another slot or at its next life.
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -20,17 +22,18 @@ from typing import Any, Final
 from ....core.actor import Actor, endpoint
 from ....core.base.task_groups import first_error
 from ....core.waits import Wait
+from ....transport.device_memory.devices import DeviceEvent
 from ....transport.handle import LentMemory, StateHandle
 from ....transport.select import this_node
 from ....transport.state import payload_bytes
 from ...errors import WorkerReplaced
 from ...messages import (
-    BaseState,
     GangPlace,
     HostState,
     LeasedBatch,
     MicroBatchTrained,
     Moved,
+    SavedRest,
     SlotApi,
     SlotLife,
     SlotStepped,
@@ -48,7 +51,21 @@ _LOOPBACK: Final = "127.0.0.1"
 _ABORT_AGAIN_S: Final = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A base part on this slot, until it is copied: live tensors, and what was beside them when they were complete, at
+    ``point`` of the devices' computations."""
+
+    tensors: Mapping[str, Any]
+    data: dict[str, Any]
+    version: int
+    point: DeviceEvent | None
+
+
 class SlotWorker(Actor, SlotApi):
+    """It is one class because each call is meant for one life, and each move of a state takes the policy's lock: most
+    of it are the calls of ``SlotApi``."""
+
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
         self._slot = Slot(setup)
@@ -56,6 +73,7 @@ class SlotWorker(Actor, SlotApi):
         """A policy moves in one direction at a time: one that is dropped, because another of its gang's slots was lost,
         may be on its way."""
         self._prefetched: dict[PolicyName, dict[str, Any]] = {}
+        self._bases: dict[PolicyName, _Base] = {}
         self._gang = asyncio.Lock()
         self._in_gang: PolicyName | None = None
 
@@ -106,6 +124,7 @@ class SlotWorker(Actor, SlotApi):
         self._check_life(life)
         async with self._moving[policy]:
             await self._slot.compute(f"the start of {policy}", partial(self._slot.build, policy, place))
+            await self._note_base(life, policy)
 
     @endpoint
     async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
@@ -181,14 +200,8 @@ class SlotWorker(Actor, SlotApi):
             await self._slot.compute(
                 f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
             )
+            await self._note_base(life, policy)
             return moved
-
-    @endpoint
-    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory) -> StateHandle:
-        self._check_life(life)
-        async with self._moving[policy]:
-            backend = self._slot[policy]
-            return await self._set(f"{policy}/rest", backend.base_state(), backend.version, rest)
 
     @endpoint
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
@@ -210,23 +223,38 @@ class SlotWorker(Actor, SlotApi):
         )
 
     @endpoint
-    async def set_base(
-        self, life: str, policy: PolicyName, weights: LentMemory, rest: LentMemory
-    ) -> BaseState:
+    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> StateHandle:
+        self._check_life(life)
+        async with self._moving[policy]:
+            backend = self._slot[policy]
+
+            def gather() -> tuple[Mapping[str, Any], DeviceEvent | None]:
+                return backend.weights(), self._slot.transport.record()
+
+            published, point = await self._slot.compute(f"the weights of {policy}", gather)
+            return await self._set(policy, published, backend.version, weights, point)
+
+    @endpoint
+    async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
         self._check_life(life)
         async with self._moving[policy]:
             self._slot.forget_consumed()
-            backend = self._slot[policy]
-            published = await self._slot.compute(f"the weights of {policy}", backend.weights)
-            are_live = _are_live(published, backend.base_state())
-            rest_tensors = _exclude_live(backend.base_state(), published if are_live else {})
-            with first_error():
-                async with asyncio.TaskGroup() as group:
-                    version = backend.version
-                    weights_set = group.create_task(self._set(policy, published, version, weights))
-                    rest_set = group.create_task(self._set(f"{policy}/rest", rest_tensors, version, rest))
-            data = backend.step_state().data
-            return BaseState(weights_set.result(), are_live, rest_set.result(), data)
+            base = self._bases.pop(policy)
+            tensors = {name: tensor for name, tensor in base.tensors.items() if name not in live}
+            handle = await self._set(f"{policy}/rest", tensors, base.version, rest, base.point)
+            return SavedRest(handle, base.data)
+
+    async def _note_base(self, life: str, policy: PolicyName) -> None:
+        """The base part has changed: ``set_rest`` will copy it. Called before the next computation of the policy."""
+        self._check_life(life)
+        backend = self._slot[policy]
+
+        def note() -> _Base:
+            point = self._slot.transport.record()
+            return _Base(backend.base_state(), backend.step_state().data, backend.version, point)
+
+        # Not in set_rest: beside a forward, modules of a gang have gathered tensors in place of their own.
+        self._bases[policy] = await self._slot.compute(f"the state of {policy}", note)
 
     @endpoint
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
@@ -266,6 +294,7 @@ class SlotWorker(Actor, SlotApi):
 
     async def _leave(self, policy: PolicyName) -> None:
         self._prefetched.pop(policy, None)
+        self._bases.pop(policy, None)
         try:
             await self._slot.compute(f"the release of {policy}", partial(self._slot.release, policy))
         finally:
@@ -273,9 +302,16 @@ class SlotWorker(Actor, SlotApi):
                 self._in_gang = None
                 self._gang.release()
 
-    async def _set(self, key: str, tensors: Mapping[str, Any], version: int, lent: LentMemory) -> StateHandle:
+    async def _set(
+        self,
+        key: str,
+        tensors: Mapping[str, Any],
+        version: int,
+        lent: LentMemory,
+        after: DeviceEvent | None = None,
+    ) -> StateHandle:
         return await self._slot.transport.set(
-            key, tensors, version=version, lent=lent, timeout_s=TRANSFER_TIMEOUT_S
+            key, tensors, version=version, lent=lent, after=after, timeout_s=TRANSFER_TIMEOUT_S
         )
 
     async def _fetch_all(self, parts: Sequence[tuple[StateHandle, Mapping[str, Any]]]) -> Moved:
@@ -305,17 +341,21 @@ class SlotWorker(Actor, SlotApi):
     async def optimizer_step(self, life: str, policy: PolicyName, step: Step) -> SlotStepped:
         self._check_life(life)
         stats, version = await self._slot.optimizer_step(policy, step)
+        await self._note_base(life, policy)
         return SlotStepped(version, stats)
 
     @endpoint
     async def sft(self, life: str, policy: PolicyName, first_batch: int, count: int) -> float:
         self._check_life(life)
-        return await self._slot.sft(policy, first_batch, count)
+        loss = await self._slot.sft(policy, first_batch, count)
+        await self._note_base(life, policy)
+        return loss
 
     @endpoint
     async def end_sft(self, life: str, policy: PolicyName) -> None:
         self._check_life(life)
         await self._slot.end_sft(policy)
+        await self._note_base(life, policy)
 
     @endpoint
     async def save(self, life: str, policy: PolicyName, folder: str) -> None:

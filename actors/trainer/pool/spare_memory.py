@@ -31,7 +31,7 @@ class SpareMemory:
         fitting = [
             piece
             for piece in self._pieces
-            # A host that was cut off may still be reading the state before: nobody waits for it.
+            # The state before may still be read for a host that was cut off: a state does not wait for that.
             if size_bytes <= piece.size_bytes <= most_bytes and not self._transport.is_used(piece)
         ]
         if fitting:

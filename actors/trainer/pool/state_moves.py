@@ -143,14 +143,14 @@ class StateMoves:
         memory = self.memory.other_ranks(policy, needed)
         try:
             lent = [await rank.for_rest() for rank in memory]
-            rests = await self._slots.at(
-                gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank])
+            saved = await self._slots.at(
+                gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], [])
             )
             if self._hosts(policy, gang):
-                ranks_of = zip(memory, rests, lent, strict=True)
-                taking = [rank.take(rest, piece) for rank, rest, piece in ranks_of]
-                rests = await self._take(policy, gang, rests, taking)
-                self.memory.was_resharded(policy, memory, rests)
+                ranks_of = zip(memory, saved, lent, strict=True)
+                taking = [rank.take_rest(rest, piece) for rank, rest, piece in ranks_of]
+                saved = await self._take(policy, gang, saved, taking)
+                self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
         finally:
             if self.memory[policy] is not memory:
                 for rank in memory:
@@ -165,7 +165,8 @@ class StateMoves:
         needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
         self._check_room(policy, needed)
         self.memory.was_built(policy, needed)
-        await self.set_base(policy, gang)
+        await self.set_weights(policy, gang)
+        await self.save(policy, gang)
 
     def _check_room(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
         """Raises StateTooLarge if a slot has too little memory for the policy on its fewest ranks."""
@@ -179,23 +180,48 @@ class StateMoves:
 
     # ------------------------------------------------------------------ from the slots
 
-    async def set_base(self, policy: PolicyName, gang: HostedGang) -> None:
-        """Copies the base part to the host's memory: from then on the policy's state is this one."""
+    async def set_weights(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Copies the weights to the host's memory, to be published. The policy's state there is the one before."""
+        memory = self.memory[policy]
+        lent = [await rank.for_weights() for rank in memory]
+        handles = await self._slots.at(
+            gang, lambda slot, life, rank: slot.set_weights(life, policy, lent[rank])
+        )
+        if not self._hosts(policy, gang):
+            return
+        taking = [rank.take(handle, piece) for rank, handle, piece in zip(memory, handles, lent, strict=True)]
+        handles = await self._take(policy, gang, handles, taking)
+        if self._hosts(policy, gang):
+            for rank, handle in zip(memory, handles, strict=True):
+                rank.weights_were_set(handle)
+
+    async def save(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Copies the rest of the base part to the host's memory, beside the computations that follow: from then on
+        the policy's state is this one. Raises SlotLost, and the errors of the transport."""
         memory = self.memory[policy]
         async with self._turn(policy):
-            lent = [(await rank.for_weights(), await rank.for_rest()) for rank in memory]
-            bases = await self._slots.at(
-                gang, lambda slot, life, rank: slot.set_base(life, policy, *lent[rank])
+            if not self._hosts(policy, gang):
+                return
+            lent = [await rank.for_rest() for rank in memory]
+            live = [[*rank.needed.live.values()] for rank in memory]
+            rests = await self._slots.at(
+                gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], live[rank])
             )
             if not self._hosts(policy, gang):
                 return
             taking = [
-                rank.take_base(base, pair) for rank, base, pair in zip(memory, bases, lent, strict=True)
+                rank.take_rest(rest, piece) for rank, rest, piece in zip(memory, rests, lent, strict=True)
             ]
-            bases = await self._take(policy, gang, bases, taking)
-            for rank, base in zip(memory, bases, strict=True):
-                rank.base_was_set(base)
-        gang.has_computed = False
+            rests = await self._take(policy, gang, rests, taking)
+            if not self._hosts(policy, gang):
+                return  # its computations wait again, for the state before
+            for rank, rest in zip(memory, rests, strict=True):
+                rank.rest_was_set(rest)
+
+    async def wait_saved(self, policy: PolicyName, gang: HostedGang) -> None:
+        """Returns when no state of the policy is being copied from the gang, whole or not."""
+        with self._waits.open(f"the copy of the state of {policy} to the host's memory", actor=gang.slots[0]):
+            await gang.is_saved.wait()
 
     @asynccontextmanager
     async def _turn(self, policy: PolicyName) -> AsyncIterator[None]:
@@ -212,6 +238,7 @@ class StateMoves:
         """Has the whole state in the host's memory, and nothing on the slots. Raises SlotLost, and the errors of the
         transport."""
         self.records[policy].suspensions += 1
+        await self.wait_saved(policy, gang)
         began = self._clock()
         moved = [_NOTHING]
         if gang.has_computed:
@@ -226,6 +253,7 @@ class StateMoves:
                     rank.take_step(step, piece) for rank, step, piece in zip(memory, steps, lent, strict=True)
                 ]
                 steps = await self._take(policy, gang, steps, taking)
+            if self._hosts(policy, gang):
                 for rank, step in zip(memory, steps, strict=True):
                     rank.was_suspended(step)
         else:  # the state in the host's memory is this one

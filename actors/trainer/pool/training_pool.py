@@ -50,6 +50,10 @@ class TrainingPool(ABC):
         """The weights as the last ``end_sft`` or ``optimizer_step`` left them, for the instances to fetch. To be called
         before the next of them."""
 
+    async def saved(self, policy: PolicyName) -> None:  # noqa: B027  # the state of a static pool dies with the trainer
+        """Returns when the policy's last optimizer step will not have to be computed again: its samples may be
+        committed. Raises the error for which the policy can't continue."""
+
     @abstractmethod
     async def save(self, policy: PolicyName, folder: Path) -> None:
         """See ``PolicyBackend.save``."""

@@ -41,7 +41,7 @@ def eval_queries(seed): ...
 def sft(agent, batch, size, seed): return [("12", "34")] * size
 """
 CALLS: Final = (
-    "enter", "build", "prefetch", "resume", "reshard", "set_rest", "state_bytes", "set_base", "suspend", "drop",
+    "enter", "build", "prefetch", "resume", "reshard", "set_rest", "state_bytes", "set_weights", "suspend", "drop",
     "accumulate", "optimizer_step", "sft", "end_sft", "save", "forget_copies",
 )  # fmt: skip
 
@@ -86,6 +86,7 @@ class MortalSlot(SlotWorker):
             setattr(self._slot, kept, getattr(old, kept))
         self._moving = {policy: asyncio.Lock() for policy in self._setup.policies}
         self._prefetched.clear()
+        self._bases.clear()
         self._gang, self._in_gang = asyncio.Lock(), None
         self.number_of_life += 1
         self._life = f"{self._life}+"

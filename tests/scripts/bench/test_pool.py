@@ -86,12 +86,23 @@ class TestRun:
         (beside,) = run_steps(costs, 1, [load])
         assert (beside.step_s, beside.lost_s, beside.suspensions) == (8.0, 0.0, 1), "loaded beside the other"
 
-    def test_the_base_part_moves_out_after_an_optimizer_step_and_a_suspension_behind_it_is_free(self) -> None:
+    def test_the_base_part_moves_out_beside_what_follows_an_optimizer_step(self) -> None:
         costs = {A: replace(cost(save_s=2.0), base_s=3.0), B: cost()}
         step = [*seconds(4.0), Computation(0.0, 1.0, is_step=True)]
-        _, first, second = run_steps(costs, 1, [{A: seconds(4.0)}, {A: step}, {B: seconds(1.0)}])
-        assert (first.step_s, first.lost_s) == (4.0 + 1.0 + 3.0, 3.0)
-        assert (second.step_s, second.lost_s, second.suspensions) == (1.0, 0.0, 1)
+        loads: list[StepLoad] = [{A: seconds(4.0)}, {A: step}, {B: seconds(1.0)}]
+        for states, after in ((2, (1.0, 0.0, 1)), (1, (3.0 + 1.0, 3.0, 1))):
+            config = AllocatorConfig(states_per_slot=states)
+            _, first, second = run_steps(costs, 1, loads, config)
+            assert (first.step_s, first.lost_s) == (4.0 + 1.0, 0.0)
+            assert (second.step_s, second.lost_s, second.suspensions) == after, (
+                "B waits for room, if there is none"
+            )
+        loads[2:] = [{A: seconds(2.0)}, {B: seconds(1.0)}]
+        _, _, beside, after_it = run_steps(costs, 1, loads, AllocatorConfig(states_per_slot=1))
+        assert (beside.step_s, beside.lost_s) == (2.0, 0.0)
+        assert (after_it.step_s, after_it.lost_s) == (1.0 + 2.0 + 1.0, 3.0), (
+            "the rest of it, and the gradient of A"
+        )
 
     def test_a_computation_may_follow_the_one_before(self) -> None:
         follows = Computation(0.0, 1.0, follows=True)

@@ -55,9 +55,22 @@ async def test_after_a_loss_the_step_is_computed_again_in_its_order(work: Policy
 
 
 async def test_what_a_base_state_contains_is_not_computed_again(work: PolicyWork) -> None:
-    *_, later = added(work, "accumulate", "optimizer_step", "accumulate")
+    *_, step, later = added(work, "accumulate", "optimizer_step", "accumulate")
     done(work, 3)
+    assert (work.is_unsaved, step.saved.done()) == (True, False)
+    work.save()
+    assert (work.is_unsaved, step.saved.done()) == (False, True)
     assert work.lose() == [later]
+
+
+async def test_a_step_whose_base_state_is_not_saved_is_computed_again(work: PolicyWork) -> None:
+    computations = added(work, "accumulate", "optimizer_step", "accumulate")
+    done(work, 3)
+    assert work.lose() == computations and not work.is_unsaved
+    done(work, 2)
+    work.save()
+    assert work.lose() == [], "the last one waits still"
+    assert work.begin() is computations[-1]
 
 
 async def test_one_that_failed_is_not_computed_again(work: PolicyWork) -> None:
@@ -85,6 +98,19 @@ async def test_a_policy_that_is_lost_for_good_fails_all_of_them(work: PolicyWork
     work.begin()
     work.fail(ValueError("no room"))
     for computation in (running, waiting):
-        with pytest.raises(ValueError, match="no room"):
-            await computation.done
+        for result in (computation.done, computation.saved):
+            with pytest.raises(ValueError, match="no room"):
+                await result
     assert work.lose() == []
+
+
+async def test_a_step_whose_base_state_can_not_be_saved_has_its_result_and_the_error(
+    work: PolicyWork,
+) -> None:
+    (step,) = added(work, "optimizer_step")
+    done(work, 1)
+    step.succeed(1)
+    work.fail(ValueError("no room"))
+    assert await step.done == 1
+    with pytest.raises(ValueError, match="no room"):
+        await step.saved

@@ -237,6 +237,62 @@ def test_a_fetch_from_a_host_that_is_cut_off_ends_before_the_policy_is_bound_aga
     assert ends.count("stopped") == 1
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["whole", "lost"])
+def test_weights_are_published_and_the_next_step_begins_while_the_state_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """If the slot is lost meanwhile, the step and the micro-batch behind it are computed again."""
+    take = RankMemory.take
+    hold = True
+
+    async def learned(home: House) -> tuple[list[float], dict[str, Any]]:
+        copied = asyncio.Event()
+
+        async def take_late(self: RankMemory, handle: StateHandle, lent: LentMemory) -> StateHandle:
+            if hold and handle.version == 1 and handle.key.endswith("/rest"):
+                await copied.wait()
+            return await take(self, handle, lent)
+
+        monkeypatch.setattr(RankMemory, "take", take_late)
+        await home.trainer.publish(SOLVER)
+        await home.put(SOLVER, 1, 3)
+        await home.put(SOLVER, 2, 3)
+        await home.trainer.train(SOLVER, Version(0), 3)
+        stepped = await home.trainer.optimizer_step(SOLVER, Step(1))
+        assert stepped.published.version == 1
+        await home.trainer.train(SOLVER, Version(1), 2)
+        rows = (await home.store.table_statistics())[SOLVER]
+        saving = asyncio.create_task(home.trainer.save(SOLVER, str(home.folder / "early")))
+        await asyncio.sleep(100.0)
+        assert saving.done() != hold
+        if hold:
+            assert (rows.leased, rows.consumed) == (5, 0), "they are committed when the state is whole"
+            waits = [wait.text for wait in home.actor.waits()]
+            assert waits == ["the commit of the last step's samples of solver"], (
+                "a checkpoint has the samples too"
+            )
+        if dies and hold:
+            home.slots[0].die()
+            await asyncio.sleep(10.0)
+        copied.set()
+        await saving
+        await home.trainer.train(SOLVER, Version(1), 1)
+        second = await home.trainer.optimizer_step(SOLVER, Step(2))
+        saved = await home.saved(SOLVER)
+        rows = (await home.store.table_statistics())[SOLVER]
+        assert (rows.leased, rows.consumed) == (0, 6)
+        return [one.stats.figures["loss"] for one in (stepped, second)], saved
+
+    async def main(config: SharedPoolConfig | None) -> tuple[list[float], dict[str, Any]]:
+        async with house(tmp_path / str(config is None), {SOLVER: POLICIES[SOLVER]}, config) as home:
+            async with asyncio.timeout(10_000):
+                return await learned(home)
+
+    shared = virtual_time.run(main(SharedPoolConfig(slots=1)))
+    hold = False
+    assert shared == virtual_time.run(main(None))
+
+
 def test_a_fetch_that_does_not_stop_ends_the_run_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

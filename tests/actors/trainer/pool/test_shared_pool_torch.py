@@ -116,7 +116,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[PolicyNa
     return run(tmp_path_factory.mktemp("whole"), *ONE_STATE, calls), calls.calls
 
 
-@pytest.mark.parametrize("call", ["resume", "accumulate", "suspend", "optimizer_step", "set_base"])
+@pytest.mark.parametrize(
+    "call", ["resume", "accumulate", "suspend", "optimizer_step", "set_weights", "set_rest"]
+)
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
 def test_a_slot_worker_that_dies_changes_no_bit(
     tmp_path: Path, undisturbed: tuple[dict[PolicyName, Any], list[str]], call: str, before: bool
@@ -136,7 +138,7 @@ def test_states_that_resume_on_other_hosts_learn_the_same_bit_for_bit(tmp_path: 
     fate = Fate()
     config = SharedPoolConfig(slots=1, states_per_slot=1)
     assert run(tmp_path / "apart", mix, config, fate, apart=True) == run(tmp_path / "static", mix, None)
-    assert fate.calls.count("forget_copies") >= fate.calls.count("set_base")
+    assert fate.calls.count("forget_copies") >= fate.calls.count("set_rest")
     assert fate.calls.count("suspend") >= 10
     assert not list((tmp_path / "apart").glob("host-*/*.arena"))
 
@@ -158,7 +160,7 @@ def test_a_state_whose_host_is_lost_resumes_on_another_one(tmp_path: Path) -> No
     assert slots == ["slot-1"]
 
 
-@pytest.mark.parametrize("call", ["suspend", "set_base", "forget_copies"])
+@pytest.mark.parametrize("call", ["suspend", "set_weights", "set_rest", "forget_copies"])
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
 def test_a_slot_of_another_host_that_dies_changes_no_bit(tmp_path: Path, call: str, before: bool) -> None:
     mix, config = "equal shapes", SharedPoolConfig(slots=1, states_per_slot=1)
