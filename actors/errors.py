@@ -140,6 +140,17 @@ class GangIncomplete(FlexmarlError):
         self.timeout_s = timeout_s
 
 
+class WeightsNotGathered(FlexmarlError):
+    """A rank of a gang was lost, or hangs, while the policy's weights were gathered from all of them. ``rank``: the one
+    whose rows were to be sent or received. ``tensor``: the weight."""
+
+    def __init__(self, rank: int, tensor: str, reason: str) -> None:
+        super().__init__(f"rank {rank} of the gang has not sent or received its rows of {tensor}: {reason}")
+        self.rank = rank
+        self.tensor = tensor
+        self.reason = reason
+
+
 class PlainGang(ConfigError):
     """The ranks of a policy lie on several hosts, and the run's network is not one where all machines are trusted."""
 

@@ -8,7 +8,8 @@ With P parameters, N ranks, T tokens of a forward, hidden size H, and w bytes of
     logits                           of a chunk of tokens, several times: copies and gradients
     gathered                         with several ranks: all that is outside the layers, its gradient, and about two
                                      layers; with one rank: the copies of weights in bfloat16
-    publishing                       the tensors that a version is made of, while it is made
+    publishing                       the tensors that a version is made of, while it is made; with several ranks a range
+                                     of their rows
 
 Measured beside it: see ``tests/actors/trainer/test_rank_bytes.py``.
 """
@@ -24,6 +25,11 @@ LEAST_LOGITS_BYTES: Final = 128 << 20
 chunks, and again in the backward."""
 
 _LEAST_COMPILED: Final = 100_000_000
+
+RANGE_BYTES: Final = 64 << 20
+"""Bytes of weights, of all ranks, that are gathered at a time to be published: enough for the fastest links, and little
+beside a layer of a large model."""
+
 _MOST_LOGITS_BYTES: Final = 2 << 30
 _LOGITS_SHARE: Final = 64
 
@@ -261,4 +267,4 @@ def _publishing_bytes(shape: ModelShape, load: RankLoad) -> int:
         if load.adapter is not None:  # with the adapter in them
             copy = w * shape.parameters + merging
         return copy + load.publishes * w * shape.parameters
-    return w * shape.largest_tensor + max(merging, w * shape.largest_tensor // load.ranks)
+    return min(RANGE_BYTES, w * shape.parameters) + merging

@@ -1,11 +1,13 @@
 """The most memory of tensors that each rank of a policy has at a time, in the phases of a training step."""
 
+import asyncio
 import gc
 import math
 import multiprocessing
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +30,7 @@ from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.handle import TensorSpec
-from flexmarl.transport.state import payload_bytes
+from flexmarl.transport.state import StateTransport, payload_bytes
 
 _POLICY: Final = PolicyName("policy")
 _RANK_S: Final = 900.0
@@ -158,7 +160,7 @@ def _measure_rank(gang: GangRank, config: dict[str, Any], tokens: int, folder: P
     policies.clear()
     gc.collect()
     peaks["build"] = peak_bytes(lambda: build(saved))
-    trained = _measure_training(policies[0], tokens)
+    trained = _measure_training(policies[0], tokens, partial(_publish, gang, folder))
     base = {name: tensor.to("meta") for name, tensor in policies[0].base_state().items()}
     data = policies[0].step_state().data
     policies.clear()
@@ -169,16 +171,37 @@ def _measure_rank(gang: GangRank, config: dict[str, Any], tokens: int, folder: P
     return _RankPeaks(trained.parameters, peaks | trained.peaks, shares | trained.shares, trained.state)
 
 
-def _measure_training(policy: TorchPolicy, tokens: int) -> _RankPeaks:
+def _measure_training(
+    policy: TorchPolicy, tokens: int, publish: Callable[[TorchPolicy], object]
+) -> _RankPeaks:
     parameters = sum(
         math.prod(part.shape) for name, part in policy.parts().items() if name.startswith("model/")
     )
     _train(policy, tokens)  # what FSDP2 allocates once
-    peaks = {"forward": peak_bytes(lambda: _train(policy, tokens)), "publish": peak_bytes(policy.weights)}
+    peaks = {
+        "forward": peak_bytes(lambda: _train(policy, tokens)),
+        "publish": peak_bytes(lambda: publish(policy)),
+    }
     shares = {phase: peak / (2 * parameters) for phase, peak in peaks.items()}
     state = _state_bytes(policy)
     live = state.base + state.step
     return _RankPeaks(parameters, {phase: live + peak for phase, peak in peaks.items()}, shares, state)
+
+
+def _publish(gang: GangRank, folder: Path, policy: TorchPolicy) -> None:
+    """As a slot worker: the first rank opens the memory that instances read, and all of them gather the weights."""
+
+    async def gather(into: Mapping[str, Any]) -> None:
+        policy.gather_weights(into)
+
+    async def fill() -> None:
+        async with StateTransport(folder) as transport:
+            await transport.fill(_POLICY, policy.weights_outline(), gather, version=1, timeout_s=_RANK_S)
+
+    if gang.rank:
+        policy.gather_weights({})
+    else:
+        asyncio.run(fill())
 
 
 def _resume(setup: PolicySetup, base: dict[str, torch.Tensor], data: dict[str, Any], gang: GangRank) -> None:
@@ -210,7 +233,7 @@ def _setup_of(model: ModelConfig) -> PolicySetup:
 def _state_bytes(policy: TorchPolicy) -> StateBytes:
     base, step = payload_bytes(policy.base_state()), payload_bytes(policy.gradients())
     return StateBytes(
-        weights=payload_bytes(policy.weights()),
+        weights=payload_bytes(policy.weights_outline()),
         rest=base,
         step=step,
         base=base,

@@ -85,9 +85,23 @@ class PolicyBackend(ABC):
 
     @abstractmethod
     def weights(self) -> Mapping[str, Any]:
-        """The named weights to publish, tied ones once. They may alias the live ones: copy or set them
-        before the next ``optimizer_step``. In a gang the first rank gets them, gathered tensor by tensor, and the
-        others an empty mapping."""
+        """The named weights to publish of a policy of one rank, tied ones once. They may alias the live ones: copy or
+        set them before the next ``optimizer_step``."""
+
+    @abstractmethod
+    def live_weights(self) -> Mapping[str, Any]:
+        """The same if all of them are the live ones; empty if they are others: rounded, merged, or divided over the
+        ranks of a gang."""
+
+    @abstractmethod
+    def weights_outline(self) -> Mapping[str, Any]:
+        """Names, shapes and dtypes of the weights to publish, as tensors without memory or small ones; on other ranks
+        than a gang's first one there are none."""
+
+    @abstractmethod
+    def gather_weights(self, into: Mapping[str, Any]) -> None:
+        """Writes the weights to publish into tensors like ``weights_outline()``, range by range: no rank has all of
+        them besides. All ranks of a gang call this. Raises WeightsNotGathered."""
 
     @abstractmethod
     def base_state(self) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ step. Two runs that trained the same samples in the same steps have the same los
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,15 @@ class SimulatedPolicy(PolicyBackend):
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
         return {"state": np.array([self.version, self._digest >> 1], np.int64)}
+
+    def live_weights(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {}
+
+    def weights_outline(self) -> dict[str, np.ndarray[Any, Any]]:
+        return self.weights()
+
+    def gather_weights(self, into: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        into["state"][:] = self.weights()["state"]
 
     def base_state(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: uint64 ``[2]``, the version and the digest."""

@@ -7,13 +7,16 @@ to it. Both compute by the same methods: a coroutine here is one computation, wi
 between.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ....core.base.collector import importing
+from ....core.base.threads import in_thread, wait_ended
 from ....core.system import ActorSystem
 from ....core.waits import Wait
 from ....transport.device_memory import find_devices
@@ -227,6 +230,26 @@ class Slot:
             return stats, Version(backend.version)
 
         return await self.compute(f"the optimizer step {step} of {policy}", take_step)
+
+    async def gather_weights(self, policy: PolicyName, into: Mapping[str, Any]) -> None:
+        """See ``PolicyBackend.gather_weights``. A cancelled call aborts that of the ranks, and raises when nothing is
+        written ``into`` any more."""
+        backend, job = self._hosted[policy], Future[None]()
+
+        def gather() -> None:
+            if job.set_running_or_notify_cancel():
+                try:
+                    backend.gather_weights(into)
+                finally:
+                    job.set_result(None)
+
+        try:
+            await self.compute(f"the weights of {policy}", gather)
+        except asyncio.CancelledError:
+            if not job.cancel():
+                await in_thread(self.abort, policy)
+                await wait_ended(asyncio.wrap_future(job))
+            raise
 
     async def save(self, policy: PolicyName, folder: Path) -> None:
         """See ``PolicyBackend.save``."""

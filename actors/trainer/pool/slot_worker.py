@@ -148,7 +148,7 @@ class SlotWorker(Actor, SlotApi):
                 await self._resume_rank(policy, place, state)
                 return self._count_moved([])
             backend = await self._slot.compute(f"room for {policy}", partial(self._slot.host, policy, place))
-            live = backend.weights() if state.base.weights_are_live else {}
+            live = backend.live_weights() if state.base.weights_are_live else {}
             gradient = {} if state.step is None else backend.gradients()
             parts: list[tuple[StateHandle, Mapping[str, Any]]]
             parts = [(state.base.rest, _exclude_live(backend.base_state(), live))]
@@ -207,13 +207,11 @@ class SlotWorker(Actor, SlotApi):
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         self._check_life(life)
         backend = self._slot[policy]
-        weights = await self._slot.compute(f"the weights of {policy}", backend.weights)
-        base = backend.base_state()
-        live = weights if _are_live(weights, base) else {}
+        base, live = backend.base_state(), backend.live_weights()
         step = payload_bytes(backend.gradients())
         names = {_address(tensor): name for name, tensor in base.items()}
         return StateBytes(
-            weights=payload_bytes(weights),
+            weights=payload_bytes(backend.weights_outline()),
             rest=payload_bytes(_exclude_live(base, live)),
             step=step,
             base=payload_bytes(base),
@@ -228,11 +226,30 @@ class SlotWorker(Actor, SlotApi):
         async with self._moving[policy]:
             backend = self._slot[policy]
 
-            def gather() -> tuple[Mapping[str, Any], DeviceEvent | None]:
-                return backend.weights(), self._slot.transport.record()
+            def note() -> tuple[Mapping[str, Any], DeviceEvent | None]:
+                return backend.live_weights(), self._slot.transport.record()
 
-            published, point = await self._slot.compute(f"the weights of {policy}", gather)
-            return await self._set(policy, published, backend.version, weights, point)
+            live, point = await self._slot.compute(f"the weights of {policy}", note)
+            if live:
+                return await self._set(policy, live, backend.version, weights, point)
+            return await self._gather(policy, weights)
+
+    async def _gather(self, policy: PolicyName, weights: LentMemory) -> StateHandle:
+        """Sets the weights of all ranks in ``weights``, where they are made."""
+        backend = self._slot[policy]
+        try:
+            return await self._slot.transport.fill(
+                policy,
+                backend.weights_outline(),
+                partial(self._slot.gather_weights, policy),
+                version=backend.version,
+                lent=weights,
+                timeout_s=TRANSFER_TIMEOUT_S,
+            )
+        except BaseException:
+            # The other ranks wait for this one's rows, or for their own to be taken.
+            await self.system.run_blocking(self._slot.abort, policy)
+            raise
 
     @endpoint
     async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
@@ -367,12 +384,6 @@ class SlotWorker(Actor, SlotApi):
 
     def progress(self) -> int:
         return self._slot.progress()
-
-
-def _are_live(weights: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """True if published weights are the policy's own, not copies of them."""
-    addresses = set(map(_address, base.values()))
-    return bool(weights) and all(_address(tensor) in addresses for tensor in weights.values())
 
 
 def _exclude_live(base: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,10 +44,7 @@ class StaticPool(Slot, TrainingPool):
         """Makes the host memory of the policy's two newest versions, so that no Set waits for its pages. Raises
         ArenaSpace."""
         if "shm" in self.transport.offered:
-            size_bytes = await self.compute(
-                f"the weights of {policy}", lambda: payload_bytes(self[policy].weights())
-            )
-            await self.transport.reserve(size_bytes)
+            await self.transport.reserve(payload_bytes(self[policy].weights_outline()))
 
     def _note_weights(self, policy: PolicyName) -> None:
         weights = self[policy].weights()

@@ -23,6 +23,11 @@ class GangRank:
         self.rank, self.size = rank, size
         self._mesh = mesh
 
+    @property
+    def group(self) -> distributed.ProcessGroup | None:
+        """The process group; None for one rank alone."""
+        return None if self._mesh is None else self._mesh.get_group()
+
     def sum(self, values: Tensor) -> Tensor:
         """``values`` (on the gang's device) summed over the ranks, in place."""
         if self._mesh is not None:
@@ -68,11 +73,6 @@ class GangRank:
         if isinstance(tensor, DTensor):
             return self.rows(tensor.shape)
         return whole(tensor.shape)
-
-    def gather(self, tensor: Tensor) -> Tensor | None:
-        """The whole of a model's tensor on the first rank, None on the others."""
-        full = gather(tensor)
-        return full if self.rank == 0 else None
 
 
 ALONE = GangRank()

@@ -14,7 +14,7 @@ suspended, saved and published before or after all of them, and a step that is r
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -510,6 +510,15 @@ class TorchPolicy(PolicyBackend):
 
     def weights(self) -> dict[str, Tensor]:
         return self.models.published()
+
+    def live_weights(self) -> dict[str, Tensor]:
+        return self.models.live_weights()
+
+    def weights_outline(self) -> dict[str, Tensor]:
+        return self.models.weights_outline()
+
+    def gather_weights(self, into: Mapping[str, Tensor]) -> None:
+        self.models.gather_weights(into)
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self.models.save(folder, tokenizer, self._position.version, self._position.baselines.means)

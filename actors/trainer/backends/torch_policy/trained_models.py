@@ -26,9 +26,10 @@ from .compiled import is_compiled
 from .completion_model import CompletionModel, named_weights, outlined_model
 from .critic_model import CriticModel
 from .frozen_base import FrozenBase, FrozenBases
-from .gang_rank import GangRank, local
+from .gang_rank import ALONE, GangRank, local
 from .model_rows import Rows, own_rows
 from .own_weights import file_name, own_weights, saved_weights
+from .row_gathering import gather_rows
 from .state_memory import StateMemory
 
 FORMAT = 1
@@ -190,16 +191,42 @@ class TrainedModels:
     def published(self) -> dict[str, Tensor]:
         """See ``PolicyBackend.weights``: state-dict tensors, detached, in the precision the model computes in.
 
-        On one rank float32 ones are the live weights themselves, and others are copies. A LoRA policy publishes the
-        weights of the whole model, with its adapter in them, or its adapter alone with ``alpha / rank`` in ``B``.
+        Float32 ones are the live weights themselves, and others are copies. A LoRA policy publishes the weights of the
+        whole model, with its adapter in them, or its adapter alone with ``alpha / rank`` in ``B``.
         """
-        weights = {}
-        for name, tensor in self._engine_weights():
-            narrow = self._bfloat16 and tensor.is_floating_point()
-            whole_tensor = self.gang.gather(tensor.to(torch.bfloat16) if narrow else tensor)
-            if whole_tensor is not None:
-                weights[name] = whole_tensor
-        return weights
+        assert self.gang is ALONE, "weights of a gang are gathered"
+        return {name: tensor.to(self._published_dtype(tensor)) for name, tensor in self._engine_weights()}
+
+    def live_weights(self) -> dict[str, Tensor]:
+        """See ``PolicyBackend.live_weights``."""
+        if self._bfloat16 or self.gang is not ALONE or (self._base and not self._setup.publishes_adapter):
+            return {}
+        weights = self.published()
+        live = {tensor.data_ptr() for tensor in own_weights(self.completions.model).values()}
+        return weights if all(tensor.data_ptr() in live for tensor in weights.values()) else {}
+
+    def weights_outline(self) -> dict[str, Tensor]:
+        """See ``PolicyBackend.weights_outline``."""
+        if self.gang.rank:
+            return {}
+        if self._base is None:
+            weights = named_weights(self.completions.model)
+        elif self._setup.publishes_adapter:
+            adapter = own_weights(self.completions.model)
+            weights = {file_name(name): tensor for name, tensor in adapter.items()}
+        else:
+            weights = named_weights(self._base.outline)
+        return {
+            name: torch.empty(tensor.shape, dtype=self._published_dtype(tensor), device="meta")
+            for name, tensor in weights.items()
+        }
+
+    def gather_weights(self, into: Mapping[str, Tensor]) -> None:
+        """See ``PolicyBackend.gather_weights``."""
+        gather_rows(self.gang, self._engine_weights(), into, torch.bfloat16 if self._bfloat16 else None)
+
+    def _published_dtype(self, tensor: Tensor) -> torch.dtype:
+        return torch.bfloat16 if self._bfloat16 and tensor.is_floating_point() else tensor.dtype
 
     def _engine_weights(self) -> Iterable[tuple[str, Tensor]]:
         if self._base is None:

@@ -30,6 +30,7 @@ from ..backends.torch_policy.ranks import (
     array,
     called,
     double_precision,
+    published,
     state_of,
     train,
 )
@@ -57,7 +58,7 @@ def resumed_from_other_ranks(
         peak = peak_bytes(lambda: asyncio.run(read()))
         policy.load_state(TrainingStep(gradient, state.data))
         results = called(policy, calls)
-        weights = {name: array(tensor.double()) for name, tensor in policy.weights().items()}
+        weights = {name: array(tensor.double()) for name, tensor in published(policy).items()}
         return (
             Trained(results, {}, weights, state_of(policy)),
             peak,

@@ -221,6 +221,13 @@ def made_policy(gang: GangRank, setup: PolicySetup, states: Sequence[RankState] 
     return policy
 
 
+def published(policy: TorchPolicy) -> dict[str, torch.Tensor]:
+    """The weights to publish, on the first rank of its gang; nothing on the others."""
+    into = {name: torch.empty_like(tensor, device="cpu") for name, tensor in policy.weights_outline().items()}
+    policy.gather_weights(into)
+    return into
+
+
 def whole_gradients(policy: TorchPolicy) -> dict[str, NDArray[Any]]:
     """The gradients of all ranks together."""
     models = {"gradient": policy.model}
@@ -286,7 +293,7 @@ def train_as_configured(
     results += called(policy, calls[-1:])
     if not calls or calls[-1] != STEP:
         gradients = whole_gradients(policy)
-    weights = {name: array(tensor.double()) for name, tensor in policy.weights().items()}
+    weights = {name: array(tensor.double()) for name, tensor in published(policy).items()}
     return Trained(results, gradients, weights, state_of(policy))
 
 

@@ -1,7 +1,6 @@
 """A policy of several ranks computes what one rank computes: gradients, steps, files, and moves to other gangs."""
 
 import json
-import math
 import os
 import random
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
-from scripts.bench.memory_peaks import peak_bytes
 
 from .gang_cases import SETUPS, error, same_stats
 from .policies import make_samples
@@ -40,6 +38,7 @@ from .ranks import (
     gang_setup,
     is_cut,
     made_policy,
+    published,
     train,
     train_as_configured,
     train_in_chunks,
@@ -217,7 +216,7 @@ def test_weights_start_a_policy_of_any_ranks(ranks: Ranks, tmp_path: Path) -> No
 def started(gang: GangRank, folder: Path) -> dict[str, NDArray[Any]]:
     policy = TorchFactory(99, 10).build(NAME, SETUPS["critic"], gang)
     policy.start_from(folder)
-    return {name: array(tensor) for name, tensor in policy.weights().items()}
+    return {name: array(tensor) for name, tensor in published(policy).items()}
 
 
 # --------------------------------------------------------------------------- refusals
@@ -278,20 +277,6 @@ def test_each_rank_has_its_rows_of_every_tensor_and_of_its_moments(ranks: Ranks)
         if tensor.ndim:
             assert np.concatenate(parts).shape == tensor.shape
             assert max(part.shape[0] for part in parts) == -(-tensor.shape[0] // 4)
-
-
-def published_peak(gang: GangRank) -> tuple[int, int]:
-    """The most bytes while the weights are gathered, and the bytes of all of them."""
-    setup = gang_setup({"name": "dapo"}, num_hidden_layers=4, vocab_size=64)
-    policy = made_policy(gang, setup, None)
-    weights = [part for name, part in policy.parts().items() if name.startswith("model/")]
-    return peak_bytes(policy.weights), sum(4 * math.prod(part.shape) for part in weights)
-
-
-def test_weights_are_gathered_one_after_the_other(ranks: Ranks) -> None:
-    (first, whole), (second, _) = ranks.run(2, published_peak)
-    assert whole <= first < 1.5 * whole, "the first rank has all of them, once"
-    assert 0 < second < whole / 2
 
 
 def test_the_same_processes_join_gangs_of_other_members_and_sizes(ranks: Ranks) -> None:
