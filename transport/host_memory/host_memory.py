@@ -234,14 +234,18 @@ class HostMemory(Memory[Any]):
             self._written.pop(key, None)
 
     def find_block(self, name: str) -> tuple[Block, list[Block]]:
-        """The block of that name, of any process of this host, for readers on other hosts; and the other ones that this
-        process has published of its key. Raises StaleHandle, ForeignHandle. May be called by any thread."""
+        """The block of that name, of any process of this host, for readers on other hosts; and other ones of this
+        process, with versions that such a reader may have. Raises StaleHandle, ForeignHandle. May be called by any
+        thread."""
         # Lists, as the event loop changes both meanwhile.
         for written in list(self._written.values()):
             blocks = {mapped.block.name: mapped.block for mapped in list(written.published)}
             if block := blocks.pop(name, None):
                 return block, list(blocks.values())
-        return self._map(name, name, 0).block, []
+        block = self._map(name, name, 0).block
+        # All that is lent: other processes set it, so that this one does not know whose versions it has.
+        lent = list(self._lent.values())
+        return block, [other for other in lent if other.name != name] if name in self._lent else []
 
     # ----------------------------------------------------------------------- lent memory
 

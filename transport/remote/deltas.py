@@ -12,7 +12,7 @@ among the changed ones. All chunks have a multiple of 8 bytes: memory of states 
 
 import threading
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -99,21 +99,37 @@ def apply(changes: memoryview, chunk: memoryview) -> int:
     return end
 
 
+class VersionPair(NamedTuple):
+    """The blocks of two versions, and their generations."""
+
+    old: str
+    old_generation: int
+    new: str
+    new_generation: int
+
+
 class Deltas:
     """The changes chunk by chunk, each computed once: by the thread that comes first, for which others wait.
 
-    The blocks must stay as they are while changes are computed. All methods may be called by several threads.
+    The new version must stay as it is. The old one may be written over: from then on no more changes are computed. All
+    methods may be called by several threads.
     """
 
     def __init__(self, old: Block, new: Block, size_bytes: int) -> None:
         # A block that is being written has an odd generation, and the next one when it is published.
-        self.pair = (old.name, old.generation, new.name, new.generation + new.generation % 2)
+        new_generation = new.generation + new.generation % 2
+        self.pair = VersionPair(old.name, old.generation, new.name, new_generation)
         self._old, self._new = old, new
         self._size_bytes = -(-size_bytes // 8) * 8  # memory ends with a page
         self._lock = threading.Lock()
         self._futures: dict[int, Future[bytes | None]] = {}
         self._computed = 0
         self._small = 0
+
+    @property
+    def has_old(self) -> bool:
+        """True if the old block still has its version, whole."""
+        return self._old.generation == self.pair.old_generation and not self.pair.old_generation % 2
 
     def of(self, start: int, end: int) -> bytes | None:
         """The changes of a range; None if they are not much smaller than it."""
@@ -148,6 +164,9 @@ class Deltas:
                 del self._futures[start]
             mine.set_exception(error)  # else those that wait would wait for ever
             raise
+        # No lock keeps the old block: by that, a reader with a slow link would keep the next version from being set.
+        if not self.has_old:
+            changes = None
         with self._lock:
             self._computed += 1
             self._small += changes is not None

@@ -170,9 +170,9 @@ class BulkServer:
         """A block of this process, for readers of other hosts."""
         return memory.served_at(self.address, encrypted=self.encrypted)
 
-    def open_version(self, request: Open) -> tuple[Block, list[int], Deltas | None]:
-        """The block of a version, which stays as it is until the descriptors are closed. Raises StaleHandle,
-        ForeignHandle."""
+    def open_version(self, request: Open) -> tuple[Block, int, Deltas | None]:
+        """The block of a version, which stays as it is until the descriptor is closed, and its changes from the version
+        that the reader has, if that is here. Raises StaleHandle, ForeignHandle."""
         block, other_blocks = self._blocks(request.block)
         if request.size_bytes > block.capacity:
             raise ForeignHandle(block.name, str(block.directory), f"it has {block.capacity} bytes")
@@ -185,9 +185,10 @@ class BulkServer:
         # Remembered, so that the next Set computes changes only if a reader is there that can apply them.
         self._read[block.name] = request.generation
         for other in other_blocks:
-            if (base := _hold_base(other, request)) is not None:
-                return block, [held, base], self._pair(other, block, request.size_bytes)
-        return block, [held], None
+            deltas = Deltas(other, block, request.size_bytes)
+            if _has_base(other, request) and deltas.has_old:
+                return block, held, self._reuse(deltas)
+        return block, held, None
 
     def count(self, *, whole_bytes: int = 0, delta_bytes: int = 0) -> None:
         """Adds bytes that are about to be sent to the statistics: bytes of states or names as they are, and bytes of
@@ -198,12 +199,12 @@ class BulkServer:
             self.statistics.sent_bytes += whole_bytes + delta_bytes
             self.statistics.sent_delta_bytes += delta_bytes
 
-    def _pair(self, old: Block, new: Block, size_bytes: int) -> Deltas:
-        deltas = Deltas(old, new, size_bytes)
+    def _reuse(self, deltas: Deltas) -> Deltas:
+        """Those of the same two versions that were computed before, if there are some."""
         with self._lock:
-            current = self._deltas.get(new.name)
+            current = self._deltas.get(deltas.pair.new)
             if current is None or current.pair != deltas.pair:
-                current = self._deltas[new.name] = deltas
+                current = self._deltas[deltas.pair.new] = deltas
             return current
 
     def compare(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
@@ -218,21 +219,11 @@ class BulkServer:
         return deltas.compute
 
 
-def _hold_base(other: Block, request: Open) -> int | None:
-    """A descriptor that keeps the block as it is, if it has the version that the reader has."""
-    if request.base is None or other.size_bytes != request.size_bytes:
-        return None
-    held = other.hold()
-    if held is not None and table_digest(other.table, request.size_bytes) == request.base:
-        return held
-    if held is not None:
-        os.close(held)
-    return None
-
-
-def _close(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _has_base(other: Block, request: Open) -> bool:
+    """True if the block has the version that the reader has."""
+    return other.size_bytes == request.size_bytes and (
+        table_digest(other.table, request.size_bytes) == request.base
+    )
 
 
 class _Session:
@@ -241,7 +232,7 @@ class _Session:
     def __init__(self, server: BulkServer, connection: socket.socket) -> None:
         self._server = server
         self._connection = connection
-        self._held: list[int] = []
+        self._held: int | None = None
         self._block: Block | None = None
         self._size_bytes = 0
         self._deltas: Deltas | None = None
@@ -250,7 +241,8 @@ class _Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _close(self._held)
+        if self._held is not None:
+            os.close(self._held)
 
     def run(self) -> None:
         """Replies until the reader ends the connection. Raises OSError, BadFrame."""

@@ -88,3 +88,13 @@ def test_an_error_reaches_all_that_wait_and_the_next_reader_tries_again(
             with pytest.raises(MemoryError, match="no room"):
                 job.result(PATIENCE_S)
     assert pair.of(0, CHUNK_BYTES) is not None
+
+
+def test_there_are_no_changes_from_a_version_that_is_written_over(blocks: tuple[Block, Block]) -> None:
+    pair = Deltas(*blocks, 2 * CHUNK_BYTES)
+    changes = pair.of(0, CHUNK_BYTES)
+    assert changes is not None
+    assert blocks[0].begin(2, CHUNK_BYTES)
+    assert pair.of(0, CHUNK_BYTES) == changes, "computed before"
+    assert pair.of(CHUNK_BYTES, 2 * CHUNK_BYTES) is None
+    assert not Deltas(*blocks, CHUNK_BYTES).has_old, "it is being written"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flexmarl.transport.remote.remote import NodeCopies
 from flexmarl.transport.select import Place
 from flexmarl.transport.state import StateTransport
 
+from ...patience import PATIENCE_S
 from .hosts import SIZE, Hosts, network, same, weights
 
 # ----------------------------------------------------------------------- once per host
@@ -146,6 +148,48 @@ async def test_few_changed_values_arrive_as_a_delta(
         assert await same(reader, handle, expected)
         assert 0 < network(reader).got_bytes - before < 0.05 * handle.size_bytes
     assert network(reader).got_delta_bytes == network(owner).sent_delta_bytes > 0
+
+
+async def test_few_changed_values_of_lent_memory_arrive_as_a_delta(
+    owner: StateTransport, reader: StateTransport, tmp_path: Path
+) -> None:
+    lent = await owner.lend("weights", SIZE + 4096)
+    expected = weights()
+    async with StateTransport(tmp_path / "near") as writer:
+        for version in range(4):
+            handle = await writer.set("weights", expected, version=version, lent=lent[version % 2])
+            before = network(reader).got_bytes
+            assert await same(reader, handle, expected)
+            got_bytes = network(reader).got_bytes - before
+            assert got_bytes == handle.size_bytes if version == 0 else got_bytes < 0.05 * handle.size_bytes
+            expected["w"][version::1000] += 1
+
+
+async def test_a_set_in_lent_memory_does_not_wait_for_a_reader_that_has_its_old_version(
+    owner: StateTransport, reader: StateTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await owner.lend("weights", SIZE + 4096)
+    expected = weights()
+    begun, may_continue = threading.Event(), threading.Event()
+    encode = deltas.encode
+
+    def late(old: memoryview, new: memoryview) -> bytes | None:
+        begun.set()
+        assert may_continue.wait(PATIENCE_S)
+        return encode(old, new)
+
+    async with StateTransport(tmp_path / "near") as writer:
+        old = await writer.set("weights", expected, version=0, lent=first)
+        assert await same(reader, old, expected)
+        expected["w"][7] += 1
+        handle = await writer.set("weights", expected, version=1, lent=second)
+        monkeypatch.setattr(deltas, "encode", late)
+        reading = asyncio.create_task(same(reader, handle, expected))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        await writer.set("weights", weights(1), version=2, lent=first)
+        may_continue.set()
+        assert await reading
+    assert network(reader).got_bytes == 2 * handle.size_bytes, "the old version is gone: no changes from it"
 
 
 async def test_set_compares_what_it_writes_with_the_version_that_a_reader_has(
