@@ -42,10 +42,10 @@ def test_a_sum_is_divided_by_its_count_and_left_out_without_it() -> None:
     assert "nonzero_advantage_share" not in figures.numbers()
     assert figures.numbers({"samples": 4})["nonzero_advantage_share"] == 0.75
     sums = {"entropy": 6.0, "kl": 1.0, "clip_fraction": 2.0}
-    assert divide_sums("policy", sums, {"trained_tokens": 4}) == {
+    assert divide_sums("policy", sums, {"trained_tokens": 4, "compared_tokens": 4}) == {
         "entropy": 1.5, "clip_fraction": 0.5, "ratio_deviation": 0.0,
     }  # fmt: skip
-    of_none = divide_sums("policy", sums, {"trained_tokens": 0})
+    of_none = divide_sums("policy", sums, {"trained_tokens": 0, "compared_tokens": 0})
     assert of_none == {"clip_fraction": 0.0, "ratio_deviation": 0.0}, "no entropy without a token"
 
 

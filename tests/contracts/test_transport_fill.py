@@ -171,7 +171,7 @@ async def test_a_memory_that_the_process_lacks_can_not_be_filled(tmp_path: Path)
 
 async def test_lent_memory_is_filled_by_another_process(tmp_path: Path) -> None:
     async with StateTransport(tmp_path) as owner:
-        first, second = await owner.lend("key", 1 << 22), await owner.lend("key", 1 << 22)
+        first, second = [await owner.lend("key", 1 << 22) for _ in range(2)]
         async with StateTransport(tmp_path) as writer:
             old = await fill(writer, state(1), 1, lent=first)
 

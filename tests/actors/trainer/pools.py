@@ -182,8 +182,9 @@ def sample(policy: str, step: int, number: int, prompt: tuple[int, ...] = ()) ->
     reward = float(number % 2)
     content = (prompt, (7, number), (-1.0, -1.0 - number / 8))
     return Sample(
-        f"{step}:q_{turn}_{number}", policy, step, step - 1, f"{step}:q", reward, reward - 0.5, *content
-    )
+        f"{step}:q_{turn}_{number}", policy, step, step - 1, f"{step}:q", reward, reward - 0.5, *content,
+        query_position=number // 2,
+    )  # fmt: skip
 
 
 @asynccontextmanager

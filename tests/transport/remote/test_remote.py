@@ -153,7 +153,7 @@ async def test_few_changed_values_arrive_as_a_delta(
 async def test_few_changed_values_of_lent_memory_arrive_as_a_delta(
     owner: StateTransport, reader: StateTransport, tmp_path: Path
 ) -> None:
-    lent = await owner.lend("weights", SIZE + 4096)
+    lent = [await owner.lend("weights", SIZE + 4096) for _ in range(2)]
     expected = weights()
     async with StateTransport(tmp_path / "near") as writer:
         for version in range(4):
@@ -168,7 +168,7 @@ async def test_few_changed_values_of_lent_memory_arrive_as_a_delta(
 async def test_a_set_in_lent_memory_does_not_wait_for_a_reader_that_has_its_old_version(
     owner: StateTransport, reader: StateTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = await owner.lend("weights", SIZE + 4096), await owner.lend("weights", SIZE + 4096)
+    first, second = [await owner.lend("weights", SIZE + 4096) for _ in range(2)]
     expected = weights()
     begun, may_continue = threading.Event(), threading.Event()
     encode = deltas.encode

@@ -38,6 +38,7 @@ def torch_setup(
     dtype: str = "float32",
     optimizer: OptimizerConfig = OPTIMIZER,
     lora: LoraConfig | None = None,
+    updates: int = 1,
     **model: Any,
 ) -> PolicySetup:
     return PolicySetup(
@@ -46,6 +47,7 @@ def torch_setup(
         credit={AgentName("solver"): CreditConfig(name=algorithm["name"])},
         loss=LossConfig(**algorithm),
         optimizer=optimizer,
+        updates=updates,
     )
 
 
@@ -54,6 +56,9 @@ SETUPS = {
     "reference": torch_setup({"name": "grpo", "kl_coefficient": 0.1}),
     "critic": torch_setup({"name": "ppo", "kl_coefficient": 0.1}),
     "held": torch_setup({"name": "reinforce_pp", "kl_coefficient": 0.1}),
+    "updates": torch_setup({"name": "dapo"}, updates=3),
+    "updates, critic": torch_setup({"name": "ppo", "kl_coefficient": 0.1}, updates=2),
+    "updates, held": torch_setup({"name": "reinforce_pp"}, updates=2),
     "bfloat16": torch_setup({"name": "dapo"}, dtype="bfloat16"),
     "tied": torch_setup({"name": "dapo"}, tie_word_embeddings=True),
     "lora": torch_setup({"name": "dapo"}, lora=LORA),
@@ -83,6 +88,7 @@ def samples(version: int, seed: int) -> list[Sample]:
                 f"{version}:q{seed}_0_{trajectory}", "solver", version, version, f"{version}:q{seed}",
                 float(trajectory % 2), trajectory % 2 - 0.5, (1, 2, 3), tokens,
                 tuple(rng.uniform(-3.2, -2.4) for _ in tokens), columns={"scores": np.ones(3)},
+                query_position=trajectory,
             )
         )  # fmt: skip
     return made
@@ -187,7 +193,7 @@ def test_the_base_changes_by_steps_alone_and_the_step_has_a_gradient_if_there_is
     before = {name: array(tensor) for name, tensor in policy.base_state().items()}
     assert policy.step_state().tensors == {}
     policy.accumulate(samples(0, 1))
-    assert bool(policy.step_state().tensors) == (kind != "held")
+    assert bool(policy.step_state().tensors) == ("held" not in kind)
     assert all(np.array_equal(array(tensor), before[name]) for name, tensor in policy.base_state().items())
     live = policy.base_state()
     policy.optimizer_step()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ RECIPE_OF_DIGITS = RECIPE.replace("12", "12=")
 
 
 def policy(
-    agent: str, dtype: str = "float32", hidden: int = 32, lora: LoraConfig | None = None, **loss: Any
+    agent: str,
+    dtype: str = "float32",
+    hidden: int = 32,
+    lora: LoraConfig | None = None,
+    updates: int = 1,
+    **loss: Any,
 ) -> PolicySetup:
     credit = CreditConfig(name=loss.get("name", "grpo"))
     architecture = {**ARCHITECTURE, "hidden_size": hidden}
@@ -41,6 +47,7 @@ def policy(
         credit={AgentName(agent): credit},
         loss=LossConfig(**loss),
         sft=SftConfig(batches=1, batch_size=4),
+        updates=updates,
     )
 
 
@@ -54,10 +61,15 @@ MIXES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "an adapter beside full weights": ({"lora": LoraConfig()}, {}),
     "held samples": ({"name": "reinforce_pp", "kl_coefficient": 0.1}, {}),
+    "several updates": ({"updates": 3, "name": "ppo", "kl_coefficient": 0.1}, {"updates": 2}),
+    "several updates of held samples": (
+        {"updates": 2, "name": "reinforce_pp"},
+        {"updates": 2, "old_policy": "behaviour"},
+    ),
 }
 
 
-ONE_STATE = ("critic and reference", SharedPoolConfig(slots=1, states_per_slot=1))
+ONE_STATE = SharedPoolConfig(slots=1, states_per_slot=1)
 
 
 async def trained(home: House, names: Sequence[PolicyName] = (SOLVER, JUDGE)) -> dict[PolicyName, Any]:
@@ -74,7 +86,7 @@ async def trained(home: House, names: Sequence[PolicyName] = (SOLVER, JUDGE)) ->
                 await home.trainer.train(name, Version(step - 1), count)
         for name in found:
             stepped = (await home.trainer.optimizer_step(name, Step(step))).stats
-            compared = ("loss", "grad_norm", "ratio_deviation", "value_loss")
+            compared = ("loss", "grad_norm", "ratio_deviation", "old_ratio_deviation", "value_loss")
             found[name].append([stepped.figures.get(figure) for figure in compared])
     for name in found:
         folder = home.folder / "saved" / name
@@ -109,11 +121,21 @@ def test_policies_that_alternate_on_one_slot_learn_the_same_bit_for_bit(tmp_path
         assert fate.calls.count("suspend") >= 10
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[PolicyName, Any], list[str]]:
-    """The results of a run without a loss, and the calls to its slot worker."""
-    calls = Fate()
-    return run(tmp_path_factory.mktemp("whole"), *ONE_STATE, calls), calls.calls
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run without a loss: its results, and the calls to its slot worker."""
+
+    mix: str
+    found: dict[PolicyName, Any]
+    calls: list[str]
+
+
+@pytest.fixture(scope="module", params=["critic and reference", "several updates"])
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Undisturbed:
+    fate = Fate()
+    return Undisturbed(
+        request.param, run(tmp_path_factory.mktemp("whole"), request.param, ONE_STATE, fate), fate.calls
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,12 +143,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[PolicyNa
 )
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
 def test_a_slot_worker_that_dies_changes_no_bit(
-    tmp_path: Path, undisturbed: tuple[dict[PolicyName, Any], list[str]], call: str, before: bool
+    tmp_path: Path, undisturbed: Undisturbed, call: str, before: bool
 ) -> None:
-    found, calls = undisturbed
-    last = max(number for number, name in enumerate(calls, 1) if name == call)
+    last = max(number for number, name in enumerate(undisturbed.calls, 1) if name == call)
     fate = Fate(dies_at=last, before=before)
-    assert run(tmp_path / "lost", *ONE_STATE, fate) == found
+    assert run(tmp_path / "lost", undisturbed.mix, ONE_STATE, fate) == undisturbed.found
     assert fate.killed == ["slot-0"]
 
 

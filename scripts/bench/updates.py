@@ -1,0 +1,86 @@
+"""Measures the samples that ``sort-digits`` learns from, by the number of updates a step.
+
+Runs of the recipe as it is, apart from their length and their evaluations. A run has learned at the first evaluation
+from which on the accuracy is at least ``--accuracy``. The keys, of each seed and number of updates:
+
+    samples     trained samples of all policies until then; null if the run ends before
+    step        the step of that evaluation
+    accuracy    of all evaluations, in order
+    clipped     mean of ``clip_fraction`` over policies and steps
+    step_s      mean seconds of a step
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import click
+
+_LONGEST_S: Final = 3600.0
+
+
+def learn(runs: Path, seed: int, updates: int, steps: int, every: int, accuracy: float) -> dict[str, Any]:
+    """The figures of one run."""
+    name = f"seed-{seed}-updates-{updates}"
+    command = Path(sys.executable).with_name("flexmarl")
+    settings = {
+        "seed": seed,
+        "training.updates": updates,
+        "training.steps": steps,
+        "evaluation.every": every,
+        "checkpoint.every": 0,
+    }
+    words = [f"{key}={value}" for key, value in settings.items()]
+    subprocess.run(
+        [command, "train", "sort-digits", "--runs", runs, "--name", name, "-q", *words],
+        check=True,
+        timeout=_LONGEST_S,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+    return figures(lines, accuracy)
+
+
+def figures(lines: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, Any]:
+    """Those of the metrics of a run's steps."""
+    evaluations = [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
+    learned = None
+    for step, measured in reversed(evaluations):
+        if measured < accuracy:
+            break
+        learned = step
+    used = [line for line in lines if learned is not None and line["step"] <= learned]
+    clipped = [value for line in lines for key, value in line.items() if key.startswith("clip_fraction/")]
+    return {
+        "samples": sum(_samples(line) for line in used) or None,
+        "step": learned,
+        "accuracy": [measured for _, measured in evaluations],
+        "clipped": round(fmean(clipped), 4),
+        "step_s": round(fmean(line["step_s"] for line in lines), 3),
+    }
+
+
+def _samples(line: Mapping[str, Any]) -> int:
+    return sum(value for key, value in line.items() if key.startswith("samples/"))
+
+
+@click.command(help=__doc__)
+@click.option("--seeds", default="0,1,2", show_default=True)
+@click.option("--updates", default="1,4", show_default=True, help="Numbers of updates, one after the other.")
+@click.option("--steps", type=click.IntRange(1), default=60, show_default=True, help="Steps of each run.")
+@click.option(
+    "--every", type=click.IntRange(1), default=5, show_default=True, help="Steps between evaluations."
+)
+@click.option("--accuracy", type=click.FloatRange(0, 1), default=0.9, show_default=True)
+def updates(seeds: str, updates: str, steps: int, every: int, accuracy: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="updates-") as folder:
+        for seed in map(int, seeds.split(",")):
+            for number in map(int, updates.split(",")):
+                measured = learn(Path(folder), seed, number, steps, every, accuracy)
+                print(json.dumps({"seed": seed, "updates": number, **measured}), flush=True)
