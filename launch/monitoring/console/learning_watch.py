@@ -51,6 +51,7 @@ def _reason(metrics: StepMetrics, figures: Numbers) -> str:
             "every advantage was 0. The trajectories of a query must get different rewards: see them by flexmarl "
             "samples, take queries that are neither too easy nor too hard, or raise training.trajectories_per_query"
         )
-    if figures.get("skipped_updates"):
+    # A step of several updates may leave out one of them: then its mean norm is above zero.
+    if figures.get("skipped_updates") and not figures.get("grad_norm"):
         return "its gradient was zero or not finite, and its weights were left as they were"
     return ""
