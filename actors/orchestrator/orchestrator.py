@@ -60,7 +60,8 @@ Here, and in the trainer:
     TorchPolicy.accumulate      forward and backward (``batch_loss``). The gradient is a sum: nothing is divided yet
     Pipeline.trained            decides StepOptimizer, once the step is rolled out and all its rows are trained
     TorchPolicy.optimizer_step  divides once by the step's tokens or sequences, clips, AdamW
-    Trainer.optimizer_step      sends the fences to ``Store.commit``, and at the same time publishes the weights
+    Trainer.optimizer_step      publishes the weights, and at the same time sends the fences to ``Store.commit``; with a
+                                shared pool, when the state is whole in the host's memory
     Pipeline.stepped            decides Publish: ``RouterActor.publish`` returns when every instance has the version
 
 Then ``Pipeline.applied`` lets turns of the next version begin.

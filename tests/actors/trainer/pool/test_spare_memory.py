@@ -1,0 +1,75 @@
+"""Memory that no state lies in: taken again by a state of about its size, and freed if others need the room."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flexmarl.actors.trainer.pool.spare_memory import SpareMemory
+from flexmarl.transport.errors import ArenaSpace
+from flexmarl.transport.host_memory import block
+from flexmarl.transport.state import StateTransport
+
+MIB = 1 << 20
+
+
+def lent_bytes(transport: StateTransport) -> int:
+    return transport.statistics().arena_bytes // MIB * MIB
+
+
+async def test_a_state_takes_a_piece_of_about_its_size_again(private: Path) -> None:
+    async with StateTransport(private) as transport:
+        spare = SpareMemory(transport)
+        spare.most_bytes = 100 * MIB
+        large, small = await spare.take("solver", 16 * MIB), await spare.take("judge", 4 * MIB)
+        for piece in (large, small):
+            spare.give_back(piece)
+        assert spare.size_bytes == 20 * MIB == lent_bytes(transport)
+        assert await spare.take("judge", 15 * MIB) == large
+        assert await spare.take("judge", 4 * MIB) == small
+        assert spare.size_bytes == 0
+        other = await spare.take("judge", 4 * MIB)
+        assert other != small and lent_bytes(transport) == 24 * MIB
+
+
+async def test_more_than_is_kept_is_freed_the_oldest_first(private: Path) -> None:
+    async with StateTransport(private) as transport:
+        spare = SpareMemory(transport)
+        spare.most_bytes = 12 * MIB
+        pieces = [await spare.take("solver", 6 * MIB) for _ in range(3)]
+        for piece in pieces:
+            spare.give_back(piece)
+        assert spare.size_bytes == 12 * MIB == lent_bytes(transport)
+        assert {(await spare.take("solver", 6 * MIB)).block for _ in range(2)} == {
+            piece.block for piece in pieces[1:]
+        }
+
+
+async def test_a_piece_that_is_still_read_is_left(private: Path) -> None:
+    async with StateTransport(private) as transport, StateTransport(private) as reader:
+        spare = SpareMemory(transport)
+        spare.most_bytes = 100 * MIB
+        piece = await spare.take("solver", MIB)
+        handle = await transport.set("solver", {"x": np.zeros(8)}, version=1, lent=piece)
+        async with reader.mapped(handle) as tensors:
+            spare.give_back(piece)
+            other = await spare.take("judge", MIB)
+            assert other != piece and transport.is_used(piece)
+            del tensors
+        assert not transport.is_used(piece)
+        assert await spare.take("judge", MIB) == piece
+
+
+async def test_spare_memory_makes_room_for_a_state_of_another_size(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with StateTransport(private) as transport:
+        spare = SpareMemory(transport)
+        spare.most_bytes = 100 * MIB
+        spare.give_back(await spare.take("solver", 8 * MIB))
+        with monkeypatch.context() as full:
+            full.setattr(block, "free_bytes", lambda _: 12 * MIB - lent_bytes(transport))
+            piece = await spare.take("judge", 10 * MIB)
+            assert spare.size_bytes == 0 and piece.size_bytes == 10 * MIB == lent_bytes(transport)
+            with pytest.raises(ArenaSpace, match="state judge: "):
+                await spare.take("judge", 10 * MIB)
