@@ -88,7 +88,8 @@ class RankLoad:
 class RankBytes:
     """Bytes on the device of a rank. The first four stay: ``frozen`` is a reference, or the base of an adapter. The
     others come and go; ``gathered`` is what several ranks have whole for a while, or copies in bfloat16; ``publishing``
-    includes versions that lie on the device. ``largest``: of the largest tensor, whole, in float32."""
+    includes versions that lie on the device. ``largest``: of the largest tensor, whole, in float32; ``padded``: of its
+    part on a rank, with several ranks."""
 
     weights: int
     gradients: int
@@ -99,6 +100,7 @@ class RankBytes:
     logits: int
     publishing: int
     largest: int
+    padded: int
 
     @property
     def state(self) -> int:
@@ -107,13 +109,15 @@ class RankBytes:
 
     @property
     def build(self) -> int:
-        """The most while the models are built: they are filled tensor by tensor."""
-        return self.state + self.largest
+        """The most while the models are built. Random weights are drawn tensor by tensor, whole; gradients and moments
+        are made after that."""
+        return max(self.state, self.frozen + self.weights + self.largest)
 
     @property
     def resume(self) -> int:
-        """The most while a suspended state is loaded: weights are copied to where FSDP2 has them."""
-        return self.state + self.weights
+        """The most while a suspended state is loaded. The models take over its memory, but for parts that FSDP2 pads,
+        which are copied one after the other."""
+        return self.state + self.padded
 
     @property
     def forward(self) -> int:
@@ -154,6 +158,7 @@ def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
         logits=logits,
         publishing=_publishing_bytes(shape, load),
         largest=largest * _MASTER,
+        padded=-(-largest // load.ranks) * _MASTER * (load.ranks > 1),
     )
 
 

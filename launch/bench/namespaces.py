@@ -4,6 +4,7 @@ They need root and the program ``ip`` (Debian's iproute2). Their names have the 
 killed process has left are removed by the next one. A namespace goes with its devices.
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -12,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Final
 
 import psutil
 
 _PREFIX: Final = "flexmarl-"
 _LOOPBACK: Final = "127.0.0.1"
+_NEW_NETWORK: Final = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,14 @@ def _connect(one: Host, device: str, other: Host, other_device: str) -> None:
     for host, own, peer in ((one, device, other), (other, other_device, one)):
         _ip("-n", host.name, "address", "add", host.address, "peer", peer.address, "dev", own)
         _ip("-n", host.name, "link", "set", own, "up")
+
+
+def enter(host: Host) -> None:
+    """This thread, and those that it begins, are on ``host`` from now on. Raises OSError."""
+    if host.command:
+        with Path("/run/netns", host.name).open() as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), f"namespace {host.name}")
 
 
 def remove_abandoned() -> list[str]:

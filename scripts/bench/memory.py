@@ -2,6 +2,8 @@
 
 The keys of the result; lists have a number for each rank:
 
+    build_peak_ratio          the largest of draw and build over what the plan predicts for a rank; likewise
+    resume_peak_ratio, forward_peak_ratio, publish_peak_ratio
     build_peak_bytes          from a folder of safetensors in bfloat16
     draw_peak_bytes           from a config alone
     resume_peak_bytes         from a suspended state
@@ -9,6 +11,9 @@ The keys of the result; lists have a number for each rank:
     publish_peak_bytes        while weights are gathered, with the state
     whole_model_share         the largest part of the model that one rank had beyond its own rows, of all phases
     shares                    the same of each phase
+    predicted_bytes           by the plan, for a rank: build, resume, forward, publish, and the state alone
+    two_hosts_*_peak_ratio    the same ratios, and the share, of two ranks on each of two network namespaces;
+    two_hosts                 the reason without, if this machine has none
     host_bytes_per_parameter  memory of the host for the policy, suspended between two steps, with its published weights
     host_bytes                the same while it is suspended in mid-step, and while a newer state is copied; and the
                               published weights alone
@@ -17,7 +22,7 @@ The keys of the result; lists have a number for each rank:
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -33,14 +38,17 @@ from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
 from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import rounded
+from flexmarl.launch.bench.namespaces import missing, two_hosts
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.transport.handle import LentMemory, StateHandle
 
 from .memory_peaks import MemoryPeaks, measure_memory
+from .memory_ratios import PHASES, TWO_HOSTS, predict, ratio_goals, ratios
 
 GOALS = (
     Goal("whole_model_share", "of the model on one rank beyond its rows, share", 0.15, at_most=True),
     Goal("host_bytes_per_parameter", "memory of the host, bytes for each parameter", 16, at_most=True),
+    *ratio_goals(),
 )
 _PHASES: Final = ("draw", "build", "resume", "forward", "publish")
 
@@ -52,6 +60,7 @@ class Options:
     ranks: int = 4
     layers: int = 32
     hidden: int = 512
+    tokens: int = 64
 
     def model(self) -> dict[str, Any]:
         return {
@@ -119,14 +128,25 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     """The object that ``--json`` prints."""
     described = await machine.describe()
     report(f"{options.ranks} ranks")
-    peaks: MemoryPeaks = await asyncio.to_thread(measure_memory, options.model(), options.ranks)
+    model, ranks, tokens = options.model(), options.ranks, options.tokens
+    predicted = predict(model, ranks, tokens)
+    peaks: MemoryPeaks = await asyncio.to_thread(measure_memory, model, ranks, tokens)
+    goals, apart, no_namespaces = GOALS, {}, missing()
+    if no_namespaces is None:
+        report(f"{ranks} ranks on two hosts")
+        with two_hosts() as hosts:
+            apart = ratios(
+                await asyncio.to_thread(measure_memory, model, ranks, tokens, hosts), predicted, TWO_HOSTS
+            )
+        goals = (*GOALS, *ratio_goals(TWO_HOSTS), replace(GOALS[0], key=f"{TWO_HOSTS}{GOALS[0].key}"))
     # Without the gaps behind tensors of one number, which are less than 1/100 of a byte.
     host = {
         name: round(size_bytes / peaks.parameters, 2)
         for name, size_bytes in asdict(await host_bytes(peaks.state_bytes)).items()
     }
     figures = {
-        "whole_model_share": max(peaks.shares.values()),
+        **ratios(peaks, predicted),
+        **apart,
         "host_bytes_per_parameter": host["at_rest"],
     }
     return {
@@ -134,8 +154,10 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         **{f"{phase}_peak_bytes": getattr(peaks, f"{phase}_peak_bytes") for phase in _PHASES},
         "shares": {phase: rounded(share) for phase, share in peaks.shares.items()},
         "host_bytes": host,
+        "predicted_bytes": {part: getattr(predicted, part) for part in ("state", *PHASES)},
+        "two_hosts": no_namespaces or "two network namespaces",
         "parameters": peaks.parameters,
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
+        "goals": [asdict(verdict) for verdict in judge(goals, figures)],
         "machine": described,
         "settings": asdict(options),
     }
@@ -163,7 +185,8 @@ def tables(console: Console, result: Mapping[str, Any]) -> None:
 def memory(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure the memory of a policy's ranks while they build, resume, train and publish.
 
-    A model of 0.5 GB on four processes of the CPU, which count the memory of all tensors.
+    A model of 0.5 GB on four processes of the CPU, which count the memory of all tensors; again on two hosts, network
+    namespaces, if this machine has them. Peaks stand beside the plan's, of `flexmarl train --dry-run`.
 
     \b
     Examples:
@@ -173,4 +196,4 @@ def memory(as_json: bool, rounds: int | None, quick: bool) -> int:
     Needs 6 GB of memory. Progress is on standard error; ctrl-C stops it.
     """
     options = Options(layers=8, hidden=64) if quick else Options()
-    return run_benchmark(partial(measure, options), 1, tables, as_json)
+    return run_benchmark(partial(measure, options), 2, tables, as_json)

@@ -5,7 +5,8 @@ import gc
 import math
 import multiprocessing
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -29,8 +30,11 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.launch.bench.namespaces import Host, enter
 from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.state import StateTransport, payload_bytes
+
+HERE: Final = Host("here", LOOPBACK)
 
 _POLICY: Final = PolicyName("policy")
 _RANK_S: Final = 900.0
@@ -64,17 +68,19 @@ class _RankPeaks:
     state: StateBytes
 
 
-def measure_memory(config: dict[str, Any], ranks: int, tokens: int = 64) -> MemoryPeaks:
+def measure_memory(
+    config: dict[str, Any], ranks: int, tokens: int, hosts: Sequence[Host] = (HERE,)
+) -> MemoryPeaks:
     """Measures a policy in bfloat16 over float32 weights on ``ranks`` processes of the CPU, which recompute layers.
 
-    ``config``: of the model. ``tokens``: of the one row in the forward. Raises RuntimeError with the traceback of a
-    rank that has failed.
+    ``config``: of the model. ``tokens``: of the one row in the forward, all but one of its answer. ``hosts``: each has
+    equally many ranks. Raises RuntimeError with the traceback of a rank that has failed.
     """
     with TemporaryDirectory(prefix="flexmarl-memory-") as folder:
         seeded_model(ModelConfig(config=config, tokenizer="unused"), _SEED, torch.bfloat16).save_pretrained(
             folder
         )
-        results = _run_ranks(config, ranks, tokens, Path(folder))
+        results = _run_ranks(config, ranks, tokens, Path(folder), hosts)
     peaks = {f"{phase}_peak_bytes": [result.peaks[phase] for result in results] for phase in results[0].peaks}
     shares = {phase: max(result.shares[phase] for result in results) for phase in results[0].shares}
     return MemoryPeaks(
@@ -85,27 +91,43 @@ def measure_memory(config: dict[str, Any], ranks: int, tokens: int = 64) -> Memo
     )
 
 
+class TensorMemory:
+    """Counts the memory of all tensors of this process, on the CPU. They have to be made and dropped within phases:
+    between them nothing is counted."""
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+
+    def peak_in(self, compute: Callable[[], object]) -> int:
+        """The most bytes at a time in a phase, while ``compute`` runs; with those that it begins with."""
+        with profiler.profile(profile_memory=True, use_kineto=True) as profile:
+            compute()
+        assert profile.kineto_results is not None
+        events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+        peak = self.live_bytes
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            self.live_bytes += event.nbytes()
+            peak = max(peak, self.live_bytes)
+        return peak
+
+
 def peak_bytes(compute: Callable[[], object]) -> int:
     """The most bytes of tensors that were allocated at a time, beyond those at the begin."""
-    with profiler.profile(profile_memory=True, use_kineto=True) as profile:
-        compute()
-    assert profile.kineto_results is not None
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
+    return TensorMemory().peak_in(compute)
 
 
-def _run_ranks(config: dict[str, Any], ranks: int, tokens: int, folder: Path) -> list[_RankPeaks]:
+def _run_ranks(
+    config: dict[str, Any], ranks: int, tokens: int, folder: Path, hosts: Sequence[Host]
+) -> list[_RankPeaks]:
     context = multiprocessing.get_context("spawn")
-    meeting = Meeting(LOOPBACK)
+    with ThreadPoolExecutor(1, initializer=enter, initargs=(hosts[0],)) as thread:
+        meeting = thread.submit(Meeting, hosts[0].address).result(_RANK_S)
     connections, processes = [], []
     try:
         for rank in range(ranks):
             connection, far = context.Pipe()
-            arguments = (far, rank, ranks, meeting.address, config, tokens, folder)
+            host = hosts[rank * len(hosts) // ranks]
+            arguments = (far, host, rank, ranks, meeting.address, config, tokens, folder)
             process = context.Process(target=_serve_rank, args=arguments, daemon=True)
             process.start()
             far.close()
@@ -131,6 +153,7 @@ def _result_of(connection: Connection) -> _RankPeaks:
 
 def _serve_rank(
     connection: Connection,
+    host: Host,
     rank: int,
     size: int,
     meeting: str,
@@ -138,6 +161,7 @@ def _serve_rank(
     tokens: int,
     folder: Path,
 ) -> None:
+    enter(host)
     torch.set_num_threads(1)
     membership = Membership(rank, size, meeting, torch.device("cpu"))
     try:
@@ -152,40 +176,44 @@ def _measure_rank(gang: GangRank, config: dict[str, Any], tokens: int, folder: P
     random = _setup_of(ModelConfig(config=config, tokenizer="unused", dtype="bfloat16"))
     saved = _setup_of(ModelConfig(path=str(folder), tokenizer="unused", dtype="bfloat16"))
     policies: list[TorchPolicy] = []
+    memory = TensorMemory()
 
     def build(setup: PolicySetup) -> None:
         policies.append(TorchFactory(_SEED, 10).build(_POLICY, setup, gang))
 
-    peaks = {"draw": peak_bytes(lambda: build(random))}
-    policies.clear()
-    gc.collect()
-    peaks["build"] = peak_bytes(lambda: build(saved))
-    trained = _measure_training(policies[0], tokens, partial(_publish, gang, folder))
+    def drop() -> None:
+        policies.clear()
+        gc.collect()
+
+    peaks = {"draw": memory.peak_in(lambda: build(random))}
+    memory.peak_in(drop)
+    peaks["build"] = memory.peak_in(lambda: build(saved))
+    trained = _measure_training(policies[0], tokens, memory, partial(_publish, gang, folder))
     base = {name: tensor.to("meta") for name, tensor in policies[0].base_state().items()}
     data = policies[0].step_state().data
-    policies.clear()
-    gc.collect()
-    peaks["resume"] = peak_bytes(lambda: _resume(saved, base, data, gang))
+    memory.peak_in(drop)
+    peaks["resume"] = memory.peak_in(lambda: _resume(saved, base, data, gang))
     live = trained.state.base + trained.state.step
     shares = {phase: (peak - live) / (4 * trained.parameters) for phase, peak in peaks.items()}
     return _RankPeaks(trained.parameters, peaks | trained.peaks, shares | trained.shares, trained.state)
 
 
 def _measure_training(
-    policy: TorchPolicy, tokens: int, publish: Callable[[TorchPolicy], object]
+    policy: TorchPolicy, tokens: int, memory: TensorMemory, publish: Callable[[TorchPolicy], object]
 ) -> _RankPeaks:
     parameters = sum(
         math.prod(part.shape) for name, part in policy.parts().items() if name.startswith("model/")
     )
-    _train(policy, tokens)  # what FSDP2 allocates once
+    memory.peak_in(lambda: _train(policy, tokens))  # what FSDP2 allocates once
+    live = memory.live_bytes
     peaks = {
-        "forward": peak_bytes(lambda: _train(policy, tokens)),
-        "publish": peak_bytes(lambda: publish(policy)),
+        "forward": memory.peak_in(lambda: _train(policy, tokens)),
+        "publish": memory.peak_in(lambda: publish(policy)),
     }
-    shares = {phase: peak / (2 * parameters) for phase, peak in peaks.items()}
-    state = _state_bytes(policy)
-    live = state.base + state.step
-    return _RankPeaks(parameters, {phase: live + peak for phase, peak in peaks.items()}, shares, state)
+    shares = {phase: (peak - live) / (2 * parameters) for phase, peak in peaks.items()}
+    states: list[StateBytes] = []
+    memory.peak_in(lambda: states.append(_state_bytes(policy)))
+    return _RankPeaks(parameters, peaks, shares, states[0])
 
 
 def _publish(gang: GangRank, folder: Path, policy: TorchPolicy) -> None:
@@ -216,7 +244,7 @@ def _resume(setup: PolicySetup, base: dict[str, torch.Tensor], data: dict[str, A
 
 
 def _train(policy: TorchPolicy, tokens: int) -> None:
-    rows = pad_rows([((1,) * (tokens // 2), (2,) * (tokens // 2))], policy.models.completions.vocab_size)
+    rows = pad_rows([((1,), (2,) * tokens)], policy.models.completions.vocab_size)
     torch.autograd.backward(policy.models.completions.logprobs(rows).sum())
 
 

@@ -3,7 +3,6 @@
 The functions of a gang run in those processes: arguments and results are pickled.
 """
 
-import ctypes
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -34,14 +32,13 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.actors.trainer.shards import Shard, pieces
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.launch.bench.namespaces import Host
+from flexmarl.launch.bench.namespaces import Host, enter
 
 from .....patience import PATIENCE_S
 from .policies import SMALLER_MODEL
 
 NAME = PolicyName("solver")
 SEED = 3
-_NETWORK: Final = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def gang_setup(
@@ -71,14 +68,6 @@ def gang_setup(
 
 
 HERE: Final = Host("here", LOOPBACK)
-
-
-def enter(host: Host) -> None:
-    """This thread, and those that it begins, are on ``host`` from now on: a network namespace, or this host."""
-    if host.command:
-        with Path("/run/netns", host.name).open() as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _NETWORK):
-                raise OSError(ctypes.get_errno(), f"namespace {host.name}")
 
 
 def _serve(connection: Connection, host: Host) -> None:
