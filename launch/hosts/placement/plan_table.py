@@ -3,7 +3,8 @@
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from rich.table import Table
 
@@ -19,13 +20,17 @@ _NOT_KNOWN = "?"
 
 
 def plan_table(placement: RunPlacement) -> Table:
-    """One row for each actor."""
+    """One row for each actor, or for several of a kind on one host, which then has the memory of each."""
     table = Table(box=None, pad_edge=False)
     for column in ("actor", "node", "GPUs", "cores", "host memory", "on each GPU"):
         table.add_column(column, justify="right" if column == "cores" else "left")
     hosts = {host.name: host for host in placement.hosts}
-    for actor, placed in placement.plan.actors.items():
-        table.add_row(actor, *_row(placed, hosts[placed.node]))
+    for row, actors in groupby(placement.plan.actors.items(), key=lambda item: _shared_cells(*item)):
+        (first, placed), *more = list(actors)
+        neighbours = [placed, *(other for _, other in more)]
+        name = f"{first} to {more[-1][0]}" if more else first
+        gpus = [hosts[one.node].gpus[number].index for neighbour in neighbours for number in neighbour.gpus]
+        table.add_row(name, placed.node, _listing(gpus), *row[2:])
     return table
 
 
@@ -49,12 +54,27 @@ def _wrap(texts: Iterable[str]) -> Iterator[str]:
         yield from textwrap.wrap(text, _COLUMNS - 2, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _row(placed: Placed, host: HostDescription) -> tuple[str, ...]:
+def _shared_cells(actor: str, placed: Placed) -> tuple[str, ...]:
+    """The kind of an actor and its host, and the cells of its row that it may share with its neighbours."""
     need = placed.need
-    gpus = ", ".join(str(host.gpus[number].index) for number in placed.gpus)
     on_gpus = _size(need.gpu_bytes) if placed.gpus else ""
     memory = _size(need.memory_bytes + need.shared_bytes)
-    return placed.node, gpus, str(need.cores), memory, on_gpus
+    return _kind(actor), placed.node, str(need.cores), memory, on_gpus
+
+
+def _kind(actor: str) -> str:
+    return actor.rstrip("0123456789").rstrip("-")
+
+
+def _listing(numbers: Sequence[int]) -> str:
+    """``0, 2-4`` for 0, 2, 3 and 4."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def memory_lines(placement: RunPlacement) -> Iterator[str]:
@@ -63,7 +83,7 @@ def memory_lines(placement: RunPlacement) -> Iterator[str]:
     seen: set[tuple[str, Parts]] = set()
     for actor, placed in placement.plan.actors.items():
         need = placed.need
-        kind = actor.rstrip("0123456789").rstrip("-")
+        kind = _kind(actor)
         if not placed.gpus or not need.parts or (kind, need.parts) in seen:
             continue
         seen.add((kind, need.parts))

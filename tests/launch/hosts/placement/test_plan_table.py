@@ -22,7 +22,7 @@ def test_each_actor_has_a_row_with_its_gpus_and_memory() -> None:
     assert rows[0] == ["actor", "node", "GPUs", "cores", "host", "memory", "on", "each", "GPU"]
     by_actor = {row[0]: row[1:] for row in rows[1:]}
     assert by_actor["store"] == ["first", "1", "?"]
-    assert by_actor["sorter-0"] == ["first", "0,", "1", "1", "?", "7.0", "GiB"]
+    assert by_actor["sorter-0"] == ["first", "0-1", "1", "?", "7.0", "GiB"]
     assert by_actor["trainer"][:3] == ["first", "0", "1"]
     assert max(map(len, text.splitlines())) <= 100
     assert "# sorter, on each GPU: 7.0 of 80.0 GiB: weights 0.0, keys and values 4.0, " in text
@@ -44,3 +44,18 @@ def test_a_plan_for_hosts_that_are_not_there_yet() -> None:
     assert {placed.node for placed in place_run(config, hosts).plan.actors.values()} == {
         made_up.name for made_up in hosts
     }
+
+
+def test_equal_actors_on_one_host_have_one_row() -> None:
+    pool = (
+        "agents.sorter.model.device=cuda",
+        "pool={name: shared, slots: 4}",
+        "agents.sorter.trainer.ranks=4",
+    )
+    shared = ("pool.host_memory_gib=1", "rollout.workers=2", "agents.sorter.instances=2")
+    config = resolve("sort-digits", ["agents.checker.model.device=cpu", *pool, *shared])
+    text = plan_as_comment(place_run(config, [host("first", 6, used=(1,)), host("second", 2)]))
+    rows = {line.removeprefix("# ").partition("  ")[0]: line.split() for line in text.splitlines()}
+    assert rows["slot-0 to slot-3"][4:8] == ["first", "0,", "2-4", "1"]
+    assert "rollout-0 to rollout-1" in rows and "store" in rows
+    assert rows["sorter-0 to sorter-1"][4:7] == ["second", "0-1", "1"]
