@@ -29,7 +29,9 @@ def plan_table(placement: RunPlacement) -> Table:
         (first, placed), *more = list(actors)
         neighbours = [placed, *(other for _, other in more)]
         name = f"{first} to {more[-1][0]}" if more else first
-        gpus = [hosts[one.node].gpus[number].index for neighbour in neighbours for number in neighbour.gpus]
+        gpus = [
+            hosts[neighbour.node].gpus[number].index for neighbour in neighbours for number in neighbour.gpus
+        ]
         table.add_row(name, placed.node, _listing(gpus), *row[2:])
     return table
 
