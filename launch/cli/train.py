@@ -5,6 +5,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -198,9 +199,9 @@ def train(
     if machine is not None:
         return _show_plan_elsewhere(*resolve_given(recipe, overrides), machine)
     if dry_run:
-        config, _, _ = validate_new_run(
-            recipe, overrides, runs, name, options.output.note, node_request.count
-        )
+        # Notices of slow checks go beside the config, which a program may read.
+        notify = partial(echo, err=True)
+        config, _, _ = validate_new_run(recipe, overrides, runs, name, notify, node_request.count)
         return _show_plan(config, node_request)
     with new_run(recipe, overrides, runs, name, options.output.note, node_request.count) as prepared:
         return _train(prepared, prepared.directory, options)

@@ -21,7 +21,7 @@ from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
 from flexmarl.launch.run.preflight.preflight import check_before_start
 from flexmarl.launch.run.run import Run
 
-from ...conftest import SOURCES, TINY
+from ...conftest import NO_FINDINGS, SOURCES, TINY
 from ...fake_nvml import FakeGpu, devices_of
 
 Recipe = Callable[..., Path]
@@ -89,6 +89,20 @@ def test_a_dry_run_tries_all_and_writes_no_file(
     ]  # fmt: skip
     assert shown.out.endswith("# checked; nothing was started or written\n")
     assert tree(recipe.parent) == before
+
+
+def test_notices_of_slow_checks_are_no_part_of_the_config_that_a_dry_run_prints(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow_findings(config: RunConfig, notify: Callable[[str], object]) -> dict[str, object]:
+        notify("checking it for 12 s")
+        return NO_FINDINGS
+
+    monkeypatch.setattr(preflight, "_findings", slow_findings)
+    assert main(["train", str(recipe), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert yaml.safe_load(shown.out)["recipe"] and "checking" not in shown.out
+    assert "checking it for 12 s\n" in shown.err
 
 
 @pytest.mark.parametrize("words", [["--dry-run"], []])
