@@ -180,6 +180,14 @@ _POLICY: Final = (
            "instances that got the new weights through shared memory: see [the way of new "
            "weights](training-pool.md#the-way-of-new-weights)", "sum"),
     Figure("loads_by_cuda_ipc", "count", "instances that read them in the memory of the trainer's device", "sum"),
+    Figure("probe_p99", "nats",
+           "difference between the log-probabilities of an engine that has the new weights and the trainer's, of the "
+           "tokens of a [probe](training-pool.md#proof-of-the-weights): the 99th percentile over the instances; left "
+           "out without a probe"),
+    Figure("probe_max", "nats", "the largest such difference", "max", chart=Chart("Proof of the weights", "nats")),
+    Figure("reloaded_instances", "count",
+           "instances that had to load the weights twice, because a difference was too large; left out if it is 0",
+           "sum", hides_zero=True),
     Figure("pool_computing_s", "s",
            "a [shared pool](training-pool.md#what-a-run-shows), since the policy's optimizer step before: computing"),
     Figure("pool_idle_s", "s", "on its slots without a computation"),

@@ -208,6 +208,21 @@ class WeightsPathChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsReloaded:
+    """An instance did not compute with ``version`` of ``policy``, and loaded it once more before it got turns. A
+    probe's log-probability differed from the trainer's by ``difference``, more than ``bound``. ``wrong``: the tensors,
+    in words."""
+
+    instance: str
+    policy: PolicyName
+    version: Version
+    difference: float
+    bound: float
+    wrong: str
+    event: Literal["weights_reloaded"] = "weights_reloaded"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySuspended:
     """A policy had to leave its slots of the shared pool (comma-separated) for ``reason``. The part of its state that
     was not in the host's memory before, ``size_bytes``, was moved there in ``seconds``. ``path``: of the transport, or
@@ -397,6 +412,7 @@ RunEvent = Annotated[
     | InstanceChanged
     | InstanceMoved
     | WeightsPathChosen
+    | WeightsReloaded
     | PolicySuspended
     | PolicyResumed
     | SlotLost

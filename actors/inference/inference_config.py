@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, Tag, field_validator
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Unit, chosen_by_name
 from .vllm_installed import vllm_problem
 from .vllm_options import installed_problem, reserved_problem
+from .weights_proof import PROBE_BOUNDS
 
 VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM reserves memory for (``vllm.config.lora.MaxLoRARanks``)."""
@@ -29,6 +30,9 @@ class EngineOptions(Config):
     lora: ClassVar[bool]
     """It serves LoRA adapters beside its model, which it loads once. Other engines get weights with the adapter in
     them."""
+
+    proves_weights: ClassVar[bool] = True
+    """It computes with the weights that are published, so that its log-probabilities prove them."""
 
     endpoint: ClassVar[bool] = False
     """It takes text and stop strings as they are: a server outside the run has the model."""
@@ -57,6 +61,11 @@ class EngineOptions(Config):
     def reserved_bytes(self) -> int:
         """The memory that an instance takes at its start on each of its devices, besides the weights."""
         return 0
+
+    def probe_bound(self, dtype: str) -> float | None:
+        """The most that a log-probability may differ from the trainer's, for a model of ``dtype``; None if the engine
+        changes the weights."""
+        return PROBE_BOUNDS[dtype]
 
     def reproducible(self) -> Self:
         """These options, changed so that a result does not depend on the requests before or beside it."""
@@ -146,6 +155,9 @@ class VllmEngineConfig(EngineOptions):
             raise ValueError(problem)
         return options
 
+    def probe_bound(self, dtype: str) -> float | None:
+        return None if "quantization" in self.options else super().probe_bound(dtype)
+
     def unavailable(self, device: str) -> str | None:
         return vllm_problem(device) or installed_problem(self.options)
 
@@ -168,6 +180,7 @@ class SimulatedEngineConfig(EngineOptions):
     Lengths, in tokens, are lognormal: ``median_tokens * exp(sigma * z)``, ``z`` standard normal."""
 
     factory: ClassVar[str] = "simulated_engine:SimulatedFactory"
+    proves_weights: ClassVar[bool] = False
     imports_library: ClassVar[bool] = False
     exact_draws: ClassVar[bool] = True
     resumable: ClassVar[bool] = True
@@ -194,6 +207,7 @@ class OpenaiEngineConfig(EngineOptions):
     A request is tried again with pauses of 0.5 s that double up to 30 s."""
 
     factory: ClassVar[str] = "openai_engine:OpenaiFactory"
+    proves_weights: ClassVar[bool] = False
     imports_library: ClassVar[bool] = False
     exact_draws: ClassVar[bool] = False
     resumable: ClassVar[bool] = False

@@ -24,6 +24,7 @@ from .engine_requests import engine_request, generation_of, keep_result, listene
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
+from .install import Installer
 from .instance_setup import InstanceSetup
 from .text_stream import TextStream
 
@@ -56,6 +57,7 @@ class Instance(Actor, InstanceApi):
 
     async def on_start(self) -> None:
         self._transport = await self._made_transport().__aenter__()
+        self._installer = Installer(self._transport, self.system.run_blocking)
         policy, router = self._setup.policy, self._setup.router
         with self._waits.open(f"the engine of {policy}, which loads its model"):
             await self._build(policy)
@@ -193,10 +195,30 @@ class Instance(Actor, InstanceApi):
             await self._engine.interrupt(adapter if stays else None)
         began = factory.clock()
         engine = await self._engine_for(policy)
-        times = await engine.load(published.handle, self._transport, adapter)
+        try:
+            installed = await self._installer.install(engine, published, adapter, self._bound(policy))
+        except EngineFailed as error:
+            self.background(self._end(error), "weights")
+            raise
         self._served[adapter] = _Served(policy, version)
-        chosen = self._transport.chosen(published.handle.key)
-        return Loaded(policy, version, factory.clock() - began, times.transfer_s, times.load_s, chosen)
+        times, chosen = installed.times, self._transport.chosen(published.handle.key)
+        return Loaded(
+            policy,
+            version,
+            factory.clock() - began,
+            times.transfer_s,
+            times.load_s,
+            chosen,
+            installed.differences,
+            installed.mismatch,
+        )
+
+    def _bound(self, policy: PolicyName) -> float | None:
+        """The most that a probe may differ by; None if nothing is decided by it."""
+        served, bound = self._setup.policies[policy], self._setup.weights.probe_bound
+        if bound is not None or served.model is None:
+            return bound
+        return served.engine.probe_bound(served.model.dtype)
 
     async def _engine_for(self, policy: PolicyName) -> Engine:
         """The engine without requests: the present one if it can take the policy's weights, or a new one."""
@@ -234,9 +256,13 @@ class Instance(Actor, InstanceApi):
         """Ends this instance if the engine is broken, after the turns under way have been answered."""
         try:
             await engine.wait_closed()
-        except EngineFailed:
-            await self._answered.wait()
-            raise
+        except EngineFailed as error:
+            await self._end(error)
+
+    async def _end(self, error: EngineFailed) -> None:
+        """Ends this instance, whose engine can't serve, after the turns under way have been answered."""
+        await self._answered.wait()
+        raise error
 
     @contextmanager
     def _turn(self, text: str) -> Iterator[None]:

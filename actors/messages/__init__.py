@@ -15,7 +15,17 @@ from .experience import (
     TableStatistics,
     UnjudgedSample,
 )
-from .generating import Chat, GenerateRequest, Generation, InstanceApi, Loaded, TextApi, TextTo, VersionRange
+from .generating import (
+    Chat,
+    GenerateRequest,
+    Generation,
+    InstanceApi,
+    Loaded,
+    TextApi,
+    TextTo,
+    VersionRange,
+    WeightsMismatch,
+)
 from .model_config import LoraConfig, ModelConfig
 from .recording import ArchiveApi
 from .rollouts import (
@@ -40,6 +50,7 @@ from .slots import (
     HostState,
     Moved,
     SavedRest,
+    SavedWeights,
     SlotApi,
     SlotLife,
     SlotStepped,
@@ -47,6 +58,7 @@ from .slots import (
     Suspended,
 )
 from .training import (
+    LikelyTokens,
     MicroBatchTrained,
     PolicyStepped,
     Published,
@@ -75,6 +87,7 @@ __all__ = [
     "HostState",
     "InstanceApi",
     "LeasedBatch",
+    "LikelyTokens",
     "Loaded",
     "LoraConfig",
     "MicroBatchTrained",
@@ -95,6 +108,7 @@ __all__ = [
     "RunResult",
     "Sample",
     "SavedRest",
+    "SavedWeights",
     "Selection",
     "SlotApi",
     "SlotLife",
@@ -115,6 +129,7 @@ __all__ = [
     "UnjudgedSample",
     "VersionRange",
     "WeightsConfig",
+    "WeightsMismatch",
     "WorkerIncarnation",
     "refuse_equal_ids",
 ]

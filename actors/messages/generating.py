@@ -97,11 +97,26 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsMismatch:
+    """An engine did not compute with the weights that it had loaded, and did so after it had loaded them again.
+
+    ``difference``: the largest of a probe's log-probability from the trainer's. ``wrong``: the tensors that were wrong,
+    in words.
+    """
+
+    difference: float
+    bound: float
+    wrong: str
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A version that an instance serves from now on, and the seconds that this took.
 
     ``pause_s``: from the last token of the interrupted turns until new ones may begin; the others are parts of it.
     ``transfer_s``: copying the bytes. ``load_s``: the engine's own work with them. ``chosen``: the path that they took.
+    ``differences``: of the log-probability of each probe from the trainer's; empty if the version has no probe.
+    ``mismatch``: the weights had to be loaded twice.
     """
 
     policy: PolicyName
@@ -110,6 +125,8 @@ class Loaded:
     transfer_s: float
     load_s: float
     chosen: Chosen | None = None
+    differences: tuple[float, ...] = ()
+    mismatch: WeightsMismatch | None = None
 
 
 class TextApi(Protocol):

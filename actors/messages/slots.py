@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..names import PolicyName, Step
 from .experience import LeasedBatch
-from .training import MicroBatchTrained, StepStats
+from .training import LikelyTokens, MicroBatchTrained, StepStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ class BaseState:
     weights_are_live: bool
     rest: StateHandle
     data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """The weights of a base part: see ``BaseState``. ``probe``: of them, see ``Published``."""
+
+    weights: StateHandle
+    probe: tuple[LikelyTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,7 @@ class SlotApi(Protocol):
         """The memory that ``set_weights``, ``set_rest`` and ``suspend`` need."""
 
     @endpoint(raises=[WorkerReplaced])
-    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> StateHandle:
+    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> SavedWeights:
         """Copies the weights into the host's memory, as they are published."""
 
     @endpoint(raises=[WorkerReplaced])

@@ -11,12 +11,23 @@ from ..names import AgentName, PolicyName, Step, Version
 
 
 @dataclass(frozen=True, slots=True)
+class LikelyTokens:
+    """The likeliest ``tokens`` behind ``prompt``, in descending order, and their log-probabilities at temperature 1."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
-    """A policy's weights, ready for its instances to fetch."""
+    """A policy's weights, ready for its instances to fetch. ``probe``: computed by the trainer with these weights, for
+    instances to compare with their engines' answers; empty if this version is not to be proven."""
 
     policy: PolicyName
     version: Version
     handle: StateHandle
+    probe: tuple[LikelyTokens, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 
 from ..figures import FIGURES, Numbers, StepFigures, drop_hidden_zeros
@@ -54,6 +55,10 @@ class _PolicyRecord:
             path = f"loads_by_{instance.chosen.path}" if instance.chosen is not None else ""
             if path in FIGURES["policy"]:  # paths between hosts are not counted
                 self.figures.add(path, 1)
+            self.figures.add("reloaded_instances", int(instance.mismatch is not None))
+        if differences := sorted(chain.from_iterable(instance.differences for instance in loaded)):
+            self.figures.add("probe_p99", differences[math.ceil(0.99 * len(differences)) - 1])
+            self.figures.add("probe_max", differences[-1])
 
     def numbers(self, carried: int) -> Numbers:
         self.figures.add("carried_samples", carried)

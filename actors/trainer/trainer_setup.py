@@ -21,7 +21,7 @@ class PolicySetup(Config):
 
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
     ``updates``: optimizer steps of a step of the run. ``init_from``: the folder of a saved policy, whose weights this
-    one starts from.
+    one starts from. ``probe_every``: every so many versions the weights are published with a probe, never if it is 0.
     """
 
     model: ModelConfig | None = None
@@ -35,6 +35,7 @@ class PolicySetup(Config):
     max_staleness: Natural = 0
     updates: Count = 1
     init_from: Path | None = None
+    probe_every: Natural = 0
 
     @property
     def is_of_an_endpoint(self) -> bool:

@@ -30,6 +30,7 @@ def _policy_setup(config: RunConfig, name: PolicyName) -> PolicySetup:
         max_staleness=config.staleness,
         updates=config.training.updates,
         init_from=policy.init_from,
+        probe_every=config.weights.probe_every if policy.engine.proves_weights else 0,
     )
 
 

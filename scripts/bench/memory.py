@@ -31,7 +31,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from flexmarl.actors.messages import Moved, SavedRest, StateBytes, Suspended
+from flexmarl.actors.messages import Moved, SavedRest, SavedWeights, StateBytes, Suspended
 from flexmarl.actors.trainer.pool.host_memory import RankMemory
 from flexmarl.actors.trainer.pool.spare_memory import SpareMemory
 from flexmarl.launch.bench import machine
@@ -111,7 +111,7 @@ async def host_bytes(ranks: Sequence[StateBytes]) -> HostBytes:
         rests = [_state_in(await state.for_rest(), version) for state in states]
         peak = max(peak, memory.lent_bytes)
         for state, *handles in zip(states, weights, rests, strict=True):
-            state.weights_were_set(handles[0])
+            state.weights_were_set(SavedWeights(handles[0]))
             state.rest_was_set(SavedRest(handles[1], {}))
     at_rest = memory.lent_bytes - spare.size_bytes
     for state in states:

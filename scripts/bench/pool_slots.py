@@ -15,6 +15,7 @@ from flexmarl.actors.messages import (
     MicroBatchTrained,
     Moved,
     SavedRest,
+    SavedWeights,
     SlotApi,
     SlotLife,
     SlotStepped,
@@ -89,8 +90,8 @@ class TimedSlot(SlotApi):
     async def state_bytes(self, life: str, policy: PolicyName) -> StateBytes:
         return _SIZE
 
-    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> StateHandle:
-        return _state_in(weights)  # part of ``step_s``
+    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> SavedWeights:
+        return SavedWeights(_state_in(weights))  # part of ``step_s``
 
     async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
         await self._move(self._costs[policy].base_s)

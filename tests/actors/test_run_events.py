@@ -41,6 +41,7 @@ from flexmarl.actors.run_events import (
     StoreUnblocked,
     TrajectoryFailed,
     WeightsPathChosen,
+    WeightsReloaded,
     WorkerLost,
     WorkflowBlocked,
 )
@@ -85,6 +86,7 @@ EVENTS: list[RunEvent] = [
     InstanceChanged("solver-0", PolicyName("solver"), "suspected", "process 7 killed by signal 9"),
     InstanceMoved("solver-0", PolicyName("solver"), PolicyName("judge"), "judge has 9.0 turns per instance"),
     WeightsPathChosen("solver-0", PolicyName("solver"), "shm", "the same host", {"cuda_ipc": "no device"}),
+    WeightsReloaded("solver-0", PolicyName("solver"), Version(7), 0.5, 0.01, "wrong: layer 0"),
     PolicySuspended(PolicyName("solver"), "slot-0", "judge waits", 4096, 0.25, "shm"),
     PolicyResumed(PolicyName("judge"), "slot-0,slot-1", "its slots are free", 8192, 0.5, "shm"),
     SlotLost("slot-0", "process 7 killed by signal 9", "solver,judge", 3),

@@ -72,6 +72,18 @@ def test_what_is_added_comes_back_once(engine: StepEngine) -> None:
     assert engine.step() == []
 
 
+def test_digests_are_of_all_weights_and_follow_each(engine: StepEngine) -> None:
+    before, weights = dict(engine.digests()), engine.weights()
+    if not before:
+        return  # it can't read them
+    assert before.keys() == weights.keys() and engine.digests() == before
+    for name, tensor in weights.items():
+        tensor.view(-1)[-1:].add_(1.0)
+        now = dict(engine.digests())
+        assert [other for other in now if now[other] != before[other]] == [name]
+        before = now
+
+
 def test_an_id_may_be_used_again_but_not_twice_at_once(engine: StepEngine) -> None:
     engine.add(_request())
     with pytest.raises(InvalidRequest, match="in use"):

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -170,6 +170,10 @@ class Engine(ABC):
         Raises EngineFailed, the errors of ``StateTransport.get`` and RequestsInFlight. After an error, and after a
         cancellation, nothing may be generated with this adapter before a later ``load`` of it has succeeded.
         """
+
+    async def digests(self) -> Mapping[str, int]:
+        """See ``StepEngine.digests``. Raises EngineFailed."""
+        return {}
 
     @abstractmethod
     def statistics(self) -> EngineStatistics:

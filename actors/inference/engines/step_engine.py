@@ -73,6 +73,11 @@ class StepEngine(ABC):
         Raises RequestsInFlight if a request of the adapter is pending: it would continue under other weights.
         """
 
+    def digests(self) -> Mapping[str, int]:
+        """A digest of each tensor that the engine computes with, by ``tensor_digest.py``: those of ``weights`` by the
+        same names. Empty if the engine can't read them."""
+        return {}
+
     @abstractmethod
     def statistics(self) -> EngineStatistics:
         """The counters; from any thread, at any time."""

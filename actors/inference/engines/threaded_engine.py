@@ -128,6 +128,9 @@ class ThreadedEngine(Engine):
             await asyncio.wait([taking])
             raise
 
+    async def digests(self) -> Mapping[str, int]:
+        return await self.run(lambda engine: engine.digests())
+
     async def run(self, function: Callable[[StepEngine], T]) -> T:
         """The result of ``function(engine)``, called in the worker thread between two steps of the engine. Raises
         EngineFailed if the engine is broken."""

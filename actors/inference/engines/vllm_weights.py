@@ -30,6 +30,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from ....transport.handle import ALIGNMENT, StateHandle
+from .tensor_digest import digests_of
 
 BACKEND: Final = "flexmarl"
 """The name of ``WeightReader`` in vLLM's config."""
@@ -118,6 +119,15 @@ class WholeVersions:
         self.model_version = str(number)
         self._llm.set_weight_version(self.model_version)
 
+    def digests(self) -> dict[str, int]:
+        """See ``StepEngine``: of all workers."""
+        workers: list[dict[str, int]] = self._llm.collective_rpc("parameter_digests")
+        return {
+            name if len(workers) == 1 else f"{name} of worker {rank}": digest
+            for rank, digests in enumerate(workers)
+            for name, digest in digests.items()
+        }
+
     def close(self) -> None:
         """Gives the staged memory back (see ``StagedWeights.close``). The last call."""
         if self._staged is not None:
@@ -198,6 +208,10 @@ class WorkerExtension:
     transfer engine."""
 
     model_runner: Any
+
+    def parameter_digests(self) -> dict[str, int]:
+        """A digest of each parameter of this worker's part of the model."""
+        return digests_of(dict(self.model_runner.model.named_parameters()))
 
     def clean_keys_and_values(self) -> None:
         """Puts zeros in place of keys and values that are not finite.

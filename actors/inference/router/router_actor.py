@@ -40,12 +40,13 @@ from ...messages import (
     TurnEnded,
 )
 from ...names import PolicyName
-from ...run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen
+from ...run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen, WeightsReloaded
 from .instance_states import InstanceState
 from .router import Router
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
 from .router_setup import RouterSetup
 
+_News = InstanceChanged | InstanceMoved | WeightsPathChosen | WeightsReloaded
 _PROBE_S = 5.0
 # Shorter than the turns that it decides about, long enough to cost nothing.
 _BALANCE_INTERVAL_S = 0.1
@@ -290,10 +291,17 @@ class RouterActor(Actor, RouterApi):
         refused = {str(path): reason for path, reason in chosen.refused.items()}
         self._report_event(WeightsPathChosen(*of, chosen.path, chosen.reason, refused))
 
-    def _report_event(self, event: InstanceChanged | InstanceMoved | WeightsPathChosen) -> None:
+    def _report_mismatch(self, instance: str, loaded: Loaded) -> None:
+        if (mismatch := loaded.mismatch) is not None:
+            difference, bound = mismatch.difference, mismatch.bound
+            self._report_event(
+                WeightsReloaded(instance, loaded.policy, loaded.version, difference, bound, mismatch.wrong)
+            )
+
+    def _report_event(self, event: _News) -> None:
         self.background(self._tell_console(event), "event")
 
-    async def _tell_console(self, event: InstanceChanged | InstanceMoved | WeightsPathChosen) -> None:
+    async def _tell_console(self, event: _News) -> None:
         await self._setup.console.tell("event", event, timeout_s=WORK_TIMEOUT_S)
 
     # ------------------------------------------------------------------ instances
@@ -307,6 +315,7 @@ class RouterActor(Actor, RouterApi):
                 figures = await instance.within(WORK_TIMEOUT_S).load(published)
                 self._acknowledged += 1
                 self._report_path(instance.name, figures)
+                self._report_mismatch(instance.name, figures)
                 if published is self._published[load.policy]:
                     self._loaded[load.policy].append(figures)
                 self._router.loaded(number, published.version, self._loop.time())

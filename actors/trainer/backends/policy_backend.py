@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...messages import Sample, StepStats
+from ...messages import LikelyTokens, Sample, StepStats
 from ..shards import Shard
 
 
@@ -102,6 +102,11 @@ class PolicyBackend(ABC):
     def gather_weights(self, into: Mapping[str, Any]) -> None:
         """Writes the weights to publish into tensors like ``weights_outline()``, range by range: no rank has all of
         them besides. All ranks of a gang call this. Raises WeightsNotGathered."""
+
+    def probe(self) -> tuple[LikelyTokens, ...]:
+        """The likeliest tokens behind a few prompts, by the weights that ``weights`` would publish now; empty if this
+        version is published without. Prompts differ from version to version. In a gang all ranks get the same."""
+        return ()
 
     @abstractmethod
     def base_state(self) -> Mapping[str, Any]:

@@ -31,7 +31,15 @@ from ....core.telemetry import get_logger
 from ....transport.errors import ArenaSpace
 from ....transport.handle import LentMemory, StateHandle
 from ....transport.state import StateTransport
-from ...messages import BaseState, HostState, SavedRest, StateBytes, Suspended
+from ...messages import (
+    BaseState,
+    HostState,
+    LikelyTokens,
+    SavedRest,
+    SavedWeights,
+    StateBytes,
+    Suspended,
+)
 from ...names import PolicyName
 from .spare_memory import SpareMemory
 
@@ -43,12 +51,13 @@ log = get_logger(__name__)
 
 class RankMemory:
     """The memory of one rank of a policy. ``state``: the whole state in it; None before the first. ``published``: the
-    newest weights, perhaps newer than the state."""
+    newest weights, perhaps newer than the state, with their ``probe``."""
 
     def __init__(self, transport: StateTransport, spare: SpareMemory, key: str, needed: StateBytes) -> None:
         """``key``: names the policy and the rank. ``needed``: bytes of the parts."""
         self.state: HostState | None = None
         self.published: StateHandle | None = None
+        self.probe: tuple[LikelyTokens, ...] = ()
         self.needed = needed
         self._transport, self._spare = transport, spare
         self._key = key
@@ -123,7 +132,7 @@ class RankMemory:
         which has the published weights."""
         assert first.state is not None
         base = replace(first.state.base, weights_are_live=False, rest=rest)
-        self.published = first.published
+        self.published, self.probe = first.published, first.probe
         self._set_state(base)
 
     def take_weights_of(self, other: "RankMemory") -> None:
@@ -136,6 +145,10 @@ class RankMemory:
         pieces = [*(self._weights or ()), self._rest, self._newer, self._step]
         self._transport.take_back([piece for piece in pieces if piece is not None])
         self._weights = self._rest = self._newer = self._step = None
+
+    async def take_weights(self, saved: SavedWeights, lent: LentMemory) -> SavedWeights:
+        """The weights that were set with ``lent``, now in this memory."""
+        return replace(saved, weights=await self.take(saved.weights, lent))
 
     async def take_rest(self, saved: SavedRest, lent: LentMemory) -> SavedRest:
         """The rest that was set with ``lent``, now in this memory."""
@@ -150,9 +163,9 @@ class RankMemory:
         node. Raises as ``StateTransport.take`` does."""
         return await self._transport.take(handle, lent, TRANSFER_TIMEOUT_S)
 
-    def weights_were_set(self, weights: StateHandle) -> None:
+    def weights_were_set(self, saved: SavedWeights) -> None:
         """From now on these are published; the state is as before."""
-        self.published = weights
+        self.published, self.probe = saved.weights, saved.probe
 
     def rest_was_set(self, saved: SavedRest) -> None:
         """From now on this and the published weights are the state; the rest before, and the step part, are gone."""

@@ -136,9 +136,9 @@ class SharedPool(TrainingPool, SlotListener):
         return stepped
 
     async def publish(self, policy: PolicyName) -> Published:
-        handle = self._memory[policy][0].published
-        assert handle is not None, "start has set the first"
-        return Published(policy, Version(handle.version), handle)
+        first = self._memory[policy][0]
+        assert first.published is not None, "start has set the first"
+        return Published(policy, Version(first.published.version), first.published, first.probe)
 
     async def saved(self, policy: PolicyName) -> None:
         await self._stepped[policy].saved

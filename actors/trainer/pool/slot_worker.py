@@ -34,6 +34,7 @@ from ...messages import (
     MicroBatchTrained,
     Moved,
     SavedRest,
+    SavedWeights,
     SlotApi,
     SlotLife,
     SlotStepped,
@@ -221,7 +222,7 @@ class SlotWorker(Actor, SlotApi):
         )
 
     @endpoint
-    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> StateHandle:
+    async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> SavedWeights:
         self._check_life(life)
         async with self._moving[policy]:
             backend = self._slot[policy]
@@ -231,8 +232,10 @@ class SlotWorker(Actor, SlotApi):
 
             live, point = await self._slot.compute(f"the weights of {policy}", note)
             if live:
-                return await self._set(policy, live, backend.version, weights, point)
-            return await self._gather(policy, weights)
+                handle = await self._set(policy, live, backend.version, weights, point)
+            else:
+                handle = await self._gather(policy, weights)
+            return SavedWeights(handle, await self._slot.compute(f"the probe of {policy}", backend.probe))
 
     async def _gather(self, policy: PolicyName, weights: LentMemory) -> StateHandle:
         """Sets the weights of all ranks in ``weights``, where they are made."""

@@ -184,16 +184,18 @@ class StateMoves:
         """Copies the weights to the host's memory, to be published. The policy's state there is the one before."""
         memory = self.memory[policy]
         lent = [await rank.for_weights() for rank in memory]
-        handles = await self._slots.at(
+        parts = await self._slots.at(
             gang, lambda slot, life, rank: slot.set_weights(life, policy, lent[rank])
         )
         if not self._hosts(policy, gang):
             return
-        taking = [rank.take(handle, piece) for rank, handle, piece in zip(memory, handles, lent, strict=True)]
-        handles = await self._take(policy, gang, handles, taking)
+        taking = [
+            rank.take_weights(part, piece) for rank, part, piece in zip(memory, parts, lent, strict=True)
+        ]
+        parts = await self._take(policy, gang, parts, taking)
         if self._hosts(policy, gang):
-            for rank, handle in zip(memory, handles, strict=True):
-                rank.weights_were_set(handle)
+            for rank, part in zip(memory, parts, strict=True):
+                rank.weights_were_set(part)
 
     async def save(self, policy: PolicyName, gang: HostedGang) -> None:
         """Copies the rest of the base part to the host's memory, beside the computations that follow: from then on

@@ -9,7 +9,7 @@ from ....core.base.task_groups import first_error
 from ....core.system import ActorSystem
 from ....transport.device_memory.devices import DeviceEvent
 from ....transport.state import payload_bytes
-from ...messages import Published
+from ...messages import LikelyTokens, Published
 from ...names import PolicyName, Version
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
@@ -31,6 +31,8 @@ class StaticPool(Slot, TrainingPool):
         self._weights: dict[PolicyName, tuple[Version, Mapping[str, Any], DeviceEvent | None]] = {}
         """Weights to publish, and the point of the computations from which on they are complete. They may alias the
         live ones."""
+        self._probes: dict[PolicyName, tuple[LikelyTokens, ...]] = {}
+        """Probes of these weights."""
 
     async def start(self) -> None:
         await self.open(self._system, self._setup.weights.only_path)
@@ -50,13 +52,14 @@ class StaticPool(Slot, TrainingPool):
         weights = self[policy].weights()
         # Recorded here, in the computation: a publish waits for its own step, not for what another policy begins then.
         self._weights[policy] = Version(self[policy].version), weights, self.transport.record()
+        self._probes[policy] = self[policy].probe()
 
     async def publish(self, policy: PolicyName) -> Published:
         version, tensors, complete = self._weights.pop(policy)
         handle = await self.transport.set(
             policy, tensors, version=version, after=complete, timeout_s=TRANSFER_TIMEOUT_S
         )
-        return Published(policy, version, handle)
+        return Published(policy, version, handle, self._probes[policy])
 
     def rows_committed(self, policy: PolicyName) -> None:
         self.forget_consumed()

@@ -29,6 +29,7 @@ from ....actors.run_events import (
     StoreBlocked,
     StoreUnblocked,
     TrajectoryFailed,
+    WeightsReloaded,
     WorkerLost,
     WorkflowBlocked,
 )
@@ -47,6 +48,11 @@ def warning_of(event: RunEvent) -> str | None:
             return f"nothing has ended for {duration(event.seconds)}, step {event.step + 1} waits for:"
         case InstanceChanged(state="suspected"):
             return f"{event.instance} may be lost, and gets no turns: {event.reason}"
+        case WeightsReloaded():
+            return (
+                f"{event.instance} did not compute with version {event.version} of {event.policy} and loaded it again: "
+                f"a log-probability differed by {event.difference:.3g}, the bound is {event.bound:g}; {event.wrong}"
+            )
         case WorkflowBlocked():
             return f"the workflow blocks its event loop, so that all trajectories wait: {event.line}"
         case WorkerLost():

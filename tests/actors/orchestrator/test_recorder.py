@@ -12,6 +12,7 @@ from flexmarl.actors.messages import (
     PolicyStepped,
     Published,
     StepStats,
+    WeightsMismatch,
 )
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
@@ -192,6 +193,27 @@ def test_loads_are_counted_by_their_path() -> None:
     step.applied(A, [*LOADED, by_device, Loaded(A, Version(8), 0.5, 0.25, 0.125)], now=114.5)
     measured = ended(step).by_policy[A]
     assert (measured["loads_by_shm"], measured["loads_by_cuda_ipc"]) == (2, 1)
+
+
+def test_the_differences_of_all_instances_probes_have_a_percentile_and_a_maximum() -> None:
+    step = record()
+    step.optimizer_stepped(A, stepped(8), now=113.5)
+    one, other = (
+        replace(LOADED[0], differences=tuple(number * 1e-3 for number in range(start, 200, 2)))
+        for start in (0, 1)
+    )
+    step.applied(A, [one, replace(other, mismatch=WeightsMismatch(0.5, 0.01, "wrong: layer 0"))], now=114.5)
+    measured = ended(step).by_policy[A]
+    assert measured["probe_p99"] == pytest.approx(0.197)
+    assert measured["probe_max"] == pytest.approx(0.199)
+    assert measured["reloaded_instances"] == 1
+
+
+def test_a_version_without_a_probe_has_no_figures_of_one() -> None:
+    step = record()
+    step.optimizer_stepped(A, stepped(8), now=113.5)
+    step.applied(A, LOADED, now=114.5)
+    assert not {"probe_p99", "probe_max", "reloaded_instances"} & ended(step).by_policy[A].keys()
 
 
 def test_the_workflows_metrics_and_rewards_of_turns_are_means_over_the_step() -> None:

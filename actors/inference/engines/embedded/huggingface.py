@@ -28,6 +28,7 @@ from ....errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsI
 from ..engine import EngineRequest, EngineResult, EngineStatistics
 from ..request_times import RequestTimes
 from ..step_engine import StepEngine
+from ..tensor_digest import digests_of
 from .decode_plan import PLAN_STEPS, ActiveSequence, DecodePlan, new_tokens, sampling_of
 from .forward import Forward, ModuleForward
 from .key_value_memory import KeyValueMemory
@@ -172,6 +173,9 @@ class TransformersEngine(StepEngine):
         self._memory.forget(self._logits_were_finite)
         self._logits_were_finite = True
         self._verify_fused()
+
+    def digests(self) -> dict[str, int]:
+        return digests_of(self.weights())
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(

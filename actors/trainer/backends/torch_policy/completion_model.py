@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,7 @@ class CompletionModel:
         self.is_bfloat16 = config.dtype == "bfloat16"
         self._longest = rotation_limit(self.model.config)
         self._forward = CompletionForward(self.model, self.vocab_size)
+        self._is_compiled = False
 
     def logprobs(
         self, rows: PaddedRows, temperatures: float | Tensor = 1.0, truncations: Truncations | None = None
@@ -123,6 +124,23 @@ class CompletionModel:
         gang.release(self._forward)
         return logprobs
 
+    def likeliest(self, rows: PaddedRows, count: int, gang: GangRank) -> Tensor:
+        """The ``count`` likeliest tokens at each completion token's place, in descending order, and their
+        log-probabilities at temperature 1: float64 ``[N, 2, count]``."""
+        forward = self._forward
+        token_logprobs, forward.token_logprobs = forward.token_logprobs, partial(_likeliest, count)
+        try:
+            with torch.no_grad(), self.autocast(), self._leave_uncompiled():
+                likeliest: Tensor = forward(rows, 1.0)
+        finally:
+            forward.token_logprobs = token_logprobs
+            gang.release(forward)
+        return likeliest
+
+    def _leave_uncompiled(self) -> AbstractContextManager[object]:
+        # A layer would be compiled once more for a forward without gradient, which takes seconds.
+        return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
+
     def check(self, rows: Sequence[TokenRow]) -> None:
         """Raises ``ValueError`` for rows that ``pad_rows`` or ``logprobs`` would refuse."""
         check_tokens(rows, self.vocab_size)
@@ -143,6 +161,7 @@ class CompletionModel:
     def compile(self) -> None:
         """From now on layers and log-probabilities are compiled. To be called before ``recompute_layers``."""
         compile_layers(self.model)
+        self._is_compiled = True
         self._forward.token_logprobs = compiled_token_logprobs
 
     def shard(self, gang: GangRank, *, trained: bool) -> None:
@@ -242,6 +261,12 @@ class CompletionForward(nn.Module):
         if self._positions is None:
             return None
         return (args[0].flatten(0, 1).index_select(0, self._positions),)
+
+
+def _likeliest(count: int, logits: Tensor, *_: object) -> Tensor:
+    """In place of ``token_logprobs``: see ``CompletionModel.likeliest``."""
+    logprobs, tokens = logits.double().log_softmax(-1).topk(min(count, logits.shape[-1]), -1)
+    return torch.stack([tokens.double(), logprobs], 1)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .....core.telemetry import get_logger
 from ....errors import NonFiniteGradient, TooManyTokens
-from ....messages import Sample, StepStats
+from ....messages import LikelyTokens, Sample, StepStats
 from ....names import PolicyName
 from ...objective.critic import explained_variance, value_loss, value_sums
 from ...objective.loss import denominator
@@ -48,6 +48,7 @@ from .held_samples import HeldSample, count_tokens, divide_updates, update_of
 from .policy_position import PolicyPosition, read_position
 from .step_totals import StepTotals
 from .trained_models import TrainedModels, copy_into
+from .weights_probe import weights_probe
 
 log = get_logger(__name__)
 
@@ -519,6 +520,12 @@ class TorchPolicy(PolicyBackend):
 
     def gather_weights(self, into: Mapping[str, Tensor]) -> None:
         self.models.gather_weights(into)
+
+    def probe(self) -> tuple[LikelyTokens, ...]:
+        every = self._setup.probe_every
+        return (
+            weights_probe(self.models, self.name, self.version) if every and self.version % every == 0 else ()
+        )
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self.models.save(folder, tokenizer, self._position.version, self._position.baselines.means)

@@ -3,6 +3,7 @@ instances that do not acknowledge."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,9 +18,10 @@ from flexmarl.actors.messages import (
     Published,
     RouterApi,
     TextTo,
+    WeightsMismatch,
 )
 from flexmarl.actors.names import PolicyName, Version
-from flexmarl.actors.run_events import InstanceChanged, RunEvent, WeightsPathChosen
+from flexmarl.actors.run_events import InstanceChanged, RunEvent, WeightsPathChosen, WeightsReloaded
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import CANCELLED, RemoteError
 from flexmarl.core.ref import ActorRef
@@ -39,6 +41,7 @@ class Instance(Actor, InstanceApi):
     def __init__(self, seconds: float, *errors: Exception) -> None:
         self.seconds, self.errors = seconds, list(errors)
         self.chosen: Chosen | None = None
+        self.mismatch: WeightsMismatch | None = None
 
     @endpoint
     async def load(self, published: Published) -> Loaded:
@@ -46,7 +49,8 @@ class Instance(Actor, InstanceApi):
             raise self.errors.pop(0)
         await asyncio.sleep(self.seconds)
         s = self.seconds
-        return Loaded(published.policy, published.version, s, s / 2, s / 4, self.chosen)
+        loaded = Loaded(published.policy, published.version, s, s / 2, s / 4, self.chosen)
+        return replace(loaded, mismatch=self.mismatch)
 
     @endpoint
     async def served_version(self, policy: PolicyName) -> Version | None:
@@ -61,11 +65,15 @@ class Console(Actor):
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
         self.paths: list[WeightsPathChosen] = []
+        self.reloads: list[WeightsReloaded] = []
 
     @endpoint
     async def event(self, event: RunEvent) -> None:
         if isinstance(event, WeightsPathChosen):
             self.paths.append(event)
+            return
+        if isinstance(event, WeightsReloaded):
+            self.reloads.append(event)
             return
         assert isinstance(event, InstanceChanged)
         self.seen.append((event.instance, event.state))
@@ -105,6 +113,21 @@ def test_publish_returns_the_figures_of_every_instance_that_has_acknowledged() -
         await asyncio.sleep(3.0)
         await cluster.system.remove("solver-2")
         assert [one.pause_s for one in await publishing] == [2.0, 8.0]
+
+    in_virtual_time(case)
+
+
+def test_weights_that_were_loaded_twice_are_reported() -> None:
+    async def case(cluster: FakeCluster) -> None:
+        instance = Instance(1.0)
+        await cluster.add("solver-0", instance)
+        for version, mismatch in enumerate((None, WeightsMismatch(0.5, 0.01, "wrong: layer 3"), None)):
+            instance.mismatch = mismatch
+            await cluster.publish(version)
+        await asyncio.sleep(1.0)
+        assert cluster.console.reloads == [
+            WeightsReloaded("solver-0", SOLVER, Version(1), 0.5, 0.01, "wrong: layer 3")
+        ]
 
     in_virtual_time(case)
 

@@ -1,0 +1,187 @@
+"""An engine that has loaded weights proves them; its answers are scripted."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexmarl.actors.errors import EngineFailed, NonFiniteLogits, PromptTooLong
+from flexmarl.actors.inference.engines.engine import (
+    Engine,
+    EngineRequest,
+    EngineResult,
+    EngineStatistics,
+    LoadTimes,
+    OnTokens,
+)
+from flexmarl.actors.inference.engines.tensor_digest import digests_of
+from flexmarl.actors.inference.install import Installer
+from flexmarl.actors.messages import LikelyTokens, Published
+from flexmarl.actors.names import PolicyName, Version
+from flexmarl.transport.handle import StateHandle
+from flexmarl.transport.state import StateTransport
+
+PROBE = (LikelyTokens((1, 2), (7, 8), (-0.5, -1.0)), LikelyTokens((3, 4), (8, 7), (-0.25, -2.0)))
+TENSORS = ("model.embed_tokens.weight", "model.layers.0.weight", "lm_head.weight")
+RIGHT = (7, -0.5), (8, -0.25)
+WRONG = (7, -0.5), (8, -1.5)
+Answer = tuple[int, float] | Exception | None
+
+
+class ScriptedEngine(Engine):
+    """Answers the probe of its n-th load with the n-th ``answers``; None: never. After the loads in ``faulty`` the
+    layer's tensor is another one than published."""
+
+    def __init__(
+        self, *answers: tuple[Answer, ...], faulty: tuple[int, ...] = (), has_digests: bool = True
+    ) -> None:
+        self.answers, self.faulty, self.has_digests = answers, faulty, has_digests
+        self.loads: list[str] = []
+        self.requests: list[EngineRequest] = []
+        self.tensors: dict[str, Any] = {}
+
+    async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
+        self.tensors = await transport.get(handle)
+        self.loads.append(adapter)
+        if len(self.loads) in self.faulty:
+            self.tensors["model.layers.0.weight"] = torch.zeros(4)
+        return LoadTimes(0.25, 0.5)
+
+    async def generate(self, request: EngineRequest, on_tokens: OnTokens | None = None) -> EngineResult:
+        self.requests.append(request)
+        number = [expected.prompt for expected in PROBE].index(request.prompt_tokens)
+        match self.answers[len(self.loads) - 1][number]:
+            case (token, logprob):
+                return EngineResult(request.request_id, (token,), (logprob,), "length")
+            case None:
+                await asyncio.Event().wait()
+            case error:
+                raise error
+        raise AssertionError
+
+    async def digests(self) -> Mapping[str, int]:
+        return digests_of(self.tensors) if self.has_digests else {}
+
+    async def interrupt(self, adapter: str | None = None) -> None: ...
+
+    def statistics(self) -> EngineStatistics:
+        raise NotImplementedError
+
+    async def wait_closed(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def run_here(work: Any, *args: Any) -> Any:
+    return work(*args)
+
+
+@pytest.fixture
+async def transport(private: Path) -> AsyncIterator[StateTransport]:
+    async with StateTransport(private) as opened:
+        yield opened
+
+
+@pytest.fixture
+def installer(transport: StateTransport) -> Installer:
+    return Installer(transport, run_here)
+
+
+async def published(transport: StateTransport, probe: tuple[LikelyTokens, ...] = PROBE) -> Published:
+    weights = {name: torch.arange(4.0) + number for number, name in enumerate(TENSORS)}
+    handle = await transport.set("solver", weights, version=3)
+    return Published(PolicyName("solver"), Version(3), handle, probe)
+
+
+async def test_an_engine_that_agrees_is_proven_by_one_greedy_token_of_each_prompt(
+    installer: Installer, transport: StateTransport
+) -> None:
+    engine = ScriptedEngine(RIGHT)
+    installed = await installer.install(engine, await published(transport), "solver", 0.01)
+    assert engine.loads == ["solver"]
+    assert installed.differences == (0.0, 0.0) and installed.mismatch is None
+    assert installed.times == LoadTimes(0.25, 0.5)
+    for request in engine.requests:
+        assert (request.temperature, request.truncation, request.max_new_tokens) == (0.0, None, 1)
+        assert request.adapter == "solver"
+    assert len({request.request_id for request in engine.requests}) == len(PROBE)
+
+
+async def test_without_a_probe_nothing_is_generated(installer: Installer, transport: StateTransport) -> None:
+    engine = ScriptedEngine()
+    installed = await installer.install(engine, await published(transport, ()), "", 0.01)
+    assert not engine.requests and installed.differences == () and installed.mismatch is None
+
+
+@pytest.mark.parametrize("bad", [(8, -1.5), NonFiniteLogits(("probe",))])
+async def test_an_engine_that_differs_loads_once_more_and_the_wrong_tensor_is_named(
+    installer: Installer, transport: StateTransport, bad: Answer
+) -> None:
+    engine = ScriptedEngine(((7, -0.5), bad), RIGHT, faulty=(1,))
+    installed = await installer.install(engine, await published(transport), "", 0.01)
+    assert len(engine.loads) == 2 and installed.differences == (0.0, 0.0)
+    assert installed.times == LoadTimes(0.5, 1.0)
+    mismatch = installed.mismatch
+    assert mismatch is not None
+    assert mismatch.difference == (1.25 if isinstance(bad, tuple) else math.inf) and mismatch.bound == 0.01
+    assert mismatch.wrong == "wrong: layer 0 (model.layers.0.weight)"
+
+
+async def test_an_engine_that_differs_twice_has_failed(
+    installer: Installer, transport: StateTransport
+) -> None:
+    engine = ScriptedEngine(WRONG, WRONG, faulty=(1, 2))
+    with pytest.raises(EngineFailed, match=r"version 3.*loaded twice.*1\.25.*bound is 0\.01.*layer 0"):
+        await installer.install(engine, await published(transport), "", 0.01)
+    assert len(engine.loads) == 2
+
+
+async def test_an_engine_that_can_not_tell_its_tensors_is_not_guessed_about(
+    installer: Installer, transport: StateTransport
+) -> None:
+    engine = ScriptedEngine(WRONG, WRONG, has_digests=False)
+    with pytest.raises(EngineFailed, match="can't be asked which of its tensors are wrong"):
+        await installer.install(engine, await published(transport), "", 0.01)
+
+
+async def test_tensors_that_are_as_published_are_not_blamed(
+    installer: Installer, transport: StateTransport
+) -> None:
+    with pytest.raises(EngineFailed, match="all of its tensors are as they were published"):
+        await installer.install(ScriptedEngine(WRONG, WRONG), await published(transport), "", 0.01)
+
+
+async def test_without_a_bound_differences_are_measured_and_decide_nothing(
+    installer: Installer, transport: StateTransport
+) -> None:
+    engine = ScriptedEngine(WRONG)
+    installed = await installer.install(engine, await published(transport), "", None)
+    assert installed.differences == (0.0, 1.25) and installed.mismatch is None and len(engine.loads) == 1
+
+
+async def test_prompts_beyond_the_engines_context_prove_nothing(
+    installer: Installer, transport: StateTransport
+) -> None:
+    too_long = PromptTooLong("probe", 2, 1, 2)
+    installed = await installer.install(
+        ScriptedEngine((too_long, too_long)), await published(transport), "", 0.01
+    )
+    assert installed.differences == () and installed.mismatch is None
+
+
+async def test_an_engine_that_does_not_answer_has_failed(transport: StateTransport) -> None:
+    installer = Installer(transport, run_here, probe_timeout_s=0.01)
+    with pytest.raises(EngineFailed, match=r"not answered the probe of version 3 in 0\.01 s"):
+        await installer.install(ScriptedEngine(((7, -0.5), None)), await published(transport), "", 0.01)
+
+
+async def test_an_error_of_the_engine_is_raised_as_it_is(
+    installer: Installer, transport: StateTransport
+) -> None:
+    engine = ScriptedEngine(((7, -0.5), EngineFailed("out of memory")))
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await installer.install(engine, await published(transport), "", 0.01)
