@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from ....actors.environments.tool_calls import foreign_form
 from ....actors.messages import ModelConfig
-from ....actors.model_sources import architecture_of, load_tokenizer
+from ....actors.model_sources import architecture_of, load_tokenizer, routes_to_experts
 from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
 from ...hosts.nvidia import read_devices
@@ -29,6 +29,13 @@ _HUB_TIMEOUT_S = 5.0
 _LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
 """By the first number of CUDA's version: the CUDA toolkit's release notes, table 2."""
 _ERROR_COLUMNS = 200
+_EXPERTS = (
+    "policy {policy}: its model is a mixture of experts (MoE). If two experts score nearly the same, rounding has "
+    "the engine and the trainer choose different ones, and their probabilities of a token differ by more than "
+    "rounding; the engine's choices are not replayed. Watch ratio_deviation; algorithm.correction=icepop leaves such "
+    "tokens out"
+)
+"""A mismatch between engine and trainer that routing adds."""
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOOLS = re.compile(r"\btools\b")
 
@@ -108,6 +115,8 @@ def model_findings(config: RunConfig) -> ModelFindings:
                     )
         if (problem := tried[key]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
+        elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):
+            findings.warnings.append(_EXPERTS.format(policy=name))
     return findings
 
 

@@ -1,8 +1,8 @@
-"""The reason for which PyTorch has no CUDA."""
+"""The reason for which PyTorch has no CUDA, and models that a run warns of."""
 
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.config_warnings import warnings_about
-from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
+from flexmarl.launch.run.preflight.model_checks import model_findings, no_cuda_reason
 
 
 def test_a_build_without_cuda_and_an_old_driver_are_named() -> None:
@@ -17,3 +17,12 @@ def test_float32_on_a_gpu_is_warned_about() -> None:
     assert warnings_about(resolve("sort-digits", [on_gpu])) == [], "the default there is bfloat16"
     said = warnings_about(resolve("sort-digits", [on_gpu, "agent_defaults.model.dtype=float32"]))
     assert [text.partition(":")[0] for text in said if "float32" in text] == ["policy sorter"]
+
+
+def test_each_trained_mixture_of_experts_is_warned_about() -> None:
+    experts = "agent_defaults.model.config={model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2}"
+    frozen = "agents.checker.train=false"
+    for settings, policies in (([experts], ["sorter", "checker"]), ([experts, frozen], ["sorter"]), ([], [])):
+        warnings = model_findings(resolve("sort-digits", settings)).warnings
+        assert [text.partition(":")[0] for text in warnings] == [f"policy {name}" for name in policies]
+        assert all("algorithm.correction=icepop" in text and "ratio_deviation" in text for text in warnings)
