@@ -1,11 +1,12 @@
 """Measures the samples that ``sort-digits`` learns from, by the number of updates a step.
 
 Runs of the recipe as it is, apart from their length and their evaluations. A run has learned at the first evaluation
-from which on the accuracy is at least ``--accuracy``. The keys, of each seed and number of updates:
+from which on the mean of the agents' rewards is at least ``--reward``. The keys, of each seed and number of updates:
 
     samples     trained samples of all policies until then; null if the run ends before
     step        the step of that evaluation
-    accuracy    of all evaluations, in order
+    reward      of all evaluations, in order
+    accuracy    the same
     clipped     mean of ``clip_fraction`` over policies and steps
     step_s      mean seconds of a step
 """
@@ -24,7 +25,9 @@ import click
 _LONGEST_S: Final = 3600.0
 
 
-def learn(runs: Path, seed: int, updates: int, steps: int, every: int, accuracy: float) -> dict[str, Any]:
+def learn(
+    runs: Path, seed: int, updates: int, steps: int, every: int, reward: float, lr: float
+) -> dict[str, Any]:
     """The figures of one run."""
     name = f"seed-{seed}-updates-{updates}"
     command = Path(sys.executable).with_name("flexmarl")
@@ -33,6 +36,7 @@ def learn(runs: Path, seed: int, updates: int, steps: int, every: int, accuracy:
         "training.updates": updates,
         "training.steps": steps,
         "evaluation.every": every,
+        "agent_defaults.optimizer.lr": lr,
         "checkpoint.every": 0,
     }
     words = [f"{key}={value}" for key, value in settings.items()]
@@ -44,30 +48,36 @@ def learn(runs: Path, seed: int, updates: int, steps: int, every: int, accuracy:
         stderr=subprocess.DEVNULL,
     )
     lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-    return figures(lines, accuracy)
+    return figures(lines, reward)
 
 
-def figures(lines: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, Any]:
+def figures(lines: Sequence[Mapping[str, Any]], reward: float) -> dict[str, Any]:
     """Those of the metrics of a run's steps."""
-    evaluations = [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
+    evaluations = [line for line in lines if "eval/accuracy" in line]
+    rewards = [_mean(line, "eval/reward/") for line in evaluations]
     learned = None
-    for step, measured in reversed(evaluations):
-        if measured < accuracy:
+    for line, measured in zip(reversed(evaluations), reversed(rewards), strict=True):
+        if measured < reward:
             break
-        learned = step
+        learned = line["step"]
     used = [line for line in lines if learned is not None and line["step"] <= learned]
-    clipped = [value for line in lines for key, value in line.items() if key.startswith("clip_fraction/")]
     return {
         "samples": sum(_samples(line) for line in used) or None,
         "step": learned,
-        "accuracy": [measured for _, measured in evaluations],
-        "clipped": round(fmean(clipped), 4),
+        "reward": [round(measured, 3) for measured in rewards],
+        "accuracy": [line["eval/accuracy"] for line in evaluations],
+        "clipped": round(fmean(_mean(line, "clip_fraction/") for line in lines), 4),
         "step_s": round(fmean(line["step_s"] for line in lines), 3),
     }
 
 
 def _samples(line: Mapping[str, Any]) -> int:
     return sum(value for key, value in line.items() if key.startswith("samples/"))
+
+
+def _mean(line: Mapping[str, Any], key: str) -> float:
+    """Over agents or policies."""
+    return fmean(value for name, value in line.items() if name.startswith(key))
 
 
 @click.command(help=__doc__)
@@ -77,10 +87,11 @@ def _samples(line: Mapping[str, Any]) -> int:
 @click.option(
     "--every", type=click.IntRange(1), default=5, show_default=True, help="Steps between evaluations."
 )
-@click.option("--accuracy", type=click.FloatRange(0, 1), default=0.9, show_default=True)
-def updates(seeds: str, updates: str, steps: int, every: int, accuracy: float) -> None:
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-4, show_default=True)
+@click.option("--reward", type=click.FloatRange(0, 1), default=0.9, show_default=True)
+def updates(seeds: str, updates: str, steps: int, every: int, lr: float, reward: float) -> None:
     with tempfile.TemporaryDirectory(prefix="updates-") as folder:
         for seed in map(int, seeds.split(",")):
             for number in map(int, updates.split(",")):
-                measured = learn(Path(folder), seed, number, steps, every, accuracy)
+                measured = learn(Path(folder), seed, number, steps, every, reward, lr)
                 print(json.dumps({"seed": seed, "updates": number, **measured}), flush=True)

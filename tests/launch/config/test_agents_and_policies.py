@@ -245,3 +245,42 @@ def test_settings_of_a_shared_policy_are_refused_by_their_own_key() -> None:
         shared("policies.shared.optimizer.lr=0")
     with pytest.raises(ConfigError, match=r"policies\.shared\.global_batch=4 is for mode=async"):
         shared("policies.shared.global_batch=4")
+
+
+# --------------------------------------------------------------------------- several updates a step
+
+
+def test_every_policy_has_the_updates_of_a_step() -> None:
+    config = tiny("training.updates=2")
+    assert {setup.updates for setup in policy_setups(config).values()} == {2}
+    assert {setup.updates for setup in policy_setups(tiny()).values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["training.updates=3"], r"training\.updates=3 is more than training\.queries_per_step=2"),
+        (
+            ["training.updates=2", "agent_defaults.algorithm.name=rloo"],
+            r"training\.updates=2: .*algorithm\.name=rloo has no ratio",
+        ),
+        (
+            ["agent_defaults.algorithm.name=rae", "agent_defaults.algorithm.old_policy=behaviour"],
+            "rae has no ratio to another policy",
+        ),
+        (
+            ["agent_defaults.algorithm={old_policy: behaviour, correction: truncate}"],
+            "old_policy behaviour has the engine's probabilities in its ratio",
+        ),
+    ],
+)
+def test_updates_and_old_policies_that_an_algorithm_can_not_use_are_refused(
+    settings: list[str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        tiny(*settings)
+
+
+def test_the_behaviour_policy_needs_no_correction() -> None:
+    loss = tiny("agent_defaults.algorithm.old_policy=behaviour").policies[PolicyName("solver")].algorithm
+    assert (loss.correction, loss.correction_low, loss.correction_high) == ("none", None, None)
