@@ -3,10 +3,19 @@
 Everything here works on a machine without a device or without the package: then there are no devices, and a reason.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
+
+from ...transport.nvidia_driver import (
+    MISSING,
+    computing_processes,
+    drawing_processes,
+    import_nvml,
+    memory_of,
+    session,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +57,11 @@ class NvidiaDevices:
 def read_devices(nvml: Any = None) -> NvidiaDevices:
     """All devices of the machine; a divided device (MIG) is listed as its parts. ``nvml``: the module of nvidia-ml-py;
     None: the installed one."""
-    nvml = nvml or _import_nvml()
+    nvml = nvml or import_nvml()
     if nvml is None:
-        return NvidiaDevices((), "nvidia-ml-py is not installed (pip install nvidia-ml-py)")
+        return NvidiaDevices((), f"nvidia-ml-py is not installed ({MISSING})")
     try:
-        with _initialise(nvml):
+        with session(nvml):
             driver = _text(nvml.nvmlSystemGetDriverVersion())
             handles = _all_parts(nvml)
             handles_by_uuid = {_text(nvml.nvmlDeviceGetUUID(handle)): handle for _, handle in handles}
@@ -75,7 +84,7 @@ class DeviceMonitor:
 
     def __init__(self, nvml: Any = None) -> None:
         """``nvml``: as in ``read_devices``."""
-        self._nvml = nvml or _import_nvml()
+        self._nvml = nvml or import_nvml()
         self._handles: dict[str, Any] | None = None
 
     def read(self) -> dict[str, DeviceUse]:
@@ -103,8 +112,8 @@ class DeviceMonitor:
         return {_text(self._nvml.nvmlDeviceGetUUID(part)): part for _, part in _all_parts(self._nvml)}
 
     def _use(self, handle: Any) -> DeviceUse:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        return DeviceUse(memory.total - memory.free, _utilisation(self._nvml, handle))
+        free, total = memory_of(self._nvml, handle)
+        return DeviceUse(total - free, _utilisation(self._nvml, handle))
 
 
 def _all_parts(nvml: Any) -> list[tuple[int, Any]]:
@@ -132,23 +141,16 @@ def _parts(nvml: Any, whole: Any) -> list[Any]:
 
 
 def _device(nvml: Any, index: int, handle: Any, handles_by_uuid: dict[str, Any]) -> NvidiaDevice:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    free, total = memory_of(nvml, handle)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    computing = _processes(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    drawing = _processes(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+    computing = tuple(starmap(DeviceProcess, computing_processes(nvml, handle)))
+    drawing = tuple(starmap(DeviceProcess, drawing_processes(nvml, handle)))
     return NvidiaDevice(
-        uuid, _text(nvml.nvmlDeviceGetName(handle)), memory.total, memory.free,
+        uuid, _text(nvml.nvmlDeviceGetName(handle)), total, free,
         _utilisation(nvml, handle),
         tuple(other for other, its in handles_by_uuid.items() if other != uuid and _reads(nvml, handle, its)),
-        index, computing, _unexplained_bytes(memory.total - memory.free, {*computing, *drawing}),
+        index, computing, _unexplained_bytes(total - free, {*computing, *drawing}),
     )  # fmt: skip
-
-
-def _processes(nvml: Any, listed: Any, handle: Any) -> tuple[DeviceProcess, ...]:
-    try:
-        return tuple(DeviceProcess(process.pid, process.usedGpuMemory) for process in listed(handle))
-    except nvml.NVMLError:
-        return ()
 
 
 def _unexplained_bytes(used: int, processes: set[DeviceProcess]) -> int:
@@ -172,23 +174,6 @@ def _reads(nvml: Any, reader: Any, other: Any) -> bool:
     return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
-@contextmanager
-def _initialise(nvml: Any) -> Iterator[None]:
-    nvml.nvmlInit()
-    try:
-        yield
-    finally:
-        nvml.nvmlShutdown()
-
-
 def _text(value: Any) -> str:
     """Older versions of the package return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _import_nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml

@@ -1,9 +1,10 @@
-"""The memory of NVIDIA's devices as their driver reports it (NVML, by nvidia-ml-py)."""
+"""The memory of NVIDIA's devices as their driver reports it, again and again."""
 
 import threading
 from typing import Any
 
 from ..errors import DeviceError
+from ..nvidia_driver import MISSING, device_handle, import_nvml, memory_of
 from ..statistics import MemoryUse
 
 
@@ -25,19 +26,16 @@ class DriverMemory:
             nvml = self._open(device)
             try:
                 if device not in self._handles:
-                    self._handles[device] = self._handle(nvml, device)
-                memory = nvml.nvmlDeviceGetMemoryInfo(self._handles[device])
+                    self._handles[device] = device_handle(nvml, device)
+                free, total = memory_of(nvml, self._handles[device])
             except nvml.NVMLError as error:
                 raise DeviceError(device, f"its driver reports no memory: {error}") from error
-        return MemoryUse(memory.free, memory.total)
+        return MemoryUse(free, total)
 
     def _open(self, device: str) -> Any:
+        self._nvml = self._nvml or import_nvml()
         if self._nvml is None:
-            try:
-                import pynvml
-            except ImportError as error:
-                raise DeviceError(device, "pip install nvidia-ml-py: its driver can't be asked") from error
-            self._nvml = pynvml
+            raise DeviceError(device, f"{MISSING}: its driver can't be asked")
         if not self._is_open:
             try:
                 self._nvml.nvmlInit()
@@ -45,10 +43,3 @@ class DriverMemory:
                 raise DeviceError(device, f"its driver does not answer: {error}") from error
             self._is_open = True
         return self._nvml
-
-    def _handle(self, nvml: Any, device: str) -> Any:
-        try:
-            return nvml.nvmlDeviceGetHandleByUUID(device)
-        except nvml.NVMLError:
-            # CUDA has no prefix; ours is that of whole devices. The driver knows parts by another one.
-            return nvml.nvmlDeviceGetHandleByUUID(device.replace("GPU-", "MIG-", 1))

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
+from ....transport.nvidia_driver import computing_processes, device_handle, memory_of, session
 from ....transport.state_dict import without_ties
 from ...errors import NoDeviceMemory
 from ...model_shape import shape_of
@@ -127,27 +128,18 @@ def _read_device(nvml: Any, index: int) -> DeviceState:
 
 
 def driver_state(nvml: Any, name: str, uuid: str) -> DeviceState | None:
-    """The memory of a device as the driver reports it; None without access to the driver, as in some containers, or for
-    a part of a device (MIG). ``nvml``: the module of nvidia-ml-py."""
-    with suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return DeviceState(name, memory.total, memory.free, _read_users(nvml, handle))
-        finally:
-            nvml.nvmlShutdown()
-    return None
-
-
-def _read_users(nvml: Any, handle: Any) -> tuple[DeviceUser, ...]:
-    with suppress(nvml.NVMLError):
-        return tuple(
-            DeviceUser(_read_name(process.pid), process.usedGpuMemory)
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            if process.pid != os.getpid()
+    """The memory of a device, or of a part of one (MIG), as the driver reports it; None without access to the driver,
+    as in some containers. ``nvml``: the module of nvidia-ml-py."""
+    with suppress(nvml.NVMLError), session(nvml):
+        handle = device_handle(nvml, uuid)
+        free, total = memory_of(nvml, handle)
+        users = (
+            DeviceUser(_read_name(process), size)
+            for process, size in computing_processes(nvml, handle)
+            if process != os.getpid()
         )
-    return ()
+        return DeviceState(name, total, free, tuple(users))
+    return None
 
 
 def _read_name(process: int) -> str:

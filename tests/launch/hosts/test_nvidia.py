@@ -151,5 +151,5 @@ def test_without_a_driver_or_a_figure_there_is_no_load(monkeypatch: pytest.Monke
     broken = DeviceMonitor(Driver(fails="nvmlInit"))
     assert broken.read() == broken.read() == {}
     broken.close()
-    monkeypatch.setattr(nvidia, "_import_nvml", lambda: None)
+    monkeypatch.setattr(nvidia, "import_nvml", lambda: None)
     assert DeviceMonitor().read() == {}
