@@ -3,7 +3,7 @@
 With P parameters, N ranks, T tokens of a forward, hidden size H, and w bytes of a number that is computed with:
 
     weights, gradients, moments      4, 4 and 8 bytes a parameter, divided by N: all of them are float32
-    activations of a layer           a sum of the tensors that autograd keeps, below; with checkpointing 4 T H bytes for
+    activations of a layer           a sum of the tensors that autograd keeps, below; with checkpointing w T H bytes for
                                      each layer, and those of one layer
     logits                           of a chunk of tokens, several times: copies and gradients
     gathered                         with several ranks: all that is outside the layers, its gradient, and about two
@@ -34,7 +34,6 @@ _MOST_LOGITS_BYTES: Final = 2 << 30
 _LOGITS_SHARE: Final = 64
 
 _MASTER: Final = 4  # bytes of a number in float32: weights, gradients and each of two moments
-_WIDE: Final = 4  # bytes of a number in the residual stream, in every dtype
 
 # Copies of a chunk's logits (float32) in its backward. On a CPU and without compilation they follow from the code, and
 # were measured; those of a compiled one, and of a truncation, were measured on an H200.
@@ -182,35 +181,30 @@ def _frozen_bytes(shape: ModelShape, load: RankLoad) -> int:
 def layer_token_bytes(shape: ModelShape, load: RankLoad) -> int:
     """Bytes that autograd keeps of a layer for each token: see ``RankLoad`` for the settings.
 
-    Kept are the inputs of both norms and their scales; the inputs of the products with weights, each cast on its own
-    without compilation; queries, keys, values, their result and its normaliser; gate, its activation, and the other
-    factor. A compiled layer computes what lies between two products again.
+    Kept are the inputs of both norms and their scales; the inputs of the products with weights; queries, keys, values,
+    their result and its normaliser; gate, its activation, and the other factor. A compiled layer computes what lies
+    between two products again.
     """
-    w, hidden = load.item_bytes, shape.hidden
+    w = load.item_bytes
     attention = w * (2 * shape.query_size + 2 * shape.key_size) + 4 * shape.heads
     if shape.norms_heads:
-        attention += _WIDE * (shape.query_size + shape.key_size)
+        attention += w * (shape.query_size + shape.key_size)
     factors = (4 if shape.is_gated else 2) - load.is_compiled
     inner = w * factors * shape.intermediate * shape.experts
-    if load.is_compiled:
-        residual = _WIDE * hidden + 3 * w * hidden
-    else:  # autocast casts the input of each product; in float32 they have one
-        casts = 5 * w if w < _WIDE else 2 * w
-        residual = 2 * _WIDE * hidden + casts * hidden
-    return residual + attention + inner + 8
+    return 4 * w * shape.hidden + attention + inner + 8
 
 
 def _kept_bytes(shape: ModelShape, load: RankLoad) -> int:
     """Activations that are kept for the backward, at the end of the forward."""
-    tokens = load.tokens
-    per_layer = _WIDE * shape.hidden if load.has_checkpoints else layer_token_bytes(shape, load)
+    w, tokens = load.item_bytes, load.tokens
+    per_layer = w * shape.hidden if load.has_checkpoints else layer_token_bytes(shape, load)
     # The last norm, and its rows for the output layer: kept, and with gradients.
-    return tokens * (per_layer * shape.layers * (1 + load.has_critic) + 4 * _WIDE * shape.hidden)
+    return tokens * (per_layer * shape.layers * (1 + load.has_critic) + 4 * w * shape.hidden)
 
 
 def _layer_backward_bytes(shape: ModelShape, load: RankLoad) -> int:
     """The inputs of all layers, activations of the last one, which is computed again, and their gradients."""
-    inputs = _WIDE * shape.hidden * (shape.layers * (1 + load.has_critic) - 1)
+    inputs = load.item_bytes * shape.hidden * (shape.layers * (1 + load.has_critic) - 1)
     gradients = 2 * load.item_bytes * shape.intermediate * shape.experts + 5 * shape.hidden
     return load.tokens * (inputs + layer_token_bytes(shape, load) + gradients)
 
@@ -246,9 +240,9 @@ def _gathered_bytes(shape: ModelShape, load: RankLoad) -> _Gathered:
             else _Gathered(outside + layers, outside + layers, 2 * outside)
         )
     # The output layer: its copy in bfloat16; in float32 autograd's sum over the chunks.
-    output = 2 * head if w < _WIDE else _MASTER * head
+    output = 2 * head if w < _MASTER else _MASTER * head
     if load.ranks == 1:
-        casts = 2 * layer if w < _WIDE else 0
+        casts = 2 * layer if w < _MASTER else 0
         every = casts * (1 if load.has_checkpoints else shape.layers)
         return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0)
     outside = _MASTER * shape.outside_parameters
@@ -268,7 +262,7 @@ def _publishing_bytes(shape: ModelShape, load: RankLoad) -> int:
     # The product of an adapter's matrices, scaled, and added to the rows of the base: in float32.
     merging = 0 if load.adapter is None else 3 * _MASTER * shape.hidden * shape.intermediate // load.ranks
     if load.ranks == 1:
-        copy = w * shape.parameters if w < _WIDE else 0
+        copy = w * shape.parameters if w < _MASTER else 0
         if load.adapter is not None:  # with the adapter in them
             copy = w * shape.parameters + merging
         return copy + load.publishes * w * shape.parameters

@@ -64,6 +64,7 @@ def compare(card: Card, shape: Shape, load: Load, dtype: Dtype) -> Iterator[Chec
     trainer = CompletionModel(config, placed_model(config, None).requires_grad_(False))
     fill(trainer.model)
     _sharpen(trainer, shape)
+    trainer.narrow()
     engine = _engine(config, trainer, load)
     results = _generate(engine, _requests(shape, load.rows, load.prompt, load.completion))
     prompts = {

@@ -22,6 +22,14 @@ from .fused_norm import fuse_norms
 from .gang_rank import ALONE, GangRank
 from .layers import recompute_layers
 from .model_rows import Rows, fill, outline
+from .narrow_forward import (
+    Place,
+    modules_outside,
+    narrow_layers,
+    narrow_parameters,
+    places_in,
+    round_embeddings,
+)
 from .onednn_linear import use_onednn
 from .packed_attention import check_read, pack_attention
 from .summed_linear import SummedLinear
@@ -107,8 +115,7 @@ class CompletionModel:
         Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
         """
         self._check_length(rows.longest)
-        with self.autocast():
-            logprobs: Tensor = self._forward(rows, temperatures, truncations)
+        logprobs: Tensor = self._forward(rows, temperatures, truncations)
         return logprobs
 
     def fixed_logprobs(
@@ -146,10 +153,6 @@ class CompletionModel:
         check_tokens(rows, self.vocab_size)
         self._check_length(max((len(prompt) + len(tokens) for prompt, tokens in rows), default=1) - 1)
 
-    def autocast(self) -> torch.autocast:
-        """The precision to compute in, for a ``with``."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bfloat16)
-
     def pack(self) -> bool:
         """True if rows may lie end to end from now on: see ``pack_attention``."""
         return pack_attention(self.model, self.device, torch.bfloat16 if self.is_bfloat16 else torch.float32)
@@ -159,10 +162,16 @@ class CompletionModel:
         recompute_layers(self.model)
 
     def compile(self) -> None:
-        """From now on layers and log-probabilities are compiled. To be called before ``recompute_layers``."""
+        """From now on layers and log-probabilities are compiled. To be called before ``narrow``."""
         compile_layers(self.model)
         self._is_compiled = True
         self._forward.token_logprobs = compiled_token_logprobs
+
+    def narrow(self) -> None:
+        """From now on a model of bfloat16 computes in it, over weights of any type. To be called before
+        ``recompute_layers``."""
+        if self.is_bfloat16:
+            self._forward.narrow()
 
     def shard(self, gang: GangRank, *, trained: bool) -> None:
         """Divides the parameters over ``gang``. ``trained``: a backward follows each forward."""
@@ -192,18 +201,38 @@ class CompletionForward(nn.Module):
         self._vocab_size = vocab_size
         self.token_logprobs: Callable[..., Tensor] = token_logprobs
         self._positions: Tensor | None = None
+        self._outside: Sequence[Place] = ()
+        self._of_output: Sequence[Place] = ()
+        self._sums_output = False
         model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
     def forward(
         self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None = None
     ) -> Tensor:
         """``[N]``. See ``CompletionModel.logprobs``."""
+        with narrow_parameters(self._outside):
+            return self._logprobs(rows, temperatures, truncations)
+
+    def narrow(self) -> None:
+        """From now on it computes in bfloat16: see ``narrow_forward``."""
+        narrow_layers(self.model)
+        round_embeddings(self.model)
+        output = self.model.get_output_embeddings()
+        self._sums_output = type(output) is nn.Linear
+        outside = [module for module in modules_outside(self.model) if module is not output]
+        self._of_output = [] if self._sums_output else places_in(output.modules())
+        self._outside = [*places_in(outside), *self._of_output]
+
+    def _logprobs(
+        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None
+    ) -> Tensor:
         most_tokens = max(1, most_logits_bytes(rows.input_ids.device) // (4 * self._vocab_size))
         if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
             return self._in_chunks(rows, temperatures, truncations, most_tokens)
         self._positions = rows.positions
         try:
-            logits = self.model(**rows.model_inputs).logits
+            with self._output_layer(self._summed_output()):
+                logits = self.model(**rows.model_inputs).logits
         finally:
             self._positions = None
         check_read(rows, self.model)
@@ -231,11 +260,12 @@ class CompletionForward(nn.Module):
         )  # fmt: skip
 
     def _summed_output(self) -> SummedLinear | None:
-        """The output layer for several chunks; None if its own forward sums their gradients in float32, or has none."""
-        layer = self.model.get_output_embeddings()
-        if type(layer) is not nn.Linear or not (torch.is_grad_enabled() and layer.weight.requires_grad):
-            return None
-        return SummedLinear(layer) if torch.is_autocast_enabled(layer.weight.device.type) else None
+        """The output layer in bfloat16 for all chunks of a forward; None if it computes with its own parameters."""
+        return SummedLinear(self.model.get_output_embeddings()) if self._sums_output else None
+
+    def _output_layer(self, layer: SummedLinear | None) -> AbstractContextManager[None]:
+        """Within it ``layer`` computes for the output layer."""
+        return nullcontext() if layer is None else _forward(self.model.get_output_embeddings(), layer)
 
     def _head(
         self,
@@ -251,8 +281,8 @@ class CompletionForward(nn.Module):
         body_output = output(last_hidden_state=hidden.unsqueeze(0))
         with ExitStack() as stack:
             stack.enter_context(_forward(self.model.base_model, lambda *_args, **_settings: body_output))
-            if layer is not None:
-                stack.enter_context(_forward(self.model.get_output_embeddings(), layer))
+            stack.enter_context(self._output_layer(layer))
+            stack.enter_context(narrow_parameters(self._of_output))
             logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
         return self.token_logprobs(logits.squeeze(0), targets, temperatures, truncations)
 

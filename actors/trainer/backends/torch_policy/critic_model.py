@@ -1,6 +1,7 @@
 """The critic of a policy: the policy's own body, copied, with one number per token in place of the vocabulary."""
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ from .completion_model import CompletionModel, named_weights
 from .gang_rank import GangRank, local
 from .layers import recompute_layers
 from .model_rows import Rows, fill
+from .narrow_forward import (
+    Place,
+    modules_outside,
+    narrow_layers,
+    narrow_parameters,
+    places_in,
+    round_embeddings,
+)
 from .own_weights import own_weights
 from .state_memory import StateMemory
 
@@ -38,11 +47,20 @@ class BodyAndHead(nn.Module):
         super().__init__()
         self.body = body
         self.head = head
+        self._outside: Sequence[Place] = ()
+
+    def narrow(self) -> None:
+        """From now on the body computes in bfloat16: see ``narrow_forward``."""
+        narrow_layers(self.body)
+        round_embeddings(self.body)
+        self._outside = places_in(modules_outside(self.body))
 
     def forward(self, rows: PaddedRows) -> Tensor:
-        """The values ``[N, 1]`` before the completion tokens."""
-        hidden = self.body(**rows.model_inputs).last_hidden_state
-        values: Tensor = self.head(hidden.flatten(0, 1).index_select(0, rows.positions))
+        """The values ``[N, 1]`` before the completion tokens, in the type of the head's weight."""
+        with narrow_parameters(self._outside):
+            hidden = self.body(**rows.model_inputs).last_hidden_state
+        at_completions = hidden.flatten(0, 1).index_select(0, rows.positions)
+        values: Tensor = self.head(at_completions.to(self.head.weight.dtype))
         return values
 
 
@@ -79,10 +97,11 @@ class CriticModel:
         trained_dtype = next(weight.dtype for weight in policy.model.parameters() if weight.requires_grad)
         head = nn.Linear(width, 1, device="meta", dtype=trained_dtype)
         self.model = BodyAndHead(copy.deepcopy(body), head)
-        self._autocast = policy.autocast
         self._config = _settings(critic, optimizer)
         if compiled:
             compile_layers(self.model)
+        if policy.is_bfloat16:
+            self.model.narrow()
         if recompute:
             recompute_layers(self.model)
         self._gang = gang
@@ -105,8 +124,7 @@ class CriticModel:
 
     def values(self, rows: PaddedRows) -> Tensor:
         """The value before each completion token is drawn: ``[N]``, with gradient, float32 at least."""
-        with self._autocast():
-            values: Tensor = self.model(rows)
+        values: Tensor = self.model(rows)
         return values.squeeze(-1).to(torch.promote_types(values.dtype, torch.float32))
 
     def fixed_values(self, rows: PaddedRows) -> Tensor:

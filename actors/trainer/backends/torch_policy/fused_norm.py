@@ -47,12 +47,12 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Returns the normed rows times ``weight``. Keeps ``n`` and ``1 / rms(x)``, so that the backward needs no
-        second pass."""
+        second pass; of a narrower ``x`` it keeps ``x`` itself, which has half of the bytes."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         # The operations of transformers' own forward, so that the result has the same bits.
         scale = wide.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()
         normed = wide * scale
-        ctx.save_for_backward(normed, scale, weight)
+        ctx.save_for_backward(normed if x.dtype == normed.dtype else x, scale, weight)
         ctx.dtype = x.dtype
         result: Tensor = weight * normed.to(x.dtype)
         return result
@@ -61,7 +61,8 @@ class RMSNormFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         """Returns ``dx`` in the type of ``x``, ``dweight`` in that of ``weight``, and None for ``eps``."""
-        normed, scale, weight = ctx.saved_tensors
+        kept, scale, weight = ctx.saved_tensors
+        normed = kept if kept.dtype == scale.dtype else kept.to(scale.dtype) * scale
         size = normed.shape[-1]
         gradient = gradient.to(normed.dtype).contiguous()  # mixed strides cost more than this copy
         product = gradient * normed

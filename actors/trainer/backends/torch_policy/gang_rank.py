@@ -38,16 +38,15 @@ class GangRank:
         """Divides the parameters of ``model`` over the ranks: each layer of its own is gathered for its forward alone.
 
         Gradients are summed over the ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
-        parameters outside the layers stay gathered from a forward to its backward. ``bfloat16``: the model computes
-        within autocast to it.
+        parameters outside the layers stay gathered from a forward to its backward. ``bfloat16``: the layers
+        compute in it.
         """
         if self._mesh is None:
             return
         precision = MixedPrecisionPolicy()
         if bfloat16:
-            # Autocast would cast each layer's float32 parameters itself, and keep all of its copies to the end of the
-            # forward: a whole model on each rank. The hidden states are left to it, which keeps their sum in float32;
-            # so are the parameters outside the layers, whose gradient of many chunks is summed in float32.
+            # Layers are gathered as they compute, in half of the bytes. Parameters outside of them are gathered in
+            # float32: the gradients of an embedding's rows, and of the output layer's chunks, are summed in it.
             precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in layers_of(model):
             fully_shard(layer, mesh=self._mesh, mp_policy=precision)

@@ -16,12 +16,12 @@ slower."""
 
 
 class SummedLinear:
-    """``x W^T + b`` with bfloat16 copies of a layer's parameters, as autocast computes it, with the same bits.
+    """``x W^T + b`` with bfloat16 copies of a layer's parameters, one for all chunks.
 
-    Autograd adds up the gradients of a tensor in the tensor's type. Autocast has one copy of ``W`` for all chunks, so
-    that their sum was rounded to 8 bits as often as there are chunks: with 120 of them it was about 1 % off. Here the
-    backward of a chunk adds its part to the float32 gradient of the layer itself, where it must go in the end. A cast
-    of ``W`` for each chunk would do it, too, and would read and write all of ``W`` each time.
+    Autograd adds up the gradients of a tensor in the tensor's type: the sum over the chunks would be rounded to 8 bits
+    as often as there are chunks. With 120 of them it was about 1 % off. Here the backward of a chunk adds its part to
+    the float32 gradient of the layer itself, where it must go in the end. A cast of ``W`` for each chunk would do it,
+    too, and would read and write all of ``W`` each time.
 
     So the gradient is the only float32 buffer: 4 bytes times vocabulary times hidden size on a GPU, which a policy
     needs anyway, and 2 for the copy. A sum beside it would take 4 more. In return only ``backward`` gives this
@@ -36,6 +36,8 @@ class SummedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """``x``: ``[..., in]``; returns ``[..., out]`` in bfloat16."""
         layer = self._layer
+        if not (torch.is_grad_enabled() and layer.weight.requires_grad):
+            return nn.functional.linear(x.to(torch.bfloat16), self._weight, self._bias)
         return _product(x.to(torch.bfloat16), self._weight, self._bias, layer.weight, layer.bias)
 
 

@@ -84,6 +84,7 @@ class TrainedModels:
             )
         if compiled:
             self.completions.compile()
+        self.completions.narrow()
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True)
@@ -105,6 +106,7 @@ class TrainedModels:
             reference.pack()
         if self._is_compiled(reference):
             reference.compile()
+        reference.narrow()
         reference.shard(self.gang, trained=False)
         reference.fill(rows | memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
         return reference

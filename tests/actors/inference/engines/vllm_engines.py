@@ -43,6 +43,7 @@ class Learner:
     def __init__(self, model: ModelConfig, seed: int = 0) -> None:
         torch.set_num_threads(1)
         self._completions = CompletionModel(model, placed_model(model, seed))
+        self._completions.narrow()
         self._optimizer = torch.optim.AdamW(self._completions.model.parameters(), lr=3e-3)
 
     def weights(self) -> dict[str, torch.Tensor]:

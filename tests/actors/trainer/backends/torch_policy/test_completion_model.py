@@ -1,5 +1,6 @@
 """Log-probabilities in chunks of the vocabulary's logits, and layers computed again: the same numbers, less memory."""
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def made(model: dict[str, Any], dtype: str = "float32") -> CompletionModel:
     config = ModelConfig(config=model, tokenizer="unused", dtype=dtype)
-    return CompletionModel(config, placed_model(config, 0))
+    completions = CompletionModel(config, placed_model(config, 0))
+    completions.narrow()
+    return completions
 
 
 def trained(model: CompletionModel) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def test_the_gradient_of_many_chunks_in_bfloat16_is_summed_in_float32(
 
 
 def test_the_error_of_bfloat16_does_not_grow_with_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measures the output layer's gradient against float32: 1.07 % in one chunk or in 120, and 1.53 % if autograd adds
+    """Measures the output layer's gradient against float32: 1.18 % in one chunk or in 120, and 1.63 % if autograd adds
     the chunks up in bfloat16."""
     config = MODELS["untied"] | {"vocab_size": 256, "max_position_embeddings": 512}
     rows = long_rows(256, 240)
@@ -158,9 +161,14 @@ def test_the_error_of_bfloat16_does_not_grow_with_the_chunks(monkeypatch: pytest
 
     exact = output_gradient("float32", 1)
     whole, chunked = (relative_error(output_gradient("bfloat16", chunks), exact) for chunks in (1, 120))
-    monkeypatch.setattr(completion_model.CompletionForward, "_summed_output", lambda self: None)
+
+    def one_copy(forward: Any) -> Callable[[Tensor], Tensor]:
+        weight = forward.model.get_output_embeddings().weight.to(torch.bfloat16)
+        return lambda hidden: torch.nn.functional.linear(hidden, weight)
+
+    monkeypatch.setattr(completion_model.CompletionForward, "_summed_output", one_copy)
     by_autograd = relative_error(output_gradient("bfloat16", 120), exact)
-    assert chunked < 1.05 * whole < 0.012 and by_autograd > 1.3 * whole
+    assert chunked < 1.05 * whole < 0.013 and by_autograd > 1.3 * whole
 
 
 @pytest.mark.parametrize(

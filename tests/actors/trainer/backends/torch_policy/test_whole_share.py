@@ -41,7 +41,7 @@ def forward_peak(gang: GangRank, setup: PolicySetup) -> tuple[int, int]:
     return peak_bytes(lambda: completions.logprobs(rows)), parameters(policy)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_forward_with_checkpointed_layers_has_few_layers_whole_at_a_time(ranks: Ranks, size: int) -> None:
     for peak, count in ranks.run(size, forward_peak, deep_setup("bfloat16")):
         assert peak <= MOST * count * 2, "in bfloat16"
