@@ -172,7 +172,7 @@ def _frozen_bytes(shape: ModelShape, load: RankLoad) -> int:
     if load.adapter is not None:
         reference = shape.adapter_parameters(*load.adapter) * load.has_reference
         return -(-shape.parameters // load.ranks) * load.item_bytes + -(-reference // load.ranks) * _MASTER
-    return -(-shape.parameters // load.ranks) * _MASTER * load.has_reference
+    return -(-shape.parameters // load.ranks) * load.item_bytes * load.has_reference
 
 
 # ----------------------------------------------------------------------- activations

@@ -94,7 +94,8 @@ def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
     state, weights = rank_bytes(shape, alone), rank_bytes(shape, replace(alone, has_critic=False)).weights
     published = (weights // 4 if load.publishes_adapter else shape.parameters) * load.item_bytes
     is_live = load.item_bytes == 4 and load.ranks == 1 and load.adapter is None
-    models = weights * (int(not is_live) + load.has_reference) + state.weights - weights
+    reference = (shape.parameters * load.item_bytes if load.adapter is None else weights) * load.has_reference
+    models = weights * int(not is_live) + reference + state.weights - weights
     return HostStateBytes(2 * published, state.moments + models, state.gradients)
 
 

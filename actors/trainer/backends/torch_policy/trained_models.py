@@ -23,7 +23,7 @@ from ...shards import Shard, whole
 from ...trainer_setup import PolicySetup
 from .adamw import configure, drop_gradient, gradients, make_adamw, moments, trained_parameters
 from .compiled import is_compiled
-from .completion_model import CompletionModel, named_weights, outlined_model
+from .completion_model import CompletionModel, freeze, named_weights, outlined_model
 from .critic_model import CriticModel
 from .frozen_base import FrozenBase, FrozenBases
 from .gang_rank import ALONE, GangRank, local
@@ -99,8 +99,11 @@ class TrainedModels:
             self.start_from_here()
 
     def _make_reference(self, memory: StateMemory) -> CompletionModel:
-        """A model without gradients. Its weights are those of ``memory``, as far as it has them."""
+        """A model without gradients, in the type that it computes in; an adapter's reference is as the adapter. Its
+        weights are those of ``memory``, as far as it has them."""
         reference, rows = self._completion_model(None)
+        if self._base is None:
+            freeze(reference.model, self._setup.real_model)
         reference.model.requires_grad_(False)
         if self._setup.torch_trainer.packing:
             reference.pack()

@@ -14,11 +14,13 @@ from flexmarl.actors.trainer.backends.torch_policy.completion_model import (
     named_weights,
     placed_model,
 )
+from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE
 from flexmarl.actors.trainer.backends.torch_policy.layers import layers_of
 from flexmarl.actors.trainer.objective.loss import token_logprobs
 from flexmarl.actors.trainer.padding import PaddedRows, pad_rows
 
-from .policies import SMALLER_MODEL, relative_error
+from .policies import SMALLER_MODEL, make_samples, relative_error
+from .ranks import gang_setup, made_policy
 
 MIXTURE = SMALLER_MODEL | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
 MODELS: dict[str, dict[str, Any]] = {
@@ -113,3 +115,15 @@ def test_recomputed_layers_and_chunks_of_logits_are_computed_as_narrow(
     for parameter, other in zip(kept.model.parameters(), again.model.parameters(), strict=True):
         assert parameter.grad is not None and other.grad is not None
         assert torch.equal(parameter.grad, other.grad)
+
+
+def test_a_reference_is_in_bfloat16_and_equal_to_the_policy_until_it_is_trained() -> None:
+    setup = gang_setup({"name": "grpo", "kl_coefficient": 0.1}, dtype="bfloat16")
+    policy = made_policy(ALONE, setup, None)
+    assert policy._reference is not None
+    weights = [tensor for name, tensor in policy.base_state().items() if name.startswith("reference")]
+    assert weights and {tensor.dtype for tensor in weights} == {torch.bfloat16}
+    policy.accumulate(make_samples(1))
+    assert policy.optimizer_step().figures["kl"] == pytest.approx(0.0, abs=1e-12)
+    policy.accumulate(make_samples(2, version=1))
+    assert policy.optimizer_step().figures["kl"] > 1e-6
