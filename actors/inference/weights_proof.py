@@ -55,9 +55,7 @@ def diagnosis(published: Mapping[str, int], first: Mapping[str, int], second: Ma
         return f"wrong: {_in_groups(wrong)}"
     if first.keys() <= published.keys():
         return "all of its tensors are as they were published"
-    return (
-        "which of its tensors are wrong is unknown: it has joined them, and the second load has changed none"
-    )
+    return "the wrong tensors are unknown: it has joined or packed them, and the second load has changed none"
 
 
 def group_of(tensor: str) -> str:

@@ -74,8 +74,8 @@ class StepEngine(ABC):
         """
 
     def digests(self) -> Mapping[str, int]:
-        """A digest of each tensor that the engine computes with, by ``tensor_digest.py``: those of ``weights`` by the
-        same names. Empty if the engine can't read them."""
+        """A digest of each tensor that the engine computes with, by ``tensor_digest.py``: by their names in
+        ``weights``, or by others if they are not as published. Empty if the engine can't read them."""
         return {}
 
     @abstractmethod

@@ -268,8 +268,8 @@ class VllmEngine(StepEngine):
         self._loads += 1
 
     def digests(self) -> dict[str, int]:
-        """See ``StepEngine``. By vLLM's own names, which join several matrices of the published weights; of several
-        workers each has its part. Empty with adapters: the model's parameters are those of the base."""
+        """See ``StepEngine``. By names of vLLM's own: it joins and packs tensors, and of several workers each has its
+        part. Empty with adapters: the model's parameters are those of the base."""
         return {} if isinstance(self._loaded, AdapterVersions) else self._loaded.digests()
 
     # ------------------------------------------------------------------ the rest

@@ -122,8 +122,9 @@ class WholeVersions:
     def digests(self) -> dict[str, int]:
         """See ``StepEngine``: of all workers."""
         workers: list[dict[str, int]] = self._llm.collective_rpc("parameter_digests")
+        # By other names than those published: a tensor of the same name may be packed, padded, or a part.
         return {
-            name if len(workers) == 1 else f"{name} of worker {rank}": digest
+            f"vLLM's {name}" if len(workers) == 1 else f"vLLM's {name} in worker {rank}": digest
             for rank, digests in enumerate(workers)
             for name, digest in digests.items()
         }

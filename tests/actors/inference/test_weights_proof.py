@@ -63,7 +63,7 @@ def test_a_tensor_is_wrong_if_it_is_not_as_published() -> None:
 def test_an_engines_own_tensor_is_wrong_if_the_second_load_has_changed_it() -> None:
     first = {"qkv": 7, "up": 8}
     assert diagnosis({"q": 1}, first, {"qkv": 7, "up": 9}) == "wrong: up"
-    assert "is unknown" in diagnosis({"q": 1}, first, first)
+    assert "are unknown" in diagnosis({"q": 1}, first, first)
     assert "can't be asked" in diagnosis({"q": 1}, {}, {})
 
 

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import EngineFailed, NonFiniteLogits
 from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import Engine, EngineRequest, EngineResult
 from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.inference.inference_config import VllmEngineConfig
+from flexmarl.actors.inference.install import Installer
+from flexmarl.actors.messages import Published
+from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.pretrained import empty_model
+from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.transport.errors import CorruptState, StateMismatch
 from flexmarl.transport.handle import ShmSource
 from flexmarl.transport.host_memory.block import Block
@@ -244,6 +250,43 @@ async def test_a_weight_of_vllms_that_the_policy_lacks_ends_the_engine(
     monkeypatch.setattr(WeightReader, "receive_weights", without_the_last)
     with pytest.raises(EngineFailed, match=r"no weight of the policy is for vLLM's lm_head\.weight"):
         await load(engine, Learner(model_of()), transport, 1)
+
+
+async def run_here(work: Any, *args: Any) -> Any:
+    return work(*args)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+async def test_a_probe_proves_the_weights_and_a_tensor_that_is_lost_is_loaded_again(
+    transport: StateTransport, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    from flexmarl.actors.inference.engines.vllm_weights import WeightReader
+
+    model = model_of(tied=tied)
+    setup = PolicySetup(model=model, credit={AgentName("solver"): CreditConfig()}, probe_every=1)
+    policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=1)
+    handle = await transport.set("solver", policy.weights(), version=0)
+    published = Published(PolicyName("solver"), Version(0), handle, policy.probe())
+    installer = Installer(transport, run_here)
+    engine = await ThreadedEngine.open(lambda: made(model))
+    whole = WeightReader.receive_weights
+
+    def without_one(worker: Any, update: Any) -> None:
+        monkeypatch.setattr(WeightReader, "receive_weights", whole)
+        name = "model.layers.1.mlp.down_proj.weight"
+        whole(worker, replace(update, tensors={**update.tensors, name: update.tensors[name] * 0}))
+
+    try:
+        installed = await installer.install(engine, published, "", 0.01)
+        assert installed.mismatch is None and max(installed.differences) < 1e-4, installed
+        monkeypatch.setattr(WeightReader, "receive_weights", without_one)
+        installed = await installer.install(engine, published, "", 0.01)
+        assert max(installed.differences) < 1e-4 and installed.mismatch is not None
+        assert installed.mismatch.difference > 0.01
+        # On a CPU the matrices are packed, out of reach.
+        assert "are unknown" in installed.mismatch.wrong
+    finally:
+        await engine.close()
 
 
 async def test_a_turn_whose_logits_are_not_finite_fails_alone(
