@@ -137,7 +137,7 @@ class CompletionModel:
         forward = self._forward
         token_logprobs, forward.token_logprobs = forward.token_logprobs, partial(_likeliest, count)
         try:
-            with torch.no_grad(), self.autocast(), self._leave_uncompiled():
+            with torch.no_grad(), self._leave_uncompiled():
                 likeliest: Tensor = forward(rows, 1.0)
         finally:
             forward.token_logprobs = token_logprobs
