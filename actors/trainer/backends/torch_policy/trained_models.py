@@ -88,7 +88,9 @@ class TrainedModels:
         if recompute:
             self.completions.recompute_layers()
         self.completions.shard(gang, trained=True)
-        self.completions.fill(rows | memory.rows(f"{Path(self._weights_file).stem}/"))
+        # The same mapping, not a copy: what has been read is taken out of it, and with the last the file is closed.
+        rows |= memory.rows(f"{Path(self._weights_file).stem}/")
+        self.completions.fill(rows)
         self.parameters = trained_parameters(self.completions.model, memory, "gradient", file_name)
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
         self._bfloat16 = model.dtype == "bfloat16"
@@ -111,7 +113,8 @@ class TrainedModels:
             reference.compile()
         reference.narrow()
         reference.shard(self.gang, trained=False)
-        reference.fill(rows | memory.rows(f"{Path(REFERENCE_FILE).stem}/"))
+        rows |= memory.rows(f"{Path(REFERENCE_FILE).stem}/")
+        reference.fill(rows)
         return reference
 
     def _is_compiled(self, completions: CompletionModel) -> bool:
