@@ -231,10 +231,12 @@ class Slot:
 
         return await self.compute(f"the optimizer step {step} of {policy}", take_step)
 
-    async def gather_weights(self, policy: PolicyName, into: Mapping[str, Any]) -> None:
+    async def gather_weights(
+        self, policy: PolicyName, backend: PolicyBackend, into: Mapping[str, Any]
+    ) -> None:
         """See ``PolicyBackend.gather_weights``. A cancelled call aborts that of the ranks, and raises when nothing is
         written ``into`` any more."""
-        backend, job = self._hosted[policy], Future[None]()
+        job = Future[None]()
 
         def gather() -> None:
             if job.set_running_or_notify_cancel():

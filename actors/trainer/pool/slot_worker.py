@@ -42,7 +42,7 @@ from ...messages import (
     Suspended,
 )
 from ...names import PolicyName, Step
-from ..backends.policy_backend import TrainingStep
+from ..backends.policy_backend import PolicyBackend, TrainingStep
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
 from .resharding import reads_of_rank
@@ -234,17 +234,16 @@ class SlotWorker(Actor, SlotApi):
             if live:
                 handle = await self._set(policy, live, backend.version, weights, point)
             else:
-                handle = await self._gather(policy, weights)
+                handle = await self._gather(policy, backend, weights)
             return SavedWeights(handle, await self._slot.compute(f"the probe of {policy}", backend.probe))
 
-    async def _gather(self, policy: PolicyName, weights: LentMemory) -> StateHandle:
+    async def _gather(self, policy: PolicyName, backend: PolicyBackend, weights: LentMemory) -> StateHandle:
         """Sets the weights of all ranks in ``weights``, where they are made."""
-        backend = self._slot[policy]
         try:
             return await self._slot.transport.fill(
                 policy,
                 backend.weights_outline(),
-                partial(self._slot.gather_weights, policy),
+                partial(self._slot.gather_weights, policy, backend),
                 version=backend.version,
                 lent=weights,
                 timeout_s=TRANSFER_TIMEOUT_S,
