@@ -10,7 +10,7 @@ The keys of the result; lists have a number for each rank:
     forward_peak_bytes        of a forward and its backward, with the state
     publish_peak_bytes        while weights are gathered, with the state
     whole_model_share         the largest part of the model that one rank had beyond its own rows, of all phases
-    shares                    the same of each phase
+    shares                    the same of each phase; of a forward and its backward the weights that are gathered
     predicted_bytes           by the plan, for a rank: build, resume, forward, publish, and the state alone
     two_hosts_*_peak_ratio    the same ratios, and the share, of two ranks on each of two network namespaces;
     two_hosts                 the reason without, if this machine has none

@@ -34,6 +34,8 @@ from flexmarl.launch.bench.namespaces import Host, enter
 from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.state import StateTransport, payload_bytes
 
+from .gathered_weights import GatheredWeights
+
 HERE: Final = Host("here", LOOPBACK)
 
 _POLICY: Final = PolicyName("policy")
@@ -45,9 +47,10 @@ _SEED: Final = 3
 class MemoryPeaks:
     """Bytes by rank, of all tensors of the process. ``draw``: the build from a config alone, ``build``: from a folder.
 
-    ``shares``: the largest part of the model that a rank has beyond its own rows, by phase, as a share of the whole in
-    the type that the phase works with (float32; bfloat16 in ``forward`` and ``publish``); in ``forward`` with all
-    activations. ``state_bytes``: the parts of a suspended state.
+    ``shares``: the largest part of the model that a rank has beyond its own rows, by phase: in ``forward``, with its
+    backward, the weights that are gathered, by their number; else all memory beyond the state, as a share of the whole
+    in the type that the phase works with (float32; bfloat16 in ``publish``). ``state_bytes``: the parts of a suspended
+    state.
     """
 
     parameters: int
@@ -210,7 +213,14 @@ def _measure_training(
         "forward": memory.peak_in(lambda: _train(policy, tokens)),
         "publish": memory.peak_in(lambda: publish(policy)),
     }
-    shares = {phase: (peak - live) / (2 * parameters) for phase, peak in peaks.items()}
+    # Counted apart: the peak has activations and gradients too, and these do not belong to the model.
+    gathered = GatheredWeights(policy.models.completions._forward)
+    with gathered.counted():
+        memory.peak_in(lambda: _train(policy, tokens))
+    shares = {
+        "forward": gathered.most / parameters,
+        "publish": (peaks["publish"] - live) / (2 * parameters),
+    }
     states: list[StateBytes] = []
     memory.peak_in(lambda: states.append(_state_bytes(policy)))
     return _RankPeaks(parameters, peaks, shares, states[0])

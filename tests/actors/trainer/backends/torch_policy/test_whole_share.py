@@ -1,14 +1,17 @@
 """The largest share of a model that one rank ever has in memory beyond its own rows."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from scripts.bench.gathered_weights import GatheredWeights
 from scripts.bench.memory_peaks import peak_bytes
 
 from .ranks import Ranks, gang_setup, made_policy
@@ -45,3 +48,21 @@ def forward_peak(gang: GangRank, setup: PolicySetup) -> tuple[int, int]:
 def test_a_forward_with_checkpointed_layers_has_few_layers_whole_at_a_time(ranks: Ranks, size: int) -> None:
     for peak, count in ranks.run(size, forward_peak, deep_setup("bfloat16")):
         assert peak <= MOST * count * 2, "in bfloat16"
+
+
+def gathered_share(gang: GangRank, *, keeps_layers: bool) -> float:
+    """The weights that were gathered at a time in a forward and its backward, as a share of all."""
+    policy = made_policy(gang, deep_setup("bfloat16"), None)
+    completions, rows = policy.models.completions, pad_rows([((1, 2, 3), (4, 5))], 18)
+    for module in completions._forward.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_forward(not keeps_layers)
+    gathered = GatheredWeights(completions._forward)
+    with gathered.counted():
+        torch.autograd.backward(completions.logprobs(rows).sum())
+    return gathered.most / parameters(policy)
+
+
+def test_a_backward_has_few_layers_whole_at_a_time(ranks: Ranks) -> None:
+    assert max(ranks.run(2, partial(gathered_share, keeps_layers=False))) <= MOST
+    assert min(ranks.run(2, partial(gathered_share, keeps_layers=True))) > 0.9, "what the figure is for"
