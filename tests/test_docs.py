@@ -354,7 +354,9 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         if choices := [
             one.__origin__
             for one in kinds
-            if get_origin(one) is Annotated and issubclass(one.__origin__, Config)
+            if get_origin(one) is Annotated
+            and isinstance(one.__origin__, type)
+            and issubclass(one.__origin__, Config)
         ]:
             # chosen by name; the first is the default, and the others have some of its keys
             for number, chosen in enumerate(choices):

@@ -39,7 +39,8 @@ class TrainedModels:
     """``completions`` is the policy's model; ``reference`` and ``critic`` are there if the algorithm needs them.
     ``packs``: all of them compute samples that lie end to end.
 
-    Policies that ``fit`` can use the same models one after the other.
+    Policies that ``fit`` can use the same models one after the other. It is one class because parts, files, published
+    weights and memory are views of the same tensors, whose names and order are its own.
     """
 
     def __init__(
