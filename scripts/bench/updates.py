@@ -80,7 +80,7 @@ def _mean(line: Mapping[str, Any], key: str) -> float:
     return fmean(value for name, value in line.items() if name.startswith(key))
 
 
-@click.command(help=__doc__)
+@click.command()
 @click.option("--seeds", default="0,1,2", show_default=True)
 @click.option("--updates", default="1,4", show_default=True, help="Numbers of updates, one after the other.")
 @click.option("--steps", type=click.IntRange(1), default=60, show_default=True, help="Steps of each run.")
@@ -90,6 +90,17 @@ def _mean(line: Mapping[str, Any], key: str) -> float:
 @click.option("--lr", type=click.FloatRange(0, min_open=True), default=5e-4, show_default=True)
 @click.option("--reward", type=click.FloatRange(0, 1), default=0.9, show_default=True)
 def updates(seeds: str, updates: str, steps: int, every: int, lr: float, reward: float) -> None:
+    """Measure the samples that sort-digits learns from, by the number of updates a step.
+
+    Runs of the recipe as it is, apart from their length and their evaluations. A run has learned at the first
+    evaluation from which on the mean of the agents' rewards is at least --reward. Prints a JSON object for each seed
+    and number of updates.
+
+    \b
+    Examples:
+      scripts/bench/run updates
+      scripts/bench/run updates --seeds 0 --updates 1,2,4 > updates.jsonl
+    """
     with tempfile.TemporaryDirectory(prefix="updates-") as folder:
         for seed in map(int, seeds.split(",")):
             for number in map(int, updates.split(",")):

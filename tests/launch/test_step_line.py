@@ -62,6 +62,7 @@ LINE = {
     "pause_mean_s/solver": 0.8333333333333334, "pause_max_s/solver": 1.0,
     "transfer_mean_s/solver": 0.4166666666666667, "transfer_max_s/solver": 0.5, "loads_by_shm/solver": 1,
     "loads_by_cuda_ipc/solver": 1, "load_mean_s/solver": 0.2333333333333333, "load_max_s/solver": 0.3,
+    "probe_p99/solver": 1.3e-06, "probe_max/solver": 1.3e-06,
     "value_loss/solver": 0.3, "explained_variance/solver": -0.5, "pool_computing_s/solver": 1.0,
     "pool_idle_s/solver": 2.0, "pool_swapping_s/solver": 3.0, "pool_waiting_s/solver": 4.0,
     "pool_suspended_s/solver": 5.0, "suspensions/solver": 6, "swapped_mib/solver": 3.5,
@@ -83,7 +84,8 @@ def group(waited_s: float, rewards: list[float]) -> GroupClosed:
 
 
 def loaded(pause_s: float, transfer_s: float, load_s: float, path: PathName) -> Loaded:
-    return Loaded(SOLVER, Version(8), pause_s, transfer_s, load_s, Chosen(path, "r", {}))
+    chosen, differences = Chosen(path, "r", {}), (1e-6, 1e-6 * (1 + load_s))
+    return Loaded(SOLVER, Version(8), pause_s, transfer_s, load_s, chosen, differences)
 
 
 def complete_step() -> StepMetrics:

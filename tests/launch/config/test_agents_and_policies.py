@@ -269,7 +269,7 @@ def test_every_policy_has_the_updates_of_a_step() -> None:
             "rae has no ratio to another policy",
         ),
         (
-            ["agent_defaults.algorithm={old_policy: behaviour, correction: truncate}"],
+            ["agent_defaults.algorithm={old_policy: behaviour, correction: tis}"],
             "old_policy behaviour has the engine's probabilities in its ratio",
         ),
     ],

@@ -79,7 +79,7 @@ class TestRefusals:
             ("training.steps=2.0", "training.steps=2.0: Input should be a valid integer"),
             ("training.steps=true", "training.steps=True: Input should be a valid integer"),
             ("training.steps=null", "training.steps=None: Input should be a valid integer"),
-            ("training.steps=-1", "training.steps=-1: Input should be greater than or equal to 1"),
+            ("training.steps=-1", "training.steps=-1: Input should be greater than or equal to 0"),
             ("training.micro_batch=0", "training.micro_batch=0: Input should be greater than or equal to 1"),
             ("training.micro_batch=100000", "training.micro_batch=100000 is more than the 8 trajectories"),
             (
@@ -253,7 +253,7 @@ class TestRefusals:
 
     def test_list_every_problem(self) -> None:
         with pytest.raises(ConfigError) as caught:
-            resolve(str(TINY), ["seed=-1", "mode=fast", "training.steps=0"])
+            resolve(str(TINY), ["seed=-1", "mode=fast", "training.steps=-1"])
         assert len(str(caught.value).splitlines()) == 4
 
     def test_list_every_problem_of_sections_with_each_other(self) -> None:

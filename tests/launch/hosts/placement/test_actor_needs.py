@@ -88,7 +88,7 @@ def test_a_slot_has_its_part_of_a_policy_s_weights_and_of_the_base_of_an_adapter
     pool = ("pool={name: shared, slots: 2}", "agents.sorter.trainer={ranks: 2}")
     for adapter, part in (
         ((), ("weights", 2 * BILLION)),
-        (("agents.sorter.lora={}",), ("frozen", 2 * BILLION)),
+        (("agents.sorter.lora={}",), ("frozen", BILLION)),
     ):
         only = {SORTER: SHAPES[SORTER]}
         found = {need.actor: need for need in needs_of(on_cuda(*pool, *adapter), only, CARDS)}
