@@ -78,8 +78,9 @@ class StartState:
 
     @property
     def is_complete(self) -> bool:
-        """True if the checkpoint is of the last step that the config asks for, so that there is nothing to resume."""
-        return self.checkpoint is not None and self.step >= self.config.training.steps
+        """True if the checkpoint is of the last step that the config asks for: there is nothing to resume. Without
+        steps it is made before the only evaluation, which may have been stopped."""
+        return self.checkpoint is not None and self.step >= self.config.training.steps > 0
 
     @property
     def place(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
-from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml
+from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml, with_overrides
 from flexmarl.launch.errors import ResumeRefused
 from flexmarl.launch.hosts.placement.auto_ranks import with_chosen_ranks
 from flexmarl.launch.run import resuming
@@ -149,6 +150,15 @@ def test_fewer_steps_than_are_trained_are_refused(run: RunDirectory) -> None:
     with pytest.raises(ResumeRefused, match="training.steps=3: step 4 is trained already"):
         resuming.plan_resume(run, ["training.steps=3"], [])
     assert resuming.plan_resume(run, ["training.steps=4"], []).is_complete
+
+
+def test_an_evaluation_alone_that_was_stopped_is_not_complete(run: RunDirectory) -> None:
+    found = resuming.plan_resume(run, [], [])
+    assert found.checkpoint is not None
+    after_sft = replace(found.checkpoint[1], step=Step(0))
+    evaluated = with_overrides(found.config, ["training.steps=0"], "test")
+    tuned = replace(found, config=evaluated, checkpoint=(found.checkpoint[0], after_sft))
+    assert not tuned.is_complete and tuned.place == "the supervised batches"
 
 
 @pytest.mark.parametrize("name", ["workflow.py", "rewards/grading.py"])
