@@ -221,6 +221,9 @@ class HostMemory(Memory[Any]):
         if mapped := self._mapped.pop(block.name, None):
             mapped.forget()
         self._arena.give_back(block)
+        if self._door is not None:
+            # After it was revoked: a thread of the door that has found it just before keeps nothing of it any more.
+            self._door.forget(block.name)
 
     async def drop(self, key: str) -> None:
         if self._remote is not None:

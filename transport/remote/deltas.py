@@ -131,6 +131,11 @@ class Deltas:
         """True if the old block still has its version, whole."""
         return self._old.generation == self.pair.old_generation and not self.pair.old_generation % 2
 
+    @property
+    def has_both(self) -> bool:
+        """True if both blocks still have their versions, published."""
+        return self.has_old and self._new.generation == self.pair.new_generation
+
     def of(self, start: int, end: int) -> bytes | None:
         """The changes of a range; None if they are not much smaller than it."""
         deltas = []

@@ -203,9 +203,22 @@ class BulkServer:
         """Those of the same two versions that were computed before, if there are some."""
         with self._lock:
             current = self._deltas.get(deltas.pair.new)
-            if current is None or current.pair != deltas.pair:
-                current = self._deltas[deltas.pair.new] = deltas
-            return current
+            if current is not None and current.pair == deltas.pair:
+                return current
+            # A block that was freed since the caller has found it is forgotten already: its memory would stay.
+            if deltas.has_both:
+                self._deltas.pop(deltas.pair.old, None)  # the changes that led to the old version
+                self._deltas[deltas.pair.new] = deltas
+            return deltas
+
+    def forget(self, name: str) -> None:
+        """Keeps nothing of a block that was revoked: changes from it and to it keep its memory mapped, also when its
+        file is gone."""
+        with self._lock:
+            self._read.pop(name, None)
+            for new, deltas in list(self._deltas.items()):
+                if name in (deltas.pair.old, deltas.pair.new):
+                    del self._deltas[new]
 
     def compare(self, old: Block, new: Block, size_bytes: int) -> Callable[[int], None] | None:
         """To be called with the first byte of each chunk of ``new`` as soon as it is written, by a Set that keeps

@@ -13,9 +13,12 @@ from flexmarl.transport.host_memory.block import CHUNK_BYTES, Block
 from flexmarl.transport.payload import Copying, Part
 from flexmarl.transport.remote import deltas
 from flexmarl.transport.remote.bulk import Bulk
+from flexmarl.transport.remote.deltas import Deltas
 from flexmarl.transport.remote.remote import NodeCopies
+from flexmarl.transport.remote.server import BulkServer
 from flexmarl.transport.select import Place
 from flexmarl.transport.state import StateTransport
+from flexmarl.transport.statistics import NetworkStatistics
 
 from ...patience import PATIENCE_S
 from .hosts import SIZE, Hosts, network, same, weights
@@ -163,6 +166,57 @@ async def test_few_changed_values_of_lent_memory_arrive_as_a_delta(
             got_bytes = network(reader).got_bytes - before
             assert got_bytes == handle.size_bytes if version == 0 else got_bytes < 0.05 * handle.size_bytes
             expected["w"][version::1000] += 1
+
+
+@pytest.mark.parametrize("way", ["take_back", "store_away", "one_is_taken_back"])
+async def test_lent_memory_whose_changes_were_served_is_freed_when_it_is_lent_no_longer(
+    owner: StateTransport, reader: StateTransport, tmp_path: Path, way: str
+) -> None:
+    def removed_but_mapped() -> list[str]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return [line for line in lines if f"{tmp_path}/near/" in line and line.endswith("(deleted)")]
+
+    lent = [await owner.lend("weights", SIZE + 4096) for _ in range(2)]
+    expected = weights()
+    async with StateTransport(tmp_path / "near") as writer:
+        for version in range(2):
+            handle = await writer.set("weights", expected, version=version, lent=lent[version])
+            assert await same(reader, handle, expected)
+            expected["w"][version::1000] += 1
+    assert network(owner).sent_delta_bytes, "else there are no changes that keep the memory"
+    match way:
+        case "take_back":
+            owner.take_back(lent)
+        case "one_is_taken_back":
+            owner.take_back(lent[:1])
+        case "store_away":
+            await owner.store_away(lent, tmp_path / "weights.state")
+    async with asyncio.timeout(PATIENCE_S):
+        while removed_but_mapped():  # the thread of the last connection may be about to end
+            await asyncio.sleep(0.01)
+
+
+def test_changes_between_blocks_of_which_one_was_freed_are_not_kept(tmp_path: Path, bulk: Bulk) -> None:
+    old, new = (Block.create(tmp_path, f"{name}.arena", CHUNK_BYTES) for name in ("old", "new"))
+    server = BulkServer(bulk, NetworkStatistics())
+    try:
+        kept = Deltas(old, new, CHUNK_BYTES)
+        assert server._reuse(kept) is kept is server._reuse(Deltas(old, new, CHUNK_BYTES))
+        server.forget(old.name)
+        assert server._reuse(late := Deltas(old, new, CHUNK_BYTES)) is late, "forgotten"
+        server.forget(new.name)
+        for block in (old, new):
+            late = Deltas(old, new, CHUNK_BYTES)
+            block.revoke()
+            server.forget(block.name)
+            server._reuse(late)
+            assert server._reuse(again := Deltas(old, new, CHUNK_BYTES)) is again is not late
+            server.forget(block.name)
+    finally:
+        server.close()
+        for block in (old, new):
+            block.unlink()
+            block.close()
 
 
 async def test_a_set_in_lent_memory_does_not_wait_for_a_reader_that_has_its_old_version(
