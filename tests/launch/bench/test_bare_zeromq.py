@@ -1,5 +1,7 @@
 """The bare patterns, for moments only."""
 
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgpack
@@ -8,13 +10,24 @@ import psutil
 import pytest
 
 from flexmarl.launch.bench.bare_zeromq import Bare, pack_call
-from flexmarl.launch.bench.measure import gathered
+from flexmarl.launch.bench.measure import ONE_WAY_BURST, gathered
 from flexmarl.launch.errors import BenchmarkFailed
 from flexmarl.launch.hosts import env
 
 
+class Answers(list[object]):
+    """The results of each ``call``."""
+
+    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self._call = call
+
+    async def call(self) -> None:
+        self.append(await self._call())
+
+
 @pytest.mark.parametrize("curve", [False, True], ids=["ipc", "tcp_curve"])
-async def test_every_pattern_works(private: Path, curve: bool) -> None:
+async def test_every_pattern_works(private: Path, curve: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(2**20, dtype=np.uint8)
     this = psutil.Process()
     before = set(this.children())
@@ -30,9 +43,25 @@ async def test_every_pattern_works(private: Path, curve: bool) -> None:
         latencies = await bare.latency(None, 0.02) + await bare.latency({"key": "value"}, 0.02)
         # A busy machine may take any time.
         assert latencies and all(microseconds > 1 for microseconds in latencies)
-        assert await bare.calls_per_s(0.05, 50) > 0
-        assert await gathered(bare.joined.call, 0.05, 50) > 0
-        assert await bare.one_way_per_s(0.05) > 0
+        answers = Answers(bare._calls.call)
+        monkeypatch.setattr(bare._calls, "call", answers.call)
+        start = time.perf_counter()
+        calls_per_s = await bare.calls_per_s(0.05, 50)
+        # A rate that counts each answer, over a part of this time.
+        assert calls_per_s >= len(answers) / (time.perf_counter() - start)
+        assert set(answers) == {None} and not bare._calls._replies, "an empty call has an empty answer"
+
+        joined = Answers(bare.joined.call)
+        start = time.perf_counter()
+        joined_per_s = await gathered(joined.call, 0.05, 50)
+        assert len(joined) / (time.perf_counter() - start) <= joined_per_s <= len(joined) / 0.05
+        assert set(joined) == {None} and len(joined) % 50 == 0
+
+        start = time.perf_counter()
+        one_way_per_s = await bare.one_way_per_s(0.05)
+        told = await bare.joined.told()
+        assert told / (time.perf_counter() - start) <= one_way_per_s <= told / 0.05
+        assert told and told % ONE_WAY_BURST == 0
         for stamp in (0, 255):
             assert 0 < await bare.array_gb_s(array, stamp) < 1e3
     assert set(this.children()) <= before
