@@ -184,11 +184,13 @@ def publish_and_lose(gang: GangRank, folder: Path) -> tuple[str, dict[str, NDArr
 
 async def test_a_rank_that_dies_while_weights_are_gathered_leaves_the_older_version(private: Path) -> None:
     processes = Ranks(3)
-    (problem, read), _, dead = await asyncio.to_thread(processes.run, 3, publish_and_lose, private)
-    assert dead is None
-    assert "rank 2 of the gang has not sent or received its rows of model." in problem
-    expected = published(filled_policy(ALONE, "bfloat16"))
-    assert read.keys() == expected.keys()
-    assert all(np.array_equal(read[name], array(tensor.double())) for name, tensor in expected.items())
-    assert not list(private.iterdir()), "memory of the ended transport"
-    await asyncio.to_thread(processes.close)
+    try:
+        (problem, read), _, dead = await asyncio.to_thread(processes.run, 3, publish_and_lose, private)
+        assert dead is None
+        assert "rank 2 of the gang has not sent or received its rows of model." in problem
+        expected = published(filled_policy(ALONE, "bfloat16"))
+        assert read.keys() == expected.keys()
+        assert all(np.array_equal(read[name], array(tensor.double())) for name, tensor in expected.items())
+        assert not list(private.iterdir()), "memory of the ended transport"
+    finally:
+        await asyncio.to_thread(processes.close)
