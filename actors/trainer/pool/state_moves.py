@@ -140,24 +140,31 @@ class StateMoves:
             gang, lambda slot, life, rank: slot.reshard(life, policy, gang.places[rank], ranks)
         )
         needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
-        memory = self.memory.other_ranks(policy, needed)
-        try:
-            lent = [await rank.for_rest() for rank in memory]
-            saved = await self._slots.at(
-                gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], [])
-            )
-            if self._hosts(policy, gang):
-                ranks_of = zip(memory, saved, lent, strict=True)
-                taking = [rank.take_rest(rest, piece) for rank, rest, piece in ranks_of]
-                saved = await self._take(policy, gang, saved, taking)
-                self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
-        finally:
-            if self.memory[policy] is not memory:
-                for rank in memory:
-                    rank.free()
+        await self._save_resharded(policy, gang, needed)
         gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
         reason = f"{reason}; its state is divided over {len(gang.slots)} slots, before over {len(before)}"
         self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
+
+    async def _save_resharded(
+        self, policy: PolicyName, gang: HostedGang, needed: Sequence[StateBytes]
+    ) -> None:
+        """Copies the base part, as the gang's ranks have it, to the host's memory."""
+        memory = self.memory.other_ranks(policy, needed)
+        async with self._turn(policy):
+            try:
+                lent = [await rank.for_rest() for rank in memory]
+                saved = await self._slots.at(
+                    gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], [])
+                )
+                if self._hosts(policy, gang):
+                    ranks_of = zip(memory, saved, lent, strict=True)
+                    taking = [rank.take_rest(rest, piece) for rank, rest, piece in ranks_of]
+                    saved = await self._take(policy, gang, saved, taking)
+                    self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
+            finally:
+                if self.memory[policy] is not memory:
+                    for rank in memory:
+                        rank.free()
 
     async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""

@@ -89,7 +89,8 @@ class HostStateBytes:
 
 
 def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
-    """Weights in float32 of one rank are the published ones themselves: no second copy of them is in the rest."""
+    """Weights in float32 of one rank are the published ones themselves: no second copy of them is in the rest. The rest
+    of several is the whole base part, so that it has room also for the newer one of another number of ranks."""
     alone = replace(load, ranks=1)
     state, weights = rank_bytes(shape, alone), rank_bytes(shape, replace(alone, has_critic=False)).weights
     published = (weights // 4 if load.publishes_adapter else shape.parameters) * load.item_bytes

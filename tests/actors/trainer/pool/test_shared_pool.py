@@ -1,6 +1,8 @@
 """A trainer whose policies share slots, in virtual time: turns, suspensions, and slot workers that die."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
 from flexmarl.actors.trainer.pool.host_memory import RankMemory
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.pool.state_moves import StateMoves
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.core.errors import FlexmarlError
 from flexmarl.core.testing import virtual_time
@@ -402,6 +405,35 @@ def test_a_policy_that_changes_its_ranks_keeps_a_whole_state_whenever_a_slot_wor
         found = run(tmp_path / str(number), config, fate, policies=ELASTIC)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
         assert fate.killed
+
+
+def test_a_newer_rest_is_lent_memory_in_its_policys_turn_also_if_the_ranks_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[PolicyName, Any]
+) -> None:
+    """The host's memory is planned for the newer rest of one policy at a time."""
+    turns: list[PolicyName] = []
+    lent: list[tuple[list[PolicyName], str]] = []
+    turn, for_rest = StateMoves._turn, RankMemory.for_rest
+
+    @asynccontextmanager
+    async def noted_turn(self: StateMoves, policy: PolicyName) -> AsyncIterator[None]:
+        async with turn(self, policy):
+            turns.append(policy)
+            try:
+                yield
+            finally:
+                turns.remove(policy)
+
+    async def noted_rest(self: RankMemory) -> LentMemory:
+        lent.append(([*turns], self._key.partition("-")[0]))
+        return await for_rest(self)
+
+    monkeypatch.setattr(StateMoves, "_turn", noted_turn)
+    monkeypatch.setattr(RankMemory, "for_rest", noted_rest)
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=3), fate, policies=ELASTIC) == undisturbed
+    assert "reshard" in fate.calls
+    assert all(having == [policy] for having, policy in lent)
 
 
 def test_the_state_of_the_next_gang_is_loaded_while_another_computes(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def test_states_in_the_hosts_memory_are_those_of_a_policy(dtype: str, loss: dict
     assert astuple(host_state_bytes(shape, load)) == pytest.approx(astuple(lent_bytes(policy)), rel=0.01)
 
 
+def test_a_policy_that_may_change_its_ranks_is_planned_with_its_whole_base_part() -> None:
+    """On one rank its weights in float32 are the published ones, and its newer rest on two is 4 bytes larger."""
+    policy = built_policy("float32", {"name": "grpo"})
+    shapes = {name: tuple(parameter.shape) for name, parameter in policy.model.named_parameters()}
+    load = RankLoad(ranks=2, tokens=64, item_bytes=4, logits_bytes=LEAST_LOGITS_BYTES)
+    planned = host_state_bytes(shape_of(shapes, policy.model.config), load)
+    base = sum(tensor.nbytes for tensor in policy.base_state().values())
+    assert planned.rest == pytest.approx(base, rel=0.01)
+    assert base - lent_bytes(policy).rest == pytest.approx(planned.published / 2, rel=0.01)
+
+
 def test_a_pool_has_each_state_once_and_the_newer_rest_of_the_largest() -> None:
     states = [HostStateBytes(published=4, rest=12, step=4), HostStateBytes(published=8, rest=24, step=8)]
     assert pool_bytes(states, are_suspended=True) == 20 + 40 + 24
