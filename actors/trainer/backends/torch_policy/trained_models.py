@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,9 @@ from .own_weights import file_name, own_weights, saved_weights
 from .row_gathering import gather_rows
 from .state_memory import StateMemory
 
-FORMAT = 1
+FORMAT: Final = 2
+"""The files of a policy. In format 1 a base had another digest, and references of models in bfloat16 were in
+float32."""
 
 
 class TrainedModels:
@@ -378,9 +381,7 @@ def _plain_base(base: FrozenBase | None, gang: GangRank) -> dict[str, object]:
 def read_position_file(path: Path, base: FrozenBase | None, gang: GangRank) -> tuple[int, dict[str, float]]:
     """The version and the means of ``RoleBaselines``. Raises CheckpointIncomplete, and CheckpointMismatch also if the
     file's base is not ``base``."""
-    position = read_json(path)
-    if position.get("format") != FORMAT:
-        raise CheckpointMismatch(path, "format", str(FORMAT), str(position.get("format")))
+    position = _read_position(path)
     version = position.get("version")
     if type(version) is not int or version < 0:
         raise CheckpointMismatch(path, "version", "a count", repr(version))
@@ -391,10 +392,18 @@ def read_position_file(path: Path, base: FrozenBase | None, gang: GangRank) -> t
     return version, means
 
 
+def _read_position(path: Path) -> dict[str, Any]:
+    """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` is of another format, whose digests differ."""
+    position = read_json(path)
+    if position.get("format") != FORMAT:
+        raise CheckpointMismatch(path, "format", str(FORMAT), str(position.get("format")))
+    return position
+
+
 def check_base(path: Path, base: FrozenBase | None, gang: GangRank) -> None:
     """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base. All ranks call
     this."""
-    expected, actual = _plain_base(base, gang).get("base"), read_json(path).get("base")
+    expected, actual = _plain_base(base, gang).get("base"), _read_position(path).get("base")
     digests = [
         base_of["digest"] if isinstance(base_of, dict) else "of a whole model"
         for base_of in (expected, actual)

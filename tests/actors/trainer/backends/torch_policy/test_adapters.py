@@ -318,6 +318,20 @@ def test_an_adapter_of_another_kind_or_base_is_refused(
     assert all(torch.equal(before[name], tensor) for name, tensor in other.base_state().items())
 
 
+def test_an_adapter_of_an_older_format_is_refused_by_the_format_and_not_as_one_of_another_base(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,  # noqa: F811
+) -> None:
+    policy = lora_policy()
+    policy.save(tmp_path / "saved", tokenizer)
+    path = tmp_path / "saved" / "training_state.json"
+    position = read_json(path)
+    write_json(path, position | {"format": 1, "base": position["base"] | {"digest": "of format 1"}})
+    for call in (policy.load, policy.start_from):
+        with pytest.raises(CheckpointMismatch, match=r"training_state\.json: format: .*2.*1"):
+            call(tmp_path / "saved")
+
+
 def test_an_adapter_scaled_in_another_way_is_refused(
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerFast,  # noqa: F811

@@ -226,7 +226,7 @@ def test_a_deeper_models_folder_is_refused(tmp_path: Path, tokenizer: PreTrained
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("format", 2), ("version", -1), ("version", "3"), ("version", None)]
+    ("key", "value"), [("format", 1), ("version", -1), ("version", "3"), ("version", None)]
 )
 def test_a_position_that_makes_no_sense_is_refused(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, key: str, value: Any
