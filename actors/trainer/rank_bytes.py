@@ -8,8 +8,8 @@ With P parameters, N ranks, T tokens of a forward, hidden size H, and w bytes of
     logits                           of a chunk of tokens, several times: copies and gradients
     gathered                         with several ranks: all that is outside the layers, its gradient, and about two
                                      layers; with one rank: the copies of weights in bfloat16
-    publishing                       the tensors that a version is made of, while it is made; with several ranks a range
-                                     of their rows
+    publishing                       the tensors that a version is made of, while it is made: all of them in a static
+                                     pool, a range of their rows in a shared one, unless the live ones are published
 
 Measured beside it: see ``tests/actors/trainer/test_rank_bytes.py``.
 """
@@ -65,8 +65,9 @@ class RankLoad:
     ``tokens``: of a forward, padding included. ``item_bytes``: of a number that is computed with, 2 or 4.
     ``logits_bytes``: see ``logits_limit``. ``is_compiled``: layers and log-probabilities are.
     ``has_reference``, ``has_critic``: models beside the policy's. ``adapter``: rank and targets of a LoRA policy.
-    ``publishes``: the number of versions that lie on the device, 0 if in the host's memory; ``publishes_adapter``: they
-    are adapters.
+    ``in_shared_pool``: published weights are made in the host's memory, a range at a time, as those of several ranks
+    always are. ``publishes``: the number of versions that lie on the device, 0 if in the host's memory;
+    ``publishes_adapter``: they are adapters.
     """
 
     ranks: int
@@ -79,6 +80,7 @@ class RankLoad:
     has_reference: bool = False
     has_critic: bool = False
     adapter: tuple[int, Sequence[str] | str] | None = None
+    in_shared_pool: bool = False
     publishes: int = 0
     publishes_adapter: bool = False
 
@@ -261,9 +263,8 @@ def _publishing_bytes(shape: ModelShape, load: RankLoad) -> int:
         return _MASTER * parameters * (1 + load.publishes)
     # The product of an adapter's matrices, scaled, and added to the rows of the base: in float32.
     merging = 0 if load.adapter is None else 3 * _MASTER * shape.hidden * shape.intermediate // load.ranks
-    if load.ranks == 1:
-        copy = w * shape.parameters if w < _MASTER else 0
-        if load.adapter is not None:  # with the adapter in them
-            copy = w * shape.parameters + merging
-        return copy + load.publishes * w * shape.parameters
+    if load.ranks == 1 and load.adapter is None and w == _MASTER:  # the live ones
+        return load.publishes * w * shape.parameters
+    if load.ranks == 1 and not load.in_shared_pool:  # a whole copy
+        return (1 + load.publishes) * w * shape.parameters + merging
     return min(RANGE_BYTES, w * shape.parameters) + merging

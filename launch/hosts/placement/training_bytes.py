@@ -38,7 +38,8 @@ def load_of(
     trainer, loss = policy.trainer, policy.algorithm
     if not isinstance(trainer, TorchTrainerConfig) or not policy.train:
         return None
-    published = not isinstance(config.pool, SharedPoolConfig) and config.weights.path in ("auto", "cuda_ipc")
+    in_shared_pool = isinstance(config.pool, SharedPoolConfig)
+    published = not in_shared_pool and config.weights.path in ("auto", "cuda_ipc")
     samplings = [config.agents[agent].sampling for agent in config.agents_of(_name_of(config, policy))]
     return RankLoad(
         ranks=trainer.most_ranks,
@@ -53,6 +54,7 @@ def load_of(
         has_reference=loss.kl_coefficient > 0,
         has_critic=loss.critic is not None,
         adapter=None if policy.lora is None else (policy.lora.rank, policy.lora.targets),
+        in_shared_pool=in_shared_pool,
         publishes=2 if published and cards is not None else 0,
         publishes_adapter=policy.served_as_adapter,
     )
@@ -113,11 +115,9 @@ def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -
         for checkpoints in sorted({load.has_checkpoints, True}):
             tokens = load.tokens
             while tokens >= min(_LEAST_TOKENS, load.tokens):
-                # A shared pool publishes from the host's memory.
-                publishes = load.publishes if ranks == 1 else 0
-                tried = replace(
-                    load, ranks=ranks, has_checkpoints=checkpoints, tokens=tokens, publishes=publishes
-                )
+                tried = replace(load, ranks=ranks, has_checkpoints=checkpoints, tokens=tokens)
+                if ranks > 1:  # a shared pool, which publishes from the host's memory
+                    tried = replace(tried, in_shared_pool=True, publishes=0)
                 if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
                     return ", ".join(_changes(load, tried))
                 tokens //= 2

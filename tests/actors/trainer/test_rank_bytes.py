@@ -1,6 +1,7 @@
 """The memory of a rank as it is predicted, beside measurements: on a CPU those of this test, on a GPU recorded ones."""
 
 import gc
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,7 +15,13 @@ from flexmarl.actors.pretrained import named_weights_of
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.rank_bytes import RankLoad, layer_token_bytes, logits_limit, rank_bytes
+from flexmarl.actors.trainer.rank_bytes import (
+    RANGE_BYTES,
+    RankLoad,
+    layer_token_bytes,
+    logits_limit,
+    rank_bytes,
+)
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from scripts.bench.memory_peaks import peak_bytes
 
@@ -108,6 +115,28 @@ def test_reference_and_critic_come_on_top() -> None:
     both = rank_bytes(sizes, RankLoad(2, 64, 2, 1 << 20, has_reference=True, has_critic=True))
     body = sizes.parameters - 512 * 64 + 64
     assert both.state - plain.state == pytest.approx(8 * body + sizes.parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize("adapter", [None, (8, "all-linear")], ids=["whole", "adapter"])
+def test_one_rank_publishes_a_copy_in_a_static_pool_and_a_range_in_a_shared_one(
+    adapter: tuple[int, str] | None,
+) -> None:
+    sizes = shape(model(600_000, 3))
+    copy = 2 * sizes.parameters
+    assert copy > RANGE_BYTES
+    merging = 0 if adapter is None else 3 * 4 * sizes.hidden * sizes.intermediate
+    static = RankLoad(1, 64, 2, 1 << 20, adapter=adapter)
+    assert rank_bytes(sizes, static).publishing == copy + merging
+    assert rank_bytes(sizes, replace(static, publishes=2)).publishing == 3 * copy + merging
+    shared = replace(static, in_shared_pool=True)
+    assert rank_bytes(sizes, shared).publishing == RANGE_BYTES + merging
+
+
+def test_weights_that_are_published_live_take_nothing_beside_their_versions() -> None:
+    sizes = shape(model(512, 3))
+    for load in (RankLoad(1, 64, 4, 1 << 20), RankLoad(1, 64, 4, 1 << 20, in_shared_pool=True)):
+        assert rank_bytes(sizes, load).publishing == 0
+    assert rank_bytes(sizes, RankLoad(1, 64, 4, 1 << 20, publishes=2)).publishing == 8 * sizes.parameters
 
 
 def test_a_compiled_layer_keeps_less() -> None:

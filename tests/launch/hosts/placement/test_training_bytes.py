@@ -10,10 +10,19 @@ from flexmarl.actors.messages import ModelConfig
 from flexmarl.actors.model_shape import shape_of
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
-from flexmarl.actors.trainer.rank_bytes import LEAST_LOGITS_BYTES, RankLoad
+from flexmarl.actors.trainer.rank_bytes import LEAST_LOGITS_BYTES, RANGE_BYTES, RankLoad, rank_bytes
 from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.launch.hosts.placement.training_bytes import HostStateBytes, host_state_bytes, pool_bytes
+from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.hosts.placement.training_bytes import (
+    Cards,
+    HostStateBytes,
+    host_state_bytes,
+    load_of,
+    pool_bytes,
+)
+
+from .hosts import GIB, shape
 
 MODEL = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512,
@@ -48,12 +57,12 @@ def lent_bytes(policy: TorchPolicy) -> HostStateBytes:
 def test_states_in_the_hosts_memory_are_those_of_a_policy(dtype: str, loss: dict[str, Any]) -> None:
     policy = built_policy(dtype, loss)
     shapes = {name: tuple(parameter.shape) for name, parameter in policy.model.named_parameters()}
-    shape = shape_of(shapes, policy.model.config)
+    built = shape_of(shapes, policy.model.config)
     load = RankLoad(
         ranks=1, tokens=64, item_bytes=4 if dtype == "float32" else 2, logits_bytes=LEAST_LOGITS_BYTES,
         has_reference="kl_coefficient" in loss, has_critic=loss["name"] == "ppo",
     )  # fmt: skip
-    assert astuple(host_state_bytes(shape, load)) == pytest.approx(astuple(lent_bytes(policy)), rel=0.01)
+    assert astuple(host_state_bytes(built, load)) == pytest.approx(astuple(lent_bytes(policy)), rel=0.01)
 
 
 def test_a_policy_that_may_change_its_ranks_is_planned_with_its_whole_base_part() -> None:
@@ -72,3 +81,15 @@ def test_a_pool_has_each_state_once_and_the_newer_rest_of_the_largest() -> None:
     assert pool_bytes(states, are_suspended=True) == 20 + 40 + 24
     assert pool_bytes(states, are_suspended=False) == 16 + 32 + 24
     assert pool_bytes([], are_suspended=True) == 0
+
+
+def test_a_policy_of_one_rank_is_planned_with_a_range_of_its_weights_in_a_shared_pool_alone() -> None:
+    """In bfloat16 on a device: a static pool has the weights of a version, and two that lie there."""
+    sizes = shape(10**9)
+    publishing = []
+    for pool in ("pool={name: shared, slots: 1}", "pool.name=static"):
+        config = resolve("sort-digits", [pool, "agent_defaults.model.device=cuda"])
+        load = load_of(config, config.policies[PolicyName("sorter")], sizes, Cards(80 * GIB, 80 * GIB))
+        assert load is not None
+        publishing.append(rank_bytes(sizes, load).publishing)
+    assert publishing == [RANGE_BYTES, 3 * 2 * 10**9]
