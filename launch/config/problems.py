@@ -214,11 +214,15 @@ def comparison_problem(config: "RunConfig") -> str | None:
 
 
 def training_problem(config: "RunConfig") -> str | None:
-    """Refuses steps in which no policy is trained."""
-    if not config.trained and config.training.steps:
+    """Refuses steps in which no policy is trained, and slots in a run without steps that no policy would use."""
+    if config.trained:
+        return None
+    if config.training.steps:
         return (
             "all policies have train=false: at least one has to be trained; training.steps=0 only evaluates"
         )
+    if isinstance(config.pool, SharedPoolConfig):
+        return "pool.name=shared: all policies have train=false, and none needs a slot: leave the section pool out"
     return None
 
 

@@ -68,6 +68,14 @@ def test_training_of_a_frozen_policy_is_refused_by_name(settings: list[str], ref
         game(*settings)
 
 
+@pytest.mark.parametrize("slots", [1, "auto"])
+def test_slots_without_a_policy_to_train_are_refused(slots: int | str) -> None:
+    frozen = ["agents.player.train=false", "training.steps=0"]
+    with pytest.raises(ConfigError, match=r"pool\.name=shared: .* leave the section pool out"):
+        game(*frozen, f"pool={{name: shared, slots: {slots}}}")
+    assert not game(*frozen).trained
+
+
 def test_a_frozen_policy_has_no_trainer_of_its_own() -> None:
     with pytest.raises(ConfigError, match=r"agents\.checker: trainer is for policies that are trained"):
         resolve(str(TINY), ["agents.checker.train=false", "agents.checker.trainer.ranks=2"])
