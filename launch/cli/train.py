@@ -264,7 +264,7 @@ def _train(
     restarts_left = most = Counter({False: options.restarts, True: max(1, options.nodes.count)})
     while True:
         prepared = prepared or resume_from_newest_checkpoint(
-            directory, overrides, accepted, options.output.note
+            directory, overrides, accepted, options.output.note, options.nodes.count
         )
         start = prepared.start
         if start.is_complete:

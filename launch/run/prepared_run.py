@@ -69,13 +69,15 @@ def new_run(
 
 
 @contextlib.contextmanager
-def resumed_run(folder: Path, settings: Sequence[str], accepted: Sequence[str]) -> Iterator[PreparedRun]:
+def resumed_run(
+    folder: Path, settings: Sequence[str], accepted: Sequence[str], joining: int = 0
+) -> Iterator[PreparedRun]:
     """The run in ``folder``, locked until the end of the context, from its newest checkpoint on. ``settings``,
-    ``accepted``: see ``resuming.plan_resume``, whose errors it raises; also RunDirectoryError if the folder is not a
-    run's or has a link in it, or the run is running, ResumeRefused if the run is complete."""
+    ``accepted``, ``joining``: see ``resuming.plan_resume``, whose errors it raises; also RunDirectoryError if the
+    folder is not a run's or has a link in it, or the run is running, ResumeRefused if the run is complete."""
     directory = RunDirectory.existing(folder)
     with directory.locked():
-        prepared = resume_from_newest_checkpoint(directory, settings, accepted)
+        prepared = resume_from_newest_checkpoint(directory, settings, accepted, joining=joining)
         if prepared.start.is_complete:
             complete = f"all {prepared.start.step} steps are trained: training.steps=... adds more"
             raise ResumeRefused(folder, [complete])
@@ -107,12 +109,16 @@ def changed_settings(directory: RunDirectory, recipe: str, settings: Sequence[st
 
 
 def resume_from_newest_checkpoint(
-    directory: RunDirectory, settings: Sequence[str], accepted: Sequence[str], notify: Notify = log_check
+    directory: RunDirectory,
+    settings: Sequence[str],
+    accepted: Sequence[str],
+    notify: Notify = log_check,
+    joining: int = 0,
 ) -> PreparedRun:
     """Prepares a locked run to continue from its newest checkpoint: removes the lines and files of steps that it
     repeats, unless the run is complete. Raises the errors of ``resuming.plan_resume``, and ConfigError."""
     directory.check_no_links()
-    start = resuming.plan_resume(directory, settings, accepted)
+    start = resuming.plan_resume(directory, settings, accepted, joining)
     if start.is_complete:
         return PreparedRun(directory, start, {})
     environment = check_before_start(start.config, UNCHANGED, notify)

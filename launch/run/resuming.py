@@ -88,8 +88,11 @@ class StartState:
         return f"step {self.step}" if self.step else "the supervised batches"
 
 
-def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str]) -> StartState:
-    """The run as it is to be continued; changes no file but partial checkpoints, which are removed.
+def plan_resume(
+    directory: RunDirectory, overrides: Sequence[str], accepted: Sequence[str], joining: int = 0
+) -> StartState:
+    """The run as it is to be continued; changes no file but partial checkpoints, which are removed. ``joining``: the
+    number of hosts that will join, for numbers of ranks that are left to the plan.
 
     Raises ResumeRefused naming everything that has changed and was not accepted, ConfigError if the config is invalid,
     CheckpointIncomplete naming the damaged file: the user decides about an older checkpoint.
@@ -99,11 +102,11 @@ def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Seq
     made_with = _made_with(directory)
     warnings = _warnings(directory, newest is not None, made_with)
     if newest is None or made_with is None:
-        config = _with_settings(written, overrides, str(directory.config))
+        config = _with_settings(written, overrides, str(directory.config), joining)
         return StartState(config, newest, _as_text(differences(written, config)), warnings)
     source = f"{directory.made_with}, overrides included"
     before = _relocate(check(made_with.config, str(directory.made_with)), overrides)
-    config = _with_settings(before, overrides, source)
+    config = _with_settings(before, overrides, source, joining)
     problems = list(_refused_settings(before, config, written, overrides, directory.path))
     if config.training.steps < newest[1].step:
         problems.append(
@@ -125,9 +128,10 @@ def plan_resume(directory: RunDirectory, overrides: Sequence[str], accepted: Seq
     return StartState(config, newest, changes, warnings)
 
 
-def _with_settings(config: RunConfig, overrides: Sequence[str], source: str) -> RunConfig:
-    """``config`` with ``overrides``; numbers that they leave to the plan are chosen for this host."""
-    return with_chosen_ranks(with_overrides(config, overrides, source), partial(like_this_host, 0))
+def _with_settings(config: RunConfig, overrides: Sequence[str], source: str, joining: int) -> RunConfig:
+    """``config`` with ``overrides``; numbers that they leave to the plan are chosen for this host and those that
+    join."""
+    return with_chosen_ranks(with_overrides(config, overrides, source), partial(like_this_host, joining))
 
 
 def _relocate(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

@@ -134,7 +134,7 @@ class Run:
         Entering raises ResumeRefused if a setting or a file has changed that may not, or if all steps are trained;
         CheckpointIncomplete, RunDirectoryError and the errors of a new run's config."""
         run = cls({}, stop_timeout_s=stop_timeout_s, log_level=log_level, nodes=nodes, sinks=sinks)
-        run._preparing = partial(resumed_run, Path(folder), settings, accept)
+        run._preparing = partial(resumed_run, Path(folder), settings, accept, nodes.count)
         return run
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from flexmarl.actors.orchestrator.checkpoint import RunState
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.launch.config.config_reading import check, read_yaml, resolve, to_yaml, with_overrides
+from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.errors import ResumeRefused
+from flexmarl.launch.hosts.host_description import HostDescription
 from flexmarl.launch.hosts.placement.auto_ranks import with_chosen_ranks
 from flexmarl.launch.run import resuming
-from flexmarl.launch.run.prepared_run import changed_settings
+from flexmarl.launch.run.prepared_run import changed_settings, resume_from_newest_checkpoint
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ..conftest import SIMULATED, TINY
@@ -298,6 +301,23 @@ AUTO = ("pool={name: shared, slots: auto}", "trainer.ranks=auto")
 def test_slots_that_a_resumed_run_leaves_to_the_plan_become_a_number(run: RunDirectory) -> None:
     pool = resuming.plan_resume(run, AUTO[:1], []).config.pool
     assert isinstance(pool, SharedPoolConfig) and pool.slots == 1
+
+
+def test_numbers_that_a_resumed_run_leaves_to_the_plan_are_chosen_for_the_hosts_that_join_too(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def choose(config: RunConfig, hosts: Callable[[], Sequence[HostDescription]]) -> RunConfig:
+        counts.append(len(hosts()))
+        return with_chosen_ranks(config, hosts)
+
+    monkeypatch.setattr(resuming, "with_chosen_ranks", choose)
+    resume_from_newest_checkpoint(run, AUTO[:1], [], joining=2)
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.mkdir()
+    resuming.plan_resume(run, AUTO[:1], [], joining=2)
+    assert counts == [3, 3]
 
 
 def test_a_run_that_continues_keeps_the_numbers_that_its_plan_has_chosen(
