@@ -523,9 +523,10 @@ class TorchPolicy(PolicyBackend):
 
     def probe(self) -> tuple[LikelyTokens, ...]:
         every = self._setup.probe_every
-        return (
-            weights_probe(self.models, self.name, self.version) if every and self.version % every == 0 else ()
-        )
+        if not every or self.version % every:
+            return ()
+        with self._named_shortage():
+            return weights_probe(self.models, self.name, self.version)
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self.models.save(folder, tokenizer, self._position.version, self._position.baselines.means)

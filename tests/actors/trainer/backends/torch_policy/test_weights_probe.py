@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from flexmarl.actors.errors import TooManyTokens
 from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.inference.weights_proof import PROBE_BOUNDS, least_difference
@@ -155,3 +156,16 @@ def test_all_ranks_of_a_gang_have_the_probe_of_one_rank(ranks: Ranks, kind: str)
     for probe, of_one in zip(gang[0], expected, strict=True):
         for found, reference in zip(probe, of_one, strict=True):
             assert least_difference(reference, found.tokens[0], found.logprobs[0]) < tolerance
+
+
+def test_a_device_without_memory_for_a_probe_names_the_settings_that_take_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = policy_of(PLAIN)
+
+    def fail(*_args: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 980.00 MiB")
+
+    monkeypatch.setattr(policy.models.completions, "likeliest", fail)
+    with pytest.raises(TooManyTokens, match=r"tokens_per_forward=.*\. CUDA out of memory"):
+        policy.probe()
