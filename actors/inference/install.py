@@ -2,12 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ...core.base.task_groups import first_error
-from ...transport.errors import NoPath
+from ...transport.errors import TransportError
 from ...transport.state import StateTransport
 from ..errors import EngineFailed, NonFiniteLogits, PromptTooLong
 from ..messages import LikelyTokens, Published, WeightsMismatch
@@ -48,10 +49,10 @@ class Installer:
         times, differences = await self._load(engine, published, adapter)
         if are_proven(differences, bound):
             return Installed(times, differences)
-        before = await engine.digests()
+        before = await self._digests(engine, published.version)
         again, second = await self._load(engine, published, adapter)
-        originals = await self._published_digests(published) if before else {}
-        words = diagnosis(originals, before, await engine.digests())
+        originals, problem = await self._published_digests(published) if before else ({}, "")
+        words = diagnosis(originals, before, await self._digests(engine, published.version), problem)
         if not are_proven(second, bound):
             raise EngineFailed(failure(published.version, max(second), bound, words))
         assert bound is not None, "without a bound nothing is decided"
@@ -62,25 +63,34 @@ class Installer:
         self, engine: Engine, published: Published, adapter: str
     ) -> tuple[LoadTimes, tuple[float, ...]]:
         times = await engine.load(published.handle, self._transport, adapter)
+        async with self._answer_in_time(f"the probe of version {published.version}"):
+            return times, await _differences(engine, published.probe, adapter)
+
+    async def _digests(self, engine: Engine, version: int) -> Mapping[str, int]:
+        async with self._answer_in_time(f"which tensors of version {version} it has"):
+            return await engine.digests()
+
+    @asynccontextmanager
+    async def _answer_in_time(self, question: str) -> AsyncIterator[None]:
+        """Raises EngineFailed if the engine has not answered within the deadline."""
         try:
             async with asyncio.timeout(self._probe_timeout_s):
-                return times, await _differences(engine, published.probe, adapter)
+                yield
         except TimeoutError as error:
-            raise EngineFailed(
-                f"it has not answered the probe of version {published.version} in {self._probe_timeout_s:g} s"
-            ) from error
+            raise EngineFailed(f"it has not answered {question} in {self._probe_timeout_s:g} s") from error
 
-    async def _published_digests(self, published: Published) -> Mapping[str, int]:
-        """Empty if the version can't be read in place from here: the engine's tensors can't be compared with it."""
+    async def _published_digests(self, published: Published) -> tuple[Mapping[str, int], str]:
+        """Empty, with the reason, if the version can't be read from here any more: the engine may have loaded it all
+        the same, and is not given up because a diagnosis lacks names."""
         # Imported here: an instance with an engine of another kind has no torch.
         from .engines.tensor_digest import digests_of
 
         try:
             async with self._transport.mapped(published.handle, timeout_s=TRANSFER_TIMEOUT_S) as tensors:
                 digests: Mapping[str, int] = await self._run_blocking(digests_of, tensors)
-                return digests
-        except NoPath:
-            return {}
+                return digests, ""
+        except TransportError as error:
+            return {}, f"{type(error).__name__}: {error}"
 
 
 async def _differences(engine: Engine, probe: Sequence[LikelyTokens], adapter: str) -> tuple[float, ...]:

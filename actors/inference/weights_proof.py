@@ -39,9 +39,11 @@ def are_proven(differences: Iterable[float], bound: float | None) -> bool:
     return bound is None or all(difference <= bound for difference in differences)
 
 
-def diagnosis(published: Mapping[str, int], first: Mapping[str, int], second: Mapping[str, int]) -> str:
+def diagnosis(
+    published: Mapping[str, int], first: Mapping[str, int], second: Mapping[str, int], problem: str = ""
+) -> str:
     """Names an engine's tensors that were wrong after a first load, by the digests of those that were published, and
-    of the engine's after the first and the second load.
+    of the engine's after the first and the second load. ``problem``: the reason for which those published are missing.
 
     An engine may have tensors of its own, such as several matrices in one: these are compared with their state after
     the second load.
@@ -53,6 +55,8 @@ def diagnosis(published: Mapping[str, int], first: Mapping[str, int], second: Ma
     ]
     if wrong:
         return f"wrong: {_in_groups(wrong)}"
+    if problem:
+        return f"the wrong tensors are unknown: those published can't be compared ({problem})"
     if first.keys() <= published.keys():
         return "all of its tensors are as they were published"
     return "the wrong tensors are unknown: it has joined or packed them, and the second load has changed none"

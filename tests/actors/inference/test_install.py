@@ -185,3 +185,31 @@ async def test_an_error_of_the_engine_is_raised_as_it_is(
     engine = ScriptedEngine(((7, -0.5), EngineFailed("out of memory")))
     with pytest.raises(EngineFailed, match="out of memory"):
         await installer.install(engine, await published(transport), "", 0.01)
+
+
+class LateEngine(ScriptedEngine):
+    """Two newer versions are published when it has loaded twice: the one that it has can't be read any more."""
+
+    async def load(self, handle: StateHandle, transport: StateTransport, adapter: str = "") -> LoadTimes:
+        times = await super().load(handle, transport, adapter)
+        if len(self.loads) == 2:
+            for version in (4, 5):
+                await transport.set("solver", dict(self.tensors), version=version)
+        return times
+
+
+async def test_a_version_that_was_replaced_after_it_was_proven_is_installed(
+    installer: Installer, transport: StateTransport
+) -> None:
+    installed = await installer.install(LateEngine(WRONG, RIGHT), await published(transport), "", 0.01)
+    assert installed.differences == (0.0, 0.0) and installed.mismatch is not None
+    assert "tensors are unknown" in installed.mismatch.wrong and "StaleHandle: " in installed.mismatch.wrong
+
+
+async def test_an_engine_that_does_not_answer_which_tensors_it_has_has_failed(
+    transport: StateTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ScriptedEngine(WRONG)
+    monkeypatch.setattr(engine, "digests", asyncio.Event().wait)
+    with pytest.raises(EngineFailed, match=r"not answered which tensors of version 3 it has in 0\.5 s"):
+        await Installer(transport, run_here, 0.5).install(engine, await published(transport), "", 0.01)
