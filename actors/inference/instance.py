@@ -6,8 +6,9 @@ import gc
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 from ...core.actor import Actor, endpoint
 from ...core.base.collector import spare_collector
@@ -27,6 +28,9 @@ from .engines.factories import factory_of
 from .install import Installer
 from .instance_setup import InstanceSetup
 from .text_stream import TextStream
+
+END_TIMEOUT_S: Final = 60.0
+"""For the turns under way of an engine that has failed: later they are lost with the instance, and are begun again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Instance(Actor, InstanceApi):
         self._loading = asyncio.Lock()
         self._turns = 0
         self._engine_ids: set[str] = set()
+        self._failure: EngineFailed | None = None
+        """The reason for which this instance ends."""
         self._answered = asyncio.Event()
         self._answered.set()
         self._waits = OpenWaits()
@@ -86,6 +92,7 @@ class Instance(Actor, InstanceApi):
         if handle_version != published.version:
             raise WrongVersion(policy, published.version, handle_version)
         async with self._loading:
+            self._check_failure()
             try:
                 with self._waits.open(f"version {handle_version} of {policy}, which is being loaded"):
                     loaded = await self._load(published)
@@ -105,12 +112,15 @@ class Instance(Actor, InstanceApi):
 
     @endpoint
     async def served_version(self, policy: PolicyName) -> Version | None:
+        # No version as the answer would bring the next load; after an error the router asks again.
+        self._check_failure()
         is_served = policy in self._setup.policies
         served = self._served.get(self._adapter(policy)) if is_served else None
         return served.version if served is not None and served.policy == policy else None
 
     @endpoint
     async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
+        self._check_failure()
         served, engine = self._serves(request.policy), self._engine
         if served is None or engine is None or served.version not in request.versions:
             raise WrongVersion(
@@ -198,7 +208,7 @@ class Instance(Actor, InstanceApi):
         try:
             installed = await self._installer.install(engine, published, adapter, self._bound(policy))
         except EngineFailed as error:
-            self.background(self._end(error), "weights")
+            self._fail(error)
             raise
         self._served[adapter] = _Served(policy, version)
         times, chosen = installed.times, self._transport.chosen(published.handle.key)
@@ -257,11 +267,26 @@ class Instance(Actor, InstanceApi):
         try:
             await engine.wait_closed()
         except EngineFailed as error:
-            await self._end(error)
+            self._fail(error)
+
+    def _fail(self, error: EngineFailed) -> None:
+        """Ends this instance, whose engine can't serve. Until it has ended it refuses turns and loads: of an engine
+        that is alive but not proven, other adapters would get turns, and the wait for all turns would be endless."""
+        if self._failure is None:
+            self._failure = error
+            self._served.clear()
+            self.background(self._end(error), "end")
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise EngineFailed(self._failure.problem)
 
     async def _end(self, error: EngineFailed) -> None:
-        """Ends this instance, whose engine can't serve, after the turns under way have been answered."""
-        await self._answered.wait()
+        """Ends this instance after the turns under way have been answered, or are late."""
+        turns = "the turns under way, before the instance ends: its engine has failed"
+        with self._waits.open(turns, f"{END_TIMEOUT_S:g} s end it"), suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._answered.wait()
         raise error
 
     @contextmanager

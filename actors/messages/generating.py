@@ -157,9 +157,10 @@ class InstanceApi(Protocol):
         instance ends.
         """
 
+    @endpoint(raises=(EngineFailed,))
     async def served_version(self, policy: PolicyName) -> Version | None:
         """The version that generates new turns of the policy; None before the first is loaded, and while another policy
-        is served in its place."""
+        is served in its place. Raises EngineFailed if the instance is about to end."""
 
     @endpoint(
         raises=(

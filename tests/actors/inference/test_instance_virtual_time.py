@@ -9,12 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexmarl.actors.errors import WrongPolicy, WrongVersion
+from flexmarl.actors.errors import EngineFailed, WrongPolicy, WrongVersion
+from flexmarl.actors.inference.engines.engine import Engine
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
-from flexmarl.actors.inference.instance import Instance
+from flexmarl.actors.inference.install import Installed, Installer
+from flexmarl.actors.inference.instance import END_TIMEOUT_S, Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedBase, ServedPolicy
-from flexmarl.actors.messages import GenerateRequest, Loaded, Published, VersionRange
+from flexmarl.actors.messages import (
+    GenerateRequest,
+    LikelyTokens,
+    Loaded,
+    Published,
+    VersionRange,
+    WeightsConfig,
+)
 from flexmarl.actors.names import PolicyName, Version
+from flexmarl.core.errors import ActorDead
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
@@ -23,19 +33,26 @@ from flexmarl.transport.state import StateTransport
 from flexmarl.transport.statistics import Chosen
 
 TOKEN_S = 60.0
+WRONG_PROBE = (LikelyTokens((1, 2), (7,), (-99.0,)),)
 SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
 
 
 class FakeCluster:
-    def __init__(self, instance: ActorRef[Instance], transport: StateTransport) -> None:
-        self.instance = instance
+    def __init__(self, actor: Instance, instance: ActorRef[Instance], transport: StateTransport) -> None:
+        self.actor, self.instance = actor, instance
         self._transport = transport
 
-    async def apply(self, version: int, label: int | None = None, policy: PolicyName = SOLVER) -> Loaded:
+    async def apply(
+        self,
+        version: int,
+        label: int | None = None,
+        policy: PolicyName = SOLVER,
+        probe: tuple[LikelyTokens, ...] = (),
+    ) -> Loaded:
         weights = {"state": torch.tensor([version, 77])}
         handle = await self._transport.set(policy, weights, version=version)
-        published = Published(policy, Version(version if label is None else label), handle)
-        return await self.instance.api.load(published)
+        published = Published(policy, Version(version if label is None else label), handle, probe)
+        return await self.instance.within(1e6).load(published)
 
     async def generate(
         self, name: str, tokens: int, version: int = 0, policy: PolicyName = SOLVER
@@ -59,8 +76,9 @@ async def cluster(folder: Path, *policies: PolicyName) -> AsyncIterator[FakeClus
     async with ActorSystem("node", folder, wire=wire) as system, StateTransport(folder) as transport:
         base = ServedBase(seed=0, most_rank=8, adapters=len(policies)) if policies else None
         served = dict.fromkeys(policies or (SOLVER,), ServedPolicy(None, engine, base))
-        actor = Instance(InstanceSetup(SOLVER, served, beside=policies[1:]))
-        yield FakeCluster(await system.add(actor, "solver-0"), transport)
+        weights = WeightsConfig(probe_bound=0.01)
+        actor = Instance(InstanceSetup(SOLVER, served, weights=weights, beside=policies[1:]))
+        yield FakeCluster(actor, await system.add(actor, "solver-0"), transport)
 
 
 def in_virtual_time(
@@ -181,5 +199,55 @@ def test_a_version_that_can_not_be_loaded_leaves_the_other_adapter_served(tmp_pa
         with pytest.raises(WrongPolicy):
             await cluster.generate("a", 1, policy=PolicyName("other"))
         await cluster.generate("a", 1, policy=JUDGE)
+
+    in_virtual_time(tmp_path, case, SOLVER, JUDGE)
+
+
+@pytest.mark.parametrize("tokens", [3, 1000])
+def test_an_engine_that_is_alive_and_not_proven_serves_no_adapter_until_its_instance_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    installs: list[Version] = []
+    install = Installer.install
+
+    async def count(
+        installer: Installer, engine: Engine, published: Published, adapter: str, bound: float | None
+    ) -> Installed:
+        installs.append(published.version)
+        return await install(installer, engine, published, adapter, bound)
+
+    monkeypatch.setattr(Installer, "install", count)
+
+    async def case(cluster: FakeCluster) -> None:
+        for policy in (SOLVER, JUDGE):
+            await cluster.apply(0, policy=policy)
+        loop = asyncio.get_running_loop()
+        turn = asyncio.ensure_future(cluster.generate("long", tokens, policy=JUDGE))
+        failing = asyncio.ensure_future(cluster.apply(1, probe=WRONG_PROBE))
+        with pytest.raises(EngineFailed, match="version 1, which it has loaded twice"):
+            await failing
+        failed_s = loop.time()
+        for ask in (
+            lambda: cluster.apply(1, probe=WRONG_PROBE),
+            lambda: cluster.apply(1, policy=JUDGE),
+            lambda: cluster.generate("next", 1, policy=JUDGE),
+            lambda: cluster.instance.api.served_version(SOLVER),
+            lambda: cluster.instance.api.served_version(JUDGE),
+        ):
+            with pytest.raises(EngineFailed, match="version 1, which it has loaded twice"):
+                await ask()
+        assert loop.time() == failed_s and installs == [0, 0, 1], "nothing was loaded again"
+        assert [wait.text for wait in cluster.actor.waits() if "before the instance ends" in wait.text] == [
+            "the turns under way, before the instance ends: its engine has failed"
+        ]
+        if tokens == 1000:
+            with pytest.raises(ActorDead, match="solver-0 died"):
+                await turn
+            assert loop.time() - failed_s == pytest.approx(END_TIMEOUT_S)
+        else:
+            assert len((await turn)[0]) == tokens
+            assert loop.time() - failed_s < END_TIMEOUT_S
+            with pytest.raises(ActorDead, match="solver-0 died"):
+                await cluster.generate("next", 1, policy=JUDGE)
 
     in_virtual_time(tmp_path, case, SOLVER, JUDGE)
