@@ -55,6 +55,7 @@ from .slots import (
     SlotLife,
     SlotStepped,
     StateBytes,
+    StateData,
     Suspended,
 )
 from .training import (
@@ -114,6 +115,7 @@ __all__ = [
     "SlotLife",
     "SlotStepped",
     "StateBytes",
+    "StateData",
     "StepStats",
     "StoreApi",
     "StoreStatistics",

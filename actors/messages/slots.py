@@ -5,9 +5,12 @@ A call names the life of the slot worker that it is meant for: a later life host
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
 
 from ...core.actor import endpoint
+from ...core.protocol.codec import Buffer
 from ...transport.handle import LentMemory, StateHandle
 from ..errors import (
     CheckpointIncomplete,
@@ -62,6 +65,11 @@ class StateBytes:
     live: dict[str, str]
 
 
+# A policy's state without its tensors. Bytes are Buffers, whichever way they came: as bytes they would count as a part
+# of the envelope at the next send.
+StateData = dict[str, Annotated[Buffer | Any, Field(union_mode="left_to_right")]]
+
+
 @dataclass(frozen=True, slots=True)
 class BaseState:
     """The part of a training state that only an optimizer step or supervised training changes, in the host's memory.
@@ -73,7 +81,7 @@ class BaseState:
     weights: StateHandle
     weights_are_live: bool
     rest: StateHandle
-    data: dict[str, Any]
+    data: StateData
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ class SavedRest:
     """The rest of a base part, and its data: see ``BaseState``."""
 
     rest: StateHandle
-    data: dict[str, Any]
+    data: StateData
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,7 @@ class HostState:
 
     base: BaseState
     step: StateHandle | None
-    data: dict[str, Any]
+    data: StateData
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,7 @@ class Suspended:
     """The step part of a policy that was suspended: see ``HostState``."""
 
     step: StateHandle | None
-    data: dict[str, Any]
+    data: StateData
     moved: Moved
 
 

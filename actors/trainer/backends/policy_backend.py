@@ -33,7 +33,7 @@ class TrainingStep:
     in this step.
 
     ``tensors``: the gradient by name, empty if nothing was accumulated. ``data``: plain data for MessagePack, of the
-    backend's kind: version, sums, held samples, counters.
+    backend's kind: version, sums, held samples, counters. Bytes may be large, if they are not inside of another value.
     """
 
     tensors: Mapping[str, Any]

@@ -47,6 +47,7 @@ from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
 from .resharding import reads_of_rank
 from .slot import Slot
+from .state_data import plain_data, sent_data
 
 _LOOPBACK: Final = "127.0.0.1"
 _ABORT_AGAIN_S: Final = 0.2
@@ -159,7 +160,8 @@ class SlotWorker(Actor, SlotApi):
                 parts.append((state.step, gradient))
             moved = await self._fetch_all(parts)
             await self._slot.compute(
-                f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
+                f"the state of {policy}",
+                partial(backend.load_state, TrainingStep(gradient, plain_data(state.data))),
             )
             return moved
 
@@ -172,7 +174,7 @@ class SlotWorker(Actor, SlotApi):
         def host() -> None:
             backend = self._slot.host(policy, place, memory)
             gradient = {} if state.step is None else backend.gradients()
-            backend.load_state(TrainingStep(gradient, state.data))
+            backend.load_state(TrainingStep(gradient, plain_data(state.data)))
 
         await self._slot.compute(f"the state of {policy}", host)
 
@@ -199,7 +201,8 @@ class SlotWorker(Actor, SlotApi):
                     moved.size_bytes + payload_bytes(part.into), self._count_moved([part.handle]).path
                 )
             await self._slot.compute(
-                f"the state of {policy}", partial(backend.load_state, TrainingStep(gradient, state.data))
+                f"the state of {policy}",
+                partial(backend.load_state, TrainingStep(gradient, plain_data(state.data))),
             )
             await self._note_base(life, policy)
             return moved
@@ -261,7 +264,7 @@ class SlotWorker(Actor, SlotApi):
             base = self._bases.pop(policy)
             tensors = {name: tensor for name, tensor in base.tensors.items() if name not in live}
             handle = await self._set(f"{policy}/rest", tensors, base.version, rest, base.point)
-            return SavedRest(handle, base.data)
+            return SavedRest(handle, sent_data(base.data))
 
     async def _note_base(self, life: str, policy: PolicyName) -> None:
         """The base part has changed: ``set_rest`` will copy it. Called before the next computation of the policy."""
@@ -287,7 +290,7 @@ class SlotWorker(Actor, SlotApi):
                 handle = await self._set(f"{policy}/step", state.tensors, backend.version, step)
                 moved = Moved(handle.size_bytes, handle.sources[0].path)
             await self._leave(policy)
-            return Suspended(handle, state.data, moved)
+            return Suspended(handle, sent_data(state.data), moved)
 
     @endpoint
     async def forget_copies(self, life: str, policy: PolicyName) -> None:

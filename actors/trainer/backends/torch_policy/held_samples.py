@@ -7,10 +7,13 @@ a copy of the weights is a whole model, and a forward behind the rollout is time
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
+import msgpack
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from pydantic import TypeAdapter
 
 from ....messages import Sample
 from .forward_batches import TrainedSample
@@ -41,6 +44,47 @@ class HeldSample:
             _array(self.old_logprobs),
             _array(self.returns),
         )
+
+
+# Of all fields of a sample those with a value for each token. Python's floats are float64, and the KL of a held step is
+# computed in it: as float32 they would be other numbers, unless the store has rounded them before.
+_ARRAYS: Final[dict[str, DTypeLike]] = {"prompt_tokens": "<i4", "tokens": "<i4", "logprobs": "<f8"}
+_ROWS: Final = TypeAdapter(list[HeldSample])
+
+
+def pack_held(rows: Sequence[HeldSample]) -> bytes:
+    """All ``rows`` as MessagePack; empty if there are none. Samples lose their declared columns, of which training
+    needs none."""
+    # One value: as lists, the tokens of a step are more values and bytes than a message may have.
+    packed: bytes = msgpack.packb(list(map(_plain, rows))) if rows else b""
+    return packed
+
+
+def _plain(row: HeldSample) -> dict[str, Any]:
+    sample = row.sample
+    arrays = {name: np.array(getattr(sample, name), dtype).tobytes() for name, dtype in _ARRAYS.items()}
+    # asdict alone would copy the tokens one by one.
+    plain = asdict(replace(sample, columns={}, prompt_tokens=(), tokens=(), logprobs=())) | arrays
+    return {
+        "sample": plain,
+        "old_logprobs": row.old_logprobs,
+        "advantages": row.advantages,
+        "returns": row.returns,
+    }
+
+
+def read_held(packed: bytes | memoryview) -> list[HeldSample]:
+    """The inverse of ``pack_held``. Raises ``ValueError`` for data of another kind."""
+    if not isinstance(packed, bytes | bytearray | memoryview):
+        raise ValueError(f"held samples are bytes, not {type(packed).__name__}")
+    rows = msgpack.unpackb(packed) if len(packed) else []
+    try:
+        for row in rows:
+            for name, dtype in _ARRAYS.items():
+                row["sample"][name] = np.frombuffer(row["sample"][name], dtype).tolist()
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"not held samples: {error!r}") from error
+    return _ROWS.validate_python(rows)
 
 
 def _bytes(figures: NDArray[np.float32] | None) -> bytes:

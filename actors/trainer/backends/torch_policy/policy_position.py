@@ -1,16 +1,18 @@
 """A policy's position in its training: all of its state that is not a tensor."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter
 
 from ....credit.credit_config import CreditConfig
 from ....names import AgentName
 from ...objective.role_baselines import RoleBaselines
-from .held_samples import HeldSample
+from .held_samples import HeldSample, pack_held, read_held
 from .step_totals import StepTotals
+
+_Held = Annotated[list[HeldSample], PlainSerializer(pack_held), BeforeValidator(read_held)]
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class PolicyPosition:
 
     version: int = 0
     totals: StepTotals = field(default_factory=StepTotals)
-    held: list[HeldSample] = field(default_factory=list)
+    held: _Held = field(default_factory=list)
     accumulated: bool = False
     sft_batches: int = 0
     sft_loss: float = 0.0
@@ -46,9 +48,8 @@ class PolicyPosition:
         self.accumulated = False
 
     def plain(self) -> dict[str, Any]:
-        """Plain data for MessagePack. Samples lose their declared columns, of which training needs none."""
-        held = [replace(row, sample=replace(row.sample, columns={})) for row in self.held]
-        data: dict[str, Any] = _POSITION.dump_python(replace(self, held=held))
+        """Plain data for MessagePack, with ``held`` as bytes: see ``pack_held``."""
+        data: dict[str, Any] = _POSITION.dump_python(self)
         return data
 
 
