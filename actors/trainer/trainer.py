@@ -142,11 +142,12 @@ class Trainer(Actor, TrainerApi):
 
     async def _commit(self, policy: PolicyName, fences: list[int], version: int) -> None:
         await self._computing.saved(policy)
-        await self._store.within(WORK_TIMEOUT_S).commit(policy, fences, version)
+        with self._waits.open(f"the commit of the last step's samples of {policy}", actor=self._store.name):
+            await self._store.within(WORK_TIMEOUT_S).commit(policy, fences, version)
         self._committed[policy].set()
         self._computing.rows_committed(policy)
 
     async def _wait_committed(self, policy: PolicyName) -> None:
         """Returns when the samples of the policy's last optimizer step are committed."""
-        with self._waits.open(f"the commit of the last step's samples of {policy}", actor=self._store.name):
-            await self._committed[policy].wait()
+        # Named where it is waited for: by the pool until the state is whole, and then by the commit.
+        await self._committed[policy].wait()

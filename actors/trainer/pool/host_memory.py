@@ -200,9 +200,10 @@ class HostMemory:
         limit_bytes: float,
         folder: Path,
     ) -> None:
-        """``limit_bytes``: of states of policies without slots, but for their published weights. ``folder``: on a disk,
-        for the others; made at its first use."""
-        self._transport, self._spare = transport, SpareMemory(transport)
+        """``limit_bytes``: of states of policies without slots, but for their published weights, and of spare pieces,
+        which are freed before a state is stored away. ``folder``: on a disk, for the other states; made at its first
+        use."""
+        self._transport, self._spare = transport, SpareMemory(transport, self._room_bytes)
         self._of: dict[PolicyName, list[RankMemory]] = {policy: [] for policy in policies}
         self._limit_bytes, self._folder = limit_bytes, folder
         self._out: dict[PolicyName, None] = {}
@@ -266,6 +267,7 @@ class HostMemory:
         """
         self._out[policy] = None
         async with self._relieving:
+            self._spare.free_excess()
             for other in list(self._out):
                 if self._out_bytes() <= self._limit_bytes:
                     return
@@ -287,6 +289,10 @@ class HostMemory:
                 folder=str(self._folder),
                 error=str(error),
             )
+
+    def _room_bytes(self) -> float:
+        """For spare pieces."""
+        return self._limit_bytes - self._out_bytes()
 
     def _out_bytes(self) -> int:
         return sum(rank.host_bytes for policy in self._out for rank in self._of[policy])

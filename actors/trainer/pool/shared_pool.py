@@ -270,7 +270,7 @@ class SharedPool(TrainingPool, SlotListener):
         work = self._work[policy]
         try:
             if computation.changes_base:
-                await self._moves.wait_saved(policy, gang)
+                await self._moves.wait_saved(gang)
             result = await computation.run(gang)
             # After a loss they are published already, and instances read them. On a device whose sums have no fixed
             # order the repeated step may differ from them by rounding.

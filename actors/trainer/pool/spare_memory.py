@@ -1,5 +1,7 @@
 """Memory lent to training states that no state lies in at present, for the next one of any policy."""
 
+import math
+from collections.abc import Callable
 from typing import Final
 
 from ....transport.errors import ArenaSpace
@@ -12,11 +14,12 @@ _SMALL_BYTES: Final = 1 << 20
 
 
 class SpareMemory:
-    """Pieces of ``transport``. ``most_bytes``: kept at most; what is given back beyond them is freed, the oldest
-    first."""
+    """Pieces of ``transport``. ``most_bytes``: kept at most, and no more than ``room_bytes`` returns; what is given
+    back beyond them is freed, the oldest first."""
 
-    def __init__(self, transport: StateTransport) -> None:
+    def __init__(self, transport: StateTransport, room_bytes: Callable[[], float] = lambda: math.inf) -> None:
         self.most_bytes = 0
+        self._room_bytes = room_bytes
         self._transport = transport
         self._pieces: list[LentMemory] = []
 
@@ -50,5 +53,9 @@ class SpareMemory:
     def give_back(self, piece: LentMemory) -> None:
         """No state lies in ``piece`` any more."""
         self._pieces.append(piece)
-        while self.size_bytes > self.most_bytes:
+        self.free_excess()
+
+    def free_excess(self) -> None:
+        """Frees what there is no room for any more."""
+        while self._pieces and self.size_bytes > min(self.most_bytes, self._room_bytes()):
             self._transport.take_back([self._pieces.pop(0)])

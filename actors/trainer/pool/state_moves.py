@@ -4,7 +4,7 @@ import asyncio
 import math
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -34,7 +34,7 @@ StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
 
 class StateMoves:
     """``memory``: the host's. ``records``: of all policies. ``fewest_ranks``: of each policy. ``hosts``: is the gang
-    still the policy's? None of its slots was lost."""
+    still the policy's? None of its slots was lost. One class: all moves share the turns, the fetches and the waits."""
 
     def __init__(
         self,
@@ -55,6 +55,8 @@ class StateMoves:
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
         self._waits = OpenWaits()
         self._copying = asyncio.Lock()
+        self._turns: list[PolicyName] = []
+        """Policies: the one whose state is being copied, and those behind it."""
         self._taking: dict[PolicyName, asyncio.Task[Any]] = {}
         """States that are being fetched into the host's memory."""
 
@@ -213,41 +215,52 @@ class StateMoves:
                 return
             lent = [await rank.for_rest() for rank in memory]
             live = [[*rank.needed.live.values()] for rank in memory]
-            rests = await self._slots.at(
-                gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], live[rank])
-            )
-            if not self._hosts(policy, gang):
-                return
-            taking = [
-                rank.take_rest(rest, piece) for rank, rest, piece in zip(memory, rests, lent, strict=True)
-            ]
-            rests = await self._take(policy, gang, rests, taking)
+            with self._copy(policy, gang):
+                rests = await self._slots.at(
+                    gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], live[rank])
+                )
+                if not self._hosts(policy, gang):
+                    return
+                ranks_of = zip(memory, rests, lent, strict=True)
+                taking = [rank.take_rest(rest, piece) for rank, rest, piece in ranks_of]
+                rests = await self._take(policy, gang, rests, taking)
             if not self._hosts(policy, gang):
                 return  # its computations wait again, for the state before
             for rank, rest in zip(memory, rests, strict=True):
                 rank.rest_was_set(rest)
 
-    async def wait_saved(self, policy: PolicyName, gang: HostedGang) -> None:
-        """Returns when no state of the policy is being copied from the gang, whole or not."""
-        with self._waits.open(f"the copy of the state of {policy} to the host's memory", actor=gang.slots[0]):
-            await gang.is_saved.wait()
+    def _copy(self, policy: PolicyName, gang: HostedGang) -> AbstractContextManager[None]:
+        """An open wait. Each call to a slot, and each fetch, has a deadline."""
+        return self._waits.open(
+            f"the copy of the state of {policy} to the host's memory", actor=gang.slots[0]
+        )
+
+    async def wait_saved(self, gang: HostedGang) -> None:
+        """Returns when no state is being copied from the gang, whole or not."""
+        # ``save`` names what it waits for: its turn, or the copy.
+        await gang.is_saved.wait()
 
     @asynccontextmanager
     async def _turn(self, policy: PolicyName) -> AsyncIterator[None]:
         """The policy's turn to have a newer state in the host's memory beside its present one: one policy at a time,
-        so that there is spare memory for one."""
-        with self._waits.open(f"memory of the host for a newer state of {policy}, until another's is whole"):
-            await self._copying.acquire()
+        so that there is spare memory for one. A turn ends: the calls and fetches in it have deadlines."""
+        ahead = ", ".join(self._turns)
+        self._turns.append(policy)
         try:
-            yield
+            with self._waits.open(f"memory of the host for a newer state of {policy}, behind {ahead}"):
+                await self._copying.acquire()
+            try:
+                yield
+            finally:
+                self._copying.release()
         finally:
-            self._copying.release()
+            self._turns.remove(policy)
 
     async def suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """Has the whole state in the host's memory, and nothing on the slots. Raises SlotLost, and the errors of the
         transport."""
         self.records[policy].suspensions += 1
-        await self.wait_saved(policy, gang)
+        await self.wait_saved(gang)
         began = self._clock()
         moved = [_NOTHING]
         if gang.has_computed:

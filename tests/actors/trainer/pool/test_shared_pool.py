@@ -270,9 +270,9 @@ def test_weights_are_published_and_the_next_step_begins_while_the_state_is_copie
         assert saving.done() != hold
         if hold:
             assert (rows.leased, rows.consumed) == (5, 0), "they are committed when the state is whole"
-            waits = [wait.text for wait in home.actor.waits()]
-            assert waits == ["the commit of the last step's samples of solver"], (
-                "a checkpoint has the samples too"
+            waits = [(wait.text, wait.actor) for wait in home.actor.waits()]
+            assert waits == [("the copy of the state of solver to the host's memory", "slot-0")], (
+                "a checkpoint has the samples too, and the store is not asked to commit them before"
             )
         if dies and hold:
             home.slots[0].die()
@@ -294,6 +294,38 @@ def test_weights_are_published_and_the_next_step_begins_while_the_state_is_copie
     shared = virtual_time.run(main(SharedPoolConfig(slots=1)))
     hold = False
     assert shared == virtual_time.run(main(None))
+
+
+def test_a_policy_that_waits_for_its_turn_names_the_one_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, copied = RankMemory.take, asyncio.Event()
+
+    async def take_late(self: RankMemory, handle: StateHandle, lent: LentMemory) -> StateHandle:
+        if handle.version == 1 and handle.key.endswith("/rest"):
+            await copied.wait()
+        return await take(self, handle, lent)
+
+    async def main() -> set[str]:
+        async with asyncio.timeout(10_000), house(tmp_path, POLICIES, SharedPoolConfig(slots=2)) as home:
+            monkeypatch.setattr(RankMemory, "take", take_late)
+            for policy in (SOLVER, JUDGE):
+                await home.trainer.publish(policy)
+                await home.put(policy, 1, 1)
+            for policy in (SOLVER, JUDGE):
+                await home.trainer.train(policy, Version(0), 1)
+                await home.trainer.optimizer_step(policy, Step(1))
+            await asyncio.sleep(10.0)
+            waits = {wait.text for wait in home.actor.waits()}
+            copied.set()
+            for policy in (SOLVER, JUDGE):
+                await home.saved(policy)
+            return waits
+
+    assert virtual_time.run(main()) == {
+        "the copy of the state of solver to the host's memory",
+        "memory of the host for a newer state of judge, behind solver",
+    }
 
 
 def test_a_fetch_that_does_not_stop_ends_the_run_with_a_sentence(

@@ -5,12 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flexmarl.actors.messages import SavedRest, SavedWeights, StateBytes
+from flexmarl.actors.names import PolicyName
+from flexmarl.actors.trainer.pool.host_memory import HostMemory, RankMemory
 from flexmarl.actors.trainer.pool.spare_memory import SpareMemory
 from flexmarl.transport.errors import ArenaSpace
 from flexmarl.transport.host_memory import block
 from flexmarl.transport.state import StateTransport
 
 MIB = 1 << 20
+SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
 
 
 def lent_bytes(transport: StateTransport) -> int:
@@ -43,6 +47,38 @@ async def test_more_than_is_kept_is_freed_the_oldest_first(private: Path) -> Non
         assert {(await spare.take("solver", 6 * MIB)).block for _ in range(2)} == {
             piece.block for piece in pieces[1:]
         }
+
+
+async def test_no_more_is_kept_than_there_is_room_for_beside_suspended_states(private: Path) -> None:
+    async with StateTransport(private) as transport:
+        memory = HostMemory(transport, [SOLVER, JUDGE], 10 * MIB, private / "suspended")
+        size = StateBytes(MIB, rest=6 * MIB, step=MIB, base=6 * MIB, on_slot=7 * MIB, rows={}, live={})
+        for policy in (SOLVER, JUDGE):
+            memory.was_built(policy, [size])
+        solver, judge = memory[SOLVER][0], memory[JUDGE][0]
+
+        async def save(rank: RankMemory, version: int) -> None:
+            for setting in ("weights", "rest"):
+                lent = await (rank.for_weights() if setting == "weights" else rank.for_rest())
+                handle = await transport.set(f"x/{setting}", {"x": np.zeros(8)}, version=version, lent=lent)
+                if setting == "weights":
+                    rank.weights_were_set(SavedWeights(handle, ()))
+                else:
+                    rank.rest_was_set(SavedRest(handle, {}))
+
+        for version in (1, 2):
+            await save(judge, version)
+        await save(solver, 1)
+        before = lent_bytes(transport)
+        await save(judge, 3)
+        await save(judge, 4)
+        spare = lent_bytes(transport) - before
+        assert spare == 6 * MIB, "the limit leaves room for one piece"
+        await memory.is_out(SOLVER)
+        assert lent_bytes(transport) == before, "a spare piece is freed before a state is stored away"
+        assert solver.host_bytes == 6 * MIB
+        await save(judge, 5)
+        assert lent_bytes(transport) == before, "and none is kept beside the suspended state"
 
 
 async def test_a_piece_that_is_still_read_is_left(private: Path) -> None:
