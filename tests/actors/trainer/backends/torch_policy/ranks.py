@@ -70,12 +70,22 @@ def gang_setup(
 HERE: Final = Host("here", LOOPBACK)
 
 
+_memberships: list[Membership] = []
+"""Of this process: the newest is the one of the call under way."""
+
+
+def abort_gang() -> None:
+    """Ends the gang's collective calls, as a slot worker does when its part of them has failed."""
+    _memberships[-1].abort()
+
+
 def _serve(connection: Connection, host: Host) -> None:
     enter(host)
     torch.set_num_threads(1)
     while (call := connection.recv()) is not None:
         function, rank, size, meeting, arguments = call
         membership = Membership(rank, size, meeting, torch.device("cpu"), PATIENCE_S)
+        _memberships[:] = [membership]
         try:
             connection.send((function(membership.join(), *arguments), None))
         except Exception:  # noqa: BLE001  # the test shows it

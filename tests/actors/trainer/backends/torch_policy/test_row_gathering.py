@@ -24,7 +24,7 @@ from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPoli
 from flexmarl.transport.state import StateTransport, payload_bytes
 from scripts.bench.memory_peaks import peak_bytes
 
-from .ranks import Ranks, array, gang_setup, made_policy, published
+from .ranks import Ranks, abort_gang, array, gang_setup, made_policy, published
 
 # --------------------------------------------------------------------------- rows
 
@@ -171,6 +171,7 @@ def publish_and_lose(gang: GangRank, folder: Path) -> tuple[str, dict[str, NDArr
             handle = await transport.fill("solver", outline, partial(gather, False), version=1)
             with pytest.raises(WeightsNotGathered) as lost:
                 await transport.fill("solver", outline, partial(gather, True), version=2)
+            abort_gang()  # else rank 1 waits for its rows to be taken until the gang's deadline
             read = await transport.get(handle)
             return str(lost.value), {name: array(tensor.double()) for name, tensor in read.items()}
 
