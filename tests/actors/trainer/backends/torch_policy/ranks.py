@@ -71,7 +71,7 @@ HERE: Final = Host("here", LOOPBACK)
 
 
 _memberships: list[Membership] = []
-"""Of this process: the newest is the one of the call under way."""
+"""The membership of this process in the gang of the call under way."""
 
 
 def abort_gang() -> None:
