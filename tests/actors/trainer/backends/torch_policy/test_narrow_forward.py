@@ -107,7 +107,7 @@ def test_recomputed_layers_and_chunks_of_logits_are_computed_as_narrow(
 ) -> None:
     kept, again = made(MODELS[name]), made(MODELS[name])
     again.recompute_layers()
-    monkeypatch.setattr(completion_model, "MOST_LOGITS_BYTES", 2 * 4 * 16)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda _device: 2 * 4 * 16)
     results = [each.logprobs(ROWS) for each in (kept, again)]
     for logprobs in results:
         torch.autograd.backward(logprobs.sum())
