@@ -9,7 +9,7 @@ from . import env
 
 
 def missing_for_compilation() -> str:
-    """The reason for which Triton can't compile here, as far as it is seen without a try; empty if there is none."""
+    """The reason why Triton can't compile here, found without compiling anything; empty if none is found."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
     # As Triton looks for it (triton.runtime.build).

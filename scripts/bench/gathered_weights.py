@@ -33,7 +33,9 @@ class GatheredWeights:
 
 
 def _gathered_elements(group: Any) -> int:
-    outputs: list[Tensor] = [output for each in group.fsdp_params for output in each.all_gather_outputs]
+    outputs: list[Tensor] = [
+        output for parameter in group.fsdp_params for output in parameter.all_gather_outputs
+    ]
     if group._all_gather_result is not None:
         outputs.append(group._all_gather_result.all_gather_output)
     return sum(output.untyped_storage().size() // output.element_size() for output in outputs)

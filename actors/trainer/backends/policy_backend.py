@@ -95,13 +95,13 @@ class PolicyBackend(ABC):
 
     @abstractmethod
     def weights_outline(self) -> Mapping[str, Any]:
-        """Names, shapes and dtypes of the weights to publish, as tensors without memory or small ones; on other ranks
-        than a gang's first one there are none."""
+        """Names, shapes and dtypes of the weights to publish, as tensors that need no memory to speak of. Only the
+        first rank of a gang publishes: the others have none."""
 
     @abstractmethod
     def gather_weights(self, into: Mapping[str, Any]) -> None:
-        """Writes the weights to publish into tensors like ``weights_outline()``, range by range: no rank has all of
-        them besides. All ranks of a gang call this. Raises WeightsNotGathered."""
+        """Writes the weights to publish into tensors like ``weights_outline()``, range by range: no rank has a second
+        copy of all of them. All ranks of a gang call this. Raises WeightsNotGathered."""
 
     def probe(self) -> tuple[LikelyTokens, ...]:
         """The likeliest tokens behind a few prompts, by the weights that ``weights`` would publish now; empty if this

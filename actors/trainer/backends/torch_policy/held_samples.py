@@ -21,8 +21,9 @@ from .forward_batches import TrainedSample
 
 @dataclass(frozen=True, slots=True)
 class HeldSample:
-    """``old_logprobs``, and ``advantages`` and ``returns`` of a critic: see ``TrainedSample``; float32, empty if there
-    are none. Bytes, because they travel with a policy that is suspended."""
+    """A sample, and the figures that its loss needs of the policy at the step's begin. ``old_logprobs``, and
+    ``advantages`` and ``returns`` of a critic: see ``TrainedSample``. They are the bytes of float32 arrays, because
+    they travel with a suspended policy; empty for a loss that needs none."""
 
     sample: Sample
     old_logprobs: bytes = b""
@@ -31,12 +32,12 @@ class HeldSample:
 
     @classmethod
     def of(cls, row: TrainedSample) -> "HeldSample":
-        """Without an advantage that is known whenever the sample is."""
+        """Takes over a critic's advantages alone: another advantage comes with the sample itself."""
         advantages = b"" if isinstance(row.advantage, float) else row.advantage.tobytes()
         return cls(row.sample, _bytes(row.old_logprobs), advantages, _bytes(row.returns))
 
     def trained(self, advantage: float) -> TrainedSample:
-        """``advantage``: of the sample as it comes, for one without a critic's."""
+        """The sample as it is trained. ``advantage``: the one that came with it, for a policy without a critic."""
         advantages = _array(self.advantages)
         return TrainedSample(
             self.sample,
