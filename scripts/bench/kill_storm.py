@@ -219,7 +219,9 @@ class Storm:
             if process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                raise StormError(f"nothing happened for {PATIENCE_S:g} s: see {self._output}")
+                raise StormError(
+                    f"nothing happened for {PATIENCE_S:g} s: see {self._output}\n{_last_lines(self._output)}"
+                )
             time.sleep(0.005)
         return True
 

@@ -16,19 +16,16 @@ async def test_no_rank_has_much_more_than_its_rows() -> None:
     for phase in ("draw", "build", "resume", "forward", "publish"):
         peaks = result[f"{phase}_peak_bytes"]
         assert len(peaks) == 2 and min(peaks) >= state
-    # The embedding is a quarter of so small a model.
-    assert (
-        result["shares"]["build"] < 0.3
-        and result["shares"]["draw"] < 0.5
-        and result["shares"]["resume"] < 0.6
-    )
+    # The embedding is a quarter of so small a model. In a resume the thread that has copied a padded part frees it: on
+    # a busy machine several of them are there at a time, a tenth of this model each.
+    for phase, most in (("build", 0.3), ("draw", 0.5), ("resume", 0.95)):
+        assert result["shares"][phase] < most
     assert 0 < result["host_bytes_per_parameter"] <= 16.1
     host = result["host_bytes"]
     assert host["at_rest"] < host["in_step"] <= 20.1 and host["in_step"] < host["peak"] <= 28.1
     assert host["published"] == pytest.approx(4, abs=0.01)
     prefixes = ("", "two_hosts_") if apart else ("",)
-    # A publish has the whole of so small a model. In a resume each padded part is freed by the thread that has copied
-    # it: on a busy machine several of them are there at a time, a tenth of this model each.
+    # A publish has the whole of so small a model.
     for prefix in prefixes:
         assert 0.9 < result[f"{prefix}build_peak_ratio"] <= 1.1
         assert 0.9 < result[f"{prefix}resume_peak_ratio"] <= 1.4
