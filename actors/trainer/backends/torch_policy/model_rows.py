@@ -3,8 +3,9 @@
     outline   modules with parameters on the device ``meta`` and real buffers, and functions that give the rows
     fill      after the modules were changed and divided: the parameters get memory on their device, with the rows
 
-Rows are drawn as ``seeded_model`` draws them, or read from safetensors. A checkpoint that transformers has to convert
-(experts that it merges, files of pickled tensors) is loaded whole on the host of each rank.
+Rows are drawn as ``seeded_model`` draws them, or read from safetensors, those of experts too that the files have one by
+one. A checkpoint that transformers has to convert in another way, and files of pickled tensors, are loaded whole on the
+host of each rank.
 """
 
 from collections.abc import Callable

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flexmarl.actors.messages import ModelConfig
-from flexmarl.actors.pretrained import load_model, seeded_model
-from flexmarl.actors.trainer.backends.torch_policy import drawn_rows, model_rows
+from flexmarl.actors.pretrained import load_model, seeded_model, unset_model
+from flexmarl.actors.trainer.backends.torch_policy import drawn_rows, model_rows, stored_tensors
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.model_rows import fill, outline
+from flexmarl.actors.trainer.backends.torch_policy.saved_rows import saved_rows
 from scripts.bench.memory_peaks import peak_bytes
 
 SIZES = {
@@ -24,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": SIZES | {"model_type": "llama", "tie_word_embeddings": True},
     "untied": SIZES | {"model_type": "qwen3", "tie_word_embeddings": False},
     "experts": SIZES | {"model_type": "mixtral", "num_local_experts": 3},
+    "more experts": SIZES
+    | {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     # Its layers draw a weight again that a module inside has drawn.
     "drawn twice": {
         "model_type": "gpt2", "vocab_size": 51, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": None,
@@ -82,9 +85,30 @@ def test_rows_of_files_are_those_of_the_whole_model(
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (files == "several")
     config = ModelConfig(path=str(tmp_path), tokenizer="none")
     whole = load_model(config, torch.float32)
-    if model != "experts":  # transformers has to merge these
-        monkeypatch.setattr(model_rows, "seeded_model", None)
+    monkeypatch.setattr(model_rows, "seeded_model", None)  # no rank has it whole
     same(whole_from_ranks(config, ranks), whole)
+
+
+def test_a_rank_reads_the_experts_of_its_rows_alone(tmp_path: Path) -> None:
+    config = config_of("more experts", num_experts=32, num_hidden_layers=8)
+    seeded_model(config, 7, torch.float32).save_pretrained(tmp_path)
+    network, rows = outline(
+        ModelConfig(path=str(tmp_path), tokenizer="none"), 5, torch.float32, GangRank(1, 4)
+    )
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    kept: list[Tensor] = []
+    peak = peak_bytes(lambda: kept.extend(give() for give in rows.values()))
+    assert size * 0.2 <= peak < size * 0.26, "rows of other tensors are views of the mapped file"
+
+
+def test_other_conversions_than_that_of_experts_are_left_to_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded_model(config_of("experts"), 7, torch.float32).save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path), tokenizer="none")
+    monkeypatch.setattr(stored_tensors, "_merges_experts", lambda _: False)
+    assert saved_rows(unset_model(config, torch.float32), str(tmp_path), ALONE.rows) is None
+    same(whole_from_ranks(config, 2), load_model(config, torch.float32))
 
 
 def test_tied_weights_that_a_file_has_twice_are_tied_only_if_they_are_equal(tmp_path: Path) -> None:
