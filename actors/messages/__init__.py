@@ -30,6 +30,8 @@ from .model_config import LoraConfig, ModelConfig
 from .recording import ArchiveApi
 from .rollouts import (
     AgentTurns,
+    AnsweredTrajectory,
+    AnsweredTurn,
     EvaluationEnd,
     EvaluationTrajectory,
     GroupClosed,
@@ -73,6 +75,8 @@ __all__ = [
     "MOST_VERSION_CHANGES",
     "WORK_TIMEOUT_S",
     "AgentTurns",
+    "AnsweredTrajectory",
+    "AnsweredTurn",
     "ArchiveApi",
     "BaseState",
     "Chat",

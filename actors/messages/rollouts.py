@@ -29,16 +29,52 @@ def refuse_equal_ids(queries: Iterable[Query], where: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class AnsweredTurn:
+    """``text``: the answer's. ``reward``: the one that the turn is trained with, before any punishment of its length;
+    None if a program outside the run has not given it yet."""
+
+    agent: AgentName
+    sample_id: str
+    text: str
+    policy_version: Version
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredTrajectory:
+    """``rewards``: by agent, as they were given, with the team's share; the sum of its turns' if an agent has none
+    of its own. ``metrics``: the workflow's own. ``turns``: of all agents, in their order."""
+
+    rewards: dict[AgentName, float]
+    metrics: dict[str, float]
+    turns: list[AnsweredTurn]
+
+
+@dataclass(frozen=True, slots=True)
 class QueryAnswer:
-    """A submitted query, rolled out. ``query``: its id. ``step``: the one that trains it. ``rewards``: of its
-    trajectories that count, by agent. ``failures``: the number of those that failed. ``dropped``: the reason if none of
-    its samples is trained, or empty."""
+    """A submitted query, rolled out. ``query``: its id. ``step``: the one that trains it. ``trajectories``: those that
+    count. ``failures``: the number of those that failed. ``dropped``: the reason if none of its samples is trained, or
+    empty."""
 
     query: str
     step: Step
-    rewards: dict[AgentName, list[float]]
+    trajectories: list[AnsweredTrajectory]
     failures: int
     dropped: str
+
+    @property
+    def rewards(self) -> dict[AgentName, list[float]]:
+        """By agent: its rewards in the trajectories that count."""
+        by_agent: dict[AgentName, list[float]] = {}
+        for trajectory in self.trajectories:
+            for agent, reward in trajectory.rewards.items():
+                by_agent.setdefault(agent, []).append(reward)
+        return by_agent
+
+    @property
+    def texts(self) -> list[str]:
+        """The last turn's text of each trajectory."""
+        return [trajectory.turns[-1].text if trajectory.turns else "" for trajectory in self.trajectories]
 
 
 Grouping = Literal["trajectory", "agent_turns", "turn"]
@@ -103,6 +139,8 @@ class GroupClosed:
     in each trajectory that gives both."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """The workflow's own, by name: one for each trajectory that counts and has it."""
+    trajectories: list[AnsweredTrajectory] = field(default_factory=list)
+    """Those that count, of a submitted query: for its answer."""
 
     def __post_init__(self) -> None:
         check_figures("step", self.figures)
@@ -156,11 +194,13 @@ class RolloutApi(TextApi, Protocol):
         queries: list[tuple[int, Query]],
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
+        submitted: list[str] | None = None,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
         ``queries``: each with the number of its draw, over the run. ``versions``: may generate the turns, by policy;
-        the newest of them that the instances serve does. May be called again for the same step.
+        the newest of them that the instances serve does. ``submitted``: the ids of the queries that a program has
+        submitted: the reports of their groups have their trajectories. May be called again for the same step.
         """
 
     @endpoint(raises=[RecipeError, WorkerReplaced])

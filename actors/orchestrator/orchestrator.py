@@ -113,7 +113,6 @@ from .opponents.opponents import Opponents
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
 from .queries.run_queries import RunQueries
-from .queries.submissions import SUBMITTED
 from .recorder import StepRecord
 from .rollout_workers import GroupWork, Listener, RolloutWorkers
 
@@ -377,8 +376,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
     async def _start_groups(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:
         """Begins the groups of ``submitted`` queries, and of ``count`` others."""
         async with self._queries.draw(step, count) as draws:
-            numbered = [*((SUBMITTED, query) for query in submitted), *draws]
-            self._closing.begun(step, [query.id for _, query in numbered])
+            self._closing.begun(step, [query.id for query in submitted] + [query.id for _, query in draws])
             versions = self._opponents.with_frozen(self._records[step].versions)
             newer = self._plan.mode == "async"  # versions that may also generate turns of the step
             ranges = {
@@ -387,7 +385,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             }
             trajectories = self._setup.trajectories_per_query
             await self._workers.begin(
-                GroupWork(step, number, query, trajectories, ranges) for number, query in numbered
+                [
+                    *(GroupWork(step, 0, query, trajectories, ranges, submitted=True) for query in submitted),
+                    *(GroupWork(step, number, query, trajectories, ranges) for number, query in draws),
+                ]
             )
 
     async def _train(self, decision: Train) -> None:

@@ -72,13 +72,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """A query's group. ``position``: the number of the query's draw, over the run."""
+    """A query's group. ``position``: the number of the query's draw, over the run. ``submitted``: it was not drawn."""
 
     step: Step
     position: int
     query: Query
     trajectories: int
     versions: dict[PolicyName, VersionRange]
+    submitted: bool = False
 
     @property
     def key(self) -> GroupKey:
@@ -274,8 +275,11 @@ class RolloutWorkers:
         ref, _ = self._lives[writer]
         first = groups[0]
         queries = [(group.position, group.query) for group in groups]
+        submitted = [group.query.id for group in groups if group.submitted]
         try:
-            await ref.api.start_step(writer, first.step, queries, first.trajectories, first.versions)
+            await ref.api.start_step(
+                writer, first.step, queries, first.trajectories, first.versions, submitted
+            )
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
             await self._lose(writer, error)
 

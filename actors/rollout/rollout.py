@@ -159,6 +159,7 @@ class Rollout(Actor, RolloutApi):
         queries: list[tuple[int, Query]],
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
+        submitted: list[str] | None = None,
     ) -> None:
         self._check_incarnation(writer)
         refuse_equal_ids([query for _, query in queries], f"step {step}")
@@ -171,7 +172,8 @@ class Rollout(Actor, RolloutApi):
             max_replacements=config.max_replacements,
         )
         for position, query in queries:
-            run = GroupRun(step, query, position, versions, Group(rules), self._clock)
+            is_submitted = query.id in (submitted or ())
+            run = GroupRun(step, query, position, versions, Group(rules), self._clock, is_submitted)
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from ..columns.declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
-from ..messages import AgentTurns, Query, Sample, VersionRange
+from ..messages import AgentTurns, AnsweredTrajectory, AnsweredTurn, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step
 from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
-from ..sample_id import SampleId, TrajectoryName
+from ..sample_id import SampleId, TrajectoryName, turn_of
 from .call_graph import TimedTurn
 from .resumable_turn import ResumableTurn
 from .trajectory_rewards import Amounts, EndedTurn, TrajectoryRewards
@@ -220,6 +220,22 @@ class Trajectory:
     def turns_to_reward(self) -> list[EndedTurn]:
         """Its turns that have ended, in the order of their ends."""
         return [EndedTurn(agent, turn.request.sample_id, len(turn.tokens)) for agent, turn in self._turns]
+
+    def answer(self) -> AnsweredTrajectory:
+        """The trajectory for the program that has submitted its query; without rewards before it has ended."""
+        rewards = self.rewards.before_punishment
+        turns = [
+            AnsweredTurn(
+                agent,
+                turn.request.sample_id,
+                turn.text,
+                turn.policy_version,
+                rewards.by_sample.get(turn.request.sample_id),
+            )
+            for agent, turn in sorted(self._turns, key=lambda ended: turn_of(ended[1].request.sample_id))
+        ]
+        of_turns = {agent: sum(amounts) for agent, amounts in self.rewards.of_turns.items()}
+        return AnsweredTrajectory({**of_turns, **rewards.by_agent}, dict(self.rewards.metrics), turns)
 
     def prefix(self, prompt: tuple[str | tuple[int, ...], ...]) -> str:
         """Names the beginning of a prompt: that of its conversation if it has turns, else that of its group."""

@@ -102,7 +102,7 @@ class _Service:
 
     async def queries(self, request: Request) -> Response:
         answers = await self._run.submit(_QUERIES.validate_json(await request.body()))
-        return JSONResponse([asdict(answer) for answer in answers])
+        return JSONResponse([{**asdict(answer), "rewards": answer.rewards} for answer in answers])
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -153,16 +153,16 @@ class ConnectedRun:
 
     async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
         """Has the run roll out and train these queries, and waits for it: returns an answer for each, in their order,
-        with the rewards of its trajectories.
+        with the texts, turns and rewards of its trajectories.
 
         They are in the next step that begins, in place of queries that it would draw from the training data; beyond
-        the step's size they are in the steps after that. Each is in one step, under an id of the run's own; those of
-        ``queries`` are only for the answers. They are not part of a checkpoint: if the run ends before, or continues
-        from an earlier checkpoint, submit them again. If this call is cancelled, those that wait are withdrawn.
+        the step's size they are in the steps after that. Each is in one step, under its own id. They are not part of a
+        checkpoint: if the run ends before, or continues from an earlier checkpoint, submit them again. If this call is
+        cancelled, those that wait are withdrawn.
 
-        Raises QueriesRefused if one can't be sent; if no further step begins or the run has ended, as soon as that is
-        so for one of them; if 10 000 wait already; if the run is ``deterministic``. Those that a step has taken are
-        trained all the same.
+        Raises QueriesRefused if one can't be sent; if one has the id of another that is under way; if no further step
+        begins or the run has ended, as soon as that is so for one of them; if 10 000 wait already; if the run is
+        ``deterministic``. Those that a step has taken are trained all the same.
         """
         for number, query in enumerate(queries):
             if (problem := query_problem(query)) is not None:

@@ -32,7 +32,7 @@ from .position_source import digest_of_all
 from .queries_state import QueriesState
 from .recipe_data import RecipeData
 from .recipe_source import RecipeSource
-from .submissions import SUBMITTED, Submissions
+from .submissions import Submissions
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class RunQueries:
         """The submitted queries that a step takes; the others it draws. Steps begin in order."""
         count = min(self.submissions.waiting, self._plan.queries)
         submitted = [self.submissions.next(step) for _ in range(count)]
-        by_id = {query.id: _Draw(SUBMITTED, query, submitted=True) for query in submitted}
+        by_id = {query.id: _Draw(0, query, submitted=True) for query in submitted}
         self._steps[step] = _StepQueries(dict(versions), by_id)
         return submitted
 
@@ -122,24 +122,34 @@ class RunQueries:
         groups begin in the order in which their queries are drawn.
 
         Raises RecipeError, also if a query of the step has the id of another: their samples would have the same names.
+        One with the id of a submitted query is left out, and the next one drawn in its place: a program that submits
+        can't end the run.
         """
         async with self._drawing:
-            of_step, first, source = self._steps[step], self._count, self._running
+            of_step, source = self._steps[step], self._running
             before, begins = Step(step - 1), of_step.figures is None
             if begins and self._plan.saves(before):
                 # In a call of its own: the checkpoint does not wait for the queries of the step after it.
                 await self._take_state(before)
             ends = self._take_ends() if begins else []
-            queries, figures = await self._data.call(
-                lambda: source.function, partial(source.draw, ends, step, count)
-            )
-            self._count += count
-            for number, query in enumerate(queries, first):
-                if query.id in of_step.by_id:
-                    raise RecipeError(f"step {step} has two queries with the id {query.id!r}")
-                of_step.by_id[query.id] = _Draw(number, query)
-            of_step.figures = figures
-            yield [*enumerate(queries, first)]
+            draws: list[tuple[int, Query]] = []
+            left_out: set[str] = set()
+            missing = count
+            while missing or of_step.figures is None:
+                queries, of_step.figures = await self._data.call(
+                    lambda: source.function, partial(source.draw, ends, step, missing)
+                )
+                for number, query in enumerate(queries, self._count):
+                    if (other := of_step.by_id.get(query.id)) is None:
+                        of_step.by_id[query.id] = _Draw(number, query)
+                        draws.append((number, query))
+                    elif other.submitted and query.id not in left_out:
+                        left_out.add(query.id)
+                    else:
+                        raise RecipeError(f"step {step} has two queries with the id {query.id!r}")
+                self._count += missing
+                ends, missing = [], count - len(draws)
+            yield draws
 
     def closed(self, group: GroupClosed) -> bool:
         """True if the query of a group was submitted: it is answered. A group may begin again, and close again: the
@@ -158,7 +168,7 @@ class RunQueries:
             tuple(group.zero_advantage),
         )
         if draw.submitted:
-            self.submissions.closed(end)
+            self.submissions.closed(group)
         elif not draw.heard:
             self._ends[draw.number] = draw, end
         return draw.submitted

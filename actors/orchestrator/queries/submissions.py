@@ -7,30 +7,28 @@ They take the place of queries that the step would draw from the training data, 
 position of the data is skipped or repeated. They are not part of a checkpoint: a run that continues from one has
 forgotten them, and the program, whose call fails then, submits them again. Their failed trajectories do not count for
 the run's ``max_failed_share``: a program that submits can't end the run.
+
+A query keeps the id that the program gave it: it names the answer, the samples and ``query.id`` in the workflow. So two
+queries with the same id can't be under way at once.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from ...errors import QueriesRefused
-from ...messages import Query, QueryAnswer
-from ...recipe.query_source import GroupEnd, QuerySource
-
-SUBMITTED: Final = 0
-"""The number of a draw that stands in the samples of a query that was not drawn; their ids show it."""
+from ...messages import GroupClosed, Query, QueryAnswer
+from ...names import Step
 
 _MOST_WAITING: Final = 10_000
 
 
-class Submissions(QuerySource):
+class Submissions:
     def __init__(self) -> None:
         self._waiting: deque[tuple[Query, asyncio.Future[QueryAnswer]]] = deque()
-        self._open: dict[str, tuple[str, asyncio.Future[QueryAnswer]]] = {}
-        """The ids that the program has given, and the answers, by the ids in the run."""
-        self._taken_count = 0
+        self._open: dict[tuple[Step, str], asyncio.Future[QueryAnswer]] = {}
+        """The answers to queries that a step has taken, by step and id."""
         self._refusal = ""
 
     async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
@@ -42,11 +40,22 @@ class Submissions(QuerySource):
             raise QueriesRefused(
                 f"{waiting} queries wait for a step already, and at most {_MOST_WAITING} may: submit fewer at a time"
             )
+        self._check_ids(queries)
         answers: list[asyncio.Future[QueryAnswer]] = [
             asyncio.get_running_loop().create_future() for _ in queries
         ]
         self._waiting.extend(zip(queries, answers, strict=True))
         return await asyncio.gather(*answers)
+
+    def _check_ids(self, queries: Sequence[Query]) -> None:
+        under_way = {query.id for query, _ in self._waiting} | {name for _, name in self._open}
+        for query in queries:
+            if query.id in under_way:
+                raise QueriesRefused(
+                    f"another submitted query with the id {query.id!r} is under way: choose another id, or wait for "
+                    "its answer"
+                )
+            under_way.add(query.id)
 
     @property
     def waiting(self) -> int:
@@ -55,28 +64,19 @@ class Submissions(QuerySource):
         self._waiting = deque(entry for entry in self._waiting if not entry[1].done())
         return len(self._waiting)
 
-    def next(self, step: int) -> Query:
-        """The query that has waited longest, with an id that is its own in every step. Raises IndexError if none
-        waits."""
+    def next(self, step: Step) -> Query:
+        """The query that has waited longest, for ``step``. Raises IndexError if none waits."""
         query, answer = self._waiting.popleft()
-        named = replace(query, id=f"submitted#{self._taken_count}")
-        self._taken_count += 1
-        self._open[named.id] = query.id, answer
-        return named
+        self._open[step, query.id] = answer
+        return query
 
-    def closed(self, group: GroupEnd) -> None:
+    def closed(self, group: GroupClosed) -> None:
         """Answers the query, unless it was answered before: a group may begin again."""
-        query, answer = self._open.pop(group.query.id, ("", None))
+        answer = self._open.pop((group.step, group.query), None)
         if answer is not None and not answer.done():
-            rewards = {agent: [*values] for agent, values in group.rewards.items()}
-            answer.set_result(QueryAnswer(query, group.step, rewards, group.failures, group.dropped))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: see above."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Does nothing: see above."""
+            answer.set_result(
+                QueryAnswer(group.query, group.step, group.trajectories, len(group.failures), group.dropped)
+            )
 
     def refuse(self, reason: str) -> None:
         """Refuses those that wait, and all that are submitted from now on. Those of a step are still answered."""

@@ -8,7 +8,14 @@ from statistics import fmean
 
 from ...credit.credit_config import CreditConfig
 from ...figures import StepFigures
-from ...messages import AgentTurns, GroupClosed, Query, Sample, TrajectoryFailure, VersionRange
+from ...messages import (
+    AgentTurns,
+    GroupClosed,
+    Query,
+    Sample,
+    TrajectoryFailure,
+    VersionRange,
+)
 from ...names import AgentName, PolicyName, Step
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
@@ -44,7 +51,8 @@ class GroupClosingRules:
 
 @dataclass(slots=True)
 class GroupRun:
-    """``position``: the number of the query's draw, over the run. ``clock``: the time in seconds. ``trajectories``
+    """``position``: the number of the query's draw, over the run. ``submitted``: a program has submitted the query, and
+    waits for its answer. ``clock``: the time in seconds. ``trajectories``
     and ``tasks`` are by number, and so are ``ended``, the ends until now. ``credited_turns``: once it has closed, all
     turns of the trajectories that count."""
 
@@ -54,6 +62,7 @@ class GroupRun:
     versions: Mapping[PolicyName, VersionRange]
     group: Group
     clock: Callable[[], float]
+    submitted: bool = False
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -109,6 +118,7 @@ class GroupRun:
                 "resumed_tokens": sum(sample.version_changes[-2] for sample in resumed_turns),
             },
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
+            trajectories=[member.answer() for member in members] if self.submitted else [],
         )
 
     def _turns(self, amounts: Mapping[int, Amounts], rules: GroupClosingRules) -> list[Sample]:

@@ -359,6 +359,7 @@ class Worker(Actor):
         queries: list[tuple[int, Query]],
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
+        submitted: list[str] | None = None,
     ) -> None: ...
 
 

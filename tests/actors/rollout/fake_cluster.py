@@ -223,12 +223,15 @@ async def start_step(
     versions: dict[str, int],
     *,
     allow_newer: bool = False,
+    submitted: list[str] | None = None,
 ) -> None:
     ranges = {
         PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
         for policy, oldest in versions.items()
     }
-    await rollout.start_step(rollout.writer, Step(step), list(enumerate(queries)), trajectories, ranges)
+    await rollout.start_step(
+        rollout.writer, Step(step), list(enumerate(queries)), trajectories, ranges, submitted
+    )
 
 
 async def evaluate(

@@ -307,3 +307,19 @@ async def test_the_judges_reward_takes_the_place_of_the_workflows(cluster: FakeC
         {SOLVER: [0.5]},
         {"length": [2.0]},
     )
+
+
+@pytest.mark.parametrize("used", ["turn", "both", "trajectory"])
+async def test_the_answer_to_a_submitted_query_has_the_judges_rewards(
+    cluster: FakeCluster, used: Any
+) -> None:
+    """With the rewards of turns alone an agent has no reward of its trajectory."""
+    cluster.credit["solver"] = CreditConfig(name="dr_grpo", rewards=used)
+    rollout = await opened(cluster)
+    await start_step(rollout, 1, [QUERY], 1, {"solver": 0, "judge": 0}, submitted=["q7"])
+    (row,) = await waiting(cluster, 1)
+    await judge(cluster, {row["sample_id"]: 0.5})
+    (trajectory,) = (await cluster.closed()).trajectories
+    (turn,) = trajectory.turns
+    assert (trajectory.rewards, turn.reward, turn.agent) == ({SOLVER: 0.5}, 0.5, SOLVER)
+    assert (turn.sample_id, turn.text) == ("1:q7_0_0", row["answer"])

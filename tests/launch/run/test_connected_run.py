@@ -244,6 +244,13 @@ class TestOverTcp:
             [len(rewards) for rewards in answer.rewards.values()] == [4] and not answer.dropped
             for answer in answers
         )
+        turns = [turn for answer in answers for one in answer.trajectories for turn in one.turns]
+        assert {turn.sample_id.split(":")[1].split("_")[0] for turn in turns} == {
+            "chat-0",
+            "chat-1",
+            "chat-2",
+        }
+        assert all(turn.reward is not None for turn in turns)
         last = max(answer.step for answer in answers)
         await asyncio.to_thread(run.wait_for_step, last)
         assert sum(line["submitted_queries"] for line in run.metrics) == 3

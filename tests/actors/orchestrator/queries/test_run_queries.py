@@ -15,7 +15,6 @@ from flexmarl.actors.messages import GroupClosed, Query
 from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
-from flexmarl.actors.orchestrator.queries.submissions import SUBMITTED
 from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.core.system import ActorSystem
 
@@ -160,13 +159,55 @@ async def test_submitted_queries_take_the_place_of_drawn_ones_which_no_source_he
     await asyncio.sleep(0)
     (submitted,) = queries.begin(Step(1), {})
     async with queries.draw(Step(1), 1) as drawn:
-        assert drawn[0][0] == SUBMITTED == 0  # of the first that is drawn, too
+        assert drawn[0][0] == 0
     assert queries.closed(group(1, submitted.id, True))
     assert queries.closed(group(1, submitted.id, False)), "it has begun again"
     assert not queries.closed(group(1, drawn[0][1].id, True))
     (answer,) = await answers
-    assert answer.query == "mine" and answer.rewards == {"solver": [1.0]}
+    assert answer.query == submitted.id == "mine" and not answer.dropped
     assert await heard_by(queries, 1) == [[drawn[0][1].id, 1, 1.0]]
+
+
+async def test_a_drawn_query_with_the_id_of_a_submitted_one_is_left_out(tmp_path: Path) -> None:
+    queries = queries_of(recipe_of(tmp_path, ""))
+    await queries.start()
+    answers = asyncio.ensure_future(queries.submissions.submit([Query("q1", "2+2"), Query("q3", "2+2")]))
+    await asyncio.sleep(0)
+    assert len(queries.begin(Step(1), {})) == 2
+    async with queries.draw(Step(1), 2) as drawn:
+        assert [(number, query.id) for number, query in drawn] == [(0, "q0"), (2, "q2")]
+    async with queries.draw(Step(1), 1) as drawn:  # a replaced group
+        assert [(number, query.id) for number, query in drawn] == [(4, "q4")]
+    queries.closed(group(1, "q1", True))
+    queries.closed(group(1, "q3", True))
+    assert [answer.query for answer in await answers] == ["q1", "q3"]
+    queries.begin(Step(2), {})
+    async with queries.draw(Step(2), 1) as drawn:
+        assert [number for number, _ in drawn] == [5]
+
+
+async def test_a_source_that_gives_one_id_for_ever_ends_the_run_also_if_it_is_submitted(
+    tmp_path: Path,
+) -> None:
+    code = """
+from flexmarl.actors import QuerySource
+
+class Same(QuerySource):
+    def next(self, step): return Query("same", "1+1")
+    def state(self): return {}
+    def restore(self, state): pass
+
+def query_source(positions, seed): return Same()
+"""
+    queries = queries_of(recipe_of(tmp_path, code))
+    await queries.start()
+    answers = asyncio.ensure_future(queries.submissions.submit([Query("same", "2+2")]))
+    await asyncio.sleep(0)
+    queries.begin(Step(1), {})
+    with pytest.raises(RecipeError, match="step 1 has two queries with the id 'same'"):
+        async with queries.draw(Step(1), 1):
+            pass
+    answers.cancel()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ import asyncio
 import pytest
 
 from flexmarl.actors.errors import QueriesRefused
-from flexmarl.actors.messages import Query, QueryAnswer
-from flexmarl.actors.names import AgentName, Step
+from flexmarl.actors.messages import AnsweredTrajectory, AnsweredTurn, GroupClosed, Query, QueryAnswer
+from flexmarl.actors.names import AgentName, Step, Version
 from flexmarl.actors.orchestrator.queries import submissions
 from flexmarl.actors.orchestrator.queries.submissions import Submissions
-from flexmarl.actors.recipe.query_source import GroupEnd
 
 SOLVER = AgentName("solver")
 
@@ -18,16 +17,20 @@ def queries(count: int) -> list[Query]:
     return [Query(f"q{n}", "2+2", {"n": n}) for n in range(count)]
 
 
-def closed(step: int, query: str, reward: float = 1.0, dropped: str = "") -> GroupEnd:
-    return GroupEnd(Query(query, ""), Step(step), {}, {SOLVER: [reward]}, {}, None, 0, dropped)
+def closed(step: int, query: str, reward: float = 1.0, dropped: str = "") -> GroupClosed:
+    return GroupClosed(Step(step), query, {}, {}, 0.0, {}, [], dropped, trajectories=rewarded(reward))
+
+
+def rewarded(reward: float) -> list[AnsweredTrajectory]:
+    return [AnsweredTrajectory({SOLVER: reward}, {}, [])]
 
 
 def next_queries(made: Submissions, step: int, most: int) -> list[Query]:
-    return [made.next(step) for _ in range(min(most, made.waiting))]
+    return [made.next(Step(step)) for _ in range(min(most, made.waiting))]
 
 
-async def submitted(made: Submissions, count: int) -> "asyncio.Task[list[QueryAnswer]]":
-    task = asyncio.create_task(made.submit(queries(count)))
+async def submitted(made: Submissions, count: int, first: int = 0) -> "asyncio.Task[list[QueryAnswer]]":
+    task = asyncio.create_task(made.submit(queries(first + count)[first:]))
     await asyncio.sleep(0)
     return task
 
@@ -36,30 +39,30 @@ async def test_a_step_takes_as_many_as_it_has_room_for_and_the_next_one_the_rest
     made = Submissions()
     waiting = await submitted(made, 3)
     first, second = next_queries(made, 4, 2), next_queries(made, 5, 2)
-    assert [query.id for query in first + second] == ["submitted#0", "submitted#1", "submitted#2"]
+    assert [query.id for query in first + second] == ["q0", "q1", "q2"]
     assert [query.data["n"] for query in first + second] == [0, 1, 2] and first[0].text == "2+2"
     assert made.waiting == 0
-    made.closed(closed(5, "submitted#2", 0.5, "all its rewards are equal"))
-    made.closed(closed(4, "submitted#1"))
-    made.closed(closed(4, "submitted#1", 9.0))  # it has begun again
+    made.closed(closed(5, "q2", 0.5, "all its rewards are equal"))
+    made.closed(closed(4, "q1"))
+    made.closed(closed(4, "q1", 9.0))  # it has begun again
     assert not waiting.done()
-    made.closed(closed(4, "submitted#0"))
+    made.closed(closed(4, "q0"))
     assert await waiting == [
-        QueryAnswer("q0", Step(4), {SOLVER: [1.0]}, 0, ""),
-        QueryAnswer("q1", Step(4), {SOLVER: [1.0]}, 0, ""),
-        QueryAnswer("q2", Step(5), {SOLVER: [0.5]}, 0, "all its rewards are equal"),
+        QueryAnswer("q0", Step(4), rewarded(1.0), 0, ""),
+        QueryAnswer("q1", Step(4), rewarded(1.0), 0, ""),
+        QueryAnswer("q2", Step(5), rewarded(0.5), 0, "all its rewards are equal"),
     ]
 
 
 async def test_those_of_a_caller_that_has_left_are_withdrawn() -> None:
     made = Submissions()
-    left, stays = await submitted(made, 2), await submitted(made, 1)
+    left, stays = await submitted(made, 2), await submitted(made, 1, first=2)
     (first,) = next_queries(made, 1, 1)
     left.cancel()
     await asyncio.wait([left])
-    assert [query.id for query in next_queries(made, 2, 9)] == ["submitted#1"]
+    assert [query.id for query in next_queries(made, 2, 9)] == ["q2"]
     made.closed(closed(1, first.id))
-    made.closed(closed(2, "submitted#1"))
+    made.closed(closed(2, "q2"))
     assert len(await stays) == 1
 
 
@@ -69,14 +72,43 @@ async def test_when_no_step_begins_any_more_those_that_wait_are_refused_and_the_
     monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
     made = Submissions()
     begun = await submitted(made, 1)
-    made.next(1)
-    waits = await submitted(made, 3)
+    made.next(Step(1))
+    waits = await submitted(made, 3, first=1)
     with pytest.raises(QueriesRefused, match="3 queries wait for a step already, and at most 3 may"):
         await made.submit(queries(1))
     made.refuse("the last step has begun")
     made.refuse("the run has ended")
-    for task in (waits, await submitted(made, 1)):
+    for task in (waits, await submitted(made, 1, first=1)):
         with pytest.raises(QueriesRefused, match="the last step has begun"):
             await task
-    made.closed(closed(1, "submitted#0"))
+    made.closed(closed(1, "q0"))
     assert len(await begun) == 1
+
+
+async def test_an_id_that_is_under_way_is_refused_until_its_answer() -> None:
+    made = Submissions()
+    with pytest.raises(
+        QueriesRefused, match="another submitted query with the id 'q0' is under way: choose another"
+    ):
+        await made.submit(queries(1) * 2)
+    waits = await submitted(made, 1)
+    with pytest.raises(QueriesRefused, match="with the id 'q0' is under way"):
+        await made.submit(queries(1))
+    made.next(Step(3))
+    with pytest.raises(QueriesRefused, match="with the id 'q0' is under way"):
+        await made.submit(queries(1))
+    made.closed(closed(3, "q0"))
+    assert len(await waits) == 1
+    again = await submitted(made, 1)
+    made.next(Step(4))
+    made.closed(closed(3, "q0", 9.0))  # the first one has begun again with a lost host
+    assert not again.done()
+    made.closed(closed(4, "q0"))
+    assert (await again)[0].step == 4
+
+
+def test_an_answer_has_the_rewards_and_the_last_texts_of_its_trajectories() -> None:
+    turns = [AnsweredTurn(SOLVER, f"3:q_{n}_0", text, Version(2), None) for n, text in enumerate("ab")]
+    trajectories = [AnsweredTrajectory({SOLVER: 0.5}, {}, turns), AnsweredTrajectory({SOLVER: 1.0}, {}, [])]
+    answer = QueryAnswer("q", Step(3), trajectories, 0, "")
+    assert (answer.rewards, answer.texts) == ({SOLVER: [0.5, 1.0]}, ["b", ""])
