@@ -127,8 +127,9 @@ _POLICY: Final = (
            empty=0.0, chart=Chart("Loss", "loss")),
     Figure("grad_norm", "–", "norm of the gradient before clipping", chart=Chart("Gradient norm", "before clipping")),
     Figure("entropy", "nats per token",
-           "of the distribution that tokens are drawn from, estimated by the mean of `-log p` of the tokens that are "
-           "trained", "sum", per="trained_tokens", chart=Chart("Entropy", "nats per token")),
+           "of the distribution that tokens are drawn from, the mean over the tokens that are trained: exact with an "
+           "`entropy_coefficient`, else estimated by their `-log p`", "sum", per="trained_tokens",
+           chart=Chart("Entropy", "nats per token")),
     Figure("kl", "nats per token",
            "KL from the reference, the mean of the estimate `k3` over the tokens; of algorithms with a "
            "`kl_coefficient`",

@@ -64,7 +64,8 @@ class RankLoad:
 
     ``tokens``: of a forward, padding included. ``item_bytes``: of a number that is computed with, 2 or 4.
     ``logits_bytes``: see ``logits_limit``. ``is_compiled``: layers and log-probabilities are.
-    ``has_reference``, ``has_critic``: models beside the policy's. ``adapter``: rank and targets of a LoRA policy.
+    ``has_reference``, ``has_critic``: models beside the policy's. ``has_entropy``: the loss has an entropy bonus, whose
+    log-probabilities are not compiled. ``adapter``: rank and targets of a LoRA policy.
     ``in_shared_pool``: published weights are made in the host's memory, a range at a time, as those of several ranks
     always are. ``publishes``: the number of versions that lie on the device, 0 if in the host's memory;
     ``publishes_adapter``: they are adapters.
@@ -79,6 +80,7 @@ class RankLoad:
     is_truncated: bool = False
     has_reference: bool = False
     has_critic: bool = False
+    has_entropy: bool = False
     adapter: tuple[int, Sequence[str] | str] | None = None
     in_shared_pool: bool = False
     publishes: int = 0
@@ -214,7 +216,8 @@ def _layer_backward_bytes(shape: ModelShape, load: RankLoad) -> int:
 def _logits_bytes(shape: ModelShape, load: RankLoad) -> int:
     size = 4 * load.tokens * shape.vocabulary
     chunk = min(size, load.logits_bytes // (4 * shape.vocabulary) * 4 * shape.vocabulary)
-    copies = _COMPILED_LOGITS_COPIES[load.item_bytes] if load.is_compiled else _LOGITS_COPIES
+    is_compiled = load.is_compiled and not load.has_entropy
+    copies = _COMPILED_LOGITS_COPIES[load.item_bytes] if is_compiled else _LOGITS_COPIES
     return int(chunk * (_TRUNCATED_LOGITS_COPIES if load.is_truncated else copies))
 
 

@@ -96,6 +96,9 @@ class LossConfig(Config):
     """Estimator of the KL."""
     kl_in_reward: bool = _DEFAULT.kl_in_reward
     """`true`: the KL lowers the rewards (ppo, rloo and both reinforce_pp) instead of being a term of the loss."""
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of the entropy bonus, the exact entropy of each token's distribution: see
+    [Entropy bonus](algorithms.md#entropy-bonus)."""
     old_policy: OldPolicy = "proximal"
     """Policy that the ratio of the clip is taken against. `proximal`: the trainer's own at the start of the step;
     `behaviour`: the engine's, which generated the sample, without a correction: see
@@ -150,9 +153,13 @@ class LossConfig(Config):
 
     @property
     def kl_in_loss(self) -> bool:
-        """True if a KL to the reference policy is a term of the loss: each sample needs a forward of the reference,
-        also one whose advantage is 0."""
+        """True if a KL to the reference policy is a term of the loss: each sample needs a forward of the reference."""
         return self.kl_coefficient > 0 and not self.kl_in_reward
+
+    @property
+    def trains_without_advantage(self) -> bool:
+        """True if a sample has a gradient also if its advantage is 0: by a KL, an entropy bonus or a critic."""
+        return self.kl_in_loss or self.entropy_coefficient > 0 or self.critic is not None
 
     @property
     def penalises_rewards(self) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flexmarl.actors import truncated_scores
 from flexmarl.actors.messages import Truncation
-from flexmarl.actors.trainer.objective.loss import token_logprobs
+from flexmarl.actors.trainer.objective.loss import token_logprobs, token_logprobs_and_entropies
 from flexmarl.actors.truncated_scores import Truncations
 
 CPU = torch.device("cpu")
@@ -130,6 +130,38 @@ def test_the_gradient_is_that_of_the_truncated_softmax() -> None:
         torch.autograd.backward((scores[row, left] / 0.7).log_softmax(-1)[left.index(int(tokens[row]))])
     torch.testing.assert_close(found, scores.grad)
     assert found is not None and found.eq(0).any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    "cut", [Truncation(), Truncation(top_k=4), Truncation(top_p=0.8), Truncation(min_p=0.2)], ids=str
+)
+def test_the_entropy_and_its_gradient_are_those_of_the_sum_over_the_vocabulary(
+    cut: Truncation, temperature: float
+) -> None:
+    logits = torch.randn((3, 9), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    logits[0, 4] -= 2000.0  # a token without a probability
+    logits.requires_grad_()
+    tokens = logits.argmax(-1)
+    weights = torch.tensor([[0.5, -0.3], [1.0, 2.0], [0.0, 7.0]], dtype=torch.float64)
+    cuts = in_trainer([cut] * 3) if cut != Truncation() else None
+    found = token_logprobs_and_entropies(logits, tokens, temperature, cuts)
+    torch.autograd.backward((weights * found).sum())
+    gradient, logits.grad = logits.grad, None
+
+    expected = []
+    for row, token in zip(logits, tokens.tolist(), strict=True):
+        scores = [score / temperature for score in row]
+        kept = plain_support([score.item() for score in scores], cut)
+        total = sum((scores[index].exp() for index in sorted(kept)), torch.zeros(()))
+        entropy = torch.zeros((), dtype=torch.float64)
+        for index in sorted(kept):
+            if probability := (scores[index].exp() / total):
+                entropy = entropy - probability * probability.log()
+        expected.append(torch.stack([(scores[token].exp() / total).log(), entropy]))
+    torch.testing.assert_close(found, torch.stack(expected))
+    torch.autograd.backward((weights * torch.stack(expected)).sum())
+    torch.testing.assert_close(gradient, logits.grad)
 
 
 def test_parts_write_into_the_whole() -> None:

@@ -8,7 +8,7 @@ does not depend on the split into micro-batches.
 least 1) are theirs.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from ...truncated_scores import Truncations
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are bounded to ±20, as in verl: a ratio of infinity times a gradient of zero would be NaN."""
+
+
+_NO_PROBABILITY = -1000.0
+"""A logarithm of which the exponential is 0 in float64, and so in float32."""
 
 
 class TokenLosses(NamedTuple):
@@ -44,16 +48,66 @@ def token_logprobs(
     is written.
     Returns ``[N]``, float32 (float64 for float64 logits).
     """
+    scores = _scores(logits, tokens, temperature, truncations)
+    # Not log_softmax: it would make another [N, V], of which one number in each row is needed.
+    chosen = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return chosen - scores.logsumexp(-1)
+
+
+def token_logprobs_and_entropies(
+    logits: Tensor, tokens: Tensor, temperature: float | Tensor = 1.0, truncations: Truncations | None = None
+) -> Tensor:
+    """``token_logprobs``, and the entropy of the very distribution that each is of: ``[N, 2]``, with gradient.
+
+    ``H = -sum p log p`` over the whole vocabulary, or over the tokens that a truncation leaves. See ``token_logprobs``
+    for the arguments.
+    """
+    figures: Tensor = _LogprobsAndEntropies.apply(_scores(logits, tokens, temperature, truncations), tokens)  # type: ignore[no-untyped-call]
+    return figures
+
+
+def _scores(
+    logits: Tensor, tokens: Tensor, temperature: float | Tensor, truncations: Truncations | None
+) -> Tensor:
+    """``[N, V]``, at least float32: minus infinity for the tokens that a truncation takes away."""
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if isinstance(temperature, Tensor):
         scores = scores / temperature.to(scores.dtype).unsqueeze(-1)
     elif temperature != 1.0:  # the division copies [N, V]
         scores = scores / temperature
-    if truncations is not None:
-        scores = truncations.masked_but(scores, tokens)
-    # Not log_softmax: it would make another [N, V], of which one number in each row is needed.
-    chosen = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return chosen - scores.logsumexp(-1)
+    return scores if truncations is None else truncations.masked_but(scores, tokens)
+
+
+class _LogprobsAndEntropies(torch.autograd.Function):
+    """Maps scores ``[N, V]`` and the drawn tokens ``[N]`` to ``[N, 2]``.
+
+    The backward is written out because autograd would keep the probabilities and their logarithms beside the scores,
+    and make four more tensors of ``[N, V]``. The gradients by the scores are ``1(drawn) - p`` and ``-p (log p + H)``.
+    Here both are made in one tensor, beside one of probabilities: no more than ``token_logprobs`` takes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, tokens: Tensor) -> Tensor:
+        normalisers = scores.logsumexp(-1, keepdim=True)
+        drawn = scores.gather(-1, tokens.unsqueeze(-1)) - normalisers
+        logarithms = _logarithms(scores, normalisers)
+        entropies = -logarithms.exp().mul_(logarithms).sum(-1, keepdim=True)
+        ctx.save_for_backward(scores, tokens, normalisers, entropies)
+        return torch.cat([drawn, entropies], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        scores, tokens, normalisers, entropies = ctx.saved_tensors
+        of_logprob, of_entropy = gradients[0].unsqueeze(-1).unbind(1)
+        by_score = _logarithms(scores, normalisers)
+        probabilities = by_score.exp()
+        by_score.add_(entropies).mul_(of_entropy).add_(of_logprob).mul_(probabilities).neg_()
+        return by_score.scatter_add_(-1, tokens.unsqueeze(-1), of_logprob), None
+
+
+def _logarithms(scores: Tensor, normalisers: Tensor) -> Tensor:
+    """``log p`` ``[N, V]``, finite also for p = 0: the products with p are 0 then, and not 0 times infinity."""
+    return (scores - normalisers).clamp_(min=_NO_PROBABILITY)
 
 
 def bounded_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ from .transforms import Critic, WholeStep
 class CompletionTokens:
     """The completion tokens of one forward. All but ``lengths`` (``[R]`` int64) are ``[N]``; ``logprobs`` has the
     gradient, ``engine_logprobs`` are those the tokens were drawn with, ``reference_logprobs`` are needed for a KL
-    in the loss alone. ``old_logprobs``: of the policy at the step's begin; None if it has not changed since."""
+    in the loss alone. ``old_logprobs``: of the policy at the step's begin; None if it has not changed since.
+    ``entropies``: of the distributions, with the gradient; needed for an entropy bonus alone."""
 
     logprobs: Tensor
     engine_logprobs: Tensor
@@ -36,6 +37,7 @@ class CompletionTokens:
     lengths: Tensor
     reference_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
+    entropies: Tensor | None = None
 
 
 def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dict[str, Tensor]]:
@@ -51,7 +53,7 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
     Returns ``(loss, sums)``: ``loss`` is a scalar with a gradient; ``sums`` are scalars without one, the sums over
     the tokens that become the figures of these names (``figures.py``), and ``advantage_squares``. Their names depend on
     the config and on the presence of optional tensors alone, so that the ranks of a gang can add them up. Raises
-    ``ValueError`` if the KL's log-probabilities are missing.
+    ``ValueError`` if the KL's log-probabilities are missing, or the bonus's entropies.
     """
     # The trainer's own log-probabilities: the rounding of bfloat16 between engine and trainer (1e-2) exceeds the clip
     # range of gspo (3e-4), which learned nothing against the engine's.
@@ -71,6 +73,10 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
             raise ValueError("a KL in the loss needs the reference policy's log-probabilities")
         kl = kl_estimate(batch.logprobs, batch.reference_logprobs, config.kl_estimator)
         values = values + config.kl_coefficient * kl
+    if config.entropy_coefficient > 0:
+        if batch.entropies is None:
+            raise ValueError("an entropy bonus needs the entropies")
+        values = values - config.entropy_coefficient * batch.entropies
     loss = sum_tokens(values, batch.lengths, config.aggregation)
     sums = _sums(batch, loss.detach(), proximal, losses.held_back | bounded)
     if clips_behaviour or batch.old_logprobs is not None:
@@ -86,8 +92,8 @@ def _sums(batch: CompletionTokens, loss: Tensor, proximal: Tensor, held_back: Te
         "loss": loss,
         "clip_fraction": held_back.sum().to(loss.dtype),
         "ratio_deviation": (bounded_ratio(proximal, batch.engine_logprobs) - 1.0).abs().sum(),
-        # Estimated by the tokens that were drawn: the exact one would need all of [N, V].
-        "entropy": -logprobs.sum(),
+        # Estimated by the tokens that were drawn, unless a bonus needs the exact one: it takes a pass over [N, V].
+        "entropy": -logprobs.sum() if batch.entropies is None else batch.entropies.detach().sum(),
         "advantage_mean": advantages.sum(),
         "advantage_squares": advantages.square().sum(),
     }

@@ -53,6 +53,7 @@ def load_of(
         is_truncated=any(sampling.top_p < 1 or sampling.top_k or sampling.min_p for sampling in samplings),
         has_reference=loss.kl_coefficient > 0,
         has_critic=loss.critic is not None,
+        has_entropy=loss.entropy_coefficient > 0,
         adapter=None if policy.lora is None else (policy.lora.rank, policy.lora.targets),
         in_shared_pool=in_shared_pool,
         publishes=2 if published and cards is not None else 0,

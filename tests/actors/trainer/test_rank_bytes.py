@@ -22,6 +22,7 @@ from flexmarl.actors.trainer.rank_bytes import (
     logits_limit,
     rank_bytes,
 )
+from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from scripts.bench.memory_peaks import peak_bytes
 
@@ -54,10 +55,12 @@ def samples(version: int) -> list[Sample]:
     ]  # fmt: skip
 
 
-def measured_forward(config: ModelConfig, checkpoints: bool) -> int:
+def measured_forward(config: ModelConfig, checkpoints: bool, loss: LossConfig | None = None) -> int:
     """Bytes beyond the state, in a forward and its backward."""
     trainer = TorchTrainerConfig(activation_checkpointing=checkpoints)
-    setup = PolicySetup(model=config, trainer=trainer, credit={AgentName("solver"): CreditConfig()})
+    setup = PolicySetup(
+        model=config, trainer=trainer, credit={AgentName("solver"): CreditConfig()}, loss=loss or LossConfig()
+    )
     policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=9)
     policy.accumulate(samples(0))  # what libraries allocate once
     policy.optimizer_step()
@@ -78,6 +81,20 @@ def test_a_forward_takes_what_is_predicted(
     with mock.patch.object(completion_model, "most_logits_bytes", lambda _device: limit):
         measured = measured_forward(config, checkpoints)
     assert 0.9 <= measured / (predicted.forward - predicted.state) <= 1.1
+
+
+def test_an_entropy_bonus_takes_no_more_logits() -> None:
+    config, limit = model(4096, 2), CHUNK * 4 * 4096
+    predicted = rank_bytes(
+        shape(config), RankLoad(1, ROWS * (PROMPT + COMPLETION), 4, limit, has_entropy=True)
+    )
+    with mock.patch.object(completion_model, "most_logits_bytes", lambda _device: limit):
+        plain = measured_forward(config, False)
+        measured = measured_forward(config, False, LossConfig(entropy_coefficient=0.1))
+    assert measured <= plain + limit // 4
+    assert measured <= 1.1 * (predicted.forward - predicted.state)
+    compiled = RankLoad(1, ROWS * (PROMPT + COMPLETION), 4, limit, is_compiled=True, has_entropy=True)
+    assert rank_bytes(shape(config), compiled).logits == predicted.logits, "it is not compiled"
 
 
 QWEN_HALF_BILLION = {

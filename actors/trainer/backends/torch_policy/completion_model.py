@@ -14,7 +14,7 @@ from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
 from ....truncated_scores import Truncations
-from ...objective.loss import token_logprobs
+from ...objective.loss import token_logprobs, token_logprobs_and_entropies
 from ...padding import PaddedRows, TokenRow, check_tokens
 from ...rank_bytes import logits_limit
 from .compiled import compile_layers, compiled_token_logprobs
@@ -94,6 +94,10 @@ def placed_model(config: ModelConfig, seed: int | None) -> Any:
     return model
 
 
+OfLogits = Callable[[Tensor, Tensor, float | Tensor, Truncations | None], Tensor]
+"""Figures of tokens, ``[N, ...]``, from the arguments of ``token_logprobs``."""
+
+
 class CompletionModel:
     """``model`` is the live module, its parameters float32, on the config's device or on ``meta`` before ``fill``."""
 
@@ -104,6 +108,7 @@ class CompletionModel:
         self.is_bfloat16 = config.dtype == "bfloat16"
         self._longest = rotation_limit(self.model.config)
         self._forward = CompletionForward(self.model, self.vocab_size)
+        self._token_logprobs: OfLogits = token_logprobs
         self._is_compiled = False
 
     def logprobs(
@@ -114,9 +119,27 @@ class CompletionModel:
 
         Raises ``ValueError`` for rows beyond the model's ``rotation_limit``.
         """
+        return self._figures(self._token_logprobs, rows, temperatures, truncations)
+
+    def logprobs_and_entropies(
+        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and the entropies ``[N]`` of the distributions that the tokens were drawn from."""
+        # Not compiled as the log-probabilities are: the function has a backward that is written out.
+        figures = self._figures(token_logprobs_and_entropies, rows, temperatures, truncations)
+        logprobs, entropies = figures.unbind(-1)
+        return logprobs, entropies
+
+    def _figures(
+        self,
+        of_logits: OfLogits,
+        rows: PaddedRows,
+        temperatures: float | Tensor,
+        truncations: Truncations | None,
+    ) -> Tensor:
         self._check_length(rows.longest)
-        logprobs: Tensor = self._forward(rows, temperatures, truncations)
-        return logprobs
+        figures: Tensor = self._forward(of_logits, rows, temperatures, truncations)
+        return figures
 
     def fixed_logprobs(
         self,
@@ -134,14 +157,11 @@ class CompletionModel:
     def likeliest(self, rows: PaddedRows, count: int, gang: GangRank) -> Tensor:
         """The ``count`` likeliest tokens at each completion token's place, in descending order, and their
         log-probabilities at temperature 1: float64 ``[N, 2, count]``."""
-        forward = self._forward
-        token_logprobs, forward.token_logprobs = forward.token_logprobs, partial(_likeliest, count)
         try:
             with torch.no_grad(), self._leave_uncompiled():
-                likeliest: Tensor = forward(rows, 1.0)
+                likeliest: Tensor = self._forward(partial(_likeliest, count), rows, 1.0)
         finally:
-            forward.token_logprobs = token_logprobs
-            gang.release(forward)
+            gang.release(self._forward)
         return likeliest
 
     def _leave_uncompiled(self) -> AbstractContextManager[object]:
@@ -165,7 +185,7 @@ class CompletionModel:
         """From now on layers and log-probabilities are compiled. To be called before ``narrow``."""
         compile_layers(self.model)
         self._is_compiled = True
-        self._forward.token_logprobs = compiled_token_logprobs
+        self._token_logprobs = compiled_token_logprobs
 
     def narrow(self) -> None:
         """From now on a model of bfloat16 computes in it, over weights of any type. To be called before
@@ -189,7 +209,7 @@ class CompletionModel:
 
 
 class CompletionForward(nn.Module):
-    """The log-probabilities of completions as one forward, so that a gang gathers all that it needs.
+    """Figures of completions, such as log-probabilities, as one forward, so that a gang gathers all that it needs.
 
     The output layer and everything after it see the completion tokens only: ``[N, V]``, no padding, and never all of it
     if that is more than ``most_logits_bytes``.
@@ -199,7 +219,6 @@ class CompletionForward(nn.Module):
         super().__init__()
         self.model = model
         self._vocab_size = vocab_size
-        self.token_logprobs: Callable[..., Tensor] = token_logprobs
         self._positions: Tensor | None = None
         self._outside: Sequence[Place] = ()
         self._of_output: Sequence[Place] = ()
@@ -207,11 +226,15 @@ class CompletionForward(nn.Module):
         model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
     def forward(
-        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None = None
+        self,
+        of_logits: OfLogits,
+        rows: PaddedRows,
+        temperatures: float | Tensor,
+        truncations: Truncations | None = None,
     ) -> Tensor:
-        """``[N]``. See ``CompletionModel.logprobs``."""
+        """``[N, ...]``, as ``of_logits`` has it. See ``CompletionModel.logprobs``."""
         with narrow_parameters(self._outside):
-            return self._logprobs(rows, temperatures, truncations)
+            return self._figures(of_logits, rows, temperatures, truncations)
 
     def narrow(self) -> None:
         """From now on it computes in bfloat16: see ``narrow_forward``."""
@@ -223,12 +246,16 @@ class CompletionForward(nn.Module):
         self._of_output = [] if self._sums_output else places_in(output.modules())
         self._outside = [*places_in(outside), *self._of_output]
 
-    def _logprobs(
-        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None
+    def _figures(
+        self,
+        of_logits: OfLogits,
+        rows: PaddedRows,
+        temperatures: float | Tensor,
+        truncations: Truncations | None,
     ) -> Tensor:
         most_tokens = max(1, most_logits_bytes(rows.input_ids.device) // (4 * self._vocab_size))
         if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
-            return self._in_chunks(rows, temperatures, truncations, most_tokens)
+            return self._in_chunks(of_logits, rows, temperatures, truncations, most_tokens)
         self._positions = rows.positions
         try:
             with self._output_layer(self._summed_output()):
@@ -236,10 +263,15 @@ class CompletionForward(nn.Module):
         finally:
             self._positions = None
         check_read(rows, self.model)
-        return self.token_logprobs(logits, rows.targets, temperatures, truncations)
+        return of_logits(logits, rows.targets, temperatures, truncations)
 
     def _in_chunks(
-        self, rows: PaddedRows, temperatures: float | Tensor, truncations: Truncations | None, tokens: int
+        self,
+        of_logits: OfLogits,
+        rows: PaddedRows,
+        temperatures: float | Tensor,
+        truncations: Truncations | None,
+        tokens: int,
     ) -> Tensor:
         body = self.model.base_model(**rows.model_inputs)
         check_read(rows, self.model)
@@ -247,7 +279,7 @@ class CompletionForward(nn.Module):
         chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
         temperature_parts = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
         cut = truncations.split(tokens) if truncations is not None else None
-        head = partial(self._head, type(body), self._summed_output())
+        head = partial(self._head, of_logits, type(body), self._summed_output())
         return torch.cat(
             [
                 checkpoint(
@@ -269,6 +301,7 @@ class CompletionForward(nn.Module):
 
     def _head(
         self,
+        of_logits: OfLogits,
         output: Any,
         layer: SummedLinear | None,
         hidden: Tensor,
@@ -284,7 +317,7 @@ class CompletionForward(nn.Module):
             stack.enter_context(self._output_layer(layer))
             stack.enter_context(narrow_parameters(self._of_output))
             logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-        return self.token_logprobs(logits.squeeze(0), targets, temperatures, truncations)
+        return of_logits(logits.squeeze(0), targets, temperatures, truncations)
 
     def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
         """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""

@@ -155,8 +155,8 @@ class TorchPolicy(PolicyBackend):
     def accumulate(self, batch: Sequence[Sample]) -> MicroBatchStats:
         """See ``PolicyBackend.accumulate``.
 
-        A sample whose advantage is exactly 0 has no gradient, unless a KL is in the loss or a critic learns from it:
-        its tokens count, the model never sees it.
+        A sample whose advantage is exactly 0 has no gradient, unless a KL or an entropy bonus is in the loss, or a
+        critic learns from it: its tokens count, the model never sees it.
         """
         started = perf_counter()
         if self._position.sft_batches:
@@ -213,9 +213,15 @@ class TorchPolicy(PolicyBackend):
             advantages = chunk.advantages
             if self._critic is not None:
                 advantages = self._backward_values(self._critic, chunk, references, values)
-            logprobs = self._completions.logprobs(chunk.rows, chunk.temperatures, chunk.truncations)
+            logprobs, entropies = self._logprobs(chunk)
             tokens = CompletionTokens(
-                logprobs, chunk.engine_logprobs, advantages, chunk.lengths, references, chunk.old_logprobs
+                logprobs,
+                chunk.engine_logprobs,
+                advantages,
+                chunk.lengths,
+                references,
+                chunk.old_logprobs,
+                entropies,
             )
             loss, sums = batch_loss(self._loss, tokens)
             compared = chunk.old_logprobs is not None or not changed
@@ -236,6 +242,13 @@ class TorchPolicy(PolicyBackend):
         if names:
             totals.sums["padding_share"] = float(padding)
             totals.read(names, total.expand(len(names)), values, self._gang)
+
+    def _logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
+        """The log-probabilities ``[N]`` with gradient, and the entropies if the loss has a bonus for them."""
+        distributions = chunk.rows, chunk.temperatures, chunk.truncations
+        if self._loss.entropy_coefficient > 0:
+            return self._completions.logprobs_and_entropies(*distributions)
+        return self._completions.logprobs(*distributions), None
 
     def _backward_values(
         self, critic: CriticModel, chunk: Chunk, references: Tensor | None, sums: Tensor
@@ -422,7 +435,7 @@ class TorchPolicy(PolicyBackend):
         return self._make_chunks([row for row in samples if self._has_gradient(row)])
 
     def _has_gradient(self, row: TrainedSample) -> bool:
-        return self._loss.kl_in_loss or self._critic is not None or row.has_signal
+        return self._loss.trains_without_advantage or row.has_signal
 
     def _make_chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
         most_tokens = self._setup.torch_trainer.tokens_per_forward

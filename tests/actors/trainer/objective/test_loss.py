@@ -15,6 +15,7 @@ from flexmarl.actors.trainer.objective.loss import (
     reinforce_loss,
     sum_tokens,
     token_logprobs,
+    token_logprobs_and_entropies,
 )
 
 torch.set_num_threads(1)
@@ -230,3 +231,13 @@ def test_each_token_may_have_a_temperature_of_its_own(dtype: torch.dtype) -> Non
     for n, temperature in enumerate(temperatures):
         alone = token_logprobs(logits[n : n + 1], chosen[n : n + 1], temperature)
         assert torch.equal(found[n : n + 1], alone), "the same bits as a batch of one temperature"
+
+
+def test_the_logprobs_beside_entropies_are_those_without_in_float32_too() -> None:
+    logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    tokens, temperatures = torch.arange(6), torch.linspace(0.5, 2, 6)
+    found = token_logprobs_and_entropies(logits, tokens, temperatures)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found[:, 0], token_logprobs(logits, tokens, temperatures))
+    uniform = token_logprobs_and_entropies(torch.zeros(1, 50), torch.tensor([3]))
+    assert uniform[0].tolist() == pytest.approx([-math.log(50), math.log(50)], rel=1e-6)

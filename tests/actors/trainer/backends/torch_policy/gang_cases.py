@@ -17,6 +17,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "reference": {"name": "grpo", "kl_coefficient": 0.1},
     "critic": {"name": "ppo", "kl_coefficient": 0.1},
     "held": {"name": "reinforce_pp", "kl_coefficient": 0.1},
+    "entropy": {"name": "dapo", "entropy_coefficient": 0.1},
 }
 SETUPS = {name: gang_setup(algorithm) for name, algorithm in ALGORITHMS.items()} | {
     "updates": gang_setup({"name": "dapo", "kl_coefficient": 0.1}, updates=2),

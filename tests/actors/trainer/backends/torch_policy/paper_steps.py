@@ -36,6 +36,13 @@ def logprobs_of(model: Any, turn: PaperTurn) -> Tensor:
     return chosen
 
 
+def entropies_of(model: Any, turn: PaperTurn) -> Tensor:
+    """``[T]``, each as the sum over the vocabulary."""
+    logits = model(input_ids=torch.tensor([[*turn.prompt, *turn.tokens]])).logits[0]
+    distributions = logits[len(turn.prompt) - 1 : -1].softmax(-1)
+    return torch.stack([-sum((p * p.log() for p in row), torch.zeros(())) for row in distributions])
+
+
 def values_of(critic: Any, turn: PaperTurn) -> Tensor:
     hidden = critic.body(input_ids=torch.tensor([[*turn.prompt, *turn.tokens]])).last_hidden_state[0]
     values: Tensor = critic.head(hidden[len(turn.prompt) - 1 : -1]).squeeze(-1)

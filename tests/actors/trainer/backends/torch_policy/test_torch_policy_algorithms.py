@@ -80,6 +80,7 @@ ALL = [{"name": name} for name in ALGORITHMS] + [
     {"name": "reinforce_pp", "kl_coefficient": 0.1},
     {"name": "grpo", "aggregation": "sequence_mean", "correction": "icepop"},
     {"name": "ppo", "kl_coefficient": 0.1, "aggregation": "sequence_mean"},
+    {"name": "grpo", "entropy_coefficient": 0.1},
 ]
 
 

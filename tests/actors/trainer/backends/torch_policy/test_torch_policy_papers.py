@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from flexmarl.actors.messages import StepStats
 
 from ... import papers
 from ...algorithm import Algorithm, algorithm
-from ...papers import PaperStep
+from ...papers import PaperStep, PaperTurn
 from .paper_steps import (
     LONGEST,
+    entropies_of,
     logprobs_of,
     make_policy,
     make_turns,
@@ -83,6 +85,48 @@ def test_the_gradient_of_every_update_is_the_papers_with_its_clip(
         assert stats.figures["clip_fraction"] > (0.0 if name == "cispo" else 0.05)
 
 
+@pytest.mark.parametrize(
+    ("given", "updates", "mode"),
+    [
+        ({"name": "grpo"}, 1, "strict"),
+        ({"name": "grpo", "kl_coefficient": 0.1}, 2, "async"),
+        ({"name": "dr_grpo"}, 2, "strict"),
+        ({"name": "dapo"}, 1, "sync"),
+        ({"name": "gspo"}, 4, "strict"),
+        ({"name": "rloo"}, 1, "async"),
+        ({"name": "reinforce_pp"}, 2, "strict"),
+        ({"name": "ppo", "critic": {"max_grad_norm": 1e9}}, 2, "strict"),
+    ],
+    ids=str,
+)
+def test_an_entropy_bonus_adds_the_gradient_of_the_exact_entropies(
+    given: dict[str, Any], updates: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = algorithm(**given, entropy_coefficient=0.3)
+    stats = check_gradients(of, updates, (2, 3, 5, 2, 4), mode, monkeypatch)
+    plain = make_policy(of)
+    turns, _ = make_turns(3, plain.model, (2, 3, 5, 2, 4))
+    if updates == 1:
+        with torch.no_grad():
+            every = torch.cat([entropies_of(plain.model, turn) for turn in turns])
+        assert stats.figures["entropy"] == pytest.approx(float(every.mean()), rel=1e-5)
+
+
+def bonus(of: Algorithm, turns: Sequence[PaperTurn], model: Any) -> Tensor:
+    """The entropies as the algorithm's loss has its tokens, times the coefficient."""
+    each = [entropies_of(model, turn) for turn in turns]
+    if of.loss.aggregation == "sequence_mean":
+        mean = sum((row.mean() for row in each), torch.zeros(())) / len(each)
+    else:
+        tokens = {
+            "token_mean": sum(map(len, each)),
+            "sequence_sum": len(each),
+            "constant": len(each) * LONGEST,
+        }
+        mean = sum((row.sum() for row in each), torch.zeros(())) / tokens[of.loss.aggregation]
+    return of.loss.entropy_coefficient * mean
+
+
 def check_gradients(
     of: Algorithm, updates: int, sizes: Sequence[int], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> StepStats:
@@ -126,9 +170,12 @@ def check_gradients(
         if critic is not None:
             values = [values_of(critic, turn) for turn in of_update]
             losses = papers.ppo(step, values, [old_values[turn] for turn in of_update])
-            expected = [gradient_of(losses[0], plain.model), gradient_of(losses[1], critic)]
+            loss, further = losses[0], [gradient_of(losses[1], critic)]
         else:
-            expected = [gradient_of(LOSSES[of.loss.name](step), plain.model)]
+            loss, further = LOSSES[of.loss.name](step), []
+        if of.loss.entropy_coefficient:
+            loss = loss - bonus(of, of_update, plain.model)
+        expected = [gradient_of(loss, plain.model), *further]
         for ours, theirs in zip(update.gradients, expected, strict=True):
             # All sequences of gspo can be beyond its clip.
             assert theirs.norm() > 1e-3 or (of.loss.name == "gspo" and number and not theirs.any())
