@@ -95,9 +95,12 @@ def warning_of(event: RunEvent) -> str | None:
     return None
 
 
-def note_of(event: RunEvent) -> str | None:
-    """The text of an event that is shown as a plain line; None for the others."""
+def note_of(event: RunEvent, total_steps: int) -> str | None:
+    """The text of an event that is shown as a plain line; None for the others. ``total_steps``: of the run, 0 if it
+    evaluates alone."""
     match event:
+        case Evaluated() if not total_steps:
+            return f"evaluation: {figures(event.metrics)}"
         case Evaluated(step=0):
             return f"before training: {figures(event.metrics)}"
         case Evaluated():

@@ -118,7 +118,7 @@ class Progress(Display):
             self._state.end_phase()
         if (warning := warning_of(event)) is not None:
             self._warn_of(event, warning)
-        elif (note := note_of(event)) is not None:
+        elif (note := note_of(event, self._state.total_steps)) is not None:
             self.note(note)
 
     def _warn_of(self, event: RunEvent, warning: str) -> None:

@@ -41,6 +41,7 @@ class Stage:
         agents: tuple[str, ...] = ("sorter", "checker"),
         policy_of: Mapping[str, str] | None = None,
         first_step: int = 0,
+        total_steps: int = 400,
         detail: Detail = "normal",
     ) -> None:
         self.now_s = 100.0
@@ -56,7 +57,7 @@ class Stage:
             self.console,
             run_name="sorting",
             mode="strict",
-            total_steps=400,
+            total_steps=total_steps,
             agents={AgentName(name): PolicyName((policy_of or {}).get(name, name)) for name in agents},
             first_step=first_step,
             detail=detail,

@@ -26,6 +26,16 @@ def test_plain_lines_have_a_stable_form() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("total_steps", "text"), [(400, "before training: accuracy 0.250"), (0, "evaluation: accuracy 0.250")]
+)
+def test_an_evaluation_without_training_is_before_nothing(total_steps: int, text: str) -> None:
+    stage = Stage(terminal=False, total_steps=total_steps)
+    with stage.progress:
+        stage.progress.event(Evaluated(Step(0), 3.0, {"accuracy": 0.25}))
+    assert text in stage.lines
+
+
 def test_plain_step_lines_come_at_intervals_and_for_the_last_step() -> None:
     stage = Stage(terminal=False)
     with stage.progress:
