@@ -9,6 +9,7 @@ import asyncio
 import gc
 import linecache
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
@@ -27,6 +28,19 @@ def line_within(folder: Path, frame: FrameType | None) -> str | None:
             return _line(folder, frame)
         frame = frame.f_back
     return None
+
+
+def line_of_error(folder: Path, error: BaseException) -> str | None:
+    """The innermost line of a file in ``folder`` that an error, or the first of a group, has come through; None without
+    one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    places = [
+        (frame, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if Path(frame.f_code.co_filename).is_relative_to(folder)
+    ]
+    return _line(folder, places[-1][0], places[-1][1]) if places else None
 
 
 def lines_of_threads(folder: Path) -> list[str]:
@@ -117,7 +131,8 @@ def _tasks_in(value: Any) -> "Iterator[asyncio.Task[Any]]":
             yield candidate
 
 
-def _line(folder: Path, frame: FrameType) -> str:
-    file = Path(frame.f_code.co_filename)
-    source = linecache.getline(str(file), frame.f_lineno).strip()
-    return f"{file.relative_to(folder)}:{frame.f_lineno}, in {frame.f_code.co_name}: {source}"
+def _line(folder: Path, frame: FrameType, number: int | None = None) -> str:
+    """``number``: of the line; None: of the one that runs now."""
+    file, number = Path(frame.f_code.co_filename), frame.f_lineno if number is None else number
+    source = linecache.getline(str(file), number or 0).strip()
+    return f"{file.relative_to(folder)}:{number}, in {frame.f_code.co_name}: {source}"

@@ -84,14 +84,14 @@ class Rollout(Actor, RolloutApi):
     It is one class because groups, trajectories and turns end together: each looks for the others in one table.
     """
 
-    def __init__(self, setup: RolloutSetup) -> None:
-        """Raises RecipeError if the recipe can't be loaded."""
+    def __init__(self, setup: RolloutSetup, recipe: Recipe | None = None) -> None:
+        """``recipe``: None: it is loaded. Raises RecipeError if it can't be."""
         self._setup = setup
         self._config = setup.config
         self._agents = setup.agents
         sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
         self._limits = TurnLimits(setup.config, sampling)
-        self._recipe = Recipe(setup.recipe)
+        self._recipe = Recipe(setup.recipe) if recipe is None else recipe
         self._closing = GroupClosingRules(
             {agent: settings.credit for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
@@ -219,7 +219,7 @@ class Rollout(Actor, RolloutApi):
         self, step: Step, work: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
     ) -> EvaluationEnd:
         trajectory = Trajectory(work.query, None, work.number, versions, work.temperature)
-        end = await self._run_trajectory(trajectory)
+        end = await self.run_trajectory(trajectory)
         self._records.evaluated(step, end)
         if end.failure is not None:
             return EvaluationEnd({}, {}, end.failure)
@@ -248,7 +248,7 @@ class Rollout(Actor, RolloutApi):
                     decisions = self._take_end(run, await run.ends.get())
 
     async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
-        run.ends.put_nowait(await self._run_trajectory(trajectory))
+        run.ends.put_nowait(await self.run_trajectory(trajectory))
 
     def _take_end(self, run: GroupRun, end: TrajectoryEnd) -> list[Start | Abort | Close | Drop]:
         number = end.trajectory.number
@@ -269,7 +269,7 @@ class Rollout(Actor, RolloutApi):
         self._records.closed(run)
         await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(self.writer, closed)
 
-    async def _run_trajectory(self, trajectory: Trajectory) -> TrajectoryEnd:
+    async def run_trajectory(self, trajectory: Trajectory) -> TrajectoryEnd:
         """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed.
 
         Cancellation and the deadline cancel the workflow, and with it the turns it waits for, at the instances too.
@@ -285,10 +285,10 @@ class Rollout(Actor, RolloutApi):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return self._end(trajectory, work)
-            frames = self._recipe.frames(where_it_hangs(self._recipe.folder, work))
+            hang = where_it_hangs(self._recipe.folder, work)
             what = f"not done within rollout.trajectory_timeout_s={limit_s:g}"
-            failure = TrajectoryFailure(trajectory.name, what, frames)
-            return TrajectoryEnd(trajectory, failure, replacement=self._config.on_timeout == "replace")
+            failure = TrajectoryFailure(trajectory.name, what, self._recipe.frames(hang))
+            return TrajectoryEnd(trajectory, failure, self._config.on_timeout == "replace", hang)
         finally:
             self._waits.over(trajectory)
             trajectory.close()
@@ -332,7 +332,7 @@ class Rollout(Actor, RolloutApi):
         failure = TrajectoryFailure(trajectory.name, f"{kind}: {text}", self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
-        return TrajectoryEnd(trajectory, failure, replacement=on_timeout == "replace")
+        return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error)
 
     async def generate(
         self,

@@ -253,6 +253,12 @@ class Trajectory:
         inner = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
         return next((agent for agent, raised in self._overran if raised in inner), None)
 
+    @property
+    def has_overrun(self) -> bool:
+        """True once its deadline has passed."""
+        overran = None if self.deadline is None else self.deadline.overran
+        return overran is not None and overran.done() and not overran.cancelled()
+
     def turn_begins(self, now: float) -> None:
         """Notes that a turn goes to an instance at ``now``, in seconds of the system's clock."""
         self.first_turn_at = min(self.first_turn_at, now)

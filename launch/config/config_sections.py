@@ -305,6 +305,15 @@ class NetworkConfig(Config):
         return listen
 
 
+class ChecksConfig(Config):
+    """The checks before the start of a run."""
+
+    trajectory: bool = True
+    """A trajectory is [played with random answers](operating.md#a-trajectory-before-the-start) before the start."""
+    trajectory_timeout_s: Seconds = 60.0
+    """Deadline of that, with the recipe's `setup`. The run starts after it, with a warning."""
+
+
 class SupervisionConfig(Config):
     """The time after which an actor is lost, and the restarts of lost ones.
 

@@ -21,6 +21,7 @@ from ..run_folder.samples.archive import SamplesConfig
 from .config_sections import (
     AgentConfig,
     AgentWithPolicyConfig,
+    ChecksConfig,
     HostsConfig,
     NetworkConfig,
     PolicyConfig,
@@ -65,6 +66,7 @@ class RunConfig(Config):
     samples: SamplesConfig = SamplesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    checks: ChecksConfig = ChecksConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     hosts: HostsConfig = HostsConfig()
     network: NetworkConfig = NetworkConfig()

@@ -81,9 +81,10 @@ def host_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def preflight_environment() -> dict[str, str]:
-    """The environment of the process that checks a run before its start: the actors', without files of bytecode."""
-    return {**actor_environment(), **_WRITES_NOTHING}
+def preflight_environment(directory: Path) -> dict[str, str]:
+    """The environment of the process that checks a run before its start: the actors', without files of bytecode, and
+    with temporary files in ``directory``."""
+    return {**actor_environment(), **_WRITES_NOTHING, "TMPDIR": str(directory)}
 
 
 def cached_models_only() -> dict[str, str]:

@@ -89,7 +89,7 @@ def actor_specs(
 ) -> dict[str, ActorSpec]:
     """All actors of a run, by name. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of
     GPUs, for the actors whose processes see these alone."""
-    store = _store_setup(config, references, directory.store)
+    store = store_setup(config, references, directory.store)
     trainer = _trainer_setup(config, references, directory, resume and resume[0])
     router = RouterSetup(
         tuple(config.policies), references.console, config.router, rebalance_settings(config)
@@ -161,7 +161,8 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
     )
 
 
-def _store_setup(config: RunConfig, references: References, store_dir: Path) -> StoreSetup:
+def store_setup(config: RunConfig, references: References, store_dir: Path) -> StoreSetup:
+    """The setup of the run's store."""
     return StoreSetup(
         policies={name: agent.policy for name, agent in config.trained_agents.items()},
         store_dir=store_dir,

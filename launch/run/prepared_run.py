@@ -121,7 +121,7 @@ def resume_from_newest_checkpoint(
     start = resuming.plan_resume(directory, settings, accepted, joining)
     if start.is_complete:
         return PreparedRun(directory, start, {})
-    environment = check_before_start(start.config, UNCHANGED, notify)
+    environment = check_before_start(start.config, UNCHANGED, notify, plays=start.checkpoint is None)
     damaged = directory.forget_after(start.step)
     return PreparedRun(directory, replace(start, warnings=start.warnings + damaged), environment)
 

@@ -30,8 +30,8 @@ from ..hosts.placement.run_placement import like_this_host
 from ..run_folder.run_directory import RunDirectory
 
 MAY_CHANGE: Final = (
-    "recipe", "training.steps", "training.*_timeout_s", "checkpoint.*", "evaluation.*", "store.*", "samples.*",
-    "supervision.*", "router.*", "pool.*", "rollout.max_failed_share", "rollout.trajectory_timeout_s",
+    "recipe", "training.steps", "training.*_timeout_s", "checkpoint.*", "checks.*", "evaluation.*", "store.*",
+    "samples.*", "supervision.*", "router.*", "pool.*", "rollout.max_failed_share", "rollout.trajectory_timeout_s",
     "rollout.turn_timeout_s", "rollout.turn_retries", "rollout.workers", "hosts.*",
     "agents.*.sampling.turn_timeout_s", "policies.*.instances", "policies.*.engine.*", "balance.*", "weights.*",
     "network.*", "sinks",

@@ -1,11 +1,13 @@
 """The engine without a model: it answers with random letters, after the time that a real engine would take.
 
 It waits on the event loop's clock, without a thread: in virtual time (``core.testing``), hours of rollouts take no real
-time. The tokens of a text are its bytes in UTF-8.
+time. The tokens of a text are its bytes in UTF-8. A policy that has a model is answered for with its tokenizer: with
+random tokens of it.
 """
 
 import asyncio
 import math
+from functools import lru_cache
 from typing import Self
 
 from ....transport.handle import StateHandle
@@ -14,6 +16,7 @@ from ...errors import EngineFailed, WrongVersion
 from ...messages import ModelConfig
 from ..inference_config import SimulatedEngineConfig
 from ..instance_setup import ServedBase
+from .alphabet import LETTERS, Alphabet, alphabet_of
 from .byte_codec import ByteCodec
 from .engine import (
     TRANSFER_TIMEOUT_S,
@@ -25,17 +28,17 @@ from .engine import (
     OnTokens,
     Pending,
 )
-from .engine_factory import EngineFactory
+from .engine_factory import EngineFactory, TextCodec
 from .simulated_step_engine import SimulatedStepEngine
 
 
 class SimulatedEngine(Engine):
     """Takes its steps at the times at which they are due."""
 
-    def __init__(self, config: SimulatedEngineConfig) -> None:
+    def __init__(self, config: SimulatedEngineConfig, alphabet: Alphabet = LETTERS) -> None:
         self._loop = asyncio.get_running_loop()
         self._config = config
-        self._steps = SimulatedStepEngine(config, self._loop.time)
+        self._steps = SimulatedStepEngine(config, self._loop.time, alphabet)
         self._turns: dict[str, Pending] = {}
         self._listeners: dict[str, OnTokens] = {}
         self._token_counts: dict[str, int] = {}
@@ -124,19 +127,40 @@ class SimulatedEngine(Engine):
 
 
 class SimulatedFactory(EngineFactory):
-    """Serves any policy: there is no model."""
+    """Serves any policy: no weights are computed with."""
 
-    def __init__(self, config: SimulatedEngineConfig, base: ServedBase | None) -> None:
-        self.codec = ByteCodec("simulated")
-        self.architecture = (config, base)
+    def __init__(
+        self,
+        config: SimulatedEngineConfig,
+        base: ServedBase | None,
+        codec: TextCodec,
+        alphabet: Alphabet = LETTERS,
+    ) -> None:
+        self.codec = codec
+        self.architecture = (config, base, codec.name)
         self.clock = asyncio.get_running_loop().time
         self._config = config
+        self._alphabet = alphabet
 
     @classmethod
     async def open(
         cls, model: ModelConfig | None, options: SimulatedEngineConfig, base: ServedBase | None
     ) -> Self:
-        return cls(options, base)
+        if model is None:
+            return cls(options, base, ByteCodec("simulated"))
+        return cls(options, base, *await asyncio.to_thread(_codec_and_alphabet, model.model_dump_json()))
 
     async def build(self) -> Engine:
-        return SimulatedEngine(self._config)
+        return SimulatedEngine(self._config, self._alphabet)
+
+
+@lru_cache(maxsize=8)  # policies often share a model, and a large tokenizer takes a second
+def _codec_and_alphabet(model_json: str) -> tuple[TextCodec, Alphabet]:
+    # Imported here: transformers takes seconds, and a simulated run needs nothing of it.
+    from ...model_sources import architecture_of, load_tokenizer
+    from ..tokenizer_codec import TokenizerCodec
+
+    model = ModelConfig.model_validate_json(model_json)
+    tokenizer = load_tokenizer(model)
+    vocabulary = architecture_of(model).get_text_config(decoder=True).vocab_size
+    return TokenizerCodec(tokenizer), alphabet_of(tokenizer, vocabulary)

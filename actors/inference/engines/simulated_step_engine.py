@@ -17,28 +17,23 @@ import numpy as np
 
 from ...errors import InvalidRequest, PromptTooLong, RequestsInFlight
 from ..inference_config import SimulatedEngineConfig
-from .byte_codec import END_OF_SEQUENCE
+from .alphabet import LETTERS, Alphabet
 from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
 from .request_times import RequestTimes
 from .step_engine import StepEngine
 
-VOCABULARY = 256  # tokens are bytes of UTF-8 text
-_LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;:!"
-_TO_LETTERS = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))
-_LOGPROB = -math.log(len(_LETTERS))
 _ROUNDING = 1e-6  # decode steps
 
 
 def sample_answer(
-    config: SimulatedEngineConfig, seed: int, max_new_tokens: int
+    config: SimulatedEngineConfig, seed: int, max_new_tokens: int, alphabet: Alphabet = LETTERS
 ) -> tuple[tuple[int, ...], FinishReason]:
     """The tokens that ``seed`` determines: letters, and the end-of-sequence token unless they are cut off."""
     numbers = random.Random(seed)
     length = config.median_tokens * math.exp(config.sigma * numbers.gauss(0.0, 1.0))
     if length > max_new_tokens:
-        return tuple(numbers.randbytes(max_new_tokens).translate(_TO_LETTERS)), "length"
-    letters = numbers.randbytes(max(1, round(length)) - 1).translate(_TO_LETTERS)
-    return (*letters, END_OF_SEQUENCE), "stop"
+        return tuple(alphabet.draw(numbers, max_new_tokens)), "length"
+    return (*alphabet.draw(numbers, max(1, round(length)) - 1), alphabet.end), "stop"
 
 
 @dataclass(slots=True)
@@ -58,8 +53,11 @@ class _Sequence:
 class SimulatedStepEngine(StepEngine):
     """``clock`` returns seconds and never goes back."""
 
-    def __init__(self, config: SimulatedEngineConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: SimulatedEngineConfig, clock: Callable[[], float], alphabet: Alphabet = LETTERS
+    ) -> None:
         self._config = config
+        self._alphabet = alphabet
         self._clock = clock
         self._now_s = clock()
         self._progress = 0.0  # decode steps done since the engine was last idle
@@ -85,14 +83,16 @@ class SimulatedStepEngine(StepEngine):
             raise PromptTooLong(name, len(prompt), request.max_new_tokens, self._config.max_context)
         if name in self._active or name in self._waiting or name in self._finished:
             raise InvalidRequest(name, "the id is in use by a pending request")
-        if min(prompt) < 0 or max(prompt) >= VOCABULARY:
-            raise InvalidRequest(name, f"prompt tokens are outside the vocabulary of {VOCABULARY}")
+        if min(prompt) < 0 or max(prompt) >= self._alphabet.vocabulary:
+            raise InvalidRequest(
+                name, f"prompt tokens are outside the vocabulary of {self._alphabet.vocabulary}"
+            )
         self._catch_up()
         whole, finish_reason = sample_answer(
-            self._config, request.seed, request.resumed_tokens + request.max_new_tokens
+            self._config, request.seed, request.resumed_tokens + request.max_new_tokens, self._alphabet
         )
         # the latter: `resumed_tokens` may exceed the tokens that the seed determines
-        tokens = whole[request.resumed_tokens :] or (END_OF_SEQUENCE,)
+        tokens = whole[request.resumed_tokens :] or (self._alphabet.end,)
         steps = len(tokens) + self._config.prompt_share * len(prompt)
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
         self._times.add(name)
@@ -126,7 +126,7 @@ class SimulatedStepEngine(StepEngine):
         self._interrupted += 1
         self._times.end(request_id)
         self._admit()
-        return EngineResult(request_id, tokens, (_LOGPROB,) * len(tokens), "interrupted")
+        return EngineResult(request_id, tokens, (self._alphabet.logprob,) * len(tokens), "interrupted")
 
     def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """See ``StepEngine.new_tokens``: those at the time of the last call of another method."""
@@ -226,4 +226,6 @@ class SimulatedStepEngine(StepEngine):
         del self._active[name]
         self._times.end(name)
         self._generated_tokens += len(tokens)
-        self._finished[name] = EngineResult(name, tokens, (_LOGPROB,) * len(tokens), sequence.finish_reason)
+        self._finished[name] = EngineResult(
+            name, tokens, (self._alphabet.logprob,) * len(tokens), sequence.finish_reason
+        )

@@ -25,11 +25,13 @@ from .group import Group
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryEnd:
-    """The end of a trajectory. ``replacement``: it passed its deadline, and another should take its place."""
+    """The end of a trajectory. ``replacement``: it passed its deadline, and another should take its place. ``error``:
+    that of its workflow, or one whose traceback shows the frames in which that hangs."""
 
     trajectory: Trajectory
     failure: TrajectoryFailure | None = None
     replacement: bool = False
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)

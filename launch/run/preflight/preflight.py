@@ -8,12 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ....actors.errors import ConfigError
+from ....core.durable.private_directory import PrivateDirectory
 from ....core.supervision.process_node import is_stopped
 from ....core.telemetry import get_logger
+from ...config.config_sections import ChecksConfig
 from ...config.run_config import RunConfig
 from ...config.written_config import WrittenConfig
 from ...hosts import env
@@ -21,12 +24,15 @@ from ...hosts.placement.plan import DoesNotFit
 from ...hosts.placement.run_placement import place_here
 from .engine_checks import engine_problems, sink_problems
 from .network_checks import network_problems
+from .trial_words import broken_trial_warning, overrun_warning
 
 # A recipe may load a large data set. One that hangs is ended.
 _TIMEOUT_S = 1800.0
 # Lines come every 10 s.
 _SILENCE_S = 30.0
 _ERRORS_S = 5.0
+# The trial ends itself at its deadline, unless the recipe blocks its event loop.
+_LATE_S = 5.0
 _LAST_LINES = 15
 
 Notify = Callable[[str], object]
@@ -39,14 +45,19 @@ def log_check(text: str) -> None:
     log.warning(text)
 
 
-def check_before_start(config: RunConfig, keys: WrittenConfig, notify: Notify = log_check) -> dict[str, str]:
-    """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is written. ``notify``: is
-    called with warnings, and with the line of the recipe at which checks stand that take long.
+def check_before_start(
+    config: RunConfig, keys: WrittenConfig, notify: Notify = log_check, *, plays: bool = True
+) -> dict[str, str]:
+    """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is left. ``notify``: is called
+    with warnings, and with the line of the recipe at which checks stand that take long. ``plays``: a trajectory too, if
+    ``config`` wants it; not for a run that has played many.
 
     Returns further variables for the environment of the run's actors: if the hub can't be reached and its cache has all
     that is needed, they use the cache alone. Raises ConfigError with every mistake, each with its key; ``keys`` has the
     keys as they are written.
     """
+    if not plays:
+        config = config.model_copy(update={"checks": ChecksConfig(trajectory=False)})
     findings = _findings(config, notify)
     problems = [
         *dict.fromkeys(map(keys.in_text, engine_problems(config))),
@@ -87,14 +98,22 @@ def _of_models(problems: list[dict[str, str]], config: RunConfig, keys: WrittenC
 
 
 def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
+    directory = PrivateDirectory()  # removed here: the process may be killed
+    try:
+        return _findings_in(directory.path, config, notify)
+    finally:
+        directory.remove()
+
+
+def _findings_in(directory: Path, config: RunConfig, notify: Notify) -> dict[str, Any]:
     checks = subprocess.Popen(
-        [sys.executable, "-P", "-m", "flexmarl.launch.run.preflight.process"],
+        [sys.executable, "-P", "-m", "flexmarl.launch.run.preflight.process", str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=env.preflight_environment(),
+        env=env.preflight_environment(directory),
     )
     lines: SimpleQueue[str] = SimpleQueue()
     printed: deque[str] = deque(maxlen=_LAST_LINES)
@@ -103,6 +122,10 @@ def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
         _begin(_read_lines, checks.stdout, lines)
         errors = _begin(_read_errors, checks.stderr, printed)
         findings = _answer(checks, lines, config, notify)
+        if findings is not None and findings.get("trial"):
+            trial = _trial_answer(checks, lines, config)
+            findings["recipe"] += trial["problems"]
+            findings["warnings"] += trial["warnings"]
     finally:
         checks.kill()
         checks.wait()
@@ -142,6 +165,28 @@ def _answer(
                 f"{_TIMEOUT_S:g} s{at}{silent}"
             )
         notify(f"checking {config.recipe} for {seconds:.0f} s, of at most {_TIMEOUT_S:g}{at}{silent}")
+
+
+def _trial_answer(
+    checks: "subprocess.Popen[str]", lines: "SimpleQueue[str]", config: RunConfig
+) -> dict[str, list[str]]:
+    """The findings of the trial; a warning if the process ends or hangs in it."""
+    limit_s = config.checks.trajectory_timeout_s
+    ends_at, place = time.monotonic() + limit_s + _LATE_S, None
+    while (left_s := ends_at - time.monotonic()) > 0:
+        try:
+            message: dict[str, Any] = json.loads(lines.get(timeout=left_s))
+        except Empty:
+            break
+        except ValueError:  # it has ended, perhaps within a line
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                checks.wait(_ERRORS_S)
+            warning = f"its process ended with status {checks.returncode}"
+            return {"problems": [], "warnings": [broken_trial_warning(warning)]}
+        if "at" not in message:
+            return message
+        place = message["at"] or place
+    return {"problems": [], "warnings": [overrun_warning(limit_s, place)]}
 
 
 def _begin(work: Callable[..., None], *arguments: Any) -> threading.Thread:

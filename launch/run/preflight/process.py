@@ -1,7 +1,8 @@
-"""The process of the checks: ``python -P -m flexmarl.launch.run.preflight.process``.
+"""The process of the checks: ``python -P -m flexmarl.launch.run.preflight.process DIRECTORY``.
 
-Standard input holds the resolved config as JSON, standard output gets the findings as a line of JSON. While they take
-long, it also gets lines with the place of the recipe's code: {"at": "workflow.py:3, in <module>: ..."}. The output of
+Standard input holds the resolved config as JSON, standard output gets the findings as a line of JSON, and those of the
+trial as another, if the first one says ``"trial": true``. ``DIRECTORY``: a private one, for the trial. While they take
+long, there are also lines with the place of the recipe's code: {"at": "workflow.py:3, in <module>: ..."}. The output of
 the recipe goes to standard error.
 """
 
@@ -10,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -19,6 +21,7 @@ with importing():
     from ....actors.recipe.recipe_lines import lines_of_threads
     from ...config.run_config import RunConfig
     from .adapter_checks import missing_library, target_problems
+    from .recipe_checks import RecipeFindings, function_problems, recipe_findings
 
 
 _REPORT_S: Final = 10.0
@@ -32,40 +35,53 @@ def main() -> None:
     os.dup2(2, 1)
     config = RunConfig.model_validate_json(sys.stdin.read())
     lock = threading.Lock()
-    reporter = threading.Thread(target=_report_places, args=(Path(config.recipe).resolve(), output, lock))
+    interval_s = min(_REPORT_S, config.checks.trajectory_timeout_s / 4)
+    reporter = threading.Thread(
+        target=_report_places, args=(Path(config.recipe).resolve(), output, lock, interval_s)
+    )
     reporter.daemon = True
     reporter.start()
-    findings = _findings(config)
-    with lock:  # held to the end: the findings are the last line
-        json.dump(findings, output)
-        output.write("\n")
-        # Threads that a recipe's modules have started don't keep the process.
-        sys.stderr.flush()
-        output.close()
-        os._exit(0)
+    of_recipe = recipe_findings(config)
+    findings = _findings(config, of_recipe)
+    with lock:
+        _write(output, findings)
+    if findings["trial"]:
+        trial = _trial(config, of_recipe, findings["cached"], Path(sys.argv[1]))
+        with lock:
+            _write(output, trial)
+    # Threads that a recipe's modules have started don't keep the process.
+    lock.acquire()  # the findings are the last line
+    sys.stderr.flush()
+    output.close()
+    os._exit(0)
 
 
-def _report_places(folder: Path, findings: TextIO, lock: threading.Lock) -> None:
+def _write(output: TextIO, message: dict[str, Any]) -> None:
+    json.dump(message, output)
+    output.write("\n")
+    output.flush()
+
+
+def _report_places(
+    folder: Path, findings: TextIO, lock: threading.Lock, interval_s: float = _REPORT_S
+) -> None:
     """Writes the line of the recipe that runs, every few seconds. Runs in a thread of its own. Ends the process once
     its reports have no reader: the program that asked has been killed, and the recipe may compute for ever."""
     while True:
-        time.sleep(_REPORT_S)
+        time.sleep(interval_s)
         places = lines_of_threads(folder)
         with lock:
             try:
-                json.dump({"at": "; ".join(places)}, findings)
-                findings.write("\n")
-                findings.flush()
+                _write(findings, {"at": "; ".join(places)})
             except BrokenPipeError:
                 os._exit(1)
 
 
-def _findings(config: RunConfig) -> dict[str, Any]:
-    from .recipe_checks import function_problems, recipe_problems
-
-    problems = recipe_problems(config) + list(function_problems(config))
+def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
+    problems = of_recipe.problems + list(function_problems(config))
     if config.simulated:
-        return {"recipe": problems, "models": [], "cached": False, "warnings": []}
+        trial = config.checks.trajectory and not problems
+        return {"recipe": problems, "models": [], "cached": False, "warnings": [], "trial": trial}
     adapters = list(missing_library(config))
     with_adapters = not adapters and any(policy.lora is not None for policy in config.policies.values())
     devices = _device_problems(config)
@@ -85,7 +101,22 @@ def _findings(config: RunConfig) -> dict[str, Any]:
         "models": models,
         "cached": of_models.cached,
         "warnings": of_models.warnings,
+        "trial": config.checks.trajectory and not (problems or adapters or models),
     }
+
+
+def _trial(config: RunConfig, of_recipe: RecipeFindings, cached: bool, directory: Path) -> dict[str, Any]:
+    """``cached``: the hub can't be reached, and is not asked again."""
+    from .trial import play_trial
+
+    if sys.modules.get("torch", sys) is None:
+        del sys.modules["torch"]  # the workflow may import it
+    if cached:
+        from huggingface_hub import constants
+
+        constants.HF_HUB_OFFLINE = True
+    assert of_recipe.recipe is not None, "the recipe has no problem"
+    return asdict(play_trial(config, of_recipe.recipe, of_recipe.training, of_recipe.evaluation, directory))
 
 
 def _device_problems(config: RunConfig) -> list[Any]:

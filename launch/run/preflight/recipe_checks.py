@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ....actors.environments.environment import environment_problems
 from ....actors.errors import ConfigError, RecipeError
-from ....actors.messages import Query
+from ....actors.messages import Query, refuse_equal_ids
 from ....actors.names import PolicyName, Step, Version
 from ....actors.orchestrator.opponents.past_pool import Member
 from ....actors.orchestrator.opponents.rules import RULES, draw_member
@@ -40,12 +41,35 @@ _ASYNC = ("workflow", "setup", "teardown")
 _WITHOUT_DATA = ("workflow", "teardown")
 
 
-def recipe_problems(config: RunConfig) -> list[str]:
-    """Every mistake that shows without a model; the functions are not called before their signatures fit."""
+@dataclass(slots=True)
+class RecipeFindings:
+    """``problems``: every mistake that shows without a model. ``recipe``: None if it can't be loaded. ``training``,
+    ``evaluation``: queries of the first step, and all of the evaluation's, if the functions could be called."""
+
+    problems: list[str] = field(default_factory=list)
+    recipe: Recipe | None = None
+    training: list[Query] = field(default_factory=list)
+    evaluation: list[Query] = field(default_factory=list)
+
+
+def recipe_findings(config: RunConfig) -> RecipeFindings:
+    """Loads the recipe; its functions are not called before their signatures fit."""
+    findings = RecipeFindings()
     try:
-        recipe = Recipe(config.recipe_config())
+        findings.recipe = Recipe(config.recipe_config())
     except RecipeError as error:
-        return [str(error)]
+        findings.problems.append(str(error))
+        return findings
+    findings.problems += _function_mistakes(config, findings.recipe)
+    if not findings.problems:
+        try:
+            findings.problems.extend(_data_problems(config, findings))
+        except RecipeError as error:  # a function of the recipe raises, or gives what it must not
+            findings.problems.append(str(error))
+    return findings
+
+
+def _function_mistakes(config: RunConfig, recipe: Recipe) -> list[str]:
     optional = ("query_source", "sft", "setup", "teardown")
     functions = ["train_query"] if recipe.defines("train_query") else []
     functions += ["eval_queries", *(name for name in optional if recipe.defines(name))]
@@ -58,13 +82,7 @@ def recipe_problems(config: RunConfig) -> list[str]:
     problems += _rule_problems(config, recipe)
     for name in functions:
         problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
-    if problems:
-        return list(dict.fromkeys(problems))
-    try:
-        problems.extend(_data_problems(config, recipe))
-    except RecipeError as error:  # a function of the recipe raises, or gives what it must not
-        problems.append(str(error))
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def function_problems(config: RunConfig) -> Iterator[str]:
@@ -171,13 +189,17 @@ def _misfit(
 # --------------------------------------------------------------------------- data
 
 
-def _data_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]:
     """Calls the functions for the beginning of a run. Raises RecipeError if one of them fails."""
+    recipe = findings.recipe
+    assert recipe is not None, "it has been loaded"
     source = RecipeSource(recipe)
-    first, _ = source.draw([], 1, config.training.queries_per_step if config.evaluation.held_out else 1)
+    first, _ = source.draw([], 1, config.training.queries_per_step)
+    findings.training = first
+    refuse_equal_ids(first, f"{recipe.file.name}: step 1")
     if recipe.defines("query_source"):
         yield from _restoring_problems(recipe, source)
-    queries = recipe.eval_queries()
+    queries = findings.evaluation = recipe.eval_queries()
     ids = [query.id for query in queries]
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)

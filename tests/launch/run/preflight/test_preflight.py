@@ -19,6 +19,7 @@ from flexmarl.launch.hosts import host_description
 from flexmarl.launch.run.preflight import adapter_checks, preflight, process
 from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
 from flexmarl.launch.run.preflight.preflight import check_before_start
+from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
 from flexmarl.launch.run.run import Run
 
 from ...conftest import NO_FINDINGS, SOURCES, TINY
@@ -42,7 +43,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks of models that import torch: the process of the checks takes seconds to start."""
     assert "torch" in sys.modules, "it would be blocked for all later tests"
-    monkeypatch.setattr(preflight, "_findings", lambda config, _: process._findings(config))
+    monkeypatch.setattr(
+        preflight, "_findings", lambda config, _: process._findings(config, recipe_findings(config))
+    )
 
 
 def refusal(recipe: Path, *overrides: str) -> list[str]:
@@ -330,7 +333,9 @@ def test_calls_that_are_not_recognised_are_said_if_the_recipe_has_tools(
 ) -> None:
     from flexmarl.launch.run.preflight import model_checks
 
-    monkeypatch.setattr(preflight, "_findings", lambda config, _: process._findings(config))
+    monkeypatch.setattr(
+        preflight, "_findings", lambda config, _: process._findings(config, recipe_findings(config))
+    )
     monkeypatch.setattr(model_checks, "foreign_form", lambda tokenizer: "the reason")
     workflow = recipe / "workflow.py"
     workflow.write_text(f"{workflow.read_text()}\n# {word}\n")

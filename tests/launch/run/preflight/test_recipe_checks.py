@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flexmarl.launch.config.config_reading import check
-from flexmarl.launch.run.preflight.recipe_checks import recipe_problems
+from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
 
 RIGHT = {
     "workflow": "async def workflow(query, agents): return Rewards()",
@@ -40,7 +40,7 @@ def problems(folder: Path, settings: dict[str, Any] | None = None, /, **function
         "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
         "data": {"largest": 9},
     }
-    return recipe_problems(check({**raw, **(settings or {})}, "config"))
+    return recipe_findings(check({**raw, **(settings or {})}, "config")).problems
 
 
 def test_a_right_recipe_has_none(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_query_source_is_tried(tmp_path: Path) -> None:
             "self.given = state['given']",
             "pass",
             "workflow.py: query_source: a source that was restored continues with the query 's1', which differs from "
-            "the query 's2' that the other one gives",
+            "the query 's5' that the other one gives",
         ),
     ],
 )

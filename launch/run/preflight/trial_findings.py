@@ -1,0 +1,179 @@
+"""The findings of a trial, from the ends of its trajectories. Pure.
+
+The answers of a trial make no sense. So an error refuses the run only if no answer could have avoided it, and if each
+of several trajectories has failed: a workflow may well fail at nonsense, of which a trained model writes little. Others
+are warnings.
+"""
+
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ....actors.environments.environment import Environment
+from ....actors.errors import InvalidEnvironment, InvalidRequest, InvalidReward, PromptTooLong, RecipeError
+from ....actors.recipe.recipe import Recipe
+from ....actors.recipe.recipe_lines import line_of_error
+from ....actors.rollout.groups.group_run import TrajectoryEnd
+from ....core.base.texts import text_of
+from ....core.errors import FlexmarlError
+from ...config.run_config import RunConfig
+from .trial_words import SWITCH, overrun_warning
+
+_MISTAKES: Final = (AttributeError, LookupError, NameError, TypeError)
+"""Python's errors of a program's own. Others may come of the machine: a file or a server that is missing here."""
+_COROUTINE: Final = "'coroutine' object"
+_OPTIONS: Final = "TurnOptions.__init__()"
+_AWAIT: Final = "write `await` before the call, as in `turn = await agent.generate(...)`"
+_CREATED: Final = re.compile(r'File "(.+)", line (\d+), in (\w+)')
+
+
+@dataclass(slots=True)
+class Trial:
+    """``problems`` refuse the run, ``warnings`` do not."""
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def recipe_error_problem(recipe: Recipe, error: RecipeError) -> str:
+    """The error would end the run at this trajectory."""
+    return f"{_describe(recipe, error, text_of(error))} (a trajectory with random answers; {SWITCH})"
+
+
+def judge_ends(config: RunConfig, recipe: Recipe, ends: Sequence[TrajectoryEnd], trial: Trial) -> None:
+    """Adds to ``trial``. ``ends``: of trajectories that were played one after the other until one did not fail."""
+    last, error = ends[-1], ends[0].error
+    if last.failure is None:
+        trial.warnings += [*_reward_warnings(config, last), *_tool_warnings(last)]
+    elif last.trajectory.has_overrun:
+        place = None if last.error is None else line_of_error(recipe.folder, last.error)
+        trial.warnings.append(overrun_warning(config.checks.trajectory_timeout_s, place))
+        return
+    if error is None:
+        return
+    words = _describe(recipe, error, _words(config, error))
+    if last.failure is not None and all(_is_certain(recipe.folder, end) for end in ends):
+        trial.problems.append(f"{words} ({_tries(ends)}; {SWITCH})")
+    elif not any(_same_place(words, warning) for warning in trial.warnings):
+        trial.warnings.append(f"{words} ({_tries(ends)}; one with a model's answers may fail so too)")
+
+
+def _same_place(words: str, warning: str) -> bool:
+    """True if training and evaluation fail at one line: once is enough."""
+    return words.split(" ", 1)[0] == warning.split(" ", 1)[0]
+
+
+def _tries(ends: Sequence[TrajectoryEnd]) -> str:
+    failed = sum(end.failure is not None for end in ends)
+    return f"{failed} of {len(ends)} trajectories with random answers"
+
+
+def _is_certain(folder: Path, end: TrajectoryEnd) -> bool:
+    """True for an error that no answer of a model avoids."""
+    error = _first(end.error)
+    if isinstance(error, InvalidReward) or _COROUTINE in str(error) or _OPTIONS in str(error):
+        return True
+    if end.trajectory.turns_to_reward():  # the workflow has read an answer
+        return False
+    if isinstance(error, InvalidRequest | InvalidEnvironment | PromptTooLong):
+        return True
+    return isinstance(error, _MISTAKES) and _is_raised_in(folder, error)
+
+
+def _first(error: BaseException | None) -> BaseException | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _is_raised_in(folder: Path, error: BaseException) -> bool:
+    """True if the recipe's own code raises it, and no library, which may look at the machine."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(folder)
+
+
+# --------------------------------------------------------------------------- words
+
+
+def _describe(recipe: Recipe, error: BaseException, words: str) -> str:
+    return f"{line_of_error(recipe.folder, error) or _definition(recipe)}: {words}"
+
+
+def _definition(recipe: Recipe) -> str:
+    """The line at which the workflow begins."""
+    workflow: Any = recipe.function("workflow")
+    function: Callable[..., Any] = inspect.unwrap(
+        workflow.step if isinstance(workflow, type) and issubclass(workflow, Environment) else workflow
+    )
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None or not Path(code.co_filename).is_relative_to(recipe.folder):
+        return f"{recipe.file.name}, in workflow"
+    return f"{Path(code.co_filename).relative_to(recipe.folder)}:{code.co_firstlineno}, in {code.co_name}"
+
+
+def _words(config: RunConfig, error: BaseException) -> str:
+    first = _first(error)
+    assert first is not None
+    words = f"{type(first).__name__}: {text_of(first)}"
+    if _COROUTINE in words:
+        return f"{words}: {_AWAIT}"
+    if isinstance(first, PromptTooLong) and first.max_new_tokens >= first.max_context:
+        keys = [
+            f"agents.{name}.sampling.max_new_tokens={agent.sampling.max_new_tokens}"
+            for name, agent in config.agents.items()
+            if agent.sampling.max_new_tokens == first.max_new_tokens
+        ]
+        return (
+            f"{words}, or lower {' and '.join(keys) or 'max_new_tokens'}, which leaves no room for a prompt"
+        )
+    if isinstance(first, OSError) and not isinstance(first, FlexmarlError):
+        return f"{words}; the try runs in an empty temporary folder"
+    return words
+
+
+def _reward_warnings(config: RunConfig, end: TrajectoryEnd) -> Iterator[str]:
+    """The ways in which a trajectory that succeeds trains nothing."""
+    agents = {turn.agent for turn in end.trajectory.turns_to_reward()}
+    rewards = end.trajectory.rewards
+    for name in agents & config.trained_agents.keys():
+        of_turns = config.agents[name].algorithm.used_rewards == "turn"
+        if of_turns and name in rewards.before_punishment.by_agent and name not in rewards.of_turns:
+            yield (
+                f"agents.{name}.algorithm.rewards=turn: the workflow gave agent {name!r} a reward for a trajectory "
+                "with random answers, and none of its turns: that one trains nothing. Give the turns theirs by "
+                f"Rewards.of, or set agents.{name}.algorithm.rewards to trajectory or both"
+            )
+    if not agents and not end.trajectory.is_evaluation:
+        yield (
+            f"the workflow asked no agent for a turn with the query {end.trajectory.query.id!r}: it trains nothing"
+        )
+
+
+def _tool_warnings(end: TrajectoryEnd) -> Iterator[str]:
+    """The parameters of tools whose schema has no type: the model has to guess what they take."""
+    chats = [turn.request.chat for _, turn, _, _ in end.trajectory.ended_turns()]
+    functions = [tool["function"] for chat in chats if chat is not None for tool in chat.tools]
+    for function in functions:
+        for name, schema in function["parameters"].get("properties", {}).items():
+            if not schema.keys() & {"type", "anyOf", "allOf", "oneOf", "$ref", "enum", "const"}:
+                tool = function["name"]
+                yield (
+                    f"the tool {tool} has no type for its parameter {name!r}, so that the model is shown none: write "
+                    f"it, as in `async def {tool}({name}: str)`"
+                )
+
+
+def unawaited_warnings(folder: Path, messages: Sequence[str]) -> Iterator[str]:
+    """``messages``: Python's warnings of coroutines that were never awaited, with the lines that made them."""
+    for message in messages:
+        places = [
+            f"{Path(file).relative_to(folder)}:{number}, in {function}"
+            for file, number, function in _CREATED.findall(message)
+            if Path(file).is_relative_to(folder)
+        ]
+        if places and "was never awaited" in message:
+            yield f"{places[-1]}: {message.partition(chr(10))[0]}: {_AWAIT}"
