@@ -78,6 +78,8 @@ class ProcessFailed(FlexmarlError):
         self.function = function
         self.problem = problem
         self.remote_traceback = remote_traceback
+        if remote_traceback:
+            self.add_note(f"In its process:\n{remote_traceback.rstrip()}")
 
 
 class TooManyFailures(FlexmarlError):

@@ -10,6 +10,7 @@ from ..core.base.texts import holds_half
 from .environments.tool_calls import Tool, ToolCall, parse_tool_calls
 from .errors import InvalidReward, RecipeError
 from .messages import Query
+from .recipe.missing_await import await_hint
 
 __all__ = [
     "Agent",
@@ -133,8 +134,14 @@ class Rewards:
     """
 
     def __init__(self, /, *, metrics: Mapping[str, float] | None = None, **by_agent: float) -> None:
+        """Raises InvalidReward for a value that is not a finite number."""
         self.by_agent = by_agent
         self.metrics = dict(metrics or {})
+        # Here, not only when the workflow has returned: so the traceback names the line that gives the value.
+        for agent, value in by_agent.items():
+            _finite(f"reward of {agent!r}", value)
+        for name, value in self.metrics.items():
+            _finite(f"metric {name!r}", value)
         self.turns: list[tuple[Turn, float]] = []
         """The arguments of each ``of``."""
         self.team: float | None = None
@@ -143,12 +150,15 @@ class Rewards:
     def of(self, turn: Turn, reward: float) -> Self:
         """Gives one turn a reward of its own; several of one turn add up. Returns this object, for further calls.
 
-        A turn of another trajectory or one that was made by hand, and a reward that is not a finite number, fail the
-        trajectory when the workflow returns (InvalidReward). Raises InvalidReward after that.
+        A turn of another trajectory or one that was made by hand fails the trajectory when the workflow returns
+        (InvalidReward). Raises InvalidReward after that, and for a reward that is not a finite number.
         """
         if not isinstance(turn, Turn):
-            raise InvalidReward(f"Rewards.of wants a Turn that generate has returned, not {turn!r:.120}")
+            raise InvalidReward(
+                f"Rewards.of wants a Turn that generate has returned, not {turn!r:.120}{await_hint(turn)}"
+            )
         self._check_open(f"of turn {turn.sample_id} of agent {turn.agent!r}")
+        _finite(f"reward of turn {turn.sample_id} of {turn.agent!r}", reward)
         self.turns.append((turn, reward))
         return self
 
@@ -212,7 +222,7 @@ def _finite(what: str, value: object) -> float:
             return float(value)
     except OverflowError:
         raise InvalidReward(f"{what} is an integer beyond every float: it must be a finite number") from None
-    raise InvalidReward(f"{what} is {value!r}: it must be a finite number")
+    raise InvalidReward(f"{what} is {value!r}: it must be a finite number{await_hint(value)}")
 
 
 Workflow = Callable[[Query, Agents], Awaitable[Rewards]]

@@ -10,10 +10,12 @@ import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from ...core.base.texts import text_of, traceback_of
+from ...core.base.texts import text_of
 from ..recipe.recipe import Recipe, RecipeConfig
+from ..recipe.user_traceback import user_traceback
 from .process_calls import LENGTH, arguments_of, frame, message_of
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -35,7 +37,7 @@ def main() -> None:
     answers.write(frame(_load_recipe(init["recipe"])))
     answers.flush()
     while (call := _read(calls)) is not None:
-        answers.write(_answer(call))
+        answers.write(_answer(call, init))
         answers.flush()
 
 
@@ -57,14 +59,16 @@ def _read(stream: BinaryIO) -> Any:
     return message_of(stream.read(LENGTH.unpack(head)[0]))
 
 
-def _answer(call: Any) -> bytes:
+def _answer(call: Any, init: Any) -> bytes:
     try:
         target: Any = importlib.import_module(call["module"])
         for part in call["name"].split("."):
             target = getattr(target, part)
         return frame({"result": target(*arguments_of(target, call["args"]))})
     except BaseException as error:  # noqa: BLE001  # of the caller's function: the caller raises it
-        return frame({"kind": type(error).__name__, "text": text_of(error), "traceback": traceback_of(error)})
+        folder = Path(init["recipe"]).resolve() if init["recipe"] else None
+        frames = user_traceback(error, folder, whole=init["whole_tracebacks"])
+        return frame({"kind": type(error).__name__, "text": text_of(error), "traceback": frames})
 
 
 if __name__ == "__main__":

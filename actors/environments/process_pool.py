@@ -60,10 +60,12 @@ async def in_process(function: Callable[..., Result], *args: Any, timeout_s: flo
 
 class Processes:
     """A pool of at most ``limit`` processes. ``recipe``: the folder of a recipe whose functions may be called.
-    ``start_s``: for the start of one."""
+    ``start_s``: for the start of one. ``whole_tracebacks``: as a recipe's config has it."""
 
-    def __init__(self, limit: int, recipe: str = "", start_s: float = _START_S) -> None:
-        self._recipe, self._start_s = recipe, start_s
+    def __init__(
+        self, limit: int, recipe: str = "", start_s: float = _START_S, *, whole_tracebacks: bool = False
+    ) -> None:
+        self._recipe, self._start_s, self._whole_tracebacks = recipe, start_s, whole_tracebacks
         self._places = asyncio.Semaphore(limit)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
@@ -112,9 +114,14 @@ class Processes:
             self._drop(process)
         process = await _Process.start()
         self._all.add(process)
+        init = {
+            "paths": search_path(),
+            "recipe": self._recipe,
+            "whole_tracebacks": self._whole_tracebacks,
+        }
         try:
             async with asyncio.timeout(self._start_s):
-                problem = await process.answer(frame({"paths": search_path(), "recipe": self._recipe}))
+                problem = await process.answer(frame(init))
         except TimeoutError:  # an OSError too, but not the end of the process
             problem = f"its process is not ready after {self._start_s:g} s, imports included"
         except (asyncio.IncompleteReadError, OSError):

@@ -15,15 +15,13 @@ A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py
 import asyncio
 import importlib.util
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from ...core.base.texts import escaped, half_problem, text_of
-from ...core.errors import FlexmarlError
+from ...core.base.texts import half_problem, text_of
 from ..config_base import Config
 from ..environments.environment import Environment, Environments
 from ..errors import RecipeError
@@ -32,6 +30,7 @@ from ..workflow import Workflow
 from .data_files import DataFiles
 from .query_problem import query_problem
 from .query_source import QuerySource
+from .user_traceback import user_line, user_traceback
 
 __all__ = ["Recipe", "RecipeConfig", "module_of"]
 
@@ -54,6 +53,8 @@ class RecipeConfig(Config):
     folder: str
     data: dict[str, Any]
     seed: int
+    whole_tracebacks: bool = False
+    """Show flexmarl's frames too in the tracebacks of its functions."""
 
 
 class Recipe:
@@ -159,13 +160,12 @@ class Recipe:
         return cast(Query, query)
 
     def frames(self, error: BaseException) -> str:
-        """The error with its frames, from the first one in the recipe's own folder on, if there is one. One of our own
-        errors about the recipe's results has no frames there, and is shown without any."""
-        frames = traceback.extract_tb(error.__traceback__)
-        positions = [n for n, frame in enumerate(frames) if Path(frame.filename).is_relative_to(self.folder)]
-        ours = isinstance(error, FlexmarlError)
-        shown = frames[positions[0] :] if positions else [] if ours else frames
-        return escaped("".join([*traceback.format_list(shown), *traceback.format_exception_only(error)]))
+        """The error with the frames that help the recipe's author: see ``user_traceback``."""
+        return user_traceback(error, self.folder, whole=self._config.whole_tracebacks)
+
+    def line(self, error: BaseException) -> str:
+        """The recipe's innermost line in the error; empty without one."""
+        return user_line(error, self.folder)
 
     def _workflow(self) -> tuple[Workflow, Environments | None]:
         """The workflow; an environment's class is made one here. Raises RecipeError for another class."""

@@ -1,10 +1,11 @@
 """The prompt of a turn as a workflow writes it: text and turns, or messages and turns. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..environments.tool_calls import tool_schema
 from ..messages import Chat
+from ..recipe.missing_await import await_hint
 from ..workflow import Prompt, Turn
 from .turn_options import TurnOptions, checked_message
 
@@ -17,6 +18,11 @@ def prompt_parts(prompt: Prompt) -> tuple[str | Turn | Mapping[str, Any], ...]:
         return (prompt,)
     if isinstance(prompt, Mapping):
         raise ValueError("the prompt is one message, needs a list of messages")
+    if not isinstance(prompt, Iterable):
+        raise ValueError(
+            f"the prompt is {type(prompt).__name__}, needs a string, a Turn or a list of them or of messages"
+            f"{await_hint(prompt)}"
+        )
     parts = tuple(prompt)
     if not parts:
         raise ValueError("the prompt is an empty list")
@@ -34,7 +40,7 @@ def _kind(number: int, part: object) -> str:
     if isinstance(part, Turn):
         return "turn"
     raise ValueError(
-        f"part {number} of the prompt is {type(part).__name__}, needs a string, a message or a Turn"
+        f"part {number} of the prompt is {type(part).__name__}, needs a string, a message or a Turn{await_hint(part)}"
     )
 
 

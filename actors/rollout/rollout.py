@@ -51,7 +51,9 @@ from ..messages import (
     refuse_equal_ids,
 )
 from ..names import AgentName, PolicyName, Step, Version
+from ..recipe.missing_await import await_hint_of
 from ..recipe.recipe import Recipe
+from ..recipe.user_traceback import headline
 from ..run_events import ActorEndedBadly
 from ..workflow import OnText, Prompt, Turn
 from .agent_handles import AgentHandles
@@ -116,7 +118,11 @@ class Rollout(Actor, RolloutApi):
         self.background(self._routes.run(), "routes")
         self._records = TrajectoryRecords(self._setup, self.system.run_blocking)
         self.background(self._records.run(), "records")
-        self._processes = Processes(self._config.processes, str(self._recipe.folder))
+        self._processes = Processes(
+            self._config.processes,
+            str(self._recipe.folder),
+            whole_tracebacks=self._setup.recipe.whole_tracebacks,
+        )
         current_pool.set(self._processes)
         with self._waits.setup():
             await self._recipe.setup(self._config.setup_timeout_s)
@@ -327,9 +333,12 @@ class Rollout(Actor, RolloutApi):
             trajectory.rewards = work.result()
             return TrajectoryEnd(trajectory)
         if isinstance(error, RecipeError):
+            if line := self._recipe.line(error):
+                raise RecipeError(f"{error} ({line})") from error
             raise error
         _, kind, text = origin_of(error, self.ref.name)
-        failure = TrajectoryFailure(trajectory.name, f"{kind}: {text}", self._recipe.frames(error))
+        what = headline(kind, text + await_hint_of(error), error)
+        failure = TrajectoryFailure(trajectory.name, what, self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
         return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error)

@@ -15,6 +15,7 @@ from typing import Final
 from ..columns.declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError
 from ..names import AgentName
+from ..recipe.missing_await import await_hint
 from ..workflow import Rewards
 from .overlong import overlong_punishment, punish_overlong
 from .rollout_setup import RolloutAgent
@@ -71,7 +72,9 @@ def trajectory_rewards(
     if returned is None and outside:
         returned = Rewards()
     if not isinstance(returned, Rewards):
-        raise RecipeError(f"the workflow returned {type(returned).__name__}, not Rewards")
+        raise RecipeError(
+            f"the workflow returned {type(returned).__name__}, not Rewards{await_hint(returned)}"
+        )
     for agent in returned.by_agent:
         if agent not in agents:
             raise unknown_agent(agent, agents, "the workflow rewards")

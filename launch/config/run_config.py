@@ -16,6 +16,7 @@ from ...actors.recipe.recipe import RecipeConfig
 from ...actors.rollout.rollout_config import RolloutConfig
 from ...actors.store.store_config import StoreConfig
 from ...actors.trainer.pool.pool_config import PoolConfig, StaticPoolConfig
+from ..hosts.env import shows_whole_tracebacks
 from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
 from .config_sections import (
@@ -147,4 +148,6 @@ class RunConfig(Config):
 
     def recipe_config(self) -> RecipeConfig:
         """Returns the part of the config with which an actor loads the recipe."""
-        return RecipeConfig(folder=self.recipe, data=self.data, seed=self.seed)
+        return RecipeConfig(
+            folder=self.recipe, data=self.data, seed=self.seed, whole_tracebacks=shows_whole_tracebacks()
+        )

@@ -99,6 +99,11 @@ def use_vllm_in_one_process() -> None:
         os.environ.setdefault(name, value)
 
 
+def shows_whole_tracebacks() -> bool:
+    """True if the tracebacks of a recipe's errors are to have all frames: ``FLEXMARL_TRACEBACK=full``."""
+    return os.environ.get("FLEXMARL_TRACEBACK") == "full"
+
+
 def runtime_base() -> Path:
     """The folder for the directories of runs, with their sockets and shared memory: the variable
     ``FLEXMARL_RUNTIME_BASE``, else /dev/shm, or the folder for temporary files if /dev/shm can't be written.

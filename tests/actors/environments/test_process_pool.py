@@ -18,6 +18,7 @@ import pytest
 from flexmarl.actors.environments.process_calls import arguments_of, frame, message_of, result_of
 from flexmarl.actors.environments.process_pool import Processes, current_pool, in_process
 from flexmarl.actors.errors import ProcessFailed
+from flexmarl.actors.recipe.user_traceback import user_traceback
 
 from ...patience import PATIENCE_S
 
@@ -96,6 +97,9 @@ def pid():
 
 def started():
     return subprocess.Popen(["sleep", "1000"]).pid
+
+def fails():
+    return {}["answer"]
 """
 
 
@@ -120,6 +124,11 @@ async def test_one_process_after_the_other(pool: Processes) -> None:
     with pytest.raises(ProcessFailed, match=r"math.sqrt: ValueError: math domain error") as failed:
         await in_process(math.sqrt, -1)
     assert "process_main" in failed.value.remote_traceback
+    with pytest.raises(ProcessFailed, match=r"fails: KeyError: 'answer'") as failed:
+        await in_process(recipe.function("fails"))
+    shown = user_traceback(failed.value, Path(pool._recipe))
+    assert shown.index("In its process:") < shown.index("in fails"), "the lines of the recipe there"
+    assert "process_main" not in shown
     assert await in_process(pid) == first, "an error costs no process"
     started = await in_process(recipe.function("started"))
     with pytest.raises(TimeoutError, match=r"time.sleep took longer than timeout_s=0.01"):

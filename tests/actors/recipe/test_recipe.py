@@ -113,3 +113,21 @@ def test_an_error_whose_text_holds_half_of_a_character_is_shown(tmp_path: Path) 
 def test_no_recipe_at_all(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist: a recipe is a folder with"):
         Recipe(RecipeConfig(folder=str(tmp_path), data={}, seed=0))
+
+
+@pytest.mark.parametrize("code", ["def broken(:", "async def workflow(query, agents): ...\nawait x"])
+def test_a_file_that_is_no_python_shows_its_own_line_alone(tmp_path: Path, code: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load(tmp_path, code)
+    head, place, *_ = str(refused.value).splitlines()
+    assert "loading failed: SyntaxError" in head and place.startswith(
+        f'  File "{tmp_path}/workflow.py", line'
+    )
+    assert "importlib" not in str(refused.value) and "module_of" not in str(refused.value)
+
+
+def test_all_frames_are_shown_if_the_config_says_so(tmp_path: Path) -> None:
+    (tmp_path / "workflow.py").write_text("import nowhere_at_all")
+    config = RecipeConfig(folder=str(tmp_path), data={}, seed=0, whole_tracebacks=True)
+    with pytest.raises(RecipeError, match="in module_of"):
+        Recipe(config)

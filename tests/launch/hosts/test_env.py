@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.errors import ConfigError
+from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.hosts import env
 
 
@@ -32,6 +33,14 @@ def test_a_folder_that_is_missing_is_refused_with_the_variable_that_names_it(
     monkeypatch.setenv("FLEXMARL_RUNTIME_BASE", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="FLEXMARL_RUNTIME_BASE=.*nowhere: there is no such folder"):
         env.runtime_base()
+
+
+def test_tracebacks_are_whole_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("sort-digits", [])
+    monkeypatch.delenv("FLEXMARL_TRACEBACK", raising=False)
+    assert not config.recipe_config().whole_tracebacks
+    monkeypatch.setenv("FLEXMARL_TRACEBACK", "full")
+    assert config.recipe_config().whole_tracebacks
 
 
 def test_a_process_s_cuda_devices_are_named_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
