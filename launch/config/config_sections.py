@@ -309,7 +309,8 @@ class ChecksConfig(Config):
     """The checks before the start of a run."""
 
     trajectory: bool = True
-    """A trajectory is [played with random answers](operating.md#a-trajectory-before-the-start) before the start."""
+    """A trajectory is [played with random answers](operating.md#a-trajectory-before-the-start) before the start, and
+    the first training queries are made in two processes and compared."""
     trajectory_timeout_s: Seconds = 60.0
     """Deadline of that, with the recipe's `setup`. The run starts after it, with a warning."""
 

@@ -36,6 +36,10 @@ _EXPERTS = (
     "tokens out"
 )
 """A mismatch between engine and trainer that routing adds."""
+_NO_TOKENIZER = (
+    "it holds no tokenizer, so that every prompt would be empty: copy tokenizer.json and tokenizer_config.json there, "
+    "or name another folder or a hub name in model.tokenizer"
+)
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOOLS = re.compile(r"\btools\b")
 
@@ -150,11 +154,15 @@ def _try(model: ModelConfig) -> bool:
             part, source = "config.model_type", str((model.config or {})["model_type"])
         raise _CanNotLoad(part, source, f"the model's config can't be loaded: {_words(error)}") from None
     try:
-        load_tokenizer(model, local_files_only=cached)
+        tokenizer = load_tokenizer(model, local_files_only=cached)
     except Exception as error:  # noqa: BLE001  # as above
         part = "path" if model.tokenizer is None else "tokenizer"
         text = f"the tokenizer can't be loaded: {_words(error)}"
         raise _CanNotLoad(part, model.tokenizer_source, text) from None
+    # Without files transformers makes a tokenizer that has special tokens alone.
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
+        part = "path" if model.tokenizer is None else "tokenizer"
+        raise _CanNotLoad(part, model.tokenizer_source, _NO_TOKENIZER)
     return cached
 
 

@@ -22,6 +22,7 @@ from ...config.written_config import WrittenConfig
 from ...hosts import env
 from ...hosts.placement.plan import DoesNotFit
 from ...hosts.placement.run_placement import place_here
+from .data_comparison import DataComparison
 from .engine_checks import engine_problems, sink_problems
 from .network_checks import network_problems
 from .trial_words import broken_trial_warning, overrun_warning
@@ -98,14 +99,23 @@ def _of_models(problems: list[dict[str, str]], config: RunConfig, keys: WrittenC
 
 
 def _findings(config: RunConfig, notify: Notify) -> dict[str, Any]:
-    directory = PrivateDirectory()  # removed here: the process may be killed
+    directory = PrivateDirectory()  # removed here: the processes may be killed
     try:
-        return _findings_in(directory.path, config, notify)
+        environment = env.preflight_environment(directory.path)
+        if not config.checks.trajectory:
+            return _findings_in(directory.path, environment, config, notify)
+        with DataComparison.begin(config, directory.path, environment) as comparison:
+            findings = _findings_in(directory.path, environment, config, notify)
+            if not findings["recipe"]:
+                findings["recipe"] += comparison.problems(findings["digests"])
+        return findings
     finally:
         directory.remove()
 
 
-def _findings_in(directory: Path, config: RunConfig, notify: Notify) -> dict[str, Any]:
+def _findings_in(
+    directory: Path, environment: dict[str, str], config: RunConfig, notify: Notify
+) -> dict[str, Any]:
     checks = subprocess.Popen(
         [sys.executable, "-P", "-m", "flexmarl.launch.run.preflight.process", str(directory)],
         stdin=subprocess.PIPE,
@@ -113,7 +123,7 @@ def _findings_in(directory: Path, config: RunConfig, notify: Notify) -> dict[str
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=env.preflight_environment(directory),
+        env=environment,
     )
     lines: SimpleQueue[str] = SimpleQueue()
     printed: deque[str] = deque(maxlen=_LAST_LINES)

@@ -8,6 +8,7 @@ the recipe goes to standard error.
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ with importing():
 
 
 _REPORT_S: Final = 10.0
+_TORCH: Final = re.compile(r"\b(torch|transformers|peft|sentence_transformers|vllm)\b")
 
 
 def main() -> None:
@@ -79,15 +81,15 @@ def _report_places(
 
 def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
     problems = of_recipe.problems + list(function_problems(config))
+    findings = {"models": [], "cached": False, "warnings": [], "digests": of_recipe.digests}
     if config.simulated:
-        trial = config.checks.trajectory and not problems
-        return {"recipe": problems, "models": [], "cached": False, "warnings": [], "trial": trial}
+        return {**findings, "recipe": problems, "trial": config.checks.trajectory and not problems}
     adapters = list(missing_library(config))
     with_adapters = not adapters and any(policy.lora is not None for policy in config.policies.values())
     devices = _device_problems(config)
     if with_adapters:
         import torch  # noqa: F401  # the layers that they are for are found in models
-    elif "torch" not in sys.modules:
+    elif "torch" not in sys.modules and not _mentions_torch(Path(config.recipe)):
         # Configs and tokenizers need no torch, and transformers imports it only if it is there: this saves 2 s.
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
     with importing():
@@ -97,6 +99,7 @@ def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
     if with_adapters and not models:
         adapters += target_problems(config, local_files_only=of_models.cached)
     return {
+        **findings,
         "recipe": problems + adapters,
         "models": models,
         "cached": of_models.cached,
@@ -117,6 +120,11 @@ def _trial(config: RunConfig, of_recipe: RecipeFindings, cached: bool, directory
         constants.HF_HUB_OFFLINE = True
     assert of_recipe.recipe is not None, "the recipe has no problem"
     return asdict(play_trial(config, of_recipe.recipe, of_recipe.training, of_recipe.evaluation, directory))
+
+
+def _mentions_torch(folder: Path) -> bool:
+    """True if the recipe may import torch, or transformers with it, while its workflow runs."""
+    return any(_TORCH.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
 
 
 def _device_problems(config: RunConfig) -> list[Any]:

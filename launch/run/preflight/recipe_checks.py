@@ -18,6 +18,7 @@ from ....actors.recipe.recipe import Recipe
 from ...config.run_config import RunConfig
 from ...monitoring.sinks.function_sink import load_function
 from ...monitoring.sinks.sink_config import FunctionConfig
+from .data_comparison import random_data_problem
 
 _FORMS = {
     "workflow": "async def workflow(query, agents)",
@@ -37,17 +38,21 @@ _POSITIONAL = {
     "setup": 0,
     "teardown": 0,
 }
+_COMPARED = 16
+"""Queries that are made twice."""
 _ASYNC = ("workflow", "setup", "teardown")
 _WITHOUT_DATA = ("workflow", "teardown")
 
 
 @dataclass(slots=True)
 class RecipeFindings:
-    """``problems``: every mistake that shows without a model. ``recipe``: None if it can't be loaded. ``training``,
-    ``evaluation``: queries of the first step, and all of the evaluation's, if the functions could be called."""
+    """``problems``: every mistake that shows without a model. ``recipe``: None if it can't be loaded. ``digests``: of
+    the first queries of ``train_query``. ``training``, ``evaluation``: queries of the first step, and all of the
+    evaluation's, if the functions could be called."""
 
     problems: list[str] = field(default_factory=list)
     recipe: Recipe | None = None
+    digests: list[str] = field(default_factory=list)
     training: list[Query] = field(default_factory=list)
     evaluation: list[Query] = field(default_factory=list)
 
@@ -196,7 +201,11 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
     source = RecipeSource(recipe)
     first, _ = source.draw([], 1, config.training.queries_per_step)
     findings.training = first
-    refuse_equal_ids(first, f"{recipe.file.name}: step 1")
+    if config.training.steps:
+        refuse_equal_ids(first, f"{recipe.file.name}: step 1")
+    if config.training.steps and config.checks.trajectory:
+        findings.digests = first_digests(config, recipe)
+        yield from _random_data(findings.digests, first_digests(config, recipe))
     if recipe.defines("query_source"):
         yield from _restoring_problems(recipe, source)
     queries = findings.evaluation = recipe.eval_queries()
@@ -209,6 +218,21 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
     for policy in config.policies:
         for agent in config.agents_of(policy) if config.policies[policy].sft.batches else ():
             recipe.sft(agent, 0, config.policies[policy].sft.batch_size)
+
+
+def first_digests(config: RunConfig, recipe: Recipe) -> list[str]:
+    """The digests of the first queries of ``train_query``; of none if there is only a query source. Raises
+    RecipeError."""
+    positions = range(
+        min(_COMPARED, config.training.queries_per_step) if recipe.defines("train_query") else 0
+    )
+    return [digest(recipe.train_query(position)) for position in positions]
+
+
+def _random_data(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
+    position = next((n for n, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]), None)
+    if position is not None:
+        yield random_data_problem(position, "when it is called again")
 
 
 def _restoring_problems(recipe: Recipe, source: RecipeSource) -> Iterator[str]:

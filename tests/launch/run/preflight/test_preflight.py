@@ -16,12 +16,13 @@ from flexmarl.launch.config.config_reading import resolve_written
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.config.written_config import UNCHANGED
 from flexmarl.launch.hosts import host_description
-from flexmarl.launch.run.preflight import adapter_checks, preflight, process
+from flexmarl.launch.run.preflight import adapter_checks, data_comparison, preflight, process
 from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
 from flexmarl.launch.run.preflight.preflight import check_before_start
 from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
 from flexmarl.launch.run.run import Run
 
+from ....patience import PATIENCE_S
 from ...conftest import NO_FINDINGS, SOURCES, TINY
 from ...fake_nvml import FakeGpu, devices_of
 
@@ -241,7 +242,7 @@ def hanging(recipe: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> RunConf
     """A recipe whose import stands at ``line``, and checks with short times."""
     (recipe / "workflow.py").write_text(HANGING.format(line=line))
     monkeypatch.setattr(preflight, "_SILENCE_S", 0.2)
-    config, _ = resolve_written(str(recipe), [])
+    config, _ = resolve_written(str(recipe), ["checks.trajectory=false"])  # else a second process imports it
     return config
 
 
@@ -321,7 +322,7 @@ def test_a_process_that_the_recipe_has_started_does_not_keep_the_checks(recipe: 
     writes = "(Path(__file__).parent / 'pid').write_text(str(server.pid))\n"
     (recipe / "workflow.py").write_text(f"{starts}{writes}{workflow}")
     try:
-        config, keys = resolve_written(str(recipe), [])
+        config, keys = resolve_written(str(recipe), ["checks.trajectory=false"])
         check_before_start(config, keys)
     finally:
         psutil.Process(int((recipe / "pid").read_text())).kill()
@@ -344,3 +345,102 @@ def test_calls_that_are_not_recognised_are_said_if_the_recipe_has_tools(
     check_before_start(config, keys, said.append)
     text = "warning: policy solver: calls of tools in its answers are not recognised: the reason"
     assert said == ([text] if warned else [])
+
+
+BODY = """async def workflow(query, agents):
+    turn = await agents["solver"].generate(query.text)
+    {}
+    return Rewards(solver=1.0)
+"""
+MINIMAL = """import os, time
+from pathlib import Path
+from flexmarl.actors import Query, Rewards
+
+{workflow}
+def train_query(position, seed): return Query(f"q{{position}}", {text})
+def eval_queries(seed): return []
+"""
+SIMULATED = {"engine": {"name": "simulated"}, "trainer": {"name": "simulated"}}
+
+
+def minimal(tmp_path: Path, line: str, text: str = "'text'", timeout_s: float = 60.0) -> Path:
+    """A recipe without a model, whose workflow has ``line`` behind its only turn."""
+    folder = tmp_path / "minimal"
+    folder.mkdir()
+    (folder / "workflow.py").write_text(MINIMAL.format(workflow=BODY.format(line), text=text))
+    config = {
+        "agents": {"solver": SIMULATED},
+        "training": {"steps": 1, "queries_per_step": 2, "trajectories_per_query": 2, "micro_batch": 1},
+        "checks": {"trajectory_timeout_s": timeout_s},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], []])
+def test_a_mistake_of_the_first_trajectory_is_refused_before_the_run_has_a_folder(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = minimal(tmp_path, "return Rewards()")
+    assert main(["train", str(folder), "--runs", "runs", *words]) == 2
+    errors = capsys.readouterr().err
+    assert "workflow.py:5, in workflow: the workflow used agent 'solver' and returned no reward" in errors
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "timeout_s", "words"),
+    [
+        ("os._exit(3)", 60.0, "no trajectory was played before the start: its process ended with status 3"),
+        ("time.sleep(3600)", 0.5, "stood at workflow.py:7, in workflow: time.sleep(3600)"),
+        ("Path('notes.txt').touch()", 60.0, None),
+    ],
+)
+def test_a_workflow_that_ends_its_process_blocks_it_or_writes_files_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, timeout_s: float, words: str | None
+) -> None:
+    monkeypatch.setattr(preflight, "_LATE_S", 1.0)
+    folder = minimal(tmp_path, line, timeout_s=timeout_s)
+    before = tree(tmp_path)
+    config, keys = resolve_written(str(folder), ())
+    notices: list[str] = []
+    assert check_before_start(config, keys, notices.append) == {}
+    warnings = [notice for notice in notices if notice.startswith("warning: ")]
+    assert len(warnings) == (words is not None)
+    assert words is None or words in warnings[0]
+    assert tree(tmp_path) == before
+
+
+def test_a_run_that_has_played_is_not_tried_again(tmp_path: Path) -> None:
+    config, keys = resolve_written(str(minimal(tmp_path, "return None")), ())
+    check_before_start(config, keys, plays=False)
+    with pytest.raises(ConfigError, match="returned NoneType, not Rewards"):
+        check_before_start(config, keys)
+
+
+def test_training_data_that_depends_on_the_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(data_comparison, "_PATIENCE_S", PATIENCE_S)
+    (problem,) = refusal(minimal(tmp_path, "pass", text="str(hash(f'{seed} {position}'))"))
+    assert problem.startswith("workflow.py: train_query(0, seed) gives another query in another process")
+
+
+def test_a_folder_without_a_tokenizer(recipe: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 14}')
+    (model / "model.safetensors").touch()
+    (problem,) = refusal(recipe, f"agent_defaults.model={{path: {model}, config: null, tokenizer: null}}")
+    assert f"model.path='{model}': it holds no tokenizer" in problem
+
+
+def test_a_prompt_is_measured_and_rendered_by_the_models_own_tokenizer(recipe: Path) -> None:
+    (problem,) = refusal(recipe, "agent_defaults.sampling.max_new_tokens=64")
+    assert "4 prompt tokens + 64 new ones exceed the engine's context of 64 tokens" in problem
+    workflow = recipe / "workflow.py"
+    chat = """[{"role": "user", "content": query.text}]"""
+    workflow.write_text(workflow.read_text().replace('generate(f"{query.text}=")', f"generate({chat})"))
+    (problem,) = refusal(recipe)
+    assert "workflow.py:" in problem and "has no chat template: give the prompt as text" in problem

@@ -92,6 +92,10 @@ def test_a_right_recipe_has_none(tmp_path: Path) -> None:
             "workflow.py: eval_queries gives two queries the id 'e'",
         ),
         (
+            {"train_query": "def train_query(position, seed, **data): return Query('q', 'x')"},
+            "workflow.py: step 1 has two queries with the id 'q'",
+        ),
+        (
             {"eval_queries": "def eval_queries(seed, **data): return [Query('e', 'x'), 'y']"},
             "workflow.py: query 1 of eval_queries gives str, not a Query",
         ),
@@ -99,6 +103,26 @@ def test_a_right_recipe_has_none(tmp_path: Path) -> None:
 )
 def test_one_mistake_is_one_line(tmp_path: Path, functions: dict[str, str], words: str) -> None:
     assert problems(tmp_path, **functions) == [words]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({}, True),
+        ({"checks": {"trajectory": False}}, False),
+        ({"training": {"steps": 0, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1}}, False),
+    ],
+)  # fmt: skip
+def test_training_data_that_differs_when_it_is_made_again(
+    tmp_path: Path, settings: dict[str, Any], is_refused: bool
+) -> None:
+    code = "count = iter(range(99))\ndef train_query(position, seed, **data): return Query(f'q{next(count)}', 'x')"
+    lines = problems(tmp_path, settings, train_query=code)
+    assert len(lines) == is_refused
+    for line in lines:
+        assert line.startswith(
+            "workflow.py: train_query(0, seed) gives another query when it is called again"
+        )
 
 
 SOURCE = """
