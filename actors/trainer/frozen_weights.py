@@ -41,7 +41,7 @@ class FrozenWeights:
         CheckpointIncomplete, CheckpointMismatch."""
         if policy in self._of_endpoints:
             return await self._set(policy, Version(0), {"state": np.zeros(2, np.int64)})
-        factory, setup = factory_of(self._setup), self._setup.policies[policy]
+        factory, setup = factory_of(self._setup, None), self._setup.policies[policy]
         try:
             weights = await factory.compute(lambda: factory.frozen_weights(policy, setup))
             return await self._set(policy, Version(0), weights)

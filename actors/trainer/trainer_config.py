@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Share, Unit
 from ..credit.algorithms import ALGORITHMS, Aggregation, Algorithm, AlgorithmName, KlEstimator
@@ -81,6 +81,9 @@ class LossConfig(Config):
 
     name: AlgorithmName = "grpo"
     """Algorithm of the loss: see [Algorithms](algorithms.md)."""
+    loss: Annotated[str, Field(pattern=r"^[\w./-]+:\w+$")] | None = None
+    """Function of the user's in the place of the algorithm's surrogate: `file.py:function` of the recipe's folder, or
+    `module:function`. See [A loss of your own](custom-losses.md)."""
     clip_low: Share = _DEFAULT.clip_low
     """Distance of the ratio's lower bound from 1: the ratio is clipped to at least `1 - clip_low`."""
     clip_high: NonNegative = _DEFAULT.clip_high
@@ -152,14 +155,30 @@ class LossConfig(Config):
         return ALGORITHMS[self.name]
 
     @property
+    def has_ratio(self) -> bool:
+        """True if the loss may compare the policy with an older one."""
+        return self.loss is not None or self.row.surrogate != "reinforce"
+
+    @property
     def kl_in_loss(self) -> bool:
         """True if a KL to the reference policy is a term of the loss: each sample needs a forward of the reference."""
         return self.kl_coefficient > 0 and not self.kl_in_reward
 
     @property
+    def needs_references(self) -> bool:
+        """True if each forward needs the reference: for a KL in the loss, or in the rewards of a critic."""
+        return self.kl_coefficient > 0 and (self.kl_in_loss or self.critic is not None)
+
+    @property
     def trains_without_advantage(self) -> bool:
-        """True if a sample has a gradient also if its advantage is 0: by a KL, an entropy bonus or a critic."""
-        return self.kl_in_loss or self.entropy_coefficient > 0 or self.critic is not None
+        """True if a sample has a gradient also if its advantage is 0: by a KL, an entropy bonus, a critic, or perhaps a
+        user's loss."""
+        return (
+            self.kl_in_loss
+            or self.entropy_coefficient > 0
+            or self.critic is not None
+            or self.loss is not None
+        )
 
     @property
     def penalises_rewards(self) -> bool:
@@ -210,11 +229,11 @@ class LossConfig(Config):
 
 _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
     (
-        lambda loss: loss.row.surrogate == "reinforce" and bool(loss.clip_low or loss.clip_high),
+        lambda loss: not loss.has_ratio and bool(loss.clip_low or loss.clip_high),
         "{loss.name} clips nothing: leave out clip_low and clip_high",
     ),
     (
-        lambda loss: loss.old_policy == "behaviour" and loss.row.surrogate == "reinforce",
+        lambda loss: loss.old_policy == "behaviour" and not loss.has_ratio,
         "{loss.name} has no ratio to another policy: leave out old_policy",
     ),
     (

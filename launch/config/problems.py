@@ -172,7 +172,7 @@ def updates_problem(config: "RunConfig") -> str | None:
             "groups, at least one"
         )
     for name, policy in config.trained.items():
-        if updates > 1 and policy.algorithm.row.surrogate == "reinforce":
+        if updates > 1 and not policy.algorithm.has_ratio:
             return (
                 f"training.updates={updates}: the policy has changed when the second update trains its samples, and "
                 f"policies.{name}.algorithm.name={policy.algorithm.name} has no ratio to correct it by; give the "

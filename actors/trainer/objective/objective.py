@@ -1,11 +1,13 @@
 """A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from ...credit.algorithms import Surrogate
 from ...credit.credit_config import CreditConfig
 from ...messages import Sample
 from ...names import AgentName
@@ -21,27 +23,38 @@ from .loss import (
     reinforce_loss,
     sum_tokens,
 )
+from .loss_inputs import LossInputs
 from .transforms import Critic, WholeStep
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionTokens:
-    """The completion tokens of one forward. All but ``lengths`` (``[R]`` int64) are ``[N]``; ``logprobs`` has the
-    gradient, ``engine_logprobs`` are those the tokens were drawn with, ``reference_logprobs`` are needed for a KL
-    in the loss alone. ``old_logprobs``: of the policy at the step's begin; None if it has not changed since.
-    ``entropies``: of the distributions, with the gradient; needed for an entropy bonus alone."""
+    """The completion tokens of one forward. All are ``[N]`` but ``lengths`` and ``group_sizes`` (``[R]`` int64) and
+    ``rewards`` (``[R]``); ``logprobs`` has the gradient, ``engine_logprobs`` are those the tokens were drawn with,
+    ``reference_logprobs`` are needed for a KL in the loss alone. ``old_logprobs``: of the policy at the step's begin;
+    None if it has not changed since. ``entropies``: of the distributions, with the gradient; needed for an entropy
+    bonus alone."""
 
     logprobs: Tensor
     engine_logprobs: Tensor
     advantages: Tensor
     lengths: Tensor
+    group_sizes: Tensor
+    rewards: Tensor
     reference_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     entropies: Tensor | None = None
 
 
-def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dict[str, Tensor]]:
-    """The summed loss of a batch, to be divided by the step's ``loss.denominator``.
+TokenLoss = Callable[[LossInputs], TokenLosses]
+"""The loss of each token, before its weight, a KL and an entropy bonus: an algorithm's surrogate, or a user's."""
+
+
+def batch_loss(
+    config: LossConfig, batch: CompletionTokens, users_loss: TokenLoss | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The summed loss of a batch, to be divided by the step's ``loss.denominator``. ``users_loss``: in the place of the
+    algorithm's surrogate.
 
     The surrogate's ratio is that of the policy to the old policy. By default this is the proximal policy, the policy at
     the start of its step (decoupled PPO, Hilton et al., arXiv 2110.00641, section 3): no algorithm's clip range sees
@@ -66,7 +79,8 @@ def batch_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dic
         high=config.correction_high,
     )
     clips_behaviour = config.old_policy == "behaviour"
-    losses = _surrogate(config, batch, batch.engine_logprobs if clips_behaviour else proximal)
+    token_loss = users_loss or SURROGATES[config.row.surrogate]
+    losses = token_loss(_inputs(config, batch, batch.engine_logprobs if clips_behaviour else proximal))
     values = losses.values * weights
     if config.kl_in_loss:
         if batch.reference_logprobs is None:
@@ -103,20 +117,35 @@ def _sums(batch: CompletionTokens, loss: Tensor, proximal: Tensor, held_back: Te
     return sums
 
 
-def _surrogate(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -> TokenLosses:
-    low, high = config.clip_low, config.clip_high
-    logprobs, advantages = batch.logprobs, batch.advantages
-    match config.row.surrogate:
-        case "clipped":
-            return clipped_loss(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
-        case "clipped_sequence":
-            return clipped_sequence_loss(
-                logprobs, old_logprobs, advantages, batch.lengths, clip_low=low, clip_high=high
-            )
-        case "clipped_weight":
-            return clipped_weight_loss(logprobs, old_logprobs, advantages, clip_low=low, clip_high=high)
-        case "reinforce":
-            return reinforce_loss(logprobs, advantages)
+def _inputs(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -> LossInputs:
+    return LossInputs(
+        logprobs=batch.logprobs,
+        old_logprobs=old_logprobs,
+        behaviour_logprobs=batch.engine_logprobs,
+        advantages=batch.advantages,
+        lengths=batch.lengths,
+        group_sizes=batch.group_sizes,
+        rewards=batch.rewards,
+        reference_logprobs=batch.reference_logprobs,
+        entropies=batch.entropies,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+    )
+
+
+SURROGATES: Final[Mapping[Surrogate, TokenLoss]] = {
+    "clipped": lambda i: clipped_loss(
+        i.logprobs, i.old_logprobs, i.advantages, clip_low=i.clip_low, clip_high=i.clip_high
+    ),
+    "clipped_sequence": lambda i: clipped_sequence_loss(
+        i.logprobs, i.old_logprobs, i.advantages, i.lengths, clip_low=i.clip_low, clip_high=i.clip_high
+    ),
+    "clipped_weight": lambda i: clipped_weight_loss(
+        i.logprobs, i.old_logprobs, i.advantages, clip_low=i.clip_low, clip_high=i.clip_high
+    ),
+    "reinforce": lambda i: reinforce_loss(i.logprobs, i.advantages),
+}
+"""Those of the algorithms, by their column in the table."""
 
 
 def critic_advantages(

@@ -51,9 +51,9 @@ class Slot:
 
     def __init__(self, setup: TrainerSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
-        self._factory = factory_of(setup)
         self._setup = setup
         self._recipe = Recipe(setup.recipe)
+        self._factory = factory_of(setup, self._recipe)
         self._computations = Computations(self._factory, setup.compute_timeout_s, self._recipe.folder)
         self._hosted: dict[PolicyName, PolicyBackend] = {}
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
@@ -267,8 +267,9 @@ class Slot:
         self._experience.forget_consumed()
 
 
-def factory_of(setup: TrainerSetup) -> BackendFactory:
-    """The backends of the kind that the setup's policies, all of one kind, name."""
+def factory_of(setup: TrainerSetup, recipe: Recipe | None) -> BackendFactory:
+    """The backends of the kind that the setup's policies, all of one kind, name. ``recipe``: of the losses of users;
+    None: nothing is trained."""
     # Imported here, so that a simulated trainer does not import transformers: that takes seconds.
     if all(isinstance(policy.trainer, SimulatedTrainerConfig) for policy in setup.policies.values()):
         from ..backends.simulated_factory import SimulatedFactory
@@ -277,7 +278,7 @@ def factory_of(setup: TrainerSetup) -> BackendFactory:
     with importing():
         from ..backends.torch_policy.torch_factory import TorchFactory
 
-    return TorchFactory(setup.recipe.seed, setup.total_steps)
+    return TorchFactory(setup.recipe.seed, setup.total_steps, recipe=recipe)
 
 
 def sft_shares(agents: Sequence[AgentName], size: int, batch: int) -> dict[AgentName, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ....actors.errors import ConfigError
-from ....actors.recipe.recipe import module_of
+from ....actors.recipe.named_function import named_function
 from .sink import Figures, Sink, SinkRun
 
 MetricsFunction = Callable[[int, Mapping[str, float]], object]
@@ -42,16 +42,8 @@ def name_of(function: Any) -> str:
 
 
 def load_function(recipe: Path, name: str) -> MetricsFunction:
-    """The function ``file.py:function`` in the folder ``recipe``. Raises ConfigError if it is missing or does not take
-    step and figures; any error of the file."""
-    file, _, function = name.partition(":")
-    path = recipe / file
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    candidate: Any = getattr(module_of(path, f"flexmarl_recipe_{recipe.name}_{path.stem}"), function, None)
-    if not callable(candidate):
-        raise ConfigError(f"{file} has no function {function!r}")
-    return check_function(candidate, name)
+    """See ``named_function``. Raises ConfigError too if it does not take step and figures."""
+    return check_function(named_function(recipe, name), name)
 
 
 def check_function(function: Any, name: str) -> MetricsFunction:

@@ -64,7 +64,7 @@ def check_before_start(
         *dict.fromkeys(map(keys.in_text, engine_problems(config))),
         *sink_problems(config),
         *network_problems(config),
-        *map(keys.in_text, findings["recipe"]),
+        *dict.fromkeys(map(keys.in_text, findings["recipe"])),
         *_of_models(findings["models"], config, keys),
     ]
     if not any(problem["part"] == "device" for problem in findings["models"]):

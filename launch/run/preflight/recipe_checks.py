@@ -14,6 +14,7 @@ from ....actors.orchestrator.opponents.past_pool import Member
 from ....actors.orchestrator.opponents.rules import RULES, draw_member
 from ....actors.orchestrator.queries.position_source import digest
 from ....actors.orchestrator.queries.recipe_source import RecipeSource
+from ....actors.recipe.named_function import named_function
 from ....actors.recipe.recipe import Recipe
 from ...config.run_config import RunConfig
 from ...monitoring.sinks.function_sink import load_function
@@ -97,8 +98,32 @@ def function_problems(config: RunConfig) -> Iterator[str]:
             try:
                 load_function(Path(config.recipe), sink.function)
             except Exception as error:  # noqa: BLE001  # importing a user's file may raise anything
-                words = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-                yield f"sinks.{number}.function={sink.function}: {words}"
+                yield f"sinks.{number}.function={sink.function}: {_words(error)}"
+
+
+def loss_problems_of(config: RunConfig) -> Iterator[str]:
+    """A line for each mistake of a loss that is a user's function: it is tried on made-up tokens."""
+    losses = {name: policy.algorithm for name, policy in config.trained.items() if policy.algorithm.loss}
+    if not losses:
+        return
+    # Imported here: it takes seconds, and most runs have no such loss.
+    from ....actors.trainer.objective.users_loss import UsersLoss, loss_problems
+
+    recipe = Recipe(config.recipe_config())
+    for name, loss in losses.items():
+        assert loss.loss is not None, "those without are left out"
+        key = f"policies.{name}.algorithm.loss={loss.loss}"
+        try:
+            function = named_function(recipe.folder, loss.loss)
+        except Exception as error:  # noqa: BLE001  # importing a user's file may raise anything
+            yield f"{key}: {_words(error)}"
+            continue
+        for problem in loss_problems(function, UsersLoss(loss.loss, function, recipe.frames), loss):
+            yield f"{key}: {problem}"
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
 
 
 def _missing_sft(config: RunConfig, recipe: Recipe) -> Iterator[str]:

@@ -54,11 +54,11 @@ class TrainedSample:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The rows of one forward: ``N`` completion tokens of ``R`` samples. ``indices``: the numbers of the samples.
-    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` ``[R]`` int64,
-    ``sizes`` the same on the host; ``temperatures``: one for all tokens, or ``[N]`` float64 if the samples differ.
-    ``truncations``: of all tokens; None if no sample has one. ``old_logprobs`` and ``returns`` ``[N]`` float32: those
-    of ``TrainedSample``. ``idle``: it counts for nothing, and is computed because
-    another rank of the gang has a forward more."""
+    ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` and ``group_sizes``
+    ``[R]`` int64, ``sizes`` the lengths on the host; ``temperatures``: one for all tokens, or ``[N]`` float64 if the
+    samples differ. ``truncations``: of all tokens; None if no sample has one. ``old_logprobs`` and ``returns`` ``[N]``
+    float32: those of ``TrainedSample``. ``idle``: it counts for nothing, and is computed because another rank of the
+    gang has a forward more."""
 
     indices: list[int]
     rows: PaddedRows
@@ -66,6 +66,7 @@ class Chunk:
     advantages: Tensor
     rewards: Tensor
     lengths: Tensor
+    group_sizes: Tensor
     sizes: list[int]
     temperatures: float | Tensor
     truncations: Truncations | None = None
@@ -95,6 +96,7 @@ class Chunk:
             advantages=change(self.advantages),
             rewards=change(self.rewards),
             lengths=change(self.lengths),
+            group_sizes=change(self.group_sizes),
             temperatures=change(temperatures) if isinstance(temperatures, Tensor) else temperatures,
             truncations=None if truncations is None else truncations.with_tensors(change),
             old_logprobs=None if self.old_logprobs is None else change(self.old_logprobs),
@@ -172,7 +174,9 @@ def idle_chunk(device: torch.device, like: TrainedSample | None = None) -> Chunk
     old_logprobs = zero if like is not None and like.old_logprobs is not None else None
     returns = zero if like is not None and like.returns is not None else None
     rows = pad_rows(IDLE_ROWS, 1)
-    chunk = Chunk([], rows, zero, zero, zero, length, [1], 1.0, None, old_logprobs, returns, idle=True)
+    chunk = Chunk(
+        [], rows, zero, zero, zero, length, length, [1], 1.0, None, old_logprobs, returns, idle=True
+    )
     return chunk.to(device)
 
 
@@ -189,6 +193,7 @@ def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRow
         torch.from_numpy(advantages),
         torch.tensor([sample.reward for sample in samples]),
         torch.tensor(sizes),
+        torch.tensor([sample.group_size for sample in samples]),
         sizes,
         _temperatures(samples, sizes),
         _truncations(samples, sizes, rounding),

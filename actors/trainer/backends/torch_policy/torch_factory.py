@@ -14,6 +14,9 @@ from .....transport.handle import TensorSpec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ....pretrained import seeded_model
+from ....recipe.named_function import named_function
+from ....recipe.recipe import Recipe
+from ...objective.users_loss import UsersLoss
 from ...policy_files import check_tensors, read_tensors_into
 from ...saved_policy import WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
@@ -33,10 +36,11 @@ T = TypeVar("T")
 
 class TorchFactory(BackendFactory):
     """``seed`` and ``total_steps``: of the run. ``most_kept``: released policies whose memory is kept, the latest; all
-    of them with one rank, or all of them with several."""
+    of them with one rank, or all of them with several. ``recipe``: of the users' losses; None: there are none."""
 
-    def __init__(self, seed: int, total_steps: int, most_kept: int = 1) -> None:
+    def __init__(self, seed: int, total_steps: int, most_kept: int = 1, recipe: Recipe | None = None) -> None:
         self._seed, self._total_steps, self._most_kept = seed, total_steps, most_kept
+        self._recipe = recipe
         self._released: list[TrainedModels] = []
         self._kept = KeptMemories(most_kept)
         self._bases = FrozenBases(seed)
@@ -50,7 +54,14 @@ class TorchFactory(BackendFactory):
             total_steps=self._total_steps,
             gang=gang or ALONE,
             bases=self._bases,
+            users_loss=self._users_loss(setup),
         )
+
+    def _users_loss(self, setup: PolicySetup) -> UsersLoss | None:
+        if (name := setup.loss.loss) is None:
+            return None
+        assert self._recipe is not None, "a run has a recipe"
+        return UsersLoss(name, named_function(self._recipe.folder, name), self._recipe.frames)
 
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, torch.Tensor]:
         if setup.lora is None:
@@ -76,7 +87,14 @@ class TorchFactory(BackendFactory):
             self._released.remove(models)
             models.take_settings(setup)
         models = models or TrainedModels(setup, None, gang, self._bases, StateMemory(memory))
-        return TorchPolicy(policy, setup, seed=self._seed, total_steps=self._total_steps, models=models)
+        return TorchPolicy(
+            policy,
+            setup,
+            seed=self._seed,
+            total_steps=self._total_steps,
+            models=models,
+            users_loss=self._users_loss(setup),
+        )
 
     def release(self, backend: PolicyBackend) -> None:
         assert isinstance(backend, TorchPolicy)

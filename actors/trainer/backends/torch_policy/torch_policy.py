@@ -33,6 +33,7 @@ from ....names import PolicyName
 from ...objective.critic import explained_variance, value_loss, value_sums
 from ...objective.loss import denominator
 from ...objective.objective import CompletionTokens, batch_loss, critic_advantages, step_advantages, step_kl
+from ...objective.users_loss import UsersLoss
 from ...padding import TokenRow, pack_rows, pad_rows
 from ...shards import Shard, divide
 from ...trainer_setup import PolicySetup
@@ -77,14 +78,15 @@ class TorchPolicy(PolicyBackend):
         models: TrainedModels | None = None,
         gang: GangRank = ALONE,
         bases: FrozenBases | None = None,
+        users_loss: UsersLoss | None = None,
     ) -> None:
         """``seed`` is the run's: the policy's own derives from it and ``name``. ``total_steps``: of the run.
 
         ``models``: built for such a ``setup``; None: built now, with the initial weights, and divided over ``gang``.
-        ``bases``: of this process, for a LoRA policy; None: one of its own.
+        ``bases``: of this process, for a LoRA policy; None: one of its own. ``users_loss``: of the ``setup``'s loss.
         """
         self.name = name
-        self._setup, self._loss = setup, setup.loss
+        self._setup, self._loss, self._users_loss = setup, setup.loss, users_loss
         self._total_steps = total_steps
         self._device = torch.device(setup.real_model.device)
         used = models is not None
@@ -209,7 +211,7 @@ class TorchPolicy(PolicyBackend):
         values = torch.zeros(4, dtype=torch.float64, device=self._device)
         padding = 0
         for chunk in chunks:
-            references = self._reference_logprobs(chunk) if self._needs_references else None
+            references = self._reference_logprobs(chunk) if self._loss.needs_references else None
             advantages = chunk.advantages
             if self._critic is not None:
                 advantages = self._backward_values(self._critic, chunk, references, values)
@@ -219,11 +221,13 @@ class TorchPolicy(PolicyBackend):
                 chunk.engine_logprobs,
                 advantages,
                 chunk.lengths,
+                chunk.group_sizes,
+                chunk.rewards,
                 references,
                 chunk.old_logprobs,
                 entropies,
             )
-            loss, sums = batch_loss(self._loss, tokens)
+            loss, sums = batch_loss(self._loss, tokens, self._users_loss)
             compared = chunk.old_logprobs is not None or not changed
             if not compared:  # the policy that is there is not the one that generated
                 del sums["ratio_deviation"]
@@ -292,7 +296,7 @@ class TorchPolicy(PolicyBackend):
             if proximal:
                 columns.append(self._fixed_logprobs(self._completions, chunk))
             if critic is not None:
-                references = self._reference_logprobs(chunk) if self._needs_references else None
+                references = self._reference_logprobs(chunk) if self._loss.needs_references else None
                 columns += self._critic_advantages(chunk, critic.fixed_values(chunk.rows), references)
             return torch.stack([column.float() for column in columns], -1)
 
@@ -449,11 +453,6 @@ class TorchPolicy(PolicyBackend):
             rounding,
             packed=self.models.packs,
         )
-
-    @property
-    def _needs_references(self) -> bool:
-        """True if each forward needs the reference: for a KL in the loss, or in the rewards of a critic."""
-        return self._loss.kl_coefficient > 0 and (self._loss.kl_in_loss or self._critic is not None)
 
     def _reference_logprobs(self, chunk: Chunk) -> Tensor:
         """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""

@@ -151,6 +151,8 @@ def accumulated(config: Algorithm, batches: Sequence[Sequence[Row]]) -> tuple[fl
                 ),
                 advantages=torch.cat([advantages[row.sample.sample_id] for row in batch]),
                 lengths=torch.tensor([len(row.logprobs) for row in batch]),
+                group_sizes=torch.tensor([len(row.group_rewards) for row in batch]),
+                rewards=torch.tensor([row.sample.reward for row in batch]),
                 reference_logprobs=torch.tensor(
                     [lp for row in batch for lp in row.reference], dtype=torch.float64
                 ),
@@ -242,6 +244,8 @@ def one(logprobs: Sequence[float], engine: Sequence[float]) -> CompletionTokens:
         engine_logprobs=torch.tensor(engine),
         advantages=torch.ones(len(logprobs)),
         lengths=torch.tensor([len(logprobs)]),
+        group_sizes=torch.ones(1, dtype=torch.int64),
+        rewards=torch.ones(1),
     )
 
 

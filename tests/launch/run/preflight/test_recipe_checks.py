@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flexmarl.launch.config.config_reading import check
-from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
+from flexmarl.launch.run.preflight.recipe_checks import loss_problems_of, recipe_findings
 
 RIGHT = {
     "workflow": "async def workflow(query, agents): return Rewards()",
@@ -350,3 +350,39 @@ def test_the_rule_of_a_pool_is_tried(tmp_path: Path, rule: str, code: str, probl
     else:
         (line,) = found
         assert line.startswith("policies.rival.pool_of.rule") and problem in line
+
+
+LOSSES = """
+def right(inputs): return -inputs.advantages * inputs.logprobs
+def summed(inputs): return right(inputs).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        ("losses.py:right", []),
+        (
+            "losses.py:summed",
+            ["loss losses.py:summed returns a tensor [], not one loss for each of 7 tokens"],
+        ),
+        ("losses.py:missing", ["losses.py has no function 'missing'"]),
+        ("nowhere.py:right", ["nowhere.py does not exist"]),
+    ],
+)
+def test_a_loss_of_the_users_own_is_tried(tmp_path: Path, loss: str, found: list[str]) -> None:
+    (tmp_path / "losses.py").write_text(LOSSES)
+    assert problems(tmp_path) == []
+    agent = {**SIMULATED, "algorithm": {"loss": loss}}
+    config = check(
+        {
+            "recipe": str(tmp_path),
+            "agents": {"solver": agent},
+            "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
+        },
+        "config",
+    )
+    lines = list(loss_problems_of(config))
+    assert len(lines) == len(found)
+    for line, words in zip(lines, found, strict=True):
+        assert line.startswith(f"policies.solver.algorithm.loss={loss}: ") and words in line

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from flexmarl.actors.messages import LoraConfig, StepStats
 
+from ...users_losses import CLIPPED
 from .ranks import (
     gang_setup,
 )
@@ -18,9 +19,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "critic": {"name": "ppo", "kl_coefficient": 0.1},
     "held": {"name": "reinforce_pp", "kl_coefficient": 0.1},
     "entropy": {"name": "dapo", "entropy_coefficient": 0.1},
+    "users loss": {"name": "dapo", "loss": CLIPPED, "entropy_coefficient": 0.1},
 }
 SETUPS = {name: gang_setup(algorithm) for name, algorithm in ALGORITHMS.items()} | {
     "updates": gang_setup({"name": "dapo", "kl_coefficient": 0.1}, updates=2),
+    "updates of a users loss": gang_setup({"name": "dapo", "loss": CLIPPED}, updates=2),
     "updates of a critic": gang_setup({"name": "ppo", "kl_coefficient": 0.1}, updates=2),
     "updates of held": gang_setup({"name": "reinforce_pp"}, updates=2),
     "tied": gang_setup({"name": "dapo"}, tie_word_embeddings=True),

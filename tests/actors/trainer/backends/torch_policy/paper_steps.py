@@ -16,6 +16,7 @@ from flexmarl.actors.trainer.trainer_config import OptimizerConfig
 
 from ...algorithm import Algorithm, as_closed
 from ...papers import PaperTurn
+from ...users_losses import users_loss
 from .policies import make_double_policy
 
 SOLVER: Final = AgentName("solver")
@@ -25,7 +26,10 @@ LONGEST: Final = 8
 def make_policy(of: Algorithm, **settings: Any) -> TorchPolicy:
     loss = of.loss.with_constant_length(LONGEST)
     optimizer = OptimizerConfig(max_grad_norm=1e9, zero_gradient="step")
-    return make_double_policy("solver", {SOLVER: of.credit}, loss, 1.2, optimizer=optimizer, **settings)
+    custom = None if loss.loss is None else users_loss(loss.loss)
+    return make_double_policy(
+        "solver", {SOLVER: of.credit}, loss, 1.2, optimizer=optimizer, users_loss=custom, **settings
+    )
 
 
 def logprobs_of(model: Any, turn: PaperTurn) -> Tensor:

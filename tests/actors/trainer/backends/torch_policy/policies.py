@@ -12,6 +12,7 @@ from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
+from flexmarl.actors.trainer.objective.users_loss import UsersLoss
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
@@ -64,6 +65,8 @@ def make_double_policy(
     credit: Mapping[AgentName, CreditConfig],
     loss: LossConfig,
     reference_scale: float,
+    *,
+    users_loss: UsersLoss | None = None,
     **settings: Any,
 ) -> TorchPolicy:
     """The smaller model in double precision, so that only the order of a sum is left to differ. The reference differs
@@ -74,7 +77,7 @@ def make_double_policy(
         loss=loss,
         **{"optimizer": OptimizerConfig(lr=1e-2, max_grad_norm=1e9)} | settings,
     )
-    policy = TorchPolicy(PolicyName(name), setup, seed=0, total_steps=10)
+    policy = TorchPolicy(PolicyName(name), setup, seed=0, total_steps=10, users_loss=users_loss)
     policy.model.double()
     if policy._reference is not None:
         policy._reference.model.double()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.messages import LoraConfig, ModelConfig
 from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy import completion_model
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
@@ -39,6 +41,7 @@ from .policies import SMALLER_MODEL
 
 NAME = PolicyName("solver")
 SEED = 3
+RECIPE = Path(__file__).parents[4] / "launch" / "recipes" / "tiny"
 
 
 def gang_setup(
@@ -212,7 +215,8 @@ def load_state(policy: TorchPolicy, states: Sequence[RankState], most_bytes: int
 
 
 def made_policy(gang: GangRank, setup: PolicySetup, states: Sequence[RankState] | None) -> TorchPolicy:
-    factory = TorchFactory(SEED, 10)
+    recipe = None if setup.loss.loss is None else Recipe(RecipeConfig(folder=str(RECIPE), data={}, seed=SEED))
+    factory = TorchFactory(SEED, 10, recipe=recipe)
     if states is None:
         return factory.build(NAME, setup, gang)
     policy = factory.host(NAME, setup, gang)

@@ -131,6 +131,8 @@ def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: p
             halves.loss, {AgentName("solver"): halves.credit}, samples, [s.advantage for s in samples], None
         ),
         lengths=lengths,
+        group_sizes=torch.tensor([sample.group_size for sample in samples]),
+        rewards=torch.tensor([sample.reward for sample in samples]),
     )
     loss, _ = batch_loss(halves.loss, tokens)
     divisor = denominator("token_mean", tokens=int(lengths.sum()), sequences=len(samples), constant=None)

@@ -14,6 +14,7 @@ from flexmarl.actors.messages import StepStats
 from ... import papers
 from ...algorithm import Algorithm, algorithm
 from ...papers import PaperStep, PaperTurn
+from ...users_losses import CLIPPED, CLIPPED_SEQUENCE
 from .paper_steps import (
     LONGEST,
     entropies_of,
@@ -83,6 +84,30 @@ def test_the_gradient_of_every_update_is_the_papers_with_its_clip(
     # The bound of cispo is 5, and the engine's probabilities differ by a factor of 3.
     if name != "cispo" or updates > 1:
         assert stats.figures["clip_fraction"] > (0.0 if name == "cispo" else 0.05)
+
+
+@pytest.mark.parametrize(
+    ("updates", "mode", "old_policy", "beta"),
+    [
+        (1, "strict", "proximal", 0.0),
+        (2, "strict", "proximal", 0.1),
+        (4, "sync", "proximal", 0.0),
+        (2, "async", "behaviour", 0.0),
+    ],
+)
+@pytest.mark.parametrize(("name", "loss"), [("dapo", CLIPPED), ("gspo", CLIPPED_SEQUENCE), ("ppo", CLIPPED)])
+def test_a_loss_of_the_users_own_has_the_gradient_of_its_formula(
+    name: str,
+    loss: str,
+    updates: int,
+    mode: str,
+    old_policy: str,
+    beta: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    critic = {"critic": {"max_grad_norm": 1e9}} if name == "ppo" else {}
+    of = algorithm(name=name, loss=loss, old_policy=old_policy, kl_coefficient=beta, **critic)
+    check_gradients(of, updates, (2, 3, 5, 2, 4), mode, monkeypatch)
 
 
 @pytest.mark.parametrize(
