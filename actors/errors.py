@@ -436,7 +436,7 @@ class PromptTooLong(FlexmarlError):
         limit = "context" if limited_by == "max_context" else "memory for keys and values"
         super().__init__(
             f"request {request_id}: {prompt_tokens} prompt tokens + {max_new_tokens} new ones exceed the "
-            f"engine's {limit} of {max_context} tokens: shorten the prompt or raise {limited_by}"
+            f"engine's {limit} of {max_context} tokens: shorten the prompt or raise engine.{limited_by}"
         )
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens

@@ -47,7 +47,7 @@ EXCEPTIONS: dict[str, int] = {
     "held": 1,
     "here": 2,
     "journaled": 1,
-    "known": 29,
+    "known": 28,
     "left": 11,
     "lost": 1,
     "made": 1,

@@ -76,7 +76,7 @@ def declaration_of(tool: Tool) -> DeclaredTool:
     function = tool.__func__ if inspect.ismethod(tool) else tool
     name = getattr(tool, "__name__", repr(tool))
     if not inspect.iscoroutinefunction(tool):
-        raise ValueError(f"the tool {name} is not an async function")
+        raise ValueError(f"the tool {name} is not an async function: write `async def {name}`")
     of_function = _declared.setdefault(function, {})
     if is_bound not in of_function:
         of_function[is_bound] = _declare(tool, name)

@@ -25,7 +25,9 @@ def refuse_equal_ids(queries: Iterable[Query], where: str) -> None:
     """Raises RecipeError if two queries have the same id: their trajectories would have the same names."""
     equal = [query_id for query_id, count in Counter(query.id for query in queries).items() if count > 1]
     if equal:
-        raise RecipeError(f"{where} has two queries with the id {equal[0]!r}")
+        raise RecipeError(
+            f"{where} has two queries with the id {equal[0]!r}: give each an id of its own, such as its position"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from ..errors import InvalidRequest
 from ..names import AgentName
 from ..workflow import OnText, Prompt, Turn
 from .trajectory import Trajectory
 from .trajectory_rewards import unknown_agent
-from .turn_options import NO_OPTIONS, TurnOptions
+from .turn_options import NO_OPTIONS, TurnOptions, turn_options
 
 Generate = Callable[[AgentName, Trajectory, Prompt, TurnOptions, OnText | None], Awaitable[Turn]]
 
@@ -21,8 +22,13 @@ class AgentHandle:
         self._trajectory = trajectory
 
     async def generate(self, prompt: Prompt, *, on_text: OnText | None = None, **options: Any) -> Turn:
-        """Generates a turn of the agent: see ``workflow.Agent.generate``. Raises TypeError for an unknown option."""
-        chosen = TurnOptions(**options) if options else NO_OPTIONS
+        """Generates a turn of the agent: see ``workflow.Agent.generate``. Raises InvalidRequest for an unknown
+        option."""
+        try:
+            chosen = turn_options(options) if options else NO_OPTIONS
+        except ValueError as problem:
+            request_id = self._trajectory.next_sample_id()
+            raise InvalidRequest(request_id, f"agent {self._agent}: {problem}") from None
         return await self._generate(self._agent, self._trajectory, prompt, chosen, on_text)
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
 from ..messages import Truncation
@@ -24,6 +24,11 @@ class TurnSampling:
     seed: int | None = None
 
 
+def _several(stop: Any) -> Any:
+    """One string is a list of one, as in ``Agent.generate``."""
+    return (stop,) if isinstance(stop, str) else stop
+
+
 class SamplingConfig(Config):
     """The sampling of an agent's training turns; evaluations have a temperature of their own (``evaluation``).
 
@@ -39,8 +44,8 @@ class SamplingConfig(Config):
     min_p: NonNegative = 0.0
     """Least probability of a token that is sampled, as a share of the greatest. 0 turns the limit off. See [Truncated
     distributions](workflows.md#truncated-distributions)."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a turn: see [Options of a turn](workflows.md#options-of-a-turn)."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()
+    """Strings that end a turn, or one: see [Options of a turn](workflows.md#options-of-a-turn)."""
     max_new_tokens: Annotated[Count, Unit("tokens")] = 64
     """Longest answer."""
     overlong_buffer: Annotated[Natural, Unit("tokens")] = 0

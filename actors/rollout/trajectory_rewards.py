@@ -7,11 +7,12 @@
 ``both`` is AT-GRPO's mixture ``r = alpha r_team + r_local`` (Zhao et al., arXiv 2510.11062, section 4.2).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from ...core.base.texts import guess
 from ..columns.declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError
 from ..names import AgentName
@@ -205,6 +206,8 @@ def _punish(
     return _amounts({AgentName(agent): value for agent, value in less.items()}, lowered, turns, agents)
 
 
-def unknown_agent(agent: str, names: Iterable[str], subject: str) -> RecipeError:
+def unknown_agent(agent: str, names: Collection[str], subject: str) -> RecipeError:
     """The error for an agent's name that the config lacks. ``subject``: begins the sentence, and ends with its verb."""
-    return RecipeError(f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(names)}")
+    return RecipeError(
+        f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(names)}{guess(agent, names)}"
+    )

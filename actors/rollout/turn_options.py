@@ -3,10 +3,11 @@ Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Final
 
+from ...core.base.texts import guess
 from ..environments.tool_calls import Tool
 from ..messages import Truncation
 from .rollout_config import SamplingConfig, TurnSampling
@@ -31,6 +32,17 @@ class TurnOptions:
 
 
 NO_OPTIONS: Final = TurnOptions()
+_NAMES: Final = tuple(field.name for field in fields(TurnOptions))
+
+
+def turn_options(options: Mapping[str, Any]) -> TurnOptions:
+    """Raises ValueError for an argument that ``Agent.generate`` lacks."""
+    if unknown := [name for name in options if name not in _NAMES]:
+        raise ValueError(
+            f"generate has no argument {unknown[0]!r}; it has: {', '.join((*_NAMES, 'on_text'))}"
+            f"{guess(unknown[0], _NAMES)}"
+        )
+    return TurnOptions(**options)
 
 
 def turn_sampling(

@@ -5,9 +5,10 @@ that programs read is sent exactly or refused; one that people read may be escap
 recipe's, another host's) may hold what a terminal obeys.
 """
 
+import difflib
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 _SHOWN = 80
@@ -90,6 +91,12 @@ def text_of(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     """As it can be sent to people."""
     return escaped("".join(traceback.format_exception(error)))
+
+
+def guess(word: str, words: Iterable[str]) -> str:
+    """``"; do you mean WORD?"`` with the one of ``words`` that is most like ``word``; empty if none is."""
+    near = difflib.get_close_matches(word, list(words), 1)
+    return f"; do you mean {near[0]}?" if near else ""
 
 
 def listing(lines: list[str], at_most: int = 20) -> str:

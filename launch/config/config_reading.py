@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from ...actors.errors import ConfigError
+from ...core.base.texts import guess
 from .model_files import check_weights, with_files
 from .run_config import RunConfig
 from .schema_errors import problem_text
@@ -118,8 +119,14 @@ def recipe_folder(recipe: str) -> Path:
     folder = built_in if _RECIPE_NAME.fullmatch(recipe) and built_in.is_dir() else Path(recipe)
     for file in ("config.yaml", "workflow.py"):
         if not (folder / file).is_file():
-            known = ", ".join(sorted(p.parent.name.replace("_", "-") for p in RECIPES.glob("*/config.yaml")))
-            raise ConfigError(f"no recipe {recipe!r}: neither built in ({known}) nor a folder with a {file}")
+            names = sorted(p.parent.name.replace("_", "-") for p in RECIPES.glob("*/config.yaml"))
+            if folder.is_dir():
+                raise ConfigError(
+                    f"no recipe {recipe!r}: the folder has no {file}; a recipe has a workflow.py and a config.yaml"
+                )
+            raise ConfigError(
+                f"no recipe {recipe!r}: neither built in ({', '.join(names)}) nor a folder{guess(recipe, names)}"
+            )
     return folder.resolve()
 
 
@@ -129,11 +136,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{path} is invalid YAML: {_yaml_problem(error)}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is invalid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no mapping of keys to values")
     return raw
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """Its line first, for a person who has the file open."""
+    mark = error.problem_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    hint = "; indent with spaces" if "'\\t'" in (error.problem or "") else ""
+    return f"{place}{error.problem or error}{hint}"
 
 
 def to_yaml(config: RunConfig) -> str:

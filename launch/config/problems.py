@@ -142,7 +142,8 @@ def micro_batch_problem(config: "RunConfig") -> str | None:
     if config.training.micro_batch > trajectories:
         return (
             f"training.micro_batch={config.training.micro_batch} is more than the {trajectories} trajectories of a "
-            "step (queries_per_step x trajectories_per_query): nothing could overlap"
+            "step (queries_per_step x trajectories_per_query): nothing could overlap; write at most "
+            f"{trajectories}"
         )
     return None
 

@@ -1,15 +1,27 @@
 """Mistakes that the schema finds, as lines for the author of the config: the key, the value, and the choices there."""
 
-from collections.abc import Iterable
-from typing import Any, get_args, get_origin
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import Tag
 
 from ...actors.config_base import Config
 from ...actors.names import PolicyName
+from ...core.base.texts import guess
 from .config_sections import AgentConfig, AgentWithPolicyConfig, PolicyConfig
 from .run_config import RunConfig
 from .written_config import Defaults, Location, WrittenConfig
+
+_MOST_PLACES: Final = 3
+_NOT_QUANTIZED: Final = (
+    "policies are trained as float32 or bfloat16, not quantized; model.dtype=bfloat16 or a section lora takes less "
+    "memory"
+)
+_FOREIGN: Final = dict.fromkeys(
+    ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"), _NOT_QUANTIZED
+)
+"""Keys of other programs, which have no counterpart here."""
 
 
 def problem_text(item: Any, written: WrittenConfig) -> str:
@@ -24,22 +36,63 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
         return f"{written.key(*location, 'model')}: is missing"
     if kind == "extra_forbidden" and chosen:
         allowed = ", ".join(_keys(item["loc"][:-1], written))
-        return f"{key}: the {location[-2]} {chosen} has no such option (value {value!r}); allowed: {allowed}"
+        near = guess(str(location[-1]), _keys(item["loc"][:-1], written))
+        return f"{key}: the {location[-2]} {chosen} has no such option (value {value!r}); allowed: {allowed}{near}"
     if kind == "extra_forbidden":
         remedy = _remedy_of_misplaced(location, written)
         if remedy is None:
-            allowed = ", ".join(_list_allowed(location, written))
-            return f"{key}: there is no such key (value {value!r}); allowed: {allowed}"
+            keys = list(_list_allowed(location, written))
+            near = _guess_key(str(location[-1]), value, keys)
+            return f"{key}: there is no such key (value {value!r}); allowed: {', '.join(keys)}{near}"
         return f"{key}: {remedy}"
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
         known = item["ctx"].get("expected_tags", "").replace("'", "")
         return f"{key}.name={value.get('name')!r}: there is no such {location[-1]}; there are: {known}"
     if kind == "missing":
-        return f"{key}: is missing"
+        return f"{key}: is missing{_misspelt(str(location[-1]), value)}"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        example = (
+            ": write `name: {}` for each, without a dash" if location[-1] in ("agents", "policies") else ""
+        )
+        return f"{key}={value!r}: is {_noun(value)}, needs a section of keys{example}"
+    if kind == "tuple_type":
+        return f"{key}={value!r}: is {_noun(value)}, needs a list"
     message = written.in_text(item["msg"].removeprefix("Value error, ").partition(" or instance of ")[0])
     if isinstance(value, dict):  # the message names the value; a section is too long to be shown
         return f"{key}: {message}" if key else message
     return f"{key}={value!r}: {message}"
+
+
+def _guess_key(word: str, value: Any, allowed: Sequence[str]) -> str:
+    """The key that was meant, if it can be guessed: one beside it, or one of the same name in another section."""
+    if near := guess(word, allowed):
+        return near
+    if word in _FOREIGN:
+        return f"; {_FOREIGN[word]}"
+    inner = next(iter(value), "") if isinstance(value, dict) else ""
+    places = sorted((path for path in _PATHS if path[-1] == word), key=len)
+    below = [(*path, inner) for path in places if (*path, inner) in _PATHS]
+    places = below or [path for path in places if path not in {longer[:-1] for longer in _PATHS}]
+    if not 0 < len(places) <= _MOST_PLACES:
+        return ""
+    return f"; do you mean {' or '.join('.'.join(path) for path in places)}?"
+
+
+def _misspelt(word: str, section: Any) -> str:
+    """The key in ``section`` that was meant to be the missing ``word``."""
+    near = difflib.get_close_matches(word, map(str, section), 1, 0.8) if isinstance(section, dict) else []
+    return f"; there is {near[0]}: write {word}" if near else ""
+
+
+def _noun(value: Any) -> str:
+    return {list: "a list", str: "a text", int: "a number", float: "a number"}.get(type(value), "a value")
+
+
+def _paths(model: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """All keys of a section and of the sections in it, those with one form."""
+    for name, field in getattr(model, "model_fields", {}).items():
+        yield (*above, name)
+        yield from _paths(_section_class(field.annotation), (*above, name))
 
 
 def _remedy_of_misplaced(location: Location, written: WrittenConfig) -> str | None:
@@ -118,3 +171,10 @@ def _section_class(annotation: Any) -> Any:
     if tagged:
         return {kind.__metadata__[0].tag: kind.__origin__ for kind in tagged}
     return next((kind for kind in kinds if hasattr(kind, "model_fields")), annotation)
+
+
+_PATHS: Final = (
+    *(("agent_defaults", *path) for path in _paths(AgentWithPolicyConfig)),
+    *(path for path in _paths(RunConfig) if path[0] not in ("agents", "policies")),
+)
+"""All keys, as one may write them for all agents."""

@@ -104,7 +104,7 @@ def plan_resume(
     if newest is None or made_with is None:
         config = _with_settings(written, overrides, str(directory.config), joining)
         return StartState(config, newest, _as_text(differences(written, config)), warnings)
-    source = f"{directory.made_with}, overrides included"
+    source = str(directory.made_with)
     before = _relocate(check(made_with.config, str(directory.made_with)), overrides)
     config = _with_settings(before, overrides, source, joining)
     problems = list(_refused_settings(before, config, written, overrides, directory.path))

@@ -64,7 +64,7 @@ class RunDirectory:
         try:
             exists = path.exists() or path.is_symlink()
         except OSError as error:
-            raise RunDirectoryError(f"{path} can't be made: {error.strerror}") from None
+            raise _refusal(path, error) from None
         if exists:
             raise RunDirectoryError(
                 f"{path} exists already: choose another --name, or continue it with --resume {path}"
@@ -78,7 +78,7 @@ class RunDirectory:
             # The folders above it get the umask's mode: they may be for others.
             path.mkdir(mode=FOLDER_MODE, parents=True)
         except OSError as error:
-            raise RunDirectoryError(f"{path} can't be made: {error.strerror}") from None
+            raise _refusal(path, error) from None
         run = cls(path)
         run.checkpoints.mkdir(mode=FOLDER_MODE)
         run.logs.mkdir(mode=FOLDER_MODE)
@@ -170,3 +170,10 @@ def _check_no_link(path: Path) -> None:
             f"{path} is a link to {path.readlink()}, and a run writes into its own folder alone: put the file or "
             "folder itself in its place"
         )
+
+
+def _refusal(path: Path, error: OSError) -> RunDirectoryError:
+    place = next(folder for folder in path.absolute().parents if os.access(folder, os.F_OK))
+    return RunDirectoryError(
+        f"{path} can't be made: {error.strerror}, in {place}; --runs names another folder for runs"
+    )

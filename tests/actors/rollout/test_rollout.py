@@ -153,7 +153,8 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
     [
         (
             "await agents['solvr'].generate('x')",
-            r"asks for agent 'solvr', which the config lacks; it has: solver, judge",
+            r"asks for agent 'solvr', which the config lacks; it has: solver, judge; do you mean solver\? "
+            r"\(workflow.py:\d+, in workflow: await agents\['solvr'\]",
         ),
         ("return Rewards(solvr=1.0)", r"rewards agent 'solvr', which the config lacks"),
         (

@@ -12,6 +12,7 @@ from flexmarl.actors.rollout.turn_options import (
     NO_OPTIONS,
     TurnOptions,
     checked_message,
+    turn_options,
     turn_sampling,
 )
 
@@ -26,6 +27,20 @@ def sampling(evaluated_at: float | None = None, is_evaluation: bool = False, **o
 def test_without_arguments_it_is_the_agent_s() -> None:
     assert sampling() == TurnSampling(0.8, 32, Truncation(top_p=0.9), ("###",))
     assert turn_sampling(SamplingConfig(), NO_OPTIONS, None, False).truncation is None
+
+
+def test_an_unknown_argument_names_the_others_and_the_one_that_was_meant() -> None:
+    with pytest.raises(
+        ValueError, match=r"no argument 'max_tokens'; it has: tools, .*; do you mean max_new_tokens\?"
+    ):
+        turn_options({"max_tokens": 5})
+    with pytest.raises(ValueError, match=r"'n'; it has: tools, stop, .*, retokenize, on_text$"):
+        turn_options({"n": 5})
+    assert turn_options({"seed": 5}) == TurnOptions(seed=5)
+
+
+def test_a_stop_string_may_be_one_in_the_config_too() -> None:
+    assert SamplingConfig(stop="###") == SamplingConfig(stop=("###",))
 
 
 def test_each_argument_replaces_the_agent_s() -> None:

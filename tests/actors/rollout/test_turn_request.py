@@ -68,7 +68,7 @@ BAD = {
     "temperature=-1": "temperature is -1, needs at least 0",
     "stop=''": "stop has '', needs strings that are not empty",
     "top_p=2.0": "top_p is 2.0, needs more than 0 and at most 1",
-    "temprature=1": "unexpected keyword argument 'temprature'",
+    "temprature=1": "generate has no argument 'temprature'",
 }
 
 

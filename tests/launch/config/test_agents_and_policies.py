@@ -193,7 +193,10 @@ MIXED = "agents={solver: {policy: shared}, checker: {policy: shared, %s}}"
             "policies.shared.algorithm.scale_rewards: a setting of agents, each has its own: write "
             "agents.solver.algorithm.scale_rewards",
         ),
-        (("policies=5",), "policies=5: Input should be a valid dictionary"),
+        (
+            ("policies=5",),
+            "policies=5: is a number, needs a section of keys: write `name: {}` for each, without a dash",
+        ),
         (
             ("policies={Bad-Name: {}}", "agent_defaults.policy=Bad-Name"),
             "policy name 'Bad-Name': lower-case letters, digits and _, at most 32, a letter first",

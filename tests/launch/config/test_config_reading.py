@@ -116,14 +116,16 @@ class TestResolving:
     def test_a_recipe_without_its_files_is_none(self, recipe: Path, file: str) -> None:
         (recipe / file).unlink()
         with pytest.raises(
-            ConfigError, match=rf"no recipe '.*my-recipe': neither built in .* nor a folder with a {file}"
+            ConfigError,
+            match=rf"no recipe '.*my-recipe': the folder has no {file}; a recipe has a workflow.py and a config.yaml",
         ):
             resolve(str(recipe), [])
 
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"training: [1", "is invalid YAML"),
+            (b"training: [1", "is invalid YAML: line 1, column 13: expected"),
+            (b"a:\n\tb: 1", "is invalid YAML: line 2, column 1: found character .*; indent with spaces"),
             (b"agents: \xff", "is invalid YAML"),
             (b"a: !!python/object/apply:os.getcwd []", "is invalid YAML"),
             (b"", "holds no mapping"),

@@ -36,7 +36,7 @@ class TestMaking:
             (tmp_path / "file" / "run", "Not a directory"),
             (tmp_path / ("x" * 300), "too long"),
         ):
-            with pytest.raises(RunDirectoryError, match=f"can't be made: .*{reason}"):
+            with pytest.raises(RunDirectoryError, match=f"can't be made: .*{reason}, in .*; --runs names"):
                 RunDirectory.create(path, "")
 
     @pytest.mark.parametrize("missing", ["config.yaml", "checkpoints", "logs"])
