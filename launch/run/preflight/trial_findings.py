@@ -26,7 +26,7 @@ from .trial_words import SWITCH, overrun_warning
 _MISTAKES: Final = (AttributeError, LookupError, NameError, TypeError)
 """Python's errors of a program's own. Others may come of the machine: a file or a server that is missing here."""
 _COROUTINE: Final = "'coroutine' object"
-_OPTIONS: Final = "TurnOptions.__init__()"
+_OPTION: Final = "generate has no argument"
 _AWAIT: Final = "write `await` before the call, as in `turn = await agent.generate(...)`"
 _CREATED: Final = re.compile(r'File "(.+)", line (\d+), in (\w+)')
 
@@ -75,7 +75,7 @@ def _tries(ends: Sequence[TrajectoryEnd]) -> str:
 def _is_certain(folder: Path, end: TrajectoryEnd) -> bool:
     """True for an error that no answer of a model avoids."""
     error = _first(end.error)
-    if isinstance(error, InvalidReward) or _COROUTINE in str(error) or _OPTIONS in str(error):
+    if isinstance(error, InvalidReward) or _COROUTINE in str(error) or _OPTION in str(error):
         return True
     if end.trajectory.turns_to_reward():  # the workflow has read an answer
         return False

@@ -75,7 +75,6 @@ MISTAKES = [
     Mistake("dtype bf16", "agents.solver.model.dtype", arguments=(REAL_RUN, "agents.solver.model.dtype=bf16")),
     Mistake("load_in_4bit", "load_in_4bit", arguments=(REAL_RUN, "agents.solver.model.load_in_4bit=true")),
     Mistake("empty stop string", "stop", arguments=("agents.solver.sampling.stop=['']",)),
-    Mistake("stop as a string", "stop", arguments=("agents.solver.sampling.stop=nothing",)),
     Mistake("micro-batch beyond the batch", "training.micro_batch=64", arguments=("training.micro_batch=64",)),
     Mistake("one trajectory for grpo", "grpo compares", arguments=("training.trajectories_per_query=1",)),
     Mistake("unknown engine", "sglang", arguments=("agents.solver.engine.name=sglang",)),

@@ -93,7 +93,7 @@ def test_a_right_recipe_has_none(tmp_path: Path) -> None:
         ),
         (
             {"train_query": "def train_query(position, seed, **data): return Query('q', 'x')"},
-            "workflow.py: step 1 has two queries with the id 'q'",
+            "workflow.py: step 1 has two queries with the id 'q': give each an id of its own, such as its position",
         ),
         (
             {"eval_queries": "def eval_queries(seed, **data): return [Query('e', 'x'), 'y']"},
