@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from flexmarl.actors.messages import BaseState, HostState, StateBytes
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
-from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.pool.resharding import reads_of_rank
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.state import StateTransport
@@ -30,6 +29,7 @@ from ..backends.torch_policy.ranks import (
     array,
     called,
     double_precision,
+    factory_of,
     published,
     state_of,
     train,
@@ -44,7 +44,7 @@ def resumed_from_other_ranks(
     Returns also the most bytes allocated while it was read, and those of this rank's part of it.
     """
     with double_precision():
-        factory = TorchFactory(3, 10)
+        factory = factory_of(SETUPS[kind])
         policy = factory.host(NAME, SETUPS[kind], gang)
         state = ranks[0][0]
         gradient = {} if state.step is None else policy.gradients()

@@ -214,9 +214,14 @@ def load_state(policy: TorchPolicy, states: Sequence[RankState], most_bytes: int
     policy.load_state(TrainingStep(gradients, states[0].data))
 
 
-def made_policy(gang: GangRank, setup: PolicySetup, states: Sequence[RankState] | None) -> TorchPolicy:
+def factory_of(setup: PolicySetup) -> TorchFactory:
+    """Of a policy with ``setup``, which may have a loss of a user's own."""
     recipe = None if setup.loss.loss is None else Recipe(RecipeConfig(folder=str(RECIPE), data={}, seed=SEED))
-    factory = TorchFactory(SEED, 10, recipe=recipe)
+    return TorchFactory(SEED, 10, recipe=recipe)
+
+
+def made_policy(gang: GangRank, setup: PolicySetup, states: Sequence[RankState] | None) -> TorchPolicy:
+    factory = factory_of(setup)
     if states is None:
         return factory.build(NAME, setup, gang)
     policy = factory.host(NAME, setup, gang)

@@ -8,7 +8,6 @@ import torch
 
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
-from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.transport.handle import TensorSpec
 
 from .gang_cases import SETUPS
@@ -20,6 +19,7 @@ from .ranks import (
     Ranks,
     RankState,
     Trained,
+    factory_of,
     state_of,
     train_as_configured,
 )
@@ -28,7 +28,8 @@ from .ranks import (
 def resumed_in_kept_memory(gang: GangRank, kind: str) -> tuple[Any, RankState, list[str]]:
     """A policy that leaves after a micro-batch and comes back before its gang meets: the figures of the step, the state
     after it, and the tensors of the state that are where they were."""
-    factory, setup = TorchFactory(3, 10), SETUPS[kind]
+    setup = SETUPS[kind]
+    factory = factory_of(setup)
     policy = factory.build(NAME, setup, gang)
     policy.accumulate(make_samples(1)[:3])
     before = state_of(policy)
