@@ -29,9 +29,9 @@ TYPES_ACROSS = frozenset({
 })  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "columns", "config_base", "credit", "environments", "errors", "figures", "json_files", "messages", "model_shape",
-    "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "rolling_mean", "run_events", "sample_id",
-    "segments", "step_metrics", "truncated_scores", "workflow",
+    "chat", "columns", "config_base", "credit", "environments", "errors", "figures", "json_files", "messages",
+    "model_shape", "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "rolling_mean",
+    "run_events", "sample_id", "segments", "step_metrics", "truncated_scores", "workflow",
 )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ RULES = (
     ),
     Rule(
         "what the roles share knows no role",
-        where=r"actors/((columns|credit|environments|messages|recipe|segments)/)?\w+\.py",
+        where=r"actors/((chat|columns|credit|environments|messages|recipe|segments)/)?\w+\.py",
         banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
     ),
     Rule(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from .engine_factory import TextCodec
+from .text_codec import TextCodec
 
 END_OF_SEQUENCE: Final = 0
 

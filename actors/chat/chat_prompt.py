@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..errors import InvalidRequest
 from ..messages import Chat
-from .engines.engine_factory import TextCodec
+from .text_codec import TextCodec
 
 _SHOWN: Final = 40
 

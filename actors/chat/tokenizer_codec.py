@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from .engines.engine_factory import TextCodec
+from .text_codec import TextCodec
 
 
 class TokenizerCodec(TextCodec):

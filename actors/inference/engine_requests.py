@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from ..chat.chat_prompt import chat_prompt
+from ..chat.text_codec import TextCodec
 from ..errors import InvalidRequest
 from ..messages import GenerateRequest, Generation
 from ..names import Version
-from .chat_prompt import chat_prompt
 from .engines.engine import EngineRequest, EngineResult, OnTokens
-from .engines.engine_factory import TextCodec
 from .stop_search import StopSearch
 from .text_stream import TextStream
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..chat.checked_message import checked_message
 from ..environments.tool_calls import tool_schema
 from ..messages import Chat
 from ..recipe.missing_await import await_hint
 from ..workflow import Prompt, Turn
-from .turn_options import TurnOptions, checked_message
+from .turn_options import TurnOptions
 
 Segments = tuple[str | tuple[int, ...], ...]
 

@@ -108,24 +108,3 @@ def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def checked_message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a plain dictionary. Raises ValueError, which names the key."""
-    name = f"messages[{number}]"
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise ValueError(f"{name} has no role: {_shorten(message)}")
-    if unknown := [key for key in message if key not in _KEYS]:
-        raise ValueError(f"{name} has the unknown key {unknown[0]!r}; known are: {', '.join(_KEYS)}")
-    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise ValueError(f"{name}, of the role {role!r}, has the content {_shorten(content)}, needs a string")
-    return dict(message)
-
-
-_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .byte_codec import END_OF_SEQUENCE
+from ...chat.byte_codec import END_OF_SEQUENCE
 
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz .,;:!"
 _TO_LETTERS: Final = bytes(_LETTERS[byte % len(_LETTERS)] for byte in range(256))

@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ...chat.byte_codec import ByteCodec
 from ...environments.tool_calls import CALL_BEGIN, CALL_END, parse_tool_calls
 from ...errors import EndpointFailed, InvalidRequest
 from ..inference_config import OpenaiEngineConfig
-from .byte_codec import ByteCodec
 from .engine import EngineRequest, EngineResult
 
 _SHOWN: Final = 200

@@ -2,31 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable
+from typing import Any, Self
 
+from ...chat.text_codec import TextCodec
 from ...messages import ModelConfig
 from ..instance_setup import ServedBase
 from .engine import Engine
-
-
-class TextCodec(Protocol):
-    """Text as tokens, and tokens as text. ``name``: of the tokenizer."""
-
-    name: str
-
-    def encode(self, text: str, first: bool) -> tuple[int, ...]:
-        """The tokens of ``text``; ``first``: it begins the prompt, so special tokens are added."""
-        ...
-
-    def decode(self, tokens: tuple[int, ...]) -> str:
-        """The text of a completion, without special tokens."""
-        ...
-
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt of a conversation by the tokenizer's chat template, ready for the next answer. Raises ValueError
-        if there is no template, and if it fails."""
-        ...
 
 
 class EngineFactory(ABC):

@@ -6,11 +6,11 @@ from typing import Any, Generic, Self, TypeVar
 
 from transformers import PreTrainedModel
 
+from ...chat.tokenizer_codec import TokenizerCodec
 from ...messages import ModelConfig
 from ...model_sources import architecture_of, load_tokenizer
 from ..inference_config import EngineOptions
 from ..instance_setup import ServedBase
-from ..tokenizer_codec import TokenizerCodec
 from .engine import Engine
 from .engine_factory import EngineFactory
 from .step_engine import StepEngine

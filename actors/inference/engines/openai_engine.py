@@ -17,11 +17,11 @@ import numpy as np
 
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
+from ...chat.byte_codec import ByteCodec
 from ...errors import EndpointFailed, EngineFailed, InvalidRequest
 from ...messages import ModelConfig
 from ..inference_config import OpenaiEngineConfig
 from ..instance_setup import ServedBase
-from .byte_codec import ByteCodec
 from .endpoint_messages import StreamedAnswer, call_of, result_of
 from .engine import (
     TRANSFER_TIMEOUT_S,

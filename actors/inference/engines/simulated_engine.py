@@ -12,12 +12,13 @@ from typing import Self
 
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
+from ...chat.byte_codec import ByteCodec
+from ...chat.text_codec import TextCodec
 from ...errors import EngineFailed, WrongVersion
 from ...messages import ModelConfig
 from ..inference_config import SimulatedEngineConfig
 from ..instance_setup import ServedBase
 from .alphabet import LETTERS, Alphabet, alphabet_of
-from .byte_codec import ByteCodec
 from .engine import (
     TRANSFER_TIMEOUT_S,
     Engine,
@@ -28,7 +29,7 @@ from .engine import (
     OnTokens,
     Pending,
 )
-from .engine_factory import EngineFactory, TextCodec
+from .engine_factory import EngineFactory
 from .simulated_step_engine import SimulatedStepEngine
 
 
@@ -157,8 +158,8 @@ class SimulatedFactory(EngineFactory):
 @lru_cache(maxsize=8)  # policies often share a model, and a large tokenizer takes a second
 def _codec_and_alphabet(model_json: str) -> tuple[TextCodec, Alphabet]:
     # Imported here: transformers takes seconds, and a simulated run needs nothing of it.
+    from ...chat.tokenizer_codec import TokenizerCodec
     from ...model_sources import architecture_of, load_tokenizer
-    from ..tokenizer_codec import TokenizerCodec
 
     model = ModelConfig.model_validate_json(model_json)
     tokenizer = load_tokenizer(model)

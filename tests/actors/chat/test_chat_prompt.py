@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.chat.chat_prompt import chat_prompt
+from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.errors import InvalidRequest
-from flexmarl.actors.inference.chat_prompt import chat_prompt
-from flexmarl.actors.inference.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.messages import Chat
 
 from .chat_tokenizer import (

@@ -16,7 +16,7 @@ from flexmarl.actors.environments.tool_calls import (
 )
 from flexmarl.actors.workflow import Turn
 
-from ..inference.chat_tokenizer import chat_tokenizer
+from ..chat.chat_tokenizer import chat_tokenizer
 
 
 async def add(a: int, b: int = 1, *, scale: float = 1.0) -> float:

@@ -29,7 +29,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.transport.state import StateTransport
 
 from ...patience import PATIENCE_S
-from .chat_tokenizer import FORGETTING, VOCABULARY, chat_tokenizer
+from ..chat.chat_tokenizer import FORGETTING, VOCABULARY, chat_tokenizer
 
 SOLVER = PolicyName("solver")
 ZERO = VersionRange.exactly(Version(0))

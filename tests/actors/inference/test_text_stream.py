@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.inference.text_stream import TextStream
-from flexmarl.actors.inference.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.messages import TextTo
 from flexmarl.core.errors import ActorDead, NoCredit
 from flexmarl.core.ref import ActorRef

@@ -16,7 +16,7 @@ from flexmarl.actors.workflow import Query, Turn
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes.math_debate.workflow import number, questions, workflow
 
-from ...actors.inference.chat_tokenizer import END, VOCABULARY, chat_tokenizer
+from ...actors.chat.chat_tokenizer import END, VOCABULARY, chat_tokenizer
 from ..in_process import RunsHere
 from .scripted import Scripted
 

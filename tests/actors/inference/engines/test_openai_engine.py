@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from flexmarl.actors.chat.byte_codec import ByteCodec
 from flexmarl.actors.environments.tool_calls import parse_tool_calls
 from flexmarl.actors.errors import EndpointFailed, EngineFailed, InvalidRequest
-from flexmarl.actors.inference.engines.byte_codec import ByteCodec
 from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.openai_engine import OpenaiEngine
 from flexmarl.actors.inference.inference_config import OpenaiEngineConfig

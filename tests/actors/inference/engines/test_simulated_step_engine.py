@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.inference.engines.byte_codec import END_OF_SEQUENCE
+from flexmarl.actors.chat.byte_codec import END_OF_SEQUENCE
 from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.simulated_step_engine import (
     SimulatedStepEngine,
