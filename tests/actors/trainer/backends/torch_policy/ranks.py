@@ -215,7 +215,7 @@ def load_state(policy: TorchPolicy, states: Sequence[RankState], most_bytes: int
 
 
 def factory_of(setup: PolicySetup) -> TorchFactory:
-    """Of a policy with ``setup``, which may have a loss of a user's own."""
+    """Makes policies with ``setup``, which may have a loss of a user's own."""
     recipe = None if setup.loss.loss is None else Recipe(RecipeConfig(folder=str(RECIPE), data={}, seed=SEED))
     return TorchFactory(SEED, 10, recipe=recipe)
 
