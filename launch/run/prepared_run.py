@@ -22,6 +22,7 @@ from ..config.config_reading import (
     to_yaml,
     with_overrides,
 )
+from ..config.config_sections import ChecksConfig
 from ..config.run_config import RunConfig
 from ..config.written_config import UNCHANGED, WrittenConfig
 from ..errors import ResumeRefused
@@ -121,7 +122,10 @@ def resume_from_newest_checkpoint(
     start = resuming.plan_resume(directory, settings, accepted, joining)
     if start.is_complete:
         return PreparedRun(directory, start, {})
-    environment = check_before_start(start.config, UNCHANGED, notify, plays=start.checkpoint is None)
+    config = start.config
+    if start.checkpoint is not None:  # it has played its workflow
+        config = config.model_copy(update={"checks": ChecksConfig(trajectory=False)})
+    environment = check_before_start(config, UNCHANGED, notify)
     damaged = directory.forget_after(start.step)
     return PreparedRun(directory, replace(start, warnings=start.warnings + damaged), environment)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ....actors.errors import RecipeError
 from ....actors.recipe.recipe import Recipe
 from ...config.run_config import RunConfig
-from .recipe_checks import first_digests
+from .recipe_checks import COMPARED, first_digests
 
 
 def main() -> None:
@@ -21,7 +21,8 @@ def main() -> None:
     directory = Path(sys.argv[1])
     config = RunConfig.model_validate_json((directory / "config.json").read_text())
     try:
-        digests = first_digests(config, Recipe(config.recipe_config()))
+        count = min(COMPARED, config.training.queries_per_step)
+        digests = first_digests(Recipe(config.recipe_config()), count)
     except RecipeError:
         os._exit(1)
     (directory / "digests.json").write_text(json.dumps(digests))

@@ -16,7 +16,6 @@ from ....actors.errors import ConfigError
 from ....core.durable.private_directory import PrivateDirectory
 from ....core.supervision.process_node import is_stopped
 from ....core.telemetry import get_logger
-from ...config.config_sections import ChecksConfig
 from ...config.run_config import RunConfig
 from ...config.written_config import WrittenConfig
 from ...hosts import env
@@ -46,19 +45,14 @@ def log_check(text: str) -> None:
     log.warning(text)
 
 
-def check_before_start(
-    config: RunConfig, keys: WrittenConfig, notify: Notify = log_check, *, plays: bool = True
-) -> dict[str, str]:
-    """Tries the recipe, engines, models, tokenizers and devices of ``config``. No file is left. ``notify``: is called
-    with warnings, and with the line of the recipe at which checks stand that take long. ``plays``: a trajectory too, if
-    ``config`` wants it; not for a run that has played many.
+def check_before_start(config: RunConfig, keys: WrittenConfig, notify: Notify = log_check) -> dict[str, str]:
+    """Tries the recipe, engines, models, tokenizers and devices of ``config``, and plays a trajectory. No file is left.
+    ``notify``: is called with warnings, and with the line of the recipe at which checks stand that take long.
 
     Returns further variables for the environment of the run's actors: if the hub can't be reached and its cache has all
     that is needed, they use the cache alone. Raises ConfigError with every mistake, each with its key; ``keys`` has the
     keys as they are written.
     """
-    if not plays:
-        config = config.model_copy(update={"checks": ChecksConfig(trajectory=False)})
     findings = _findings(config, notify)
     problems = [
         *dict.fromkeys(map(keys.in_text, engine_problems(config))),

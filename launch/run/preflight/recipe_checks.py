@@ -1,6 +1,8 @@
 """Checks a recipe's functions against the config: their signatures, the keys of ``data``, and the first queries."""
 
 import inspect
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +41,9 @@ _POSITIONAL = {
     "setup": 0,
     "teardown": 0,
 }
-_COMPARED = 16
-"""Queries that are made twice."""
+COMPARED = 16
+"""Queries that are made again, here and in another process."""
+_DRAW_S = 5.0
 _ASYNC = ("workflow", "setup", "teardown")
 _WITHOUT_DATA = ("workflow", "teardown")
 
@@ -224,13 +227,14 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
     recipe = findings.recipe
     assert recipe is not None, "it has been loaded"
     source = RecipeSource(recipe)
-    first, _ = source.draw([], 1, config.training.queries_per_step)
-    findings.training = first
+    first = findings.training = _first_queries(config, source)
     if config.training.steps:
         refuse_equal_ids(first, f"{recipe.file.name}: step 1")
-    if config.training.steps and config.checks.trajectory:
-        findings.digests = first_digests(config, recipe)
-        yield from _random_data(findings.digests, first_digests(config, recipe))
+    if config.training.steps and config.checks.trajectory and recipe.defines("train_query"):
+        compared = min(COMPARED, len(first))
+        is_plain = not recipe.defines("query_source")
+        findings.digests = [*map(digest, first[:compared])] if is_plain else first_digests(recipe, compared)
+        yield from _random_data(findings.digests, first_digests(recipe, compared))
     if recipe.defines("query_source"):
         yield from _restoring_problems(recipe, source)
     queries = findings.evaluation = recipe.eval_queries()
@@ -245,13 +249,18 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
             recipe.sft(agent, 0, config.policies[policy].sft.batch_size)
 
 
-def first_digests(config: RunConfig, recipe: Recipe) -> list[str]:
-    """The digests of the first queries of ``train_query``; of none if there is only a query source. Raises
-    RecipeError."""
-    positions = range(
-        min(_COMPARED, config.training.queries_per_step) if recipe.defines("train_query") else 0
-    )
-    return [digest(recipe.train_query(position)) for position in positions]
+def _first_queries(config: RunConfig, source: RecipeSource) -> list[Query]:
+    """The queries of the first step; fewer if the recipe takes long to make them, unless all are to be compared."""
+    ends_at = math.inf if config.evaluation.held_out else time.monotonic() + _DRAW_S
+    queries: list[Query] = []
+    while len(queries) < config.training.queries_per_step and (not queries or time.monotonic() < ends_at):
+        queries += source.draw([], 1, 1)[0]
+    return queries
+
+
+def first_digests(recipe: Recipe, count: int) -> list[str]:
+    """The digests of the first queries of ``train_query``. Raises RecipeError."""
+    return [digest(recipe.train_query(position)) for position in range(count)]
 
 
 def _random_data(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:

@@ -16,11 +16,15 @@ from flexmarl.launch.config.config_reading import resolve_written
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.config.written_config import UNCHANGED
 from flexmarl.launch.hosts import host_description
+from flexmarl.launch.run import resuming
 from flexmarl.launch.run.preflight import adapter_checks, data_comparison, preflight, process
 from flexmarl.launch.run.preflight.model_checks import no_cuda_reason
 from flexmarl.launch.run.preflight.preflight import check_before_start
 from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
+from flexmarl.launch.run.prepared_run import resume_from_newest_checkpoint
+from flexmarl.launch.run.resuming import StartState
 from flexmarl.launch.run.run import Run
+from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ....patience import PATIENCE_S
 from ...conftest import NO_FINDINGS, SOURCES, TINY
@@ -411,11 +415,22 @@ def test_a_workflow_that_ends_its_process_blocks_it_or_writes_files_does_no_harm
     assert tree(tmp_path) == before
 
 
-def test_a_run_that_has_played_is_not_tried_again(tmp_path: Path) -> None:
-    config, keys = resolve_written(str(minimal(tmp_path, "return None")), ())
-    check_before_start(config, keys, plays=False)
-    with pytest.raises(ConfigError, match="returned NoneType, not Rewards"):
-        check_before_start(config, keys)
+def test_a_run_that_has_played_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configs: list[RunConfig] = []
+
+    def note(config: RunConfig, notify: Callable[[str], object]) -> dict[str, object]:
+        configs.append(config)
+        return NO_FINDINGS
+
+    monkeypatch.setattr(preflight, "_findings", note)
+    config, _ = resolve_written(str(minimal(tmp_path, "pass")), ())
+    directory = RunDirectory.create(tmp_path / "run", "")
+    for checkpoint in (None, (tmp_path, None)):
+        start = StartState(config, checkpoint, {}, [])  # type: ignore[arg-type]  # its state is not looked at
+        monkeypatch.setattr(resuming, "plan_resume", lambda *_, start=start: start)
+        monkeypatch.setattr(StartState, "step", 0)
+        resume_from_newest_checkpoint(directory, (), ())
+    assert [config.checks.trajectory for config in configs] == [True, False]
 
 
 def test_training_data_that_depends_on_the_process_is_refused(
