@@ -36,16 +36,18 @@ class InvalidColumn(FlexmarlError):
 
 
 class NotJudged(FlexmarlError):
-    """A reward that a program outside the run gives did not come in time: the trajectory fails."""
+    """A reward that a program outside the run gives did not come in time: the trajectory fails, or is late.
 
-    def __init__(self, agent: str, sample_id: str, timeout_s: float) -> None:
+    ``limit``: the setting and its value."""
+
+    def __init__(self, agent: str, sample_id: str, limit: str) -> None:
         super().__init__(
-            f"agent {agent}: no reward for sample {sample_id} within agents.{agent}.columns.reward.timeout_s="
-            f"{timeout_s:g}: it is written from outside the run; is the judge running?"
+            f"agent {agent}: no reward for sample {sample_id} within {limit}: it is written from outside the run; is "
+            "the judge running?"
         )
         self.agent = agent
         self.sample_id = sample_id
-        self.timeout_s = timeout_s
+        self.limit = limit
 
 
 class LimitReached(FlexmarlError):

@@ -80,6 +80,9 @@ _STEP: Final = (
         ("failed_trajectories", "count", "trajectories that raised or overran"),
         ("replaced_trajectories", "count", "trajectories that overran and were started again"),
         ("oversampled_trajectories", "count", "trajectories that a group did not need"),
+        ("late_trajectories", "count",
+         "trajectories whose [rewards](experience-store.md#late-rewards) from outside came too late, or not at all; "
+         "not in `failed_trajectories`"),
         ("limited_trajectories", "count",
          "trajectories that asked for a turn beyond a [limit](environments.md#limits) of turns or tokens; those that "
          "failed by it too"),

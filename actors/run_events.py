@@ -125,6 +125,28 @@ class ColumnsAwaited:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLate:
+    """A group that waited for rewards from outside has ended without samples: ``trajectories`` of it are late."""
+
+    step: Step
+    query: str
+    trajectories: int
+    reason: str
+    event: Literal["group_late"] = "group_late"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardsLate:
+    """A program outside the run has given ``rewards`` of samples that wait no longer, ``sample`` among them: they are
+    left out."""
+
+    agent: AgentName
+    rewards: int
+    sample: str
+    event: Literal["rewards_late"] = "rewards_late"
+
+
+@dataclass(frozen=True, slots=True)
 class StoreBlocked:
     """Writes wait for space in memory or on disk. ``problem``: the limit or the error of the disk."""
 
@@ -404,6 +426,8 @@ RunEvent = Annotated[
     | OpponentDrawn
     | TrajectoryFailed
     | ColumnsAwaited
+    | GroupLate
+    | RewardsLate
     | StoreBlocked
     | StoreUnblocked
     | ActorSilent

@@ -6,6 +6,7 @@ with their signatures; the actor runtime validates arguments and results against
 
 from .evaluating import EvaluationSampling
 from .experience import (
+    KEPT_STEPS,
     MOST_VERSION_CHANGES,
     LeasedBatch,
     Sample,
@@ -36,6 +37,7 @@ from .rollouts import (
     EvaluationTrajectory,
     GroupClosed,
     Grouping,
+    GroupWaiting,
     Query,
     QueryAnswer,
     RewardUse,
@@ -72,6 +74,7 @@ from .truncation import Truncation
 from .weights_config import WeightsConfig
 
 __all__ = [
+    "KEPT_STEPS",
     "MOST_VERSION_CHANGES",
     "WORK_TIMEOUT_S",
     "AgentTurns",
@@ -88,6 +91,7 @@ __all__ = [
     "GenerateRequest",
     "Generation",
     "GroupClosed",
+    "GroupWaiting",
     "Grouping",
     "HostState",
     "InstanceApi",

@@ -16,6 +16,9 @@ MOST_VERSION_CHANGES: Final = 16
 """The most version changes within a turn: as many as its policy may be ahead of it when it is trained. They fit the
 store's short strings, with token numbers of 7 digits and versions of 6."""
 
+KEPT_STEPS: Final = 16
+"""Steps for which the store keeps trained samples, and takes late ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -156,8 +159,9 @@ class StoreApi(Protocol):
         """The groups of a retired writer that were discarded, and have to begin again."""
 
     @endpoint
-    async def forget_reports(self, step: Step) -> None:
-        """All groups of ``step`` have closed: no report of them is asked for any more."""
+    async def forget_reports(self, step: Step, kept: list[str] | None = None) -> None:
+        """All groups of ``step`` have closed but for those of the queries ``kept``: no report of the others is asked
+        for any more."""
 
     @endpoint(raises=[StoreError])
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:

@@ -154,6 +154,22 @@ class GroupClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupWaiting:
+    """A group whose workflows have all returned, and that lacks nothing but rewards from outside the run.
+
+    ``oldest``: the oldest version of its samples, by policy that is trained. ``trajectories``: those that wait or have
+    ended well, without the rewards that are missing; of a submitted query, for its answer."""
+
+    step: Step
+    query: str
+    oldest: dict[PolicyName, Version]
+    count: int
+    """Number of the trajectories that wait or have ended well."""
+    failures: int
+    trajectories: list[AnsweredTrajectory] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerIncarnation:
     """One life of a rollout actor, from its start to its end. ``writer``: its name in this life, which the store's
     writer has too; after a restart it has another. ``incarnation``: of its system."""
@@ -204,6 +220,10 @@ class RolloutApi(TextApi, Protocol):
         the newest of them that the instances serve does. ``submitted``: the ids of the queries that a program has
         submitted: the reports of their groups have their trajectories. May be called again for the same step.
         """
+
+    async def give_up(self, step: Step, query: str, reason: str) -> None:
+        """No step can train the group any more, which waits for rewards: it ends without samples. Ignored if it has
+        ended."""
 
     @endpoint(raises=[RecipeError, WorkerReplaced])
     async def evaluate(

@@ -5,9 +5,10 @@ from typing import Final, Protocol
 
 from ...core.actor import endpoint
 from ..errors import QueriesRefused
+from ..names import PolicyName, Step, Version
 from ..run_events import RunEvent
 from ..step_metrics import StepMetrics
-from .rollouts import GroupClosed, Query, QueryAnswer
+from .rollouts import GroupClosed, GroupWaiting, Query, QueryAnswer
 
 WORK_TIMEOUT_S: Final = 24 * 3600.0
 """Deadline of long operations, queueing included: catches one that hangs, never one that is slow."""
@@ -21,9 +22,17 @@ class OrchestratorApi(Protocol):
         """Ends the run after the steps under way, with a checkpoint."""
 
     @endpoint(raises=[QueriesRefused])
-    async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
-        """Rolls out and trains queries from outside in the next step that begins, or, beyond its size, in later ones;
-        they take the place of drawn ones. Returns the answers, in their order, once all are rolled out."""
+    async def submit(self, queries: list[Query], judged: bool = True) -> list[QueryAnswer]:
+        """Rolls out and trains queries from outside: at once under ``async``, else in the next step that begins, or,
+        beyond its size, in later ones; they take the place of drawn ones. Returns the answers, in their order, once all
+        are rolled out; if not ``judged``, without waiting for rewards from outside."""
+
+    async def group_waits(self, writer: str, group: GroupWaiting) -> None:
+        """A group lacks nothing but rewards. Under ``async`` its step does not wait for it; ``admit`` then."""
+
+    async def admit(self, writer: str, step: Step, query: str, oldest: dict[PolicyName, Version]) -> str:
+        """A group that its step may not wait for has all of its rewards. Empty: a step waits for its samples now. Else
+        the reason for which no step can train them: they are not put. ``oldest``: as in ``GroupWaiting``."""
 
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
         """A group of the rollout worker whose life ``writer`` names has closed; ignored if it is no longer its."""

@@ -7,10 +7,12 @@ from ..names import PolicyName, Step, Version
 
 @dataclass(frozen=True, slots=True)
 class StartStep:
-    """``versions``: generate the step's turns; under ``async`` these or later ones."""
+    """``versions``: generate the step's turns; under ``async`` these or later ones. ``queries``: the step begins so
+    many."""
 
     step: Step
     versions: dict[PolicyName, Version]
+    queries: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ Rules:
   does not step, and they wait with their gradient accumulated.
 - A step that is saved or is the last takes all rows there are, and under `async` no step begins before it is
   complete: a checkpoint leaves no row behind and no query half done.
+- Under `async` a step lets a group go whose rewards are missing: it is rolled out without it. A step that would have
+  no sample waits for the first rewards of such groups; else a run without rewards would draw one query after another.
+  When its rewards are there, a loose group belongs to the oldest step under way whose policies have not stepped, or to
+  the next one, if its samples are not too old then (`admit`); no step gets it otherwise. Queries that programs submit
+  begin as loose groups, and take places of the next step, all but one.
 - A dropped group is replaced by a further query, at most `replacement_queries` times in a step: the step is rolled
   out when each of its queries has closed, with samples or without.
 - `strict` has a barrier per policy, not per step: step k+1 starts when step k is rolled out; its turns wait,
@@ -58,12 +63,23 @@ from .steps import PolicyStep, StepState
 
 
 class Pipeline:
+    """The state of the steps under way, and the decisions about them.
+
+    It is one class because each event may let another arrow fire, in any step and policy.
+    """
+
     def __init__(self, plan: Plan, versions: dict[PolicyName, Version]) -> None:
         """``versions``: those that the instances of each policy serve when the run begins."""
         self._plan = plan
         self._versions = dict(versions)
         self._last_step = plan.last_step
         self._steps: dict[Step, StepState] = {}
+        self._loose = 0
+        """The number of groups that have begun, and that no step waits for."""
+        self._begun_at_once = 0
+        """Those of them that have begun since the newest step, and were in none."""
+        self._admitted: list[dict[PolicyName, int] | None] = []
+        """The loose groups that the next step gets: their samples, None before they have closed."""
         self._next_step = plan.first_step
         self._evaluating = False
         self._evaluated = plan.first_step - (2 if plan.evaluate_first else 1)
@@ -78,15 +94,19 @@ class Pipeline:
     def request_stop(self) -> list[Decision]:
         """Starts no further step; those under way end, and the last of them is saved.
 
-        If a policy is done with that one and has left rows to the next, there is one more step, which takes them.
+        If a policy is done with that one and has left rows to the next, there is one more step, which takes them; also
+        if a loose group is to be in the next one.
         """
         # Rows that were left to a step which never begins would be lost: a checkpoint has none.
         before = self._steps.get(_before(self._next_step))
-        one_more = before is not None and any(
-            (state.optimizing or state.stepped) and state.left_over for state in before.policies.values()
+        one_more = bool(self._admitted) or (
+            before is not None
+            and any(
+                (state.optimizing or state.stepped) and state.left_over for state in before.policies.values()
+            )
         )
         self._last_step = Step(min(self._last_step, self._next_step - (not one_more)))
-        decisions: list[Decision] = []
+        decisions = self._roll_out_idle()
         if (step := self._steps.get(self._last_step)) is not None:
             # Policies that have stepped already can't have begun another step: their state is still this step's.
             for policy, state in step.policies.items():
@@ -98,18 +118,26 @@ class Pipeline:
         self, step: Step, samples: dict[PolicyName, int], *, dropped: bool = False
     ) -> list[Decision]:
         """``samples`` are in the store, by policy. ``dropped``: none are, and another query may take its place."""
+        if step == self._next_step and None in self._admitted:
+            self._admitted[self._admitted.index(None)] = samples
+            return []
         state = self._step(step)
         if state.rolled_out:
-            raise ProtocolViolation(f"step {step} had {self._plan.queries} groups already")
+            raise ProtocolViolation(f"step {step} had {state.groups} groups already")
         if dropped and any(samples.values()):
             raise ProtocolViolation(f"step {step}: a dropped group with samples: {samples}")
         if dropped and state.replacements < self._plan.replacement_queries and self._may_replace(step):
             state.replacements += 1
             return [Replacement(step)]
         state.groups_closed += 1
-        state.rolled_out = state.groups_closed == self._plan.queries
         for policy, count in samples.items():
             state.policies[policy].closed += count
+        return self._roll_out(step)
+
+    def _roll_out(self, step: Step) -> list[Decision]:
+        """Feeds the policies, and ends the step's rollout if it waits for no group any more."""
+        state = self._steps[step]
+        state.rolled_out = state.groups_closed == state.groups and not self._awaits_first_rewards(state)
         decisions: list[Decision] = []
         # All policies, not only those with samples here: the last group also ends the wait of those that have trained
         # everything, and of those that train the step as a whole.
@@ -136,6 +164,98 @@ class Pipeline:
         state.rolled_out = False
         for policy, count in samples.items():
             state.policies[policy].closed -= count
+
+    # ------------------------------------------------------------------ groups that no step waits for
+
+    def begun_at_once(self, count: int) -> None:
+        """Loose groups have begun, of queries that programs submit. They take places of the next step."""
+        self._loose += count
+        self._begun_at_once += count
+
+    def let_go(self, step: Step) -> list[Decision]:
+        """A group of the step waits for rewards from outside: it is loose from now on."""
+        self._loose += 1
+        if step == self._next_step and None in self._admitted:
+            self._admitted.remove(None)
+            return []
+        state = self._step(step)
+        state.groups -= 1
+        state.lets_go = True
+        return self._roll_out(step) if state.groups_closed == state.groups else []
+
+    def step_for(self, oldest: dict[PolicyName, Version]) -> Step | None:
+        """The step that can train a loose group; None if its samples are too old, or no step begins any more.
+        ``oldest``: the oldest version of its samples, by policy."""
+        candidates = [*self._steps, *([] if self.begins_no_more else [self._next_step])]
+        takes = (
+            number
+            for number in candidates
+            if all(self._takes(number, policy, version) for policy, version in oldest.items())
+        )
+        return next(takes, None)
+
+    def admit(self, oldest: dict[PolicyName, Version]) -> tuple[Step | None, list[Decision]]:
+        """A loose group has its rewards. Returns the step that it belongs to from now on, or None as ``step_for``: then
+        it stays loose, and is to be dropped."""
+        step = self.step_for(oldest)
+        if step is None:
+            return None, []
+        self._loose -= 1
+        if step == self._next_step:
+            self._admitted.append(None)
+        else:
+            state = self._steps[step]
+            state.groups += 1
+            state.rolled_out = False
+        return step, self._roll_out_idle()
+
+    def drop(self) -> list[Decision]:
+        """A loose group has ended without samples."""
+        self._loose -= 1
+        return self._roll_out_idle()
+
+    @property
+    def awaits_first_rewards(self) -> list[Step]:
+        """The steps under way that have no sample, and wait for the rewards of loose groups."""
+        return [
+            step
+            for step, state in self._steps.items()
+            if state.groups_closed == state.groups and self._awaits_first_rewards(state)
+        ]
+
+    def _awaits_first_rewards(self, state: StepState) -> bool:
+        return state.lets_go and self._loose > 0 and not state.has_samples and not self._is_stopping
+
+    def _roll_out_idle(self) -> list[Decision]:
+        """Ends the rollout of steps that have waited for the first rewards of loose groups, and need not any more."""
+        decisions: list[Decision] = []
+        for step, state in [*self._steps.items()]:
+            if state.lets_go and not state.rolled_out and state.groups_closed == state.groups:
+                decisions += self._roll_out(step)
+        return decisions
+
+    def _takes(self, step: Step, policy: PolicyName, oldest: Version) -> bool:
+        """True if the policy can train samples of this version in the step: it has not begun its optimizer step, and is
+        not too far ahead then."""
+        whole = self._steps.get(step)
+        if whole is not None and (state := whole.policies[policy]).current:
+            begun = state.sent and policy in self._plan.whole_step
+            if state.optimizing or state.stepped or state.done or begun:
+                return False
+        version = self._version_at(step, policy)
+        # Rows beyond a batch of a fixed size are carried to the next step.
+        carried = policy in self._plan.global_batch
+        return version - oldest <= self._plan.max_staleness - carried
+
+    def _version_at(self, step: Step, policy: PolicyName) -> Version:
+        """The version that trains the step, or a later one: each step before it adds one at most."""
+        for number, whole in reversed(self._steps.items()):
+            state = whole.policies[policy]
+            if state.current and number <= step:
+                if state.stepped and number < step:
+                    return Version(state.version + state.optimizing + step - number - 1)
+                return Version(state.version + step - number)
+        return self._versions[policy]
 
     def not_trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
         """The rows of a Train are not there, or can't be read: it is decided again."""
@@ -321,16 +441,24 @@ class Pipeline:
     def _begin(self) -> StartStep:
         number, before = self._next_step, self._steps.get(_before(self._next_step))
         self._next_step = _after(number)
-        step = self._steps[number] = StepState({policy: PolicyStep() for policy in self._plan.policies})
+        places, self._begun_at_once = min(self._begun_at_once, self._plan.queries - 1), 0
+        queries, admitted, self._admitted = self._plan.queries - places, self._admitted, []
+        step = self._steps[number] = StepState(
+            {policy: PolicyStep() for policy in self._plan.policies}, queries + len(admitted)
+        )
+        for samples in admitted:
+            step.groups_closed += samples is not None
+            for policy, count in (samples or {}).items():
+                step.policies[policy].closed += count
         for policy, state in step.policies.items():
             if before is None:
                 state.begin(self._versions[policy])
             elif before.policies[policy].stepped:  # the others follow when they step: ``_enter``
                 state.follow(before.policies[policy])
         if before is None or self._plan.mode == "async":
-            return StartStep(number, dict(self._versions))
+            return StartStep(number, dict(self._versions), queries)
         # Versions that instances may not have applied yet: a policy's turns wait for its own, and for no other's.
-        return StartStep(number, before.next_versions)
+        return StartStep(number, before.next_versions, queries)
 
     @property
     def begins_no_more(self) -> bool:

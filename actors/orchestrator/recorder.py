@@ -103,8 +103,10 @@ class StepRecord:
 
     # ------------------------------------------------------------------ events
 
-    def group_closed(self, group: GroupClosed, now: float, *, submitted: bool = False) -> None:
-        """``submitted``: the group of a query from outside of the run."""
+    def group_closed(
+        self, group: GroupClosed, now: float, *, submitted: bool = False, late: bool = False
+    ) -> None:
+        """``submitted``: the group of a query from outside of the run. ``late``: no step has waited for it."""
         for agent, rewards in group.rewards.items():
             self._add_all(agent, "reward", rewards)
         for agent, rewards in group.turn_rewards.items():
@@ -122,7 +124,8 @@ class StepRecord:
         self.figures.update(
             {**group.figures, failed: len(group.failures), "dropped_groups": int(bool(group.dropped))}
         )
-        self._rolled_out = now  # the last group to close sets the end of the rollout
+        if not late:
+            self._rolled_out = now  # the last group to close sets the end of the rollout
 
     def trained(self, policy: PolicyName, result: MicroBatchTrained, version: int, now: float) -> None:
         """A micro-batch of ``policy``, then at ``version``, was trained."""

@@ -14,7 +14,7 @@ long that it is given up, and then continues: its puts are refused, its messages
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -68,6 +68,10 @@ class Listener(Protocol):
 
     def group_lost(self, group: GroupClosed) -> None:
         """A group that had closed begins again: its samples are lost with the worker's host."""
+
+    def ended_with_worker(self, key: GroupKey) -> GroupClosed | None:
+        """The end of a group whose worker was lost, if it does not begin again: it has waited for rewards, and no step
+        for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +187,20 @@ class RolloutWorkers:
             if (report.step, report.query) not in again:
                 self._listener.group_lost(report)
                 again.append((report.step, report.query))
+        ends = [
+            end
+            for item in again
+            if not isinstance(item, int) and (end := self._listener.ended_with_worker(item))
+        ]
+        again = [item for item in again if item not in {(end.step, end.query) for end in ends}]
         groups = [self._groups[item] for item in again if not isinstance(item, int)]
         trajectories = sum(group.trajectories for group in groups) + len(again) - len(groups)
         steps: dict[Step, int] = {}
         for group in groups:
             steps[group.step] = steps.get(group.step, 0) + 1
         await self._listener.worker_lost(WorkerLost(ref.name, reason, len(groups), trajectories), steps)
-        for item in open_items:
-            if item in put:
-                await self._listener.closed(put[item])
+        for end in ends + [put[item] for item in open_items if item in put]:
+            await self._listener.closed(end)
         await self._send(self._assignment.deal(again))
 
     # ------------------------------------------------------------------ groups
@@ -211,10 +220,25 @@ class RolloutWorkers:
         self._closed_at = asyncio.get_running_loop().time()
         return True
 
-    async def forget_step(self, step: Step) -> None:
-        """All groups of the step have closed, and are trained."""
-        self._groups = {key: group for key, group in self._groups.items() if group.step != step}
-        await self._store.tell("forget_reports", step, timeout_s=WORK_TIMEOUT_S)
+    def has(self, writer: str, key: GroupKey) -> bool:
+        """True if the group is open, and that life of a worker has it."""
+        return key in self._assignment.open_items(writer)
+
+    async def give_up(self, writer: str, key: GroupKey, reason: str) -> None:
+        """No step can train the group, which waits for rewards: has its worker end it."""
+        ref, _ = self._lives[writer]
+        try:
+            await ref.tell("give_up", *key, reason, timeout_s=WORK_TIMEOUT_S)
+        except FlexmarlError as error:
+            if not is_loss(error):
+                raise  # else the group ends with its worker
+
+    async def forget_step(self, step: Step, kept: Collection[str] = ()) -> None:
+        """All groups of the step have closed, and are trained, but for those of the queries ``kept``."""
+        self._groups = {
+            key: group for key, group in self._groups.items() if group.step != step or key[1] in kept
+        }
+        await self._store.tell("forget_reports", step, [*kept], timeout_s=WORK_TIMEOUT_S)
 
     # ------------------------------------------------------------------ evaluations
 

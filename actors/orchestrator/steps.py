@@ -67,8 +67,13 @@ class PolicyStep:
 
 @dataclass(slots=True)
 class StepState:
+    """``groups``: those that the step waits for, closed ones included. ``lets_go``: it waits no longer for some groups,
+    whose rewards are missing."""
+
     policies: dict[PolicyName, PolicyStep]
+    groups: int
     groups_closed: int = 0
+    lets_go: bool = False
     replacements: int = 0
     rolled_out: bool = False
     awaits_evaluation: bool = False
@@ -86,6 +91,11 @@ class StepState:
     def left_over(self) -> dict[PolicyName, int]:
         """By policy: ``PolicyStep.left_over``."""
         return {policy: state.left_over for policy, state in self.policies.items()}
+
+    @property
+    def has_samples(self) -> bool:
+        """True once a group of the step has left a sample."""
+        return any(state.closed for state in self.policies.values())
 
     @property
     def complete(self) -> bool:

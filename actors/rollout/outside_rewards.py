@@ -2,11 +2,13 @@
 
     a workflow returns ─> its samples are offered by the store ─> a judge writes their rewards ─> the trajectory ends
 
-A trajectory waits for at most ``timeout_s`` of its agent's column ``reward``; then it fails. After a restart of the
-store all samples that wait are offered again.
+A trajectory waits for at most ``timeout_s`` of its agent's column ``reward``, or for the shorter
+``rollout.late_rewards_after_s``; then it fails, or is late. An evaluation has the first limit alone. After a restart of
+the store all samples that wait are offered again.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, Final
@@ -33,10 +35,15 @@ class OutsideRewards:
     """Does nothing if the workflow gives the rewards of all ``agents``."""
 
     def __init__(
-        self, store: ActorRef[StoreApi], writer: str, agents: Mapping[AgentName, RolloutAgent]
+        self,
+        store: ActorRef[StoreApi],
+        writer: str,
+        agents: Mapping[AgentName, RolloutAgent],
+        late_after_s: float | None = None,
     ) -> None:
-        """``writer``: this life of the worker."""
+        """``writer``: this life of the worker. ``late_after_s``: the setting of that name."""
         self._store = store
+        self._late_after_s = math.inf if late_after_s is None else late_after_s
         self._writer = writer
         self._columns: dict[AgentName, Column] = {
             agent: column
@@ -53,9 +60,15 @@ class OutsideRewards:
     def limit(self) -> str:
         """The settings that end the waits, for people."""
         return ", ".join(
-            f"agents.{agent}.columns.reward.timeout_s={column.timeout_s:g}"
-            for agent, column in self._columns.items()
+            dict.fromkeys(self._limit_of(agent, is_evaluation=False)[1] for agent in self._columns)
         )
+
+    def _limit_of(self, agent: AgentName, *, is_evaluation: bool) -> tuple[float, str]:
+        """The seconds, and the setting."""
+        timeout_s = self._columns[agent].timeout_s
+        if self._late_after_s < timeout_s and not is_evaluation:
+            return self._late_after_s, f"rollout.late_rewards_after_s={self._late_after_s:g}"
+        return timeout_s, f"agents.{agent}.columns.reward.timeout_s={timeout_s:g}"
 
     async def run(self) -> None:
         """Takes rewards until the store is stopped in good order. Raises ActorDead if it is lost for good."""
@@ -90,19 +103,25 @@ class OutsideRewards:
         began = loop.time()
         try:
             await self._offer(samples)
-            for sample in sorted(samples, key=lambda candidate: self._timeout_s(candidate)):
-                left_s = began + self._timeout_s(sample) - loop.time()
+            if not all(future.done() for future in futures.values()):
+                trajectory.awaits_rewards()
+            limits = {
+                sample.sample_id: self._limit_of(
+                    AgentName(sample.agent), is_evaluation=trajectory.is_evaluation
+                )
+                for sample in samples
+            }
+            for sample in sorted(samples, key=lambda candidate: limits[candidate.sample_id][0]):
+                limit_s, limit = limits[sample.sample_id]
+                left_s = began + limit_s - loop.time()
                 await asyncio.wait([futures[sample.sample_id]], timeout=max(0.0, left_s))
                 if not futures[sample.sample_id].done():
-                    raise NotJudged(sample.agent, sample.sample_id, self._timeout_s(sample))
+                    raise NotJudged(sample.agent, sample.sample_id, limit)
             return {name: future.result() for name, future in futures.items()}
         finally:
             for name in futures:
                 del self._waiting[name]
             self._withdraw([*futures])
-
-    def _timeout_s(self, sample: UnjudgedSample) -> float:
-        return self._columns[AgentName(sample.agent)].timeout_s
 
     def _samples(self, trajectory: Trajectory) -> list[UnjudgedSample]:
         """Every turn of an agent whose turns have rewards of their own; else the last turn of the trajectory."""

@@ -31,6 +31,7 @@ from ..environments.process_pool import Processes, current_pool
 from ..errors import (
     EngineFailed,
     InvalidRequest,
+    NotJudged,
     RecipeError,
     WorkerReplaced,
     WriterRetired,
@@ -59,8 +60,8 @@ from ..workflow import OnText, Prompt, Turn
 from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
-from .groups.group import Abort, Close, Drop, Group, GroupRules, Start
-from .groups.group_run import GroupClosingRules, GroupRun, TrajectoryEnd
+from .groups.group import Abort, Close, Decision, Drop, Group, GroupRules, Start
+from .groups.group_run import GivenUp, GroupClosingRules, GroupRun, RewardsAwaited, TrajectoryEnd
 from .outside_rewards import OutsideRewards
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
@@ -100,6 +101,10 @@ class Rollout(Actor, RolloutApi):
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
             sides_of(setup.agents),
         )
+        self._trained = {
+            agent: settings.policy for agent, settings in setup.agents.items() if settings.trained
+        }
+        self._groups: dict[tuple[Step, str], GroupRun] = {}
         self._calls = CallGraph()
         self._texts = TurnTexts()
         self._workflows: set[asyncio.Task[TrajectoryRewards]] = set()
@@ -111,7 +116,9 @@ class Rollout(Actor, RolloutApi):
         self.writer = f"{self.ref.name}-{self.system.new_id()}"
         node = writer_node(self.system, self.writer, f"{self.ref.name}-", encrypted=self._setup.encrypted)
         self._experience = ExperienceWriter(self._setup.store, self.writer, places, node)
-        self._outside = OutsideRewards(self._setup.store, self.writer, self._agents)
+        self._outside = OutsideRewards(
+            self._setup.store, self.writer, self._agents, self._config.late_rewards_after_s
+        )
         self.background(self._outside.run(), "outside rewards")
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
@@ -179,8 +186,15 @@ class Rollout(Actor, RolloutApi):
         )
         for position, query in queries:
             is_submitted = query.id in (submitted or ())
-            run = GroupRun(step, query, position, versions, Group(rules), self._clock, is_submitted)
+            # An answer is for a person; a step waits for a judge that is fast, so that batches are even.
+            grace_s = 0.0 if is_submitted else None if self._setup.steps_wait else config.reward_grace_s
+            run = GroupRun(step, query, position, versions, Group(rules), self._clock, is_submitted, grace_s)
             self.background(self._run_group(run), f"group {query.id}")
+
+    @endpoint
+    async def give_up(self, step: Step, query: str, reason: str) -> None:
+        if (run := self._groups.get((step, query))) is not None:
+            run.ends.put_nowait(GivenUp(reason))
 
     @endpoint
     async def evaluate(
@@ -234,6 +248,15 @@ class Rollout(Actor, RolloutApi):
         return EvaluationEnd(rewards.before_punishment.by_agent, {**rewards.metrics, **of_turns})
 
     async def _run_group(self, run: GroupRun) -> None:
+        key = run.step, run.query.id
+        self._groups[key] = run
+        try:
+            await self._settle_group(run)
+        finally:
+            if self._groups.get(key) is run:
+                del self._groups[key]
+
+    async def _settle_group(self, run: GroupRun) -> None:
         with first_error():
             async with asyncio.TaskGroup() as tasks:
                 decisions = run.group.start()
@@ -248,24 +271,49 @@ class Rollout(Actor, RolloutApi):
                             case Close(numbers):
                                 await self._close_group(run, numbers)
                             case Drop(reason):
-                                await self._close_group(run, [], reason)
+                                await self._close_group(run, [], run.with_late(reason))
                     if run.group.settled:
                         return  # the task group waits for oversampled trajectories that are kept
-                    decisions = self._take_end(run, await run.ends.get())
+                    if run.awaits_rewards and not run.announced:
+                        await self._announce(run)
+                    decisions = self._take(run, await run.ends.get())
 
     async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
         run.ends.put_nowait(await self.run_trajectory(trajectory))
 
-    def _take_end(self, run: GroupRun, end: TrajectoryEnd) -> list[Start | Abort | Close | Drop]:
+    async def _announce(self, run: GroupRun) -> None:
+        """Reports that the group lacks nothing but rewards from outside. Messages to the orchestrator keep their order:
+        this one is there before ``admit``."""
+        run.announced = True
+        waiting = run.waiting(self._trained)
+        await self._setup.orchestrator.tell("group_waits", self.writer, waiting, timeout_s=_ANSWER_TIMEOUT_S)
+
+    def _take(self, run: GroupRun, event: TrajectoryEnd | RewardsAwaited | GivenUp) -> list[Decision]:
+        match event:
+            case TrajectoryEnd():
+                return self._take_end(run, event)
+            case RewardsAwaited(number):
+                run.awaited.add(number)
+                return []
+            case GivenUp(reason):
+                return run.give_up(reason)
+
+    def _take_end(self, run: GroupRun, end: TrajectoryEnd) -> list[Decision]:
         number = end.trajectory.number
         run.ended[number] = end
         if end.failure is None:
             return run.group.succeeded(number)
-        run.failures.append(end.failure)
+        if end.late:
+            run.late += 1
+        else:
+            run.failures.append(end.failure)
         return run.group.failed(number, replacement=end.replacement)
 
     async def _close_group(self, run: GroupRun, numbers: Sequence[int], dropped: str = "") -> None:
         samples, closed = run.close(numbers, self._closing, dropped)
+        if samples and (reason := await self._refusal(run)):
+            run.late += len(numbers)
+            samples, closed = run.close([], self._closing, reason)
         if samples:
             try:
                 with self._waits.of_actor("room for the samples of a group", self._setup.store.name):
@@ -274,6 +322,17 @@ class Rollout(Actor, RolloutApi):
                 raise ActorDead(self.ref.name, str(retired)) from retired
         self._records.closed(run)
         await self._setup.orchestrator.within(_ANSWER_TIMEOUT_S).group_closed(self.writer, closed)
+
+    async def _refusal(self, run: GroupRun) -> str:
+        """The reason for which no step can train the group's samples; empty if one waits for them."""
+        if self._setup.steps_wait or not (run.announced or run.submitted):
+            return ""
+        oldest = run.oldest(self._trained)
+        orchestrator = self._setup.orchestrator.within(_ANSWER_TIMEOUT_S)
+        with self._waits.of_actor(
+            "a step for a group that waited for its rewards", self._setup.orchestrator.name
+        ):
+            return await orchestrator.admit(self.writer, run.step, run.query.id, oldest)
 
     async def run_trajectory(self, trajectory: Trajectory) -> TrajectoryEnd:
         """Runs until the workflow ends or its deadline has passed. Raises RecipeError, since such a run can't succeed.
@@ -341,7 +400,8 @@ class Rollout(Actor, RolloutApi):
         failure = TrajectoryFailure(trajectory.name, what, self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
-        return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error)
+        late = isinstance(error, NotJudged) and self._setup.leaves_out_late and not trajectory.is_evaluation
+        return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error, late)
 
     async def generate(
         self,

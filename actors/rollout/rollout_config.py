@@ -120,6 +120,13 @@ class RolloutConfig(Config):
     on_timeout: OnTimeout = "drop"
     """Fate of a trajectory that passed a deadline: `drop` continues with its siblings, `replace` starts a new one in
     its place."""
+    reward_grace_s: Seconds = 1.0
+    """Time that a step of `async` waits for rewards of a judge outside the run when it lacks nothing else. Then it
+    closes without their groups, which are trained later: see [Late rewards](experience-store.md#late-rewards)."""
+    late_rewards_after_s: Seconds | None = None
+    """Time that a trajectory waits for a reward of a [judge outside the run](experience-store.md#late-rewards). Then
+    it is left out and counted as late: a step of `strict` or `sync` closes without it. `null`: it waits for the
+    column's `timeout_s`; then it fails, or is late under `async`."""
     max_replacements: Annotated[Count, Unit("trajectories")] = 2
     """Most new trajectories of one group under `replace`."""
     min_trajectories: Annotated[Count, Unit("trajectories")] = 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..columns.declared_columns import Columns
 from ..errors import InvalidColumn, RecipeError
 from ..messages import AgentTurns, AnsweredTrajectory, AnsweredTurn, Query, Sample, VersionRange
-from ..names import AgentName, PolicyName, Step
+from ..names import AgentName, PolicyName, Step, Version
 from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName, turn_of
@@ -138,6 +138,8 @@ class Trajectory:
         """Turns under way."""
         self.judge_limit = ""
         """The settings that end its wait for rewards from outside the run; empty while it waits for none."""
+        self.awaits_rewards: Callable[[], None] = lambda: None
+        """Called when its workflow has returned, and rewards from outside are missing."""
         self.active_at = asyncio.get_running_loop().time()
         """The time at which its last turn began or ended."""
         self.limited = False
@@ -216,6 +218,13 @@ class Trajectory:
         return AgentTurns(
             {"turns": len(turns), "tokens": sum(lengths), "truncated_turns": truncated}, lengths
         )
+
+    def oldest_versions(self) -> dict[AgentName, Version]:
+        """By agent: the oldest version of its turns that have ended."""
+        oldest: dict[AgentName, Version] = {}
+        for agent, turn in self._turns:
+            oldest[agent] = min(oldest.get(agent, turn.policy_version), turn.policy_version)
+        return oldest
 
     def turns_to_reward(self) -> list[EndedTurn]:
         """Its turns that have ended, in the order of their ends."""

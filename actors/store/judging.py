@@ -72,8 +72,10 @@ class Judging:
         self._known = {agent: (*_FOR_JUDGES, *columns[AgentName(agent)]) for agent in self._schemas}
         self._offers: dict[str, _Offer] = {}
         self._given: dict[str, _Given] = {}
-        self._ended: dict[str, None] = {}
-        """Samples that were offered and wait no longer, the newest last."""
+        self._ended: dict[str, bool] = {}
+        """Samples that were offered and wait no longer, the newest last. True: without a reward until now."""
+        self._late: dict[str, str] = {}
+        """Samples whose rewards were given too late, and not taken by ``take_late`` yet: their agents."""
         self._news: dict[str, dict[str, float]] = {}
         self._has_news: dict[str, asyncio.Event] = {}
 
@@ -108,7 +110,7 @@ class Judging:
     def withdraw(self, writer: str, sample_ids: Sequence[str]) -> TableChange:
         """These samples of the writer wait no longer; those of others, and unknown ones, don't matter."""
         offers = _taken(self._offers, writer, sample_ids)
-        self._end(offers)
+        self._end({name: name not in self._given for name in offers})
         given = _taken(self._given, writer, sample_ids)
         if not given:
             return UNCHANGED
@@ -121,14 +123,17 @@ class Judging:
 
     def retire(self, writer: str) -> None:
         """The writer is lost: its groups begin again, with other samples of the same names."""
-        self._end(name for name, offer in self._offers.items() if offer.writer == writer)
+        self._end(
+            {name: name not in self._given for name, offer in self._offers.items() if offer.writer == writer}
+        )
         self._offers = {name: offer for name, offer in self._offers.items() if offer.writer != writer}
         self._given = {name: given for name, given in self._given.items() if given.writer != writer}
         self._news.pop(writer, None)
         self._has_news.pop(writer, None)
 
-    def _end(self, sample_ids: Iterable[str]) -> None:
-        self._ended |= dict.fromkeys(sample_ids)
+    def _end(self, samples: Mapping[str, bool]) -> None:
+        """``samples``: as in ``_ended``."""
+        self._ended |= samples
         for name in [*islice(self._ended, max(0, len(self._ended) - _MOST_ENDED))]:
             del self._ended[name]
 
@@ -148,6 +153,13 @@ class Judging:
         rewards: dict[str, float] = {}
         for agent, columns in parts.items():
             rewards |= self._checked(agent, columns)
+        self._late |= {
+            name: agent
+            for agent, columns in parts.items()
+            for name in columns["sample_id"]
+            if self._is_late(name, rewards)
+        }
+        self._ended |= dict.fromkeys(self._late.keys() & self._ended.keys(), False)
         new = {
             name: _Given(self._offers[name].writer, self._offers[name].sample.number, reward)
             for name, reward in rewards.items()
@@ -162,6 +174,19 @@ class Judging:
                 self._given.pop(name, None)
 
         return TableChange(_judged_record(new), undo, len(new), [], [])
+
+    def _is_late(self, name: str, rewards: Mapping[str, float]) -> bool:
+        """True if a reward that was written is left out: its sample waits no longer and had none, or the reward is that
+        of an answer before. ``rewards``: those that are not of another answer."""
+        return name not in rewards or (name not in self._offers and self._ended.get(name, False))
+
+    def take_late(self) -> dict[str, list[str]]:
+        """By agent: the samples whose rewards were left out since the last call."""
+        by_agent: dict[str, list[str]] = {}
+        for name, agent in self._late.items():
+            by_agent.setdefault(agent, []).append(name)
+        self._late.clear()
+        return by_agent
 
     def publish(self, sample_ids: Iterable[str]) -> None:
         """The rewards of these samples, as far as they have any, are on their way to the workers that wait."""

@@ -30,6 +30,7 @@ from ..columns.column_refs import ValueRef
 from ..columns.store_client import segment_directories
 from ..errors import StoreError, StoreFull
 from ..messages import (
+    KEPT_STEPS,
     GroupClosed,
     LeasedBatch,
     Selection,
@@ -39,7 +40,7 @@ from ..messages import (
     UnjudgedSample,
 )
 from ..names import AgentName, PolicyName, Step
-from ..run_events import RunEvent, StoreBlocked, StoreUnblocked
+from ..run_events import RewardsLate, RunEvent, StoreBlocked, StoreUnblocked
 from ..segments.segments import ByteRef, SegmentGrant, WriterMemory
 from . import lost_bytes
 from .column_waits import ColumnWaits
@@ -55,7 +56,6 @@ from .writers import REPORT, RETIRE, Writers, report_of, report_record, retire_r
 log = get_logger(__name__)
 
 # Consumed rows stay queryable for this many steps.
-_KEPT_STEPS: Final = 16
 _EXPIRY_INTERVAL_S: Final = 10.0
 # Commits signal free space; a disk that was cleared is found by polling.
 _ROOM_INTERVAL_S: Final = 1.0
@@ -80,7 +80,7 @@ class Store(Actor, StoreApi):
         self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
         self._waits = ColumnWaits(self._notify)
         self._judging = Judging(setup.columns)
-        self._puts = self._commits = self._written = 0
+        self._puts = self._commits = self._written = self._late_rewards = 0
 
     async def on_start(self) -> None:
         self._moved_at = self.system.clock()
@@ -138,7 +138,8 @@ class Store(Actor, StoreApi):
 
     def statistics(self) -> Mapping[str, float]:
         """Bytes of segments, of what rows refer to in them, and of the journal; rows that are ready and leased; puts
-        and commits since the start; expressions that are evaluated and that wait."""
+        and commits since the start, and rewards from outside that were too late; expressions that are evaluated and
+        that wait."""
         arena, counts = self._arena.statistics(), self._tables.counts().values()
         return {
             "segment_bytes": arena.memory_bytes + arena.disk_bytes,
@@ -148,6 +149,7 @@ class Store(Actor, StoreApi):
             "rows_leased": sum(of_agent.leased for of_agent in counts),
             "puts": self._puts,
             "commits": self._commits,
+            "late_rewards": self._late_rewards,
             "selects_running": self._selects.running,
             "selects_waiting": self._selects.waiting,
         }
@@ -212,14 +214,17 @@ class Store(Actor, StoreApi):
         self._waits.rows_moved()
 
     @endpoint
-    async def forget_reports(self, step: Step) -> None:
-        self._writers.forget(step)
+    async def forget_reports(self, step: Step, kept: list[str] | None = None) -> None:
+        self._writers.forget(step, kept or ())
 
     @endpoint
     async def write(self, writer: str, parts: dict[str, dict[str, Any]]) -> None:
         if self._judging.is_for(parts):
             await self._durably(lambda: self._judging.write(parts))
             self._judging.publish(name for columns in parts.values() for name in columns["sample_id"])
+            for agent, names in self._judging.take_late().items():
+                self._late_rewards += len(names)
+                self._notify(RewardsLate(AgentName(agent), len(names), names[0]))
         else:
             await self._durably(lambda: self._held(writer, self._tables.write(parts)))
         self._written += 1
@@ -395,7 +400,8 @@ class Store(Actor, StoreApi):
         return grant
 
     async def _forget_old_steps(self) -> None:
-        before = self._tables.last_step - _KEPT_STEPS
+        # Samples that a step waits for may come so much later (``LooseGroups``).
+        before = self._tables.last_step - KEPT_STEPS - 2 * self._setup.max_staleness
         if before > self._tables.closed_before and self._tables.may_close(before):
             with suppress(StoreFull):  # the next commit tries again
                 await self._journaled(self._tables.close_steps(before))

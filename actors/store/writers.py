@@ -70,10 +70,10 @@ class Writers:
         """True if the writer was given up for lost."""
         return writer in self._retired
 
-    def forget(self, step: Step) -> None:
-        """Forgets the reports of a step that is complete."""
+    def forget(self, step: Step, queries: Collection[str] = ()) -> None:
+        """Forgets the reports of a step that is complete, but for those of ``queries``."""
         kept = {
-            writer: [report for report in of_writer if report.step != step]
+            writer: [report for report in of_writer if report.step != step or report.query in queries]
             for writer, of_writer in self._reports.items()
         }
         self._reports = {writer: of_writer for writer, of_writer in kept.items() if of_writer}

@@ -153,6 +153,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         router=references.router,
         orchestrator=references.orchestrator,
         config=config.rollout,
+        steps_wait=config.mode != "async",
         store_dir=store_dir,
         logs=logs,
         encrypted=config.network.encrypted,

@@ -151,14 +151,15 @@ class ConnectedRun:
         await self._control.within(_TIMEOUT_S).admit(keys.client_public, [*rights])
         replace_private(file, RunAddress(self._address.address, keys).text().encode("ascii"))
 
-    async def submit(self, queries: Sequence[Query]) -> list[QueryAnswer]:
+    async def submit(self, queries: Sequence[Query], *, judged: bool = True) -> list[QueryAnswer]:
         """Has the run roll out and train these queries, and waits for it: returns an answer for each, in their order,
-        with the texts, turns and rewards of its trajectories.
+        with the texts, turns and rewards of its trajectories. If not ``judged``, it does not wait for rewards from
+        outside the run, which the answers lack then; ``sample_id`` of a turn names it for ``write``.
 
-        They are in the next step that begins, in place of queries that it would draw from the training data; beyond
-        the step's size they are in the steps after that. Each is in one step, under its own id. They are not part of a
-        checkpoint: if the run ends before, or continues from an earlier checkpoint, submit them again. If this call is
-        cancelled, those that wait are withdrawn.
+        Under ``async`` they begin at once. Else they are in the next step that begins, in place of queries that it
+        would draw from the training data; beyond the step's size they are in the steps after that. They are not part of
+        a checkpoint: if the run ends before, or continues from an earlier checkpoint, submit them again. If this call
+        is cancelled, those that wait are withdrawn.
 
         Raises QueriesRefused if one can't be sent; if one has the id of another that is under way; if no further step
         begins or the run has ended, as soon as that is so for one of them; if 10 000 wait already; if the run is
@@ -167,7 +168,7 @@ class ConnectedRun:
         for number, query in enumerate(queries):
             if (problem := query_problem(query)) is not None:
                 raise QueriesRefused(f"queries[{number}] is {problem}")
-        return await self._control.within(WORK_TIMEOUT_S).submit([*queries])
+        return await self._control.within(WORK_TIMEOUT_S).submit([*queries], judged)
 
     # ------------------------------------------------------------------ samples
 

@@ -191,7 +191,7 @@ class RunControl(Actor):
                 await changed.wait()
 
     @endpoint(raises=[QueriesRefused])
-    async def submit(self, queries: list[Query]) -> list[QueryAnswer]:
+    async def submit(self, queries: list[Query], judged: bool = True) -> list[QueryAnswer]:
         """See ``ConnectedRun.submit``."""
         if self._config.deterministic:
             raise QueriesRefused(
@@ -199,7 +199,7 @@ class RunControl(Actor):
             )
         orchestrator = await self._find("orchestrator", OrchestratorApi)
         try:
-            return await orchestrator.within(WORK_TIMEOUT_S).submit(queries)
+            return await orchestrator.within(WORK_TIMEOUT_S).submit(queries, judged)
         except (ActorDead, ActorFailed) as error:
             raise QueriesRefused(f"the run has ended: {error}") from error
 

@@ -37,12 +37,14 @@ from .submissions import Submissions
 
 @dataclass(slots=True)
 class _Draw:
-    """A query of a step. ``number``: of the draw, counted over the run. ``heard``: its source knows how it ended."""
+    """A query of a step. ``number``: of the draw, counted over the run. ``heard``: its source knows how it ended.
+    ``closed``: its group has."""
 
     number: int
     query: Query
     submitted: bool = False
     heard: bool = False
+    closed: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class RunQueries:
         self._count = resumed.drawn if resumed else 0
         self._evaluation = resumed.evaluation if resumed else ""
         self._steps: dict[Step, _StepQueries] = {}
+        self._remainders: dict[Step, _StepQueries] = {}
+        """Queries of complete steps: of the newest, and of those with groups that may still close."""
         self._ends: dict[int, tuple[_Draw, GroupEnd]] = {}
         """The groups that the source has still to hear of, by number of the draw."""
         self._after: dict[Step, QueriesState] = {}
@@ -108,12 +112,24 @@ class RunQueries:
 
     # ------------------------------------------------------------------ a step
 
-    def begin(self, step: Step, versions: Mapping[PolicyName, Version]) -> list[Query]:
-        """The submitted queries that a step takes; the others it draws. Steps begin in order."""
-        count = min(self.submissions.waiting, self._plan.queries)
-        submitted = [self.submissions.next(step) for _ in range(count)]
-        by_id = {query.id: _Draw(0, query, submitted=True) for query in submitted}
-        self._steps[step] = _StepQueries(dict(versions), by_id)
+    def begin(
+        self, step: Step, versions: Mapping[PolicyName, Version], most: int | None = None
+    ) -> list[Query]:
+        """The submitted queries that a step takes, ``most`` at most (None: the plan's number); the others it draws.
+        Steps begin in order."""
+        self._remainders = {
+            earlier: of_step
+            for earlier, of_step in self._remainders.items()
+            if not all(draw.closed for draw in of_step.by_id.values())
+        }
+        self._steps[step] = _StepQueries(dict(versions))
+        return self.take_submitted(step, self._plan.queries if most is None else most)
+
+    def take_submitted(self, step: Step, most: int | None = None) -> list[Query]:
+        """The submitted queries that begin in the newest step; those stay whose ids a query of it has."""
+        by_id = (self._steps.get(step) or self._remainders[step]).by_id
+        submitted = self.submissions.take(step, by_id, most)
+        by_id |= {query.id: _Draw(0, query, submitted=True) for query in submitted}
         return submitted
 
     @asynccontextmanager
@@ -154,8 +170,11 @@ class RunQueries:
     def closed(self, group: GroupClosed) -> bool:
         """True if the query of a group was submitted: it is answered. A group may begin again, and close again: the
         source hears of the last end before the next step begins, and of no later one."""
-        of_step = self._steps[group.step]
+        of_step = self._steps.get(group.step) or self._remainders.get(group.step)
+        if of_step is None:
+            return False  # it closed in a step that is complete, and has begun again with a lost host
         draw = of_step.by_id[group.query]
+        draw.closed = True
         end = GroupEnd(
             draw.query,
             group.step,
@@ -174,8 +193,10 @@ class RunQueries:
         return draw.submitted
 
     def end(self, step: Step) -> dict[str, float]:
-        """Forgets the step, whose groups have all closed. Returns the source's figures."""
-        return self._steps.pop(step).figures or {}
+        """Ends a step that is complete: forgets its queries, but for those whose groups have not closed. Returns the
+        source's figures."""
+        of_step = self._remainders[step] = self._steps.pop(step)
+        return of_step.figures or {}
 
     def _take_ends(self) -> list[GroupEnd]:
         # By number, not by arrival: a sum of floats, or a queue, in the source depends on the order.

@@ -92,6 +92,10 @@ class Group:
             return [self._start()]
         return self._settle()
 
+    def give_up(self, reason: str) -> list[Decision]:
+        """No step can train the group any more."""
+        return [] if self.settled else self._end(Drop(reason))
+
     def _start(self) -> Start:
         number, self._started = self._started, self._started + 1
         self._running.add(number)

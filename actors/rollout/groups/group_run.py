@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 from ...credit.credit_config import CreditConfig
@@ -11,27 +12,44 @@ from ...figures import StepFigures
 from ...messages import (
     AgentTurns,
     GroupClosed,
+    GroupWaiting,
     Query,
     Sample,
     TrajectoryFailure,
     VersionRange,
 )
-from ...names import AgentName, PolicyName, Step
+from ...names import AgentName, PolicyName, Step, Version
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
 from .credit_assignment import assign_credit
-from .group import Group
+from .group import Decision, Group
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryEnd:
     """The end of a trajectory. ``replacement``: it passed its deadline, and another should take its place. ``error``:
-    that of its workflow, or one whose traceback shows the frames in which that hangs."""
+    that of its workflow, or one whose traceback shows the frames in which that hangs. ``late``: it has failed for want
+    of rewards from outside alone."""
 
     trajectory: Trajectory
     failure: TrajectoryFailure | None = None
     replacement: bool = False
     error: BaseException | None = None
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RewardsAwaited:
+    """A trajectory's workflow has returned, and rewards from outside are missing."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """No step can train the group any more."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +72,12 @@ class GroupClosingRules:
 @dataclass(slots=True)
 class GroupRun:
     """``position``: the number of the query's draw, over the run. ``submitted``: a program has submitted the query, and
-    waits for its answer. ``clock``: the time in seconds. ``trajectories``
-    and ``tasks`` are by number, and so are ``ended``, the ends until now. ``credited_turns``: once it has closed, all
-    turns of the trajectories that count."""
+    waits for its answer. ``grace_s``: seconds after which a trajectory that lacks rewards from outside counts as
+    ``awaited``; None: never. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are
+    ``ended``, the ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited.
+    ``announced``: the orchestrator knows that the group waits. ``late``: the number of trajectories that are left out,
+    because rewards came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories
+    that count."""
 
     step: Step
     query: Query
@@ -65,11 +86,15 @@ class GroupRun:
     group: Group
     clock: Callable[[], float]
     submitted: bool = False
+    grace_s: float | None = None
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     # One queue, read by the group's own task: ``Group`` gets one event after the other, however many end at once.
-    ends: asyncio.Queue[TrajectoryEnd] = field(default_factory=asyncio.Queue)
+    ends: asyncio.Queue[TrajectoryEnd | RewardsAwaited | GivenUp] = field(default_factory=asyncio.Queue)
+    awaited: set[int] = field(default_factory=set)
+    announced: bool = False
+    late: int = 0
     failures: list[TrajectoryFailure] = field(default_factory=list)
     ended: dict[int, TrajectoryEnd] = field(default_factory=dict)
     credited_turns: list[Sample] = field(default_factory=list)
@@ -80,8 +105,57 @@ class GroupRun:
     def begin(self, number: int) -> Trajectory:
         """Makes the trajectory that a Start of the group has decided."""
         trajectory = Trajectory(self.query, self.step, number, self.versions)
+        if self.grace_s is not None:
+            trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory
         return trajectory
+
+    def _await_rewards(self, number: int, grace_s: float) -> None:
+        asyncio.get_running_loop().call_later(grace_s, self.ends.put_nowait, RewardsAwaited(number))
+
+    @property
+    def awaits_rewards(self) -> bool:
+        """True if the group lacks nothing but rewards from outside."""
+        running = self.trajectories.keys() - self.ended.keys()
+        return bool(running) and running <= self.awaited
+
+    @property
+    def _unfailed(self) -> list[Trajectory]:
+        """The trajectories that run or have ended well."""
+        return [
+            trajectory
+            for number, trajectory in self.trajectories.items()
+            if number not in self.ended or self.ended[number].failure is None
+        ]
+
+    def oldest(self, policy_of: Mapping[AgentName, PolicyName]) -> dict[PolicyName, Version]:
+        """The oldest version of its samples. ``policy_of``: the policies that are trained, by agent."""
+        oldest: dict[PolicyName, Version] = {}
+        for trajectory in self._unfailed:
+            for agent, version in trajectory.oldest_versions().items():
+                if agent in policy_of:
+                    policy = policy_of[agent]
+                    oldest[policy] = min(oldest.get(policy, version), version)
+        return oldest
+
+    def waiting(self, policy_of: Mapping[AgentName, PolicyName]) -> GroupWaiting:
+        """The report of a group that lacks nothing but rewards."""
+        members = self._unfailed
+        answers = [member.answer() for member in members] if self.submitted else []
+        return GroupWaiting(
+            self.step, self.query.id, self.oldest(policy_of), len(members), len(self.failures), answers
+        )
+
+    def with_late(self, reason: str) -> str:
+        """``reason`` for which the group is dropped, with the trajectories that had no reward in time."""
+        late = sum(end.late for end in self.ended.values())
+        return f"{reason}; {late} had no reward in time" if late else reason
+
+    def give_up(self, reason: str) -> list[Decision]:
+        """No step can train the group any more."""
+        if not self.group.settled:
+            self.late += len(self._unfailed)
+        return self.group.give_up(reason)
 
     def close(
         self, numbers: Sequence[int], rules: GroupClosingRules, dropped: str = ""
@@ -113,6 +187,7 @@ class GroupRun:
             figures={
                 "replaced_trajectories": self.group.replacements,
                 "oversampled_trajectories": self.group.oversampled,
+                "late_trajectories": self.late,
                 "retried_turns": sum(trajectory.retried_turns for trajectory in self.trajectories.values()),
                 "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
                 "resumed_turns": len(resumed_turns),

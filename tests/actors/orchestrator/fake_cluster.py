@@ -172,9 +172,9 @@ class Store(Actor):
         return self.writers.lost(writer)
 
     @endpoint
-    async def forget_reports(self, step: Step) -> None:
+    async def forget_reports(self, step: Step, kept: list[str] | None = None) -> None:
         await asyncio.sleep(self.forget_s)
-        self.writers.forget(step)
+        self.writers.forget(step, kept or ())
 
 
 class Trainer(Actor):

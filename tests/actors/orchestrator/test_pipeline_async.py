@@ -1,6 +1,7 @@
 """`async`, batches of a fixed size, and groups that are dropped, under every order of events."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,16 +28,36 @@ V = Version
 
 A, B = map(PolicyName, "ab")
 POLICIES = (A, B)
-Item = tuple[S, dict[PolicyName, int] | None] | Decision
+
+
+@dataclass
+class Loose:
+    """A group that no step waits for, and the versions of its rows."""
+
+    versions: dict[PolicyName, list[int]]
+
+
+@dataclass
+class Admitted:
+    """Such a group, which belongs to a step again."""
+
+    step: S
+    versions: dict[PolicyName, list[int]]
+
+
+Item = tuple[S, dict[PolicyName, int] | None] | Loose | Admitted | Decision
 
 
 class Cluster:
     """Carries decisions out in an order that ``data`` picks; rows lie in a store and know who generated them.
 
-    ``by_version``: the store leases the oldest version first, not the oldest step.
+    ``by_version``: the store leases the oldest version first, not the oldest step. ``late``: some groups wait for their
+    rewards, and queries are submitted.
     """
 
-    def __init__(self, plan: Plan, data: st.DataObject, *, by_version: bool) -> None:
+    def __init__(self, plan: Plan, data: st.DataObject, *, by_version: bool, late: bool = False) -> None:
+        self.late, self.dropped, self.submitted = late, 0, 0
+        self.waited_for = Counter[S]()
         self.plan, self.data, self.by_version = plan, data, by_version
         self.served = dict.fromkeys(plan.policies, V(0))
         self.trainers = dict.fromkeys(plan.policies, V(0))
@@ -57,17 +78,23 @@ class Cluster:
     def run(self, stop_after: int | None = None) -> None:
         self.take(self.pipeline.start())
         fired = 0
-        while possible := [n for n, item in enumerate(self.open) if self.is_possible(n, item)]:
+        while not self.finished and (
+            possible := [n for n, item in enumerate(self.open) if self.is_possible(n, item)]
+        ):
             if fired == stop_after:
                 self.take(self.pipeline.request_stop())
             fired += 1
             self.fire(self.open.pop(self.data.draw(st.sampled_from(possible))))
-        assert not self.open, "some work is never done"
+        assert all(isinstance(item, Loose) for item in self.open), "some work is never done"
         assert isinstance(self.history[-1], Finish)
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self.history[-1], Finish)
 
     def is_possible(self, place: int, item: Item) -> bool:
         """An policy's work is done in order."""
-        if isinstance(item, tuple):
+        if isinstance(item, tuple | Loose | Admitted):
             return True
         policy = getattr(item, "policy", None)
         return policy is None or all(getattr(i, "policy", None) != policy for i in self.open[:place])
@@ -77,16 +104,17 @@ class Cluster:
             assert not isinstance(self.history[-1] if self.history else None, Finish)
             self.history.append(decision)
             match decision:
-                case StartStep(step, versions):
-                    assert versions == self.served
+                case StartStep(step, versions, queries):
+                    assert versions == self.served and 1 <= queries <= self.plan.queries
                     self.started[step] = versions
-                    self.open += [self.a_group(step) for _ in range(self.plan.queries)]
+                    self.waited_for[step] += queries
+                    self.open += [self.a_group(step) for _ in range(queries)]
                 case Replacement(step):
                     self.replacements[step] += 1
                     assert self.replacements[step] <= self.plan.replacement_queries
                     self.open.append(self.a_group(step))
                 case StepComplete(step):
-                    assert self.groups[step] == self.plan.queries
+                    assert self.groups[step] == self.waited_for[step]
                 case Finish():
                     pass
                 case _:
@@ -104,8 +132,18 @@ class Cluster:
                 self.groups[step] += Replacement(step) not in decisions
                 self.take(decisions)
             case (step, counts):
-                self.groups[step] += 1
-                self.close(step, counts)
+                versions = {policy: self.versions(step, policy, count) for policy, count in counts.items()}
+                if self.late and any(counts.values()) and self.data.draw(st.booleans()):
+                    self.open.append(Loose(versions))
+                    self.waited_for[step] -= 1
+                    self.take(self.pipeline.let_go(step))
+                    self.submit(step)
+                else:
+                    self.close(step, versions)
+            case Loose(versions):
+                self.admit(versions)
+            case Admitted(step, versions):
+                self.close(step, versions)
             case Train(policy, step, version, count):
                 self.train(policy, version, count)
                 self.take(self.pipeline.trained(policy, step, count))
@@ -125,14 +163,37 @@ class Cluster:
                 assert versions == self.served and not any(isinstance(i, tuple) for i in self.open)
                 self.take(self.pipeline.evaluated(step))
 
-    def close(self, step: S, counts: dict[PolicyName, int]) -> None:
+    def versions(self, step: S, policy: PolicyName, count: int) -> list[int]:
         """Each row was generated by some version that was served since the step began."""
-        for policy, count in counts.items():
-            for _ in range(count):
-                version = self.data.draw(st.integers(self.started[step][policy], self.served[policy]))
-                self.ready[policy].append((step, version))
-            self.generated[policy] += count
+        served = st.integers(self.started[step][policy], self.served[policy])
+        return [self.data.draw(served) for _ in range(count)]
+
+    def close(self, step: S, versions: dict[PolicyName, list[int]]) -> None:
+        self.groups[step] += 1
+        for policy, of_rows in versions.items():
+            self.ready[policy] += [(step, version) for version in of_rows]
+            self.generated[policy] += len(of_rows)
+        counts = {policy: len(of_rows) for policy, of_rows in versions.items()}
         self.take(self.pipeline.group_closed(step, counts))
+
+    def submit(self, step: S) -> None:
+        """A program submits queries, sometimes, which begin at once."""
+        for _ in range(self.data.draw(st.integers(0, 2)) if self.submitted < 6 else 0):
+            self.submitted += 1
+            self.pipeline.begun_at_once(1)
+            self.open.append(Loose({A: [self.served[A]]}))
+
+    def admit(self, versions: dict[PolicyName, list[int]]) -> None:
+        """Its rewards are there."""
+        oldest = {policy: V(min(of_rows)) for policy, of_rows in versions.items() if of_rows}
+        step, decisions = self.pipeline.admit(oldest)
+        self.take(decisions)
+        if step is None:
+            self.dropped += 1
+            self.take(self.pipeline.drop())
+        else:
+            self.waited_for[step] += 1
+            self.open.append(Admitted(step, versions))
 
     def train(self, policy: PolicyName, version: V, count: int) -> None:
         assert version == self.trainers[policy], "another version than the trainer's was named"
@@ -147,9 +208,20 @@ class Cluster:
         self.accumulated[policy] += rows[:count]
         del rows[:count]
 
+    def brings(self, item: Item, policy: PolicyName, step: S) -> bool:
+        """True if an open item is a group that may bring the policy rows of the step."""
+        match item:
+            case (of_step, _):
+                return of_step == step
+            case Admitted(of_step, versions):
+                return of_step == step and bool(versions.get(policy))
+        return False
+
     def step_optimizer(self, policy: PolicyName, step: S) -> None:
         used, size = self.accumulated[policy], self.plan.global_batch.get(policy)
-        assert self.groups[step] == self.plan.queries, "stepped before the step was rolled out"
+        assert not any(self.brings(item, policy, step) for item in self.open), (
+            "stepped before it was rolled out"
+        )
         assert used
         if not self.by_version:  # else rows of later steps may have been taken for some of this one
             left = sum(s <= step for s, _ in self.ready[policy])
@@ -201,6 +273,18 @@ def test_nothing_is_staler_than_it_may_be_and_everything_is_trained_once(
 @given(plan=plans, data=st.data(), stop_after=st.integers(0, 60))
 def test_a_stop_ends_it(plan: Plan, data: st.DataObject, stop_after: int) -> None:
     cluster = Cluster(plan, data, by_version=False)
+    cluster.run(stop_after)
+    started = max((d.step for d in cluster.history if isinstance(d, StartStep)), default=0)
+    assert cluster.history[-1] == Finish(S(started))
+    assert +cluster.stepped_on == +cluster.generated, "every sample is in one optimizer step"
+
+
+@settings(max_examples=150)
+@given(plan=plans, data=st.data(), stop_after=st.none() | st.integers(0, 60))
+def test_groups_whose_rewards_come_late_are_trained_once_in_time_or_dropped(
+    plan: Plan, data: st.DataObject, stop_after: int | None
+) -> None:
+    cluster = Cluster(plan, data, by_version=True, late=True)
     cluster.run(stop_after)
     started = max((d.step for d in cluster.history if isinstance(d, StartStep)), default=0)
     assert cluster.history[-1] == Finish(S(started))
@@ -277,3 +361,72 @@ def test_an_agent_that_cannot_stream_waits_for_the_step_and_no_other_does() -> N
     pipeline.start()
     assert pipeline.group_closed(S(1), {A: 4, B: 4}) == [Train(B, S(1), V(0), 4)]
     assert Train(A, S(1), V(0), 4) in pipeline.group_closed(S(1), {A: 4, B: 4})
+
+
+def test_a_step_lets_groups_go_and_the_oldest_that_can_train_them_takes_them_back() -> None:
+    pipeline = Pipeline(plan(queries=2, max_staleness=1), {A: V(0)})
+    assert pipeline.start() == [StartStep(S(1), {A: V(0)}), StartStep(S(2), {A: V(0)})]
+    assert pipeline.let_go(S(1)) == []
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4)], "rolled out, without the other"
+    assert pipeline.admit({A: V(0)}) == (S(1), [])
+    assert pipeline.trained(A, S(1), 4) == [], "it waits for the group now"
+    assert pipeline.group_closed(S(1), {A: 3}) == [Train(A, S(1), V(0), 3)]
+    assert pipeline.trained(A, S(1), 3) == [StepOptimizer(A, S(1))]
+
+
+def test_a_group_that_is_too_old_for_every_step_is_in_none() -> None:
+    pipeline = Pipeline(plan(queries=2, max_staleness=1), {A: V(0)})
+    pipeline.start()
+    pipeline.let_go(S(1))
+    for step in (S(1), S(2)):
+        assert pipeline.step_for({A: V(0)}) == step
+        pipeline.group_closed(step, {A: 4})
+        if step == 2:
+            pipeline.group_closed(step, {A: 4})
+            pipeline.trained(A, step, 4)
+        pipeline.trained(A, step, 4)
+        pipeline.stepped(A, step)
+        pipeline.applied(A, step, V(step))
+    assert pipeline.step_for({A: V(0)}) is None and pipeline.step_for({A: V(1)}) == 3
+    assert pipeline.admit({A: V(0)}) == (None, [])
+
+
+def test_a_step_without_a_sample_waits_for_the_first_rewards_and_not_for_groups_that_are_dropped() -> None:
+    pipeline = Pipeline(plan(max_staleness=1), {A: V(0)})
+    pipeline.start()
+    pipeline.let_go(S(1))
+    assert pipeline.let_go(S(2)) == [] and pipeline.awaits_first_rewards == [1, 2]
+    assert pipeline.admit({A: V(0)}) == (S(1), []) and pipeline.awaits_first_rewards == [2]
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4)]
+    assert pipeline.drop() == [], "its policy is in step 1"
+    assert pipeline.trained(A, S(1), 4) == [StepOptimizer(A, S(1))]
+    pipeline.stepped(A, S(1))
+    assert StepComplete(S(2), False) in pipeline.applied(A, S(1), V(1))
+
+
+def test_a_group_whose_steps_are_all_over_is_in_the_next_one() -> None:
+    pipeline = Pipeline(plan(queries=2, save_every=1), {A: V(0)})
+    pipeline.start()
+    pipeline.let_go(S(1))
+    pipeline.group_closed(S(1), {A: 4})
+    assert pipeline.trained(A, S(1), 4) == [StepOptimizer(A, S(1))]
+    assert pipeline.admit({A: V(0)}) == (S(2), [])
+    assert pipeline.group_closed(S(2), {A: 2}) == []
+    pipeline.stepped(A, S(1))
+    assert StartStep(S(2), {A: V(1)}) in pipeline.applied(A, S(1), V(1))
+    assert pipeline.group_closed(S(2), {A: 2}) == [Train(A, S(2), V(1), 4)]
+    assert pipeline.group_closed(S(2), {A: 1}) == [Train(A, S(2), V(1), 1)]
+
+
+def test_submitted_queries_take_places_of_the_next_step_but_for_one() -> None:
+    pipeline = Pipeline(plan(queries=3, max_staleness=1), {A: V(0)})
+    pipeline.begun_at_once(5)
+    assert [decision.queries for decision in pipeline.start() if isinstance(decision, StartStep)] == [1, 3]
+
+
+def test_a_run_that_stops_waits_for_no_first_rewards() -> None:
+    pipeline = Pipeline(plan(max_staleness=1), {A: V(0)})
+    pipeline.start()
+    pipeline.let_go(S(1))
+    pipeline.let_go(S(2))
+    assert [type(decision) for decision in pipeline.request_stop()].count(StepComplete) == 2

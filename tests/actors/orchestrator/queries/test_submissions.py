@@ -5,7 +5,14 @@ import asyncio
 import pytest
 
 from flexmarl.actors.errors import QueriesRefused
-from flexmarl.actors.messages import AnsweredTrajectory, AnsweredTurn, GroupClosed, Query, QueryAnswer
+from flexmarl.actors.messages import (
+    AnsweredTrajectory,
+    AnsweredTurn,
+    GroupClosed,
+    GroupWaiting,
+    Query,
+    QueryAnswer,
+)
 from flexmarl.actors.names import AgentName, Step, Version
 from flexmarl.actors.orchestrator.queries import submissions
 from flexmarl.actors.orchestrator.queries.submissions import Submissions
@@ -26,7 +33,7 @@ def rewarded(reward: float) -> list[AnsweredTrajectory]:
 
 
 def next_queries(made: Submissions, step: int, most: int) -> list[Query]:
-    return [made.next(Step(step)) for _ in range(min(most, made.waiting))]
+    return made.take(Step(step), (), most)
 
 
 async def submitted(made: Submissions, count: int, first: int = 0) -> "asyncio.Task[list[QueryAnswer]]":
@@ -72,7 +79,7 @@ async def test_when_no_step_begins_any_more_those_that_wait_are_refused_and_the_
     monkeypatch.setattr(submissions, "_MOST_WAITING", 3)
     made = Submissions()
     begun = await submitted(made, 1)
-    made.next(Step(1))
+    made.take(Step(1), ())
     waits = await submitted(made, 3, first=1)
     with pytest.raises(QueriesRefused, match="3 queries wait for a step already, and at most 3 may"):
         await made.submit(queries(1))
@@ -94,13 +101,13 @@ async def test_an_id_that_is_under_way_is_refused_until_its_answer() -> None:
     waits = await submitted(made, 1)
     with pytest.raises(QueriesRefused, match="with the id 'q0' is under way"):
         await made.submit(queries(1))
-    made.next(Step(3))
+    made.take(Step(3), ())
     with pytest.raises(QueriesRefused, match="with the id 'q0' is under way"):
         await made.submit(queries(1))
     made.closed(closed(3, "q0"))
     assert len(await waits) == 1
     again = await submitted(made, 1)
-    made.next(Step(4))
+    made.take(Step(4), ())
     made.closed(closed(3, "q0", 9.0))  # the first one has begun again with a lost host
     assert not again.done()
     made.closed(closed(4, "q0"))
@@ -112,3 +119,30 @@ def test_an_answer_has_the_rewards_and_the_last_texts_of_its_trajectories() -> N
     trajectories = [AnsweredTrajectory({SOLVER: 0.5}, {}, turns), AnsweredTrajectory({SOLVER: 1.0}, {}, [])]
     answer = QueryAnswer("q", Step(3), trajectories, 0, "")
     assert (answer.rewards, answer.texts) == ({SOLVER: [0.5, 1.0]}, ["b", ""])
+
+
+async def test_a_query_whose_id_the_step_has_used_waits_for_the_next_one() -> None:
+    made = Submissions()
+    waits = await submitted(made, 3)
+    assert [query.id for query in made.take(Step(1), {"q1"})] == ["q0", "q2"]
+    assert [query.id for query in made.take(Step(2), {"q0"})] == ["q1"]
+    waits.cancel()
+
+
+async def test_a_program_that_waits_for_no_rewards_is_answered_when_they_alone_are_missing() -> None:
+    notified: list[int] = []
+    made = Submissions()
+    made.notify = lambda: notified.append(made.waiting)
+    early = asyncio.create_task(made.submit(queries(1), judged=False))
+    late = await submitted(made, 1, first=1)
+    assert notified == [1, 2]
+    made.take(Step(2), ())
+    for name in ("q0", "q1", "drawn"):
+        made.waits(GroupWaiting(Step(2), name, {}, 1, 3, rewarded(0.0)))
+    assert await early == [QueryAnswer("q0", Step(2), rewarded(0.0), 3, "")] and not late.done()
+    with pytest.raises(QueriesRefused, match="with the id 'q0' is under way"):
+        await made.submit(queries(1))
+    made.closed(closed(2, "q0"))
+    made.end("the run has ended")
+    with pytest.raises(QueriesRefused, match="the run has ended"):
+        await late

@@ -1,0 +1,197 @@
+"""Rewards from outside that come late: chats are answered at once, steps close without them, and each reward is trained
+once or counted as late."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flexmarl
+from flexmarl.actors.messages import Query
+from flexmarl.core.errors import ActorDead
+from flexmarl.launch.run.connected_run import ConnectedRun
+
+from ..patience import PATIENCE_S
+from .conftest import SIMULATED, Launcher, json_lines
+from .in_process import run_in_loop, wait_for_step
+
+REWARD = "agents.solver.columns.reward={{type: float, required: true, written_by: external, timeout_s: {}}}"
+ASYNC = (
+    *SIMULATED,
+    "mode=async",
+    "max_staleness=2",
+    "agents.solver.algorithm.correction=decoupled",
+    "rollout.reward_grace_s=0.2",
+    REWARD.format(PATIENCE_S),
+)
+
+
+@pytest.fixture(autouse=True)
+async def _deadline() -> AsyncIterator[None]:
+    async with asyncio.timeout(PATIENCE_S):
+        yield
+
+
+def chat(name: str, **asked: object) -> Query:
+    return Query(name, "12", {"shape": "alone", "position": 0, **asked})
+
+
+@asynccontextmanager
+async def judge(connected: ConnectedRun, but: Collection[str] = ()) -> AsyncIterator[Counter[str]]:
+    """Rewards all samples but those of the queries whose names begin with one of ``but``. Counts the rewards."""
+    rewarded = Counter[str]()
+
+    async def give() -> None:
+        async for samples in connected.unjudged("solver"):
+            names = [name for name in samples["sample_id"] if not name.split(":")[1].startswith(tuple(but))]
+            if names:
+                await connected.write(
+                    "solver", {"sample_id": names, "reward": [float(len(rewarded) % 2)] * len(names)}
+                )
+                rewarded.update(names)
+
+    task = asyncio.create_task(give())
+    try:
+        yield rewarded
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def event(run: flexmarl.Run, kind: str, **fields: object) -> dict[str, Any]:
+    """The first event of this kind that has these fields, once it is there."""
+    while True:
+        for line in json_lines(run.directory.events):
+            if line["event"] == kind and fields.items() <= line.items():
+                return line
+        await asyncio.sleep(0.02)
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in json_lines(run / "events.jsonl") if line["event"] == kind]
+
+
+def trained(run: Path) -> Counter[str]:
+    """Counts how often each sample was trained, by the newest checkpoint."""
+    newest = max((run / "checkpoints").glob("step_*[0-9]"))
+    state = json.loads((newest / "solver" / "simulated_policy.json").read_text())
+    return Counter(name for names in state["trained"].values() for name in names)
+
+
+async def test_chats_are_answered_at_once_and_trained_when_their_rewards_come_or_are_late(
+    tmp_path: Path,
+) -> None:
+    steps = (*ASYNC, "training.steps=100000", "checkpoint.every=100000")
+    async with (
+        run_in_loop(tmp_path, "chats", *steps) as run,
+        flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
+    ):
+        async with judge(program, but=["chat"]):
+            await wait_for_step(run, 2)
+            queries = [chat(f"chat-{n}") for n in range(8)]
+            answers = await program.submit(queries, judged=False)
+            assert [answer.query for answer in answers] == [query.id for query in queries]
+            turns = [turn for answer in answers for one in answer.trajectories for turn in one.turns]
+            assert len(turns) == 8 * 4 and {turn.reward for turn in turns} == {None}
+            names = [turn.sample_id for turn in turns if ":chat-0_" in turn.sample_id]
+            await program.write("solver", {"sample_id": names, "reward": [0.0, 1.0, 0.0, 1.0]})
+            late = [await event(run, "group_late", query=f"chat-{n}") for n in range(1, 8)]
+            assert [line["trajectories"] for line in late] == [4] * 7
+            assert all("older than max_staleness" in line["reason"] for line in late)
+            too_late = [turn.sample_id for turn in turns if ":chat-1_" in turn.sample_id]
+            await program.write("solver", {"sample_id": too_late, "reward": [1.0] * 4})
+            assert (await event(run, "rewards_late"))["rewards"] == 4
+        await run.stop()
+    counts = trained(run.directory.path)
+    assert set(counts.values()) == {1} and set(names) <= counts.keys()
+    assert not any(":chat-" in name for name in counts.keys() - set(names))
+    lines = json_lines(run.directory.metrics)
+    assert sum(line["submitted_queries"] for line in lines) == 8
+    assert sum(line["late_trajectories"] for line in lines) >= 7 * 4
+
+
+async def test_a_program_gets_the_rewards_that_come_while_others_are_trained(tmp_path: Path) -> None:
+    async with (
+        run_in_loop(tmp_path, "waits", *ASYNC, "training.steps=100000", "max_staleness=16") as run,
+        flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
+        judge(program, but=["chat"]),
+    ):
+        await wait_for_step(run, 1)
+        asking = asyncio.create_task(program.submit([chat("chat-a")]))
+        while len(shown := await program.samples("query = 'chat-a'")) < 4:
+            await asyncio.sleep(0.02)
+        await wait_for_step(run, 4)
+        names = sorted(row["sample_id"] for row in shown)
+        await program.write("solver", {"sample_id": names, "reward": [0.0, 0.25, 0.5, 1.0]})
+        (answer,) = await asking
+        assert answer.rewards == {"solver": [0.0, 0.25, 0.5, 1.0]} and not answer.dropped
+        await run.stop()
+    assert {trained(run.directory.path)[name] for name in names} == {1}
+
+
+async def test_without_any_reward_a_step_waits_for_the_first_one_and_names_that(tmp_path: Path) -> None:
+    async with (
+        run_in_loop(tmp_path, "none", *ASYNC, "training.steps=100000", "supervision.stall_s=1") as run,
+        flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
+    ):
+        async with judge(program, but=["q"]):  # evaluations alone
+            while "which has no sample" not in json.dumps(lines := events(run.directory.path, "run_stalled")):
+                await asyncio.sleep(0.02)
+            assert "the first reward from outside for step 1, which has no sample: " in json.dumps(lines)
+            assert not json_lines(run.directory.metrics)
+        async with judge(program):
+            await wait_for_step(run, 3)
+        await run.stop()
+    assert set(trained(run.directory.path).values()) == {1}
+
+
+async def test_under_strict_a_step_closes_without_the_rewards_that_are_late(tmp_path: Path) -> None:
+    settings = ("training.steps=2", "rollout.late_rewards_after_s=0.3", "rollout.max_failed_share=0")
+    async with (
+        run_in_loop(tmp_path, "closes", *SIMULATED, REWARD.format(PATIENCE_S), *settings) as run,
+        flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
+        judge(program, but=["q"]),
+    ):
+        await run.wait()
+    lines = json_lines(run.directory.metrics)
+    assert [line["late_trajectories"] for line in lines] == [8, 8]
+    assert not any(line["failed_trajectories"] for line in lines)
+
+
+async def test_each_reward_is_trained_once_or_late_through_kills_of_judge_and_worker(
+    launcher: Launcher,
+) -> None:
+    settings = (*ASYNC, "training.steps=100000", "checkpoint.every=100000", "max_staleness=16")
+    run = launcher.train("killed", *settings)
+    async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
+        async with judge(program, but=["chat"]):
+            await asyncio.to_thread(run.wait_for_step, 1)
+            answers = await program.submit([chat(f"chat-{n}") for n in range(4)], judged=False)
+        names = [turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns]
+        first = len(run.metrics)
+        run.actors()["rollout-0"].kill()
+        async with judge(program, but=["chat"]):
+            await asyncio.to_thread(run.wait_for_step, first + 2)
+            await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
+            answers = await program.submit([chat(f"chat-{n}") for n in range(4, 8)], judged=False)
+            again = [
+                turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns
+            ]
+            await program.write("solver", {"sample_id": again, "reward": [0.5] * len(again)})
+            await asyncio.to_thread(run.wait_for_step, len(run.metrics) + 2)
+            await program.stop()
+            with suppress(ActorDead):
+                await program.wait()
+    assert await asyncio.to_thread(run.wait) == 130, run.text
+    counts = trained(run.directory)
+    assert set(counts.values()) == {1}
+    late = events(run.directory, "group_late")
+    lost = {f"{line['step']}:{line['query']}" for line in late if "rollout worker was lost" in line["reason"]}
+    assert {name.rsplit("_", 2)[0] for name in names} <= lost and not counts.keys() & set(names)
+    assert set(again) <= counts.keys()
