@@ -6,7 +6,7 @@ A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py
     def train_query(position: int, seed: int, **data) -> Query       (optional, if query_source does not draw from it)
     def query_source(positions: QuerySource, seed: int, **data) -> QuerySource      (optional)
     def eval_queries(seed: int, **data) -> Sequence[Query]           (both may be files instead: ``data_files.py``)
-    def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str]]    (optional)
+    def sft(agent: str, batch: int, size: int, seed: int, **data) -> Sequence[tuple[str, str] | messages]  (optional)
     async def setup(**data), async def teardown()    (optional; once in each rollout worker)
 
 ``data`` is the config's section of that name.
@@ -15,13 +15,14 @@ A recipe is a folder with a ``workflow.py`` and a ``config.yaml``. ``workflow.py
 import asyncio
 import importlib.util
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from ...core.base.texts import half_problem, text_of
+from ..chat.conversation import Conversation, conversation_of
 from ..config_base import Config
 from ..environments.environment import Environment, Environments
 from ..errors import RecipeError
@@ -136,19 +137,29 @@ class Recipe:
             self.check_query(query, f"query {number} of eval_queries") for number, query in enumerate(queries)
         ]
 
-    def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str]]:
-        """Prompt and completion of each example of one supervised batch. Raises RecipeError if it fails, or gives
-        others than pairs of texts."""
+    def sft(self, agent: str, batch: int, size: int) -> list[tuple[str, str] | Conversation]:
+        """The examples of one supervised batch: prompt and completion, or messages. Raises RecipeError if it fails, or
+        gives others."""
         with self.users_code("sft"):
-            pairs = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
-        for number, pair in enumerate(pairs):
-            if not _is_pair(pair):
-                expected = "a pair of strings (prompt, completion)"
-                raise RecipeError(f"{self.file.name}: sft gives {pair!r} for agent {agent}, not {expected}")
-            if problem := half_problem(dict(zip(("prompt", "completion"), pair, strict=True))):
-                where = f"example {number} of batch {batch} for agent {agent}"
-                raise RecipeError(f"{self.file.name}: sft gives {where} whose {problem}")
-        return pairs
+            examples = list(self.function("sft")(agent, batch, size, self._config.seed, **self._config.data))
+        return [
+            self._example(example, f"example {number} of batch {batch} for agent {agent}")
+            for number, example in enumerate(examples)
+        ]
+
+    def _example(self, example: Any, which: str) -> tuple[str, str] | Conversation:
+        if _is_pair(example):
+            prompt, completion = example
+            if problem := half_problem({"prompt": prompt, "completion": completion}):
+                raise RecipeError(f"{self.file.name}: sft gives {which} whose {problem}")
+            return prompt, completion
+        if not isinstance(example, Mapping | list | tuple) or not all(map(_is_part, example)):
+            expected = "a pair of strings (prompt, completion), or messages"
+            raise RecipeError(f"{self.file.name}: sft gives {example!r} as {which}, not {expected}")
+        try:
+            return conversation_of(example)
+        except ValueError as error:
+            raise RecipeError(f"{self.file.name}: sft gives {which} with {error}") from error
 
     def check_query(self, query: object, which: str) -> Query:
         """Returns ``query``, if it is a query that can be sent to the rollout workers. Raises RecipeError otherwise.
@@ -211,6 +222,11 @@ class Recipe:
         if not callable(function):
             raise RecipeError(f"{self.file} defines no function {name!r}")
         return cast(Callable[..., Any], function)
+
+
+def _is_part(part: object) -> bool:
+    """True for a message, and for a key of an example that has some."""
+    return isinstance(part, Mapping) or part in ("messages", "tools")
 
 
 def _is_pair(example: object) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....transport.handle import TensorSpec
+from ...chat.text_codec import TextCodec
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .policy_backend import PolicyBackend
@@ -74,6 +75,10 @@ class BackendFactory(ABC):
     @abstractmethod
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         """The policy's tokenizer. To be called within ``compute``."""
+
+    @abstractmethod
+    def codec(self, tokenizer: "PreTrainedTokenizerBase") -> TextCodec:
+        """Text as tokens by a ``tokenizer`` of this factory, as the policy's engine reads prompts."""
 
     @abstractmethod
     async def compute(self, function: Callable[[], T]) -> T:

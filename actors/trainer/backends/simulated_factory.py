@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from ....transport.handle import TensorSpec
+from ...chat.byte_codec import END_OF_SEQUENCE, ByteCodec
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
@@ -68,6 +68,9 @@ class SimulatedFactory(BackendFactory):
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         return cast("PreTrainedTokenizerBase", _Bytes())
 
+    def codec(self, tokenizer: "PreTrainedTokenizerBase") -> ByteCodec:
+        return ByteCodec("simulated")
+
     async def compute(self, function: Callable[[], T]) -> T:
         """The next begins the moment the one before it ends, however late this loop wakes: a GPU's queue does so."""
         time = asyncio.get_running_loop().time
@@ -86,15 +89,7 @@ class SimulatedFactory(BackendFactory):
         self._owed_s += seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    input_ids: list[int]
-
-
 class _Bytes:
-    """A tokenizer, as far as the trainer needs one: text as its bytes of UTF-8."""
+    """A tokenizer, as far as the trainer needs one beside its codec."""
 
-    eos_token_id = 0
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True) -> _Encoded:
-        return _Encoded(list(text.encode()))
+    eos_token_id = END_OF_SEQUENCE

@@ -9,7 +9,7 @@ between.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,7 +26,7 @@ from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
 from ...errors import PlainGang
 from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, StepStats
-from ...names import AgentName, PolicyName, Step, Version
+from ...names import PolicyName, Step, Version
 from ...recipe.recipe import Recipe
 from ..arrival_order import Place
 from ..backends.backend_config import SimulatedTrainerConfig
@@ -34,6 +34,7 @@ from ..backends.backend_factory import BackendFactory
 from ..backends.policy_backend import PolicyBackend
 from ..trainer_setup import TrainerSetup
 from .computations import Computations
+from .sft_rows import sft_rows, sft_shares
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -180,21 +181,16 @@ class Slot:
 
     def _take_sft_steps(self, policy: PolicyName, first_batch: int, count: int) -> float:
         setup, tokenizer = self._setup.policies[policy], self._tokenizers[policy]
+        codec = self._factory.codec(tokenizer)
         loss = 0.0
         for batch in range(first_batch, first_batch + count):
             shares = sft_shares(tuple(setup.credit), setup.sft.batch_size, batch)
-            examples = [
-                example for agent, size in shares.items() for example in self._recipe.sft(agent, batch, size)
+            rows = [
+                row
+                for agent, size in shares.items()
+                for row in sft_rows(self._recipe, agent, batch, size, codec, tokenizer.eos_token_id)
             ]
-            loss = self._hosted[policy].sft(
-                [
-                    (
-                        tuple(tokenizer(prompt).input_ids),
-                        (*tokenizer(completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id),
-                    )
-                    for prompt, completion in examples
-                ]
-            )
+            loss = self._hosted[policy].sft(rows)
         return loss
 
     async def end_sft(self, policy: PolicyName) -> None:
@@ -279,17 +275,3 @@ def factory_of(setup: TrainerSetup, recipe: Recipe | None) -> BackendFactory:
         from ..backends.torch_policy.torch_factory import TorchFactory
 
     return TorchFactory(setup.recipe.seed, setup.total_steps, recipe=recipe)
-
-
-def sft_shares(agents: Sequence[AgentName], size: int, batch: int) -> dict[AgentName, int]:
-    """Examples of each agent in a supervised batch of ``size``: equal shares, agents without an example left out.
-
-    Examples that are left over go to one agent each, to others in the next batch, so that over the batches all agents
-    have as many.
-    """
-    share, left_over = divmod(size, len(agents))
-    first = batch * left_over
-    counts = {
-        agent: share + ((number - first) % len(agents) < left_over) for number, agent in enumerate(agents)
-    }
-    return {agent: count for agent, count in counts.items() if count}

@@ -98,6 +98,10 @@ def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
         from .model_checks import model_findings
     of_models = model_findings(config)
     models = [vars(problem) for problem in (*devices, *of_models.problems)]
+    if not problems and not models:
+        from .sft_checks import example_problems
+
+        problems += example_problems(config, local_files_only=of_models.cached)
     if with_adapters and not models:
         adapters += target_problems(config, local_files_only=of_models.cached)
     return {

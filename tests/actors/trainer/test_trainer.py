@@ -21,7 +21,7 @@ from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import TokenRow
-from flexmarl.actors.trainer.pool.slot import sft_shares
+from flexmarl.actors.trainer.pool.sft_rows import sft_shares
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.actors.trainer.trainer_config import OptimizerConfig, SftConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup, TrainerSetup

@@ -9,6 +9,7 @@ from flexmarl.launch.recipes.coder_tester.workflow import output, pass_share, pa
 
 from ..in_process import RunsHere
 from .scripted import Scripted
+from .text_pairs import text_pairs
 
 QUERY = Query("q", "", {"program": "2m1", "input": "443", "drafts": 3})
 
@@ -64,7 +65,7 @@ async def test_an_invalid_input_is_no_test(text: str) -> None:
 
 def test_the_sft_writes_programs_that_pass_one_of_the_tests() -> None:
     recipe = Recipe(resolve("coder-tester", []).recipe_config())
-    for prompt, program in recipe.sft("coder", 0, 64):
+    for prompt, program in text_pairs(recipe, "coder", 0, 64):
         tests = [test.split(">") for test in prompt.removesuffix(";=").split(";")]
         assert len(tests) == 2 and any(output(program, digits) == results for digits, results in tests)
 

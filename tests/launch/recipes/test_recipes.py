@@ -12,6 +12,8 @@ from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.launch.config.config_reading import RECIPES, recipe_folder, resolve
 from flexmarl.launch.simulate.simulation import simulate
 
+from .text_pairs import text_pairs
+
 TASKS = ("coder-tester", "countdown", "kuhn-poker", "plan-path", "tool-math")
 SIMULATED = ("engine.name=simulated", "trainer.name=simulated", "training.steps=2", "training.queries_per_step=4",
              "training.micro_batch=4", "evaluation.every=0", "checkpoint.every=0")  # fmt: skip
@@ -37,7 +39,7 @@ def test_every_prompt_and_answer_of_the_sft_has_tokens_and_fits(name: str) -> No
         made = AutoConfig.for_model(**(model.config or {}))
         assert made.vocab_size == len(tokenizer)
         assert (made.eos_token_id, made.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
-        for prompt, completion in recipe.sft(agent, 0, 64):
+        for prompt, completion in text_pairs(recipe, agent, 0, 64):
             tokens, answer = tokenizer.encode(prompt), tokenizer.encode(completion)
             assert tokenizer.decode(tokens) == prompt
             assert len(answer) <= settings.sampling.max_new_tokens

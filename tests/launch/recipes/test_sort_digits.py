@@ -16,6 +16,8 @@ from flexmarl.actors.workflow import Prompt, Query, Turn
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 from flexmarl.launch.recipes import make_tokenizer
 
+from .text_pairs import text_pairs
+
 FOLDER = recipe_folder("sort-digits")
 DATA = {"digits": 5, "eval_problems": 500}
 POSITIONS = st.integers(min_value=0, max_value=10**9)
@@ -101,7 +103,7 @@ def problem_of(agent: str, prompt: str) -> str:
 
 @pytest.mark.parametrize("agent", ["sorter", "checker"])
 def test_sft_shows_answers_but_not_their_order(agent: str) -> None:
-    examples = [example for batch in range(100) for example in RECIPES[0].sft(agent, batch, 64)]
+    examples = [example for batch in range(100) for example in text_pairs(RECIPES[0], agent, batch, 64)]
     problems = [problem_of(agent, prompt) for prompt, _ in examples]
     assert all(is_problem(text) for text in problems)
     assert HELD_OUT[0].isdisjoint(problems)
@@ -112,7 +114,7 @@ def test_sft_shows_answers_but_not_their_order(agent: str) -> None:
 
 def test_sft_batches_are_reproducible_and_differ() -> None:
     def batch(agent: str, number: int, seed: int) -> Sequence[tuple[str, str]]:
-        return load(seed).sft(agent, number, 8)
+        return text_pairs(load(seed), agent, number, 8)
 
     assert batch("checker", 3, 0) == batch("checker", 3, 0)
     assert len(batch("checker", 3, 0)) == 8

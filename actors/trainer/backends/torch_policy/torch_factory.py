@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....transport.handle import TensorSpec
+from ....chat.tokenizer_codec import TokenizerCodec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ....pretrained import seeded_model
@@ -122,6 +123,9 @@ class TorchFactory(BackendFactory):
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)
+
+    def codec(self, tokenizer: PreTrainedTokenizerBase) -> TokenizerCodec:
+        return TokenizerCodec(tokenizer)
 
     async def compute(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
