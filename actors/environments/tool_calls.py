@@ -177,6 +177,8 @@ def foreign_form(tokenizer: Any) -> str | None:
         written = str(tokenizer.apply_chat_template(messages, tools=[schema], tokenize=False))
     except Exception as error:  # noqa: BLE001  # a template's own code: any error means that it writes no calls
         return f"its chat template takes no calls of tools ({type(error).__name__}: {error})"
+    if _EXAMPLE.name not in written:  # it leaves calls where answers have them: in the content
+        return None
     if _EXAMPLE not in parse_tool_calls(written, [_EXAMPLE.name]):
         return f"its chat template writes them in another form than {CALL_BEGIN}{{...}}{CALL_END}"
     tokens = tokenizer(written, add_special_tokens=False).input_ids

@@ -1,40 +1,54 @@
-"""The command ``flexmarl new``: a copy of a built-in recipe as the start of another one."""
+"""The command ``flexmarl new``: a skeleton, or a copy of a built-in recipe, as the start of another one."""
 
+import re
 import shutil
 from pathlib import Path
 
 import click
 
 from ...actors.errors import ConfigError
+from ...core.base.texts import guess
 from ..config.config_reading import RECIPES
 from ..monitoring.console.echo import echo
 
 _IGNORED = shutil.ignore_patterns("__pycache__")
-_LIKE = "plan-path"
+_SKELETONS = Path(__file__).parents[1] / "skeletons"
+_LIKE = "minimal"
+_BESIDE = re.compile(r"\.\./(\w+)/")
+
+
+def skeleton_names() -> list[str]:
+    """Recipes of a few lines, which exist to be changed."""
+    return sorted(config.parent.name for config in _SKELETONS.glob("*/config.yaml"))
 
 
 def recipe_names() -> list[str]:
-    """The built-in recipes that can be copied: those whose folder has all of their files."""
-    configs = sorted(RECIPES.glob("*/config.yaml"))
-    return [config.parent.name.replace("_", "-") for config in configs if "../" not in config.read_text()]
+    """The built-in recipes."""
+    return sorted(config.parent.name.replace("_", "-") for config in RECIPES.glob("*/config.yaml"))
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
-    "--like", metavar="RECIPE", default=_LIKE, show_default=True, help="The built-in recipe that is copied."
+    "--like",
+    metavar="NAME",
+    default=_LIKE,
+    show_default=True,
+    help=f"A skeleton ({', '.join(skeleton_names())}) or the built-in recipe that is copied.",
 )
 def new(folder: Path, like: str) -> int:
-    """Make FOLDER, a recipe of your own: a copy of a built-in one to change.
+    """Make FOLDER, a recipe of your own: a skeleton, or a copy of a built-in recipe, to change.
+
+    \b
+    minimal   one agent that answers the questions of a file
+    chat      two agents with messages, a tool and supervised examples
 
     \b
     Examples:
       flexmarl new my-recipe
+      flexmarl new my-recipe --like chat
       flexmarl new my-recipe --like tool-math
     """
-    names = recipe_names()
-    if like not in names:
-        raise ConfigError(f"--like {like}: there is no such recipe to copy; there are: {', '.join(names)}")
     copy_recipe(like, folder)
     echo(
         f"{folder} is a copy of {like}. Next:\n"
@@ -47,7 +61,21 @@ def new(folder: Path, like: str) -> int:
 
 
 def copy_recipe(name: str, folder: Path) -> None:
-    """Copies a built-in recipe into ``folder``. Raises ConfigError unless that is new or an empty folder."""
+    """Copies a skeleton or a built-in recipe into ``folder``. Raises ConfigError for an unknown name, and unless the
+    folder is new or empty."""
+    names = [*skeleton_names(), *recipe_names()]
+    if name not in names:
+        raise ConfigError(
+            f"--like {name}: there is no such recipe to copy; there are: {', '.join(names)}{guess(name, names)}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already and not an empty folder: name another one")
-    shutil.copytree(RECIPES / name.replace("-", "_"), folder, ignore=_IGNORED, dirs_exist_ok=True)
+    source = _SKELETONS / name if name in skeleton_names() else RECIPES / name.replace("-", "_")
+    config = (source / "config.yaml").read_text()
+    beside = _BESIDE.search(config)
+    if beside is None:
+        shutil.copytree(source, folder, ignore=_IGNORED, dirs_exist_ok=True)
+        return
+    # It has the task and the files of another recipe: the copy has them too, and its own settings.
+    shutil.copytree(RECIPES / beside[1], folder, ignore=_IGNORED, dirs_exist_ok=True)
+    (folder / "config.yaml").write_text(_BESIDE.sub("", config))

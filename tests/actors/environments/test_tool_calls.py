@@ -124,6 +124,7 @@ HERMES = (
     [
         (None, None),
         (HERMES, None),
+        ("{% for message in messages %}{{ message.content }}{% endfor %}", None),
         (HERMES.replace("'arguments'", "'parameters'"), "in another form than <tool_call>"),
         (HERMES.replace("<tool_call>", "[TOOL_CALLS]"), "in another form than <tool_call>"),
         ("{{ raise_exception('no tools here') }}", "takes no calls of tools (TemplateError: no tools here)"),

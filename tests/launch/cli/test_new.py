@@ -1,12 +1,13 @@
 """``flexmarl new``: a copy of a built-in recipe to change."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from flexmarl.actors.recipe.recipe import Recipe
 from flexmarl.launch.cli.main import main
-from flexmarl.launch.cli.new import recipe_names
+from flexmarl.launch.cli.new import recipe_names, skeleton_names
 from flexmarl.launch.config.config_reading import recipe_folder, resolve
 
 
@@ -31,11 +32,42 @@ def test_a_copy_is_a_recipe_that_needs_no_other_folder(
     assert copied.train_query(3) == original.train_query(3)
 
 
-def test_plan_path_is_copied_if_no_recipe_is_named(tmp_path: Path) -> None:
+def test_a_few_lines_are_copied_if_no_recipe_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["new", str(tmp_path / "empty")]) == 0
-    copied = (tmp_path / "empty" / "workflow.py").read_text()
-    assert copied == (recipe_folder("plan-path") / "workflow.py").read_text()
+    lines = [
+        line
+        for name in ("workflow.py", "config.yaml")
+        for line in (tmp_path / "empty" / name).read_text().splitlines()
+        if line.strip()
+    ]
+    assert len(lines) <= 30
+    query = Recipe(resolve(str(tmp_path / "empty"), []).recipe_config()).train_query(0)
+    assert query.text.endswith("=") and query.data["answer"] in query.text
+
+
+@pytest.mark.parametrize("name", skeleton_names())
+def test_a_skeleton_trains_at_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its real models for a few steps: the curves are those of launch/docs/workflows.md."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "mine", "--like", name]) == 0
+    few = ["training.steps=2", "training.trajectories_per_query=4", "training.micro_batch=16"]
+    few += ["agent_defaults.sft.batches=2"] if name == "chat" else []
+    assert main(["train", "mine", "--name", "first", *few]) == 0
+    run = tmp_path / "runs" / "first"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    kinds = [event["event"] for event in events]
+    assert [step["step"] for step in steps if "step" in step][-1] == 2
+    assert "trajectory_failed" not in kinds and "evaluated" in kinds
+    assert kinds.count("sft_done") == (2 if name == "chat" else 0)
+
+
+def test_a_recipe_with_the_task_of_another_is_copied_with_its_code(tmp_path: Path) -> None:
+    assert main(["new", str(tmp_path / "mine"), "--like", "shared-sort"]) == 0
+    copied = (tmp_path / "mine" / "workflow.py").read_text()
+    assert copied == (recipe_folder("sort-digits") / "workflow.py").read_text()
+    assert "../" not in (tmp_path / "mine" / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -50,13 +82,10 @@ def test_nothing_is_overwritten(kind: str, tmp_path: Path, capsys: pytest.Captur
     assert kept.read_text() == "mine" and [*tmp_path.rglob("workflow.py")] == []
 
 
-@pytest.mark.parametrize("name", ["shared-sort", "nothing"])
-def test_a_recipe_that_can_not_be_copied_is_refused(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The tokenizer of shared-sort is that of sort-digits: a copy of its folder would not be whole."""
-    assert main(["new", str(tmp_path / "mine"), "--like", name]) == 2
-    assert "plan-path, sort-digits" in capsys.readouterr().err
+def test_a_recipe_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(tmp_path / "mine"), "--like", "plan-pth"]) == 2
+    refusal = capsys.readouterr().err
+    assert "there are: chat, minimal, " in refusal and "do you mean plan-path?" in refusal
     assert not (tmp_path / "mine").exists()
 
 
