@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any, Final, Literal, Protocol, Self
 
 from ..core.base.texts import holds_half
-from .environments.tool_calls import Tool, ToolCall, parse_tool_calls
+from .environments.tool_calls import ToolCall, ToolOrSchema, parse_tool_calls
 from .errors import InvalidReward, RecipeError
 from .messages import Query
 from .recipe.missing_await import await_hint
@@ -87,7 +87,7 @@ class Agent(Protocol):
         self,
         prompt: Prompt,
         *,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[ToolOrSchema] = (),
         stop: str | Sequence[str] | None = None,
         max_new_tokens: int | None = None,
         temperature: float | None = None,
@@ -105,8 +105,8 @@ class Agent(Protocol):
         A list of messages goes through the tokenizer's chat template. ``[turn, {"role": "user", ...}]`` continues the
         turn's conversation: its prompt and its answer stay the same tokens, and only the new text of the template is
         tokenised. ``retokenize``: earlier turns are text instead, and all of the prompt is tokenised again; for
-        templates that rewrite them. ``tools``: async functions that the template shows to the model, see
-        ``Turn.tool_calls``.
+        templates that rewrite them. ``tools``: async functions, or schemas, that the template shows to the
+        model, see ``Turn.tool_calls``.
 
         The others precede the agent's ``sampling`` for this turn; ``max_new_tokens`` may only be smaller. ``stop``: the
         turn ends with the token that completes one of these strings, which its text and tokens include. ``seed``: the

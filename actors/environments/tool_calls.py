@@ -1,4 +1,4 @@
-"""Tools of an agent: their schemas from plain functions, and the calls in an answer's text.
+"""Tools of an agent: their schemas, from plain functions or as they are, and the calls in an answer's text.
 
 An answer calls a tool as most open models do (Hermes, Qwen):
 
@@ -26,9 +26,13 @@ from ...core.base.texts import half_problem
 
 CALL_BEGIN: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
+_SHOWN: Final = 80
 _THOUGHT: Final = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 Tool = Callable[..., Awaitable[Any]]
+ToolOrSchema = Tool | Mapping[str, Any]
+"""A function, or the schema of a tool that the workflow calls by other means, in the form of OpenAI's API:
+``{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ _declared: "WeakKeyDictionary[Callable[..., Any], dict[bool, DeclaredTool]]" = W
 
 def declaration_of(tool: Tool) -> DeclaredTool:
     """Raises ValueError if ``tool`` is not an ``async def``, or a parameter has no JSON schema."""
+    if isinstance(tool, Mapping):
+        raise ValueError(
+            f"the tool {tool_schema(tool)['function']['name']} is a schema, and has no function to call"
+        )
     is_bound = inspect.ismethod(tool)
     function = tool.__func__ if inspect.ismethod(tool) else tool
     name = getattr(tool, "__name__", repr(tool))
@@ -112,10 +120,43 @@ def _stand_in(signature: inspect.Signature) -> Any:
     return stand_in
 
 
-def tool_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a function in the form that chat templates take: its name, its docstring, and the JSON schema of
-    its annotated parameters. Raises ValueError if it is not an ``async def``, or an annotation has no JSON schema."""
-    return declaration_of(tool).schema
+def tool_schema(tool: ToolOrSchema) -> dict[str, Any]:
+    """The schema of a tool in the form that chat templates take. A function's has its name, its docstring, and the JSON
+    schema of its annotated parameters. Raises ValueError if it is not an ``async def``, if an annotation has no JSON
+    schema, and for a schema of another form."""
+    return _checked_schema(tool) if isinstance(tool, Mapping) else declaration_of(tool).schema
+
+
+def _checked_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy as plain data, with the optional keys, which templates read without asking."""
+    function = schema.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if (
+        schema.get("type") != "function"
+        or not isinstance(function, Mapping)
+        or not isinstance(name, str)
+        or not name
+    ):
+        raise ValueError(
+            f"the tool {_shorten(schema)} is not a schema: needs {{'type': 'function', 'function': {{'name': ..., "
+            "'description': ..., 'parameters': {...}}}"
+        )
+    parameters = function.get("parameters", {"type": "object", "properties": {}})
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise ValueError(
+            f"the parameters of the tool {name} are not a JSON schema of an object: {_shorten(parameters)}"
+        )
+    whole = {**schema, "function": {"description": "", **function, "parameters": parameters}}
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(whole, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the schema of the tool {name} is not JSON: {error}") from None
+    return plain
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def parse_tool_calls(text: str, names: Collection[str]) -> tuple[ToolCall, ...]:

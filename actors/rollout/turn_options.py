@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Final
 
 from ...core.base.texts import guess
-from ..environments.tool_calls import Tool
+from ..environments.tool_calls import ToolOrSchema
 from ..messages import Truncation
 from .rollout_config import SamplingConfig, TurnSampling
 
@@ -20,7 +20,7 @@ _LEAST_INTEGERS: Final = {"max_new_tokens": 1, "top_k": 0}
 class TurnOptions:
     """See ``Agent.generate``; None: as the agent's sampling says."""
 
-    tools: Sequence[Tool] = ()
+    tools: Sequence[ToolOrSchema] = ()
     stop: str | Sequence[str] | None = None
     max_new_tokens: int | None = None
     temperature: float | None = None

@@ -41,6 +41,57 @@ def test_the_schema_is_that_of_the_signature() -> None:
     json.dumps(schema)
 
 
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {"type": "object", "properties": {"item": {"type": "string"}}},
+    },
+}
+
+
+def test_a_schema_is_a_tool_too() -> None:
+    schema = tool_schema(LOOK_UP)
+    assert schema["function"] == {"description": "", **LOOK_UP["function"]}  # type: ignore[dict-item]
+    assert schema == tool_schema(schema) and schema is not LOOK_UP
+    bare = tool_schema({"type": "function", "function": {"name": "now"}})
+    assert bare["function"]["parameters"] == {"type": "object", "properties": {}}
+    text = '<tool_call>{"name": "look_up", "arguments": {"item": "tea"}}</tool_call>'
+    turn = Turn("solver", text, (1,), (2,), tools=(tool_schema(add), schema))
+    assert turn.tool_calls == (ToolCall("look_up", {"item": "tea"}),)
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({}, "is not a schema: needs {'type': 'function', 'function': {'name'"),
+        ({"name": "look_up", "parameters": {}}, "is not a schema"),
+        ({"type": "function", "function": {"name": ""}}, "is not a schema"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": []}},
+            "the parameters of the tool f are",
+        ),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
+            "of the tool f are",
+        ),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": {"x": {1}}}},
+            "schema of the tool f is not JSON",
+        ),
+    ],
+)
+def test_a_schema_of_another_form_is_refused(schema: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match="the .*tool") as refused:
+        tool_schema(schema)
+    assert problem in str(refused.value)
+
+
+def test_a_schema_has_no_function_to_call() -> None:
+    with pytest.raises(ValueError, match="the tool look_up is a schema, and has no function to call"):
+        declaration_of(LOOK_UP)  # type: ignore[arg-type]
+
+
 def test_half_of_a_character_in_a_call_is_an_error_for_the_agent_to_read() -> None:
     text = r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d"}}</tool_call>'
     (call,) = parse_tool_calls(text, ["add"])

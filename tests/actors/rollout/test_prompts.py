@@ -35,6 +35,7 @@ def test_messages_are_a_chat() -> None:
     assert made([USER]) == ((), Chat((USER,)))
     tools = (tool_schema(add),)
     assert made([USER], TurnOptions(tools=[add])) == ((), Chat((USER,), tools))
+    assert made([USER], TurnOptions(tools=[*tools])) == ((), Chat((USER,), tools)), "a schema is a tool too"
 
 
 def test_a_turn_among_messages_is_its_conversation() -> None:
