@@ -4,16 +4,18 @@ once or counted as late."""
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flexmarl
+from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Query
-from flexmarl.core.errors import ActorDead
+from flexmarl.core.errors import ActorDead, CallTimeout
+from flexmarl.launch.errors import RunUnreachable
 from flexmarl.launch.run.connected_run import ConnectedRun
 
 from ..patience import PATIENCE_S
@@ -41,27 +43,30 @@ def chat(name: str, **asked: object) -> Query:
     return Query(name, "12", {"shape": "alone", "position": 0, **asked})
 
 
+async def reward(connected: ConnectedRun, but: Collection[str]) -> None:
+    """Rewards all samples but those of the queries whose names begin with one of ``but``, until the run ends or
+    continues from a checkpoint."""
+    async for samples in connected.unjudged("solver"):
+        names = [name for name in samples["sample_id"] if not name.split(":")[1].startswith(tuple(but))]
+        if names:
+            rewards = [float(len(name) % 2) for name in names]
+            await connected.write("solver", {"sample_id": names, "reward": rewards})
+
+
 @asynccontextmanager
-async def judge(connected: ConnectedRun, but: Collection[str] = ()) -> AsyncIterator[Counter[str]]:
-    """Rewards all samples but those of the queries whose names begin with one of ``but``. Counts the rewards."""
-    rewarded = Counter[str]()
-
-    async def give() -> None:
-        async for samples in connected.unjudged("solver"):
-            names = [name for name in samples["sample_id"] if not name.split(":")[1].startswith(tuple(but))]
-            if names:
-                await connected.write(
-                    "solver", {"sample_id": names, "reward": [float(len(rewarded) % 2)] * len(names)}
-                )
-                rewarded.update(names)
-
-    task = asyncio.create_task(give())
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
     try:
-        yield rewarded
+        yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def judge(connected: ConnectedRun, but: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
+    """A program that rewards, as ``reward``."""
+    return running(reward(connected, but))
 
 
 async def event(run: flexmarl.Run, kind: str, **fields: object) -> dict[str, Any]:
@@ -71,6 +76,15 @@ async def event(run: flexmarl.Run, kind: str, **fields: object) -> dict[str, Any
             if line["event"] == kind and fields.items() <= line.items():
                 return line
         await asyncio.sleep(0.02)
+
+
+async def reward_through_restarts(run: Path) -> None:
+    """Rewards all samples of drawn queries; connects again when the run continues from a checkpoint."""
+    while True:
+        with suppress(ActorDead, CallTimeout, RunUnreachable):
+            async with flexmarl.connect(run, wait_s=PATIENCE_S) as program:
+                await reward(program, but=["chat"])
+        await asyncio.sleep(0.1)
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -195,3 +209,29 @@ async def test_each_reward_is_trained_once_or_late_through_kills_of_judge_and_wo
     lost = {f"{line['step']}:{line['query']}" for line in late if "rollout worker was lost" in line["reason"]}
     assert {name.rsplit("_", 2)[0] for name in names} <= lost and not counts.keys() & set(names)
     assert set(again) <= counts.keys()
+
+
+async def test_rewards_of_answers_that_a_killed_store_has_forgotten_are_refused_by_name(
+    launcher: Launcher,
+) -> None:
+    settings = (*ASYNC, "training.steps=100000", "checkpoint.every=2", "--restarts", "1")
+    run = launcher.train("struck", *settings)
+    async with running(reward_through_restarts(run.directory)):
+        await asyncio.to_thread(run.wait_for_step, 3)
+        async with flexmarl.connect(run.directory) as program:
+            (answer,) = await program.submit([chat("chat-before")], judged=False)
+        names = [turn.sample_id for trajectory in answer.trajectories for turn in trajectory.turns]
+        run.actors()["store"].kill()
+        await asyncio.to_thread(run.wait_for_output, "continuing after step")
+        await asyncio.to_thread(run.wait_for_step, len(run.metrics) + 2)
+        async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
+            with pytest.raises(StoreError, match=f"there is no sample '{names[0]}' that waits for a reward"):
+                await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
+            (again,) = await program.submit([chat("chat-after")], judged=False)
+            after = [turn.sample_id for trajectory in again.trajectories for turn in trajectory.turns]
+            await program.write("solver", {"sample_id": after, "reward": [0.0, 1.0, 0.0, 1.0]})
+            await asyncio.to_thread(run.wait_for_step, len(run.metrics) + 2)
+            await program.stop()
+        assert await asyncio.to_thread(run.wait) == 130, run.text
+    counts = trained(run.directory)
+    assert set(counts.values()) == {1} and set(after) <= counts.keys() and not set(names) & counts.keys()

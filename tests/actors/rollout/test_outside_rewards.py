@@ -9,7 +9,7 @@ import pytest
 from flexmarl.actors.columns.column_refs import plain_cell
 from flexmarl.actors.columns.declared_columns import OFFER_KEY, Column
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.errors import StoreError
+from flexmarl.actors.errors import NotJudged, StoreError
 from flexmarl.actors.messages import Query, UnjudgedSample
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.orchestrator.evaluation import EvaluationRules
@@ -131,6 +131,8 @@ async def test_without_a_judge_the_trajectories_fail_by_name_and_the_group_is_dr
     )
     assert await waiting(cluster, 0) == []
     await judge(cluster, {"1:q7_0_1": 1.0})  # too late: left out, as the others of the same write count
+    await judge(cluster, {"1:q7_0_1": 1.0, row["sample_id"]: 1.0})
+    assert cluster.store.statistics()["late_rewards"] == 1, "each sample once, and none that had its reward"
 
 
 async def test_an_evaluation_is_judged_too(cluster: FakeCluster) -> None:
@@ -244,6 +246,7 @@ async def test_a_reward_for_an_answer_that_is_gone_is_not_that_of_its_successor(
     await cluster.store.write("judge", {"solver": late})
     present = await cluster.store.unjudged(SOLVER, ["text"])
     assert present["text"] == ["y"], "it still waits"
+    assert cluster.store.statistics()["late_rewards"] == 1
     await cluster.store.write("judge", {"solver": {**late, OFFER_KEY: present[OFFER_KEY], "reward": [0.75]}})
     assert await anext(cluster.store.given("another")) == {name: 0.75}
 
@@ -323,3 +326,19 @@ async def test_the_answer_to_a_submitted_query_has_the_judges_rewards(
     (turn,) = trajectory.turns
     assert (trajectory.rewards, turn.reward, turn.agent) == ({SOLVER: 0.5}, 0.5, SOLVER)
     assert (turn.sample_id, turn.text) == ("1:q7_0_0", row["answer"])
+
+
+async def test_under_strict_what_has_no_reward_in_time_is_late_and_no_failure(cluster: FakeCluster) -> None:
+    rollout = await opened(cluster, late_rewards_after_s=0.3)
+    await step(rollout, 2)
+    (row, _) = await waiting(cluster, 2)
+    await judge(cluster, {row["sample_id"]: 1.0})
+    closed = await cluster.closed()
+    assert (closed.failures, closed.figures["late_trajectories"], closed.samples[SOLVER]) == ([], 1, 1)
+    await start_step(rollout, 2, [QUERY], 2, {"solver": 0, "judge": 0})
+    closed = await cluster.closed()
+    assert closed.dropped == "0 trajectories survived, rollout.min_trajectories=1; 2 had no reward in time"
+    with pytest.raises(
+        NotJudged, match=r"no reward for sample x within rollout.late_rewards_after_s=0.3: it"
+    ):
+        raise NotJudged("solver", "x", rollout._outside.limit)
