@@ -8,7 +8,7 @@ are warnings.
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -158,12 +158,20 @@ def _tool_warnings(end: TrajectoryEnd) -> Iterator[str]:
     chats = [turn.request.chat for _, turn, _, _ in end.trajectory.ended_turns()]
     functions = [tool["function"] for chat in chats if chat is not None for tool in chat.tools]
     for function in functions:
-        for name, schema in function["parameters"].get("properties", {}).items():
-            if not schema.keys() & {"type", "anyOf", "allOf", "oneOf", "$ref", "enum", "const"}:
+        for name, schema in (function.get("parameters") or {}).get("properties", {}).items():
+            if isinstance(schema, Mapping) and not schema.keys() & {
+                "type",
+                "anyOf",
+                "allOf",
+                "oneOf",
+                "$ref",
+                "enum",
+                "const",
+            }:
                 tool = function["name"]
                 yield (
                     f"the tool {tool} has no type for its parameter {name!r}, so that the model is shown none: write "
-                    f"it, as in `async def {tool}({name}: str)`"
+                    f"it, as in `async def {tool}({name}: str)` or by a `type` in its schema"
                 )
 
 

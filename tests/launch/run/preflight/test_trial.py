@@ -173,6 +173,17 @@ def test_what_may_come_of_random_answers_or_of_the_machine_is_a_warning(
         ),
         (
             """
+            tools = [
+                {"type": "function", "function": {"name": "now"}},
+                {"type": "function", "function": {"name": "say", "parameters": {"properties": {"text": True}}}},
+            ]
+            await agents["solver"].generate([{"role": "user", "content": "1 + 1"}], tools=tools)
+            return Rewards(solver=1.0)
+            """,
+            {"solver": {}},
+        ),
+        (
+            """
             try:
                 await agents["solver"].generate("x" * 999)
             except PromptTooLong:
