@@ -84,6 +84,9 @@ class LossConfig(Config):
     loss: Annotated[str, Field(pattern=r"^[\w./-]+:\w+$")] | None = None
     """Function of the user's in the place of the algorithm's surrogate: `file.py:function` of the recipe's folder, or
     `module:function`. See [A loss of your own](custom-losses.md)."""
+    loss_columns: tuple[str, ...] = ()
+    """Declared columns of the agents' samples that the user's loss gets, token by token. See
+    [Columns](custom-losses.md#columns)."""
     clip_low: Share = _DEFAULT.clip_low
     """Distance of the ratio's lower bound from 1: the ratio is clipped to at least `1 - clip_low`."""
     clip_high: NonNegative = _DEFAULT.clip_high
@@ -239,6 +242,10 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
     (
         lambda loss: loss.old_policy == "behaviour" and loss.correction != "none",
         "old_policy behaviour has the engine's probabilities in its ratio: leave out correction",
+    ),
+    (
+        lambda loss: bool(loss.loss_columns) and loss.loss is None,
+        "loss_columns are for a loss of your own: write loss, or leave them out",
     ),
     (lambda loss: loss.critic is None and loss.row.critic, "{loss.name} wants a critic"),
     (lambda loss: loss.critic is not None and not loss.row.critic, "{loss.name} has no critic"),

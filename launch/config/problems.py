@@ -15,6 +15,7 @@ from ...actors.credit.algorithms import ALGORITHMS
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import VllmEngineConfig
+from ...actors.trainer.loss_columns import NUMBERS
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...actors.trainer.trainer_config import credit_problem
 
@@ -289,6 +290,20 @@ def columns_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def loss_columns_problem(config: "RunConfig") -> str | None:
+    """Refuses a column of a user's loss that an agent's samples may lack, or that has no numbers."""
+    for policy, settings in config.trained.items():
+        for column in settings.algorithm.loss_columns:
+            for agent in config.agents_of(policy):
+                declared = config.agents[agent].columns.get(column)
+                if declared is None or not declared.required or declared.type not in NUMBERS:
+                    return (
+                        f"policies.{policy}.algorithm.loss_columns: {column!r} must be a column of agents.{agent} too, "
+                        f"{{type: {' | '.join(NUMBERS)}, required: true}}"
+                    )
+    return None
+
+
 # --------------------------------------------------------------------------- trainers and the ways of weights
 
 
@@ -374,6 +389,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     past_versions_problem,
     credit_and_loss_problem,
     columns_problem,
+    loss_columns_problem,
     simulation_problem,
     gang_problem,
     network_problem,

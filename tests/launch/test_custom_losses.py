@@ -29,7 +29,34 @@ def clipped(inputs):
 
 def breaks(inputs):
     return inputs.logprobs.sum()
+
+
+def first_by_lengths(inputs):
+    firsts = torch.zeros_like(inputs.advantages)
+    firsts[inputs.lengths.cumsum(0) - inputs.lengths] = 0.5
+    return firsts * clipped(inputs)
+
+
+def first_by_columns(inputs):
+    return inputs.columns["keep"] * inputs.columns["share"] * clipped(inputs)
 """
+MASKED = """
+
+async def _masked(query, agents, asked):
+    import numpy as np
+
+    draft = await agents["solver"].generate(f"{query.text}=")
+    final = await agents["checker"].generate(f"{query.text}?{draft.text}=")
+    for turn in (draft, final):
+        turn.write(keep=np.arange(len(turn.tokens)) == 0, share=0.5)
+    return Rewards(solver=_share(draft, "1"), checker=_share(final, "2"))
+
+
+_SHAPES["masked"] = _masked
+"""
+COLUMNS = (
+    "agent_defaults.columns={keep: {type: tensor, required: true}, share: {type: float, required: true}}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +66,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(TINY, folder)
     (block,) = (block for block in blocks("custom-losses.md") if block.file == "my-recipe/losses.py")
     (folder / "losses.py").write_text(block.text + CLIPPED)
+    (folder / "workflow.py").write_text((folder / "workflow.py").read_text() + MASKED)
     return folder
 
 
@@ -77,6 +105,37 @@ def test_a_policy_that_is_suspended_computes_it_again_elsewhere(
     for step, other in zip(learned(shared), dual, strict=True):
         assert step == pytest.approx(other, rel=1e-4, abs=1e-6)
     assert sum(line.get("suspensions/solver", 0) for line in shared.metrics) > 0
+
+
+@pytest.mark.parametrize("mode", ["strict", "shared pool"])
+def test_columns_of_the_workflows_are_masks_and_weights_of_tokens(
+    runs_here: RunsHere, recipe: Path, mode: str
+) -> None:
+    """Those of the second update's samples travel with a suspended policy."""
+    settings = [*SETTINGS, COLUMNS, "data.shape=masked"]
+    settings += ["pool={name: shared, slots: 1}"] if mode == "shared pool" else []
+    found, expected = (
+        learned(
+            runs_here.train(
+                f"{loss} {mode}".replace(" ", "-"),
+                *settings,
+                f"agent_defaults.algorithm={{name: dapo, loss: losses.py:{loss}, loss_columns: {columns}}}",
+                recipe=recipe,
+            )
+        )
+        for loss, columns in (("first_by_columns", "[keep, share]"), ("first_by_lengths", "[]"))
+    )
+    assert any(line["grad_norm/solver"] > 1e-3 for line in found)
+    for step, other in zip(found, expected, strict=True):
+        assert step == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def test_a_column_that_samples_may_lack_is_refused(runs_here: RunsHere, recipe: Path) -> None:
+    algorithm = "agents.solver.algorithm={loss: losses.py:first_by_columns, loss_columns: [keep]}"
+    for columns in ("{}", "{keep: {type: tensor}}", "{keep: {type: str, required: true}}"):
+        run = runs_here.train("refused", algorithm, f"agents.solver.columns={columns}", recipe=recipe)
+        assert run.status == 2
+        assert "loss_columns: 'keep' must be a column of agents.solver too" in " ".join(run.text.split())
 
 
 def test_a_mistake_in_training_ends_the_run_with_its_sentence(runs_here: RunsHere, recipe: Path) -> None:

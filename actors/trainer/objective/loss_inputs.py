@@ -1,6 +1,7 @@
 """The tensors that a loss is made of: those of the algorithms, and those of users' own."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class LossInputs:
     ``rewards`` ``[R]`` float32: of each sequence.
     ``reference_logprobs`` ``[N]`` float32: under the reference policy; None without a KL in the loss or with a critic.
     ``entropies`` ``[N]`` float32: of the distributions, with the gradient; None without an ``entropy_coefficient``.
+    ``columns`` ``[N]`` float32 each, by name: the setting ``loss_columns``.
     ``clip_low``, ``clip_high``: the settings of these names.
     """
 
@@ -34,6 +36,7 @@ class LossInputs:
     rewards: Tensor
     reference_logprobs: Tensor | None = None
     entropies: Tensor | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
     clip_low: float = 0.0
     clip_high: float = 0.0
 

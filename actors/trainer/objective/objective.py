@@ -1,7 +1,7 @@
 """A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -33,7 +33,7 @@ class CompletionTokens:
     ``rewards`` (``[R]``); ``logprobs`` has the gradient, ``engine_logprobs`` are those the tokens were drawn with,
     ``reference_logprobs`` are needed for a KL in the loss alone. ``old_logprobs``: of the policy at the step's begin;
     None if it has not changed since. ``entropies``: of the distributions, with the gradient; needed for an entropy
-    bonus alone."""
+    bonus alone. ``columns``: of a user's loss, by name."""
 
     logprobs: Tensor
     engine_logprobs: Tensor
@@ -44,6 +44,7 @@ class CompletionTokens:
     reference_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     entropies: Tensor | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 TokenLoss = Callable[[LossInputs], TokenLosses]
@@ -128,6 +129,7 @@ def _inputs(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -
         rewards=batch.rewards,
         reference_logprobs=batch.reference_logprobs,
         entropies=batch.entropies,
+        columns=batch.columns,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
     )

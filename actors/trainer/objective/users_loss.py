@@ -121,6 +121,7 @@ def _trial_inputs(config: LossConfig, lengths: tuple[int, ...]) -> LossInputs:
         rewards=draw(0.0, 1.0, len(lengths)),
         reference_logprobs=logprobs + draw(-0.5, 0.5) if config.needs_references else None,
         entropies=draw(0.1, 2.0).requires_grad_() if config.entropy_coefficient else None,
+        columns={name: torch.ones(tokens) for name in config.loss_columns},
         clip_low=config.clip_low,
         clip_high=config.clip_high,
     )
@@ -146,6 +147,7 @@ def _sequences(inputs: LossInputs) -> Iterator[tuple[int, int, LossInputs]]:
                 if inputs.reference_logprobs is None
                 else inputs.reference_logprobs[tokens],
                 entropies=None if inputs.entropies is None else inputs.entropies[tokens],
+                columns={name: values[tokens] for name, values in inputs.columns.items()},
                 clip_low=inputs.clip_low,
                 clip_high=inputs.clip_high,
             ),

@@ -32,6 +32,7 @@ from ..arrival_order import Place
 from ..backends.backend_config import SimulatedTrainerConfig
 from ..backends.backend_factory import BackendFactory
 from ..backends.policy_backend import PolicyBackend
+from ..loss_columns import with_columns
 from ..trainer_setup import TrainerSetup
 from .computations import Computations
 from .sft_rows import sft_rows, sft_shares
@@ -207,6 +208,8 @@ class Slot:
     ) -> MicroBatchTrained:
         """See ``TrainingPool.accumulate``."""
         samples = await self._experience.samples(leased)
+        if names := self._setup.policies[policy].loss.loss_columns:
+            samples = list(with_columns(samples, names, await self._experience.columns(leased)))
         if place is not None:
             await place.wait_turn()
         name = f"a micro-batch of {policy}, {len(samples)} samples"

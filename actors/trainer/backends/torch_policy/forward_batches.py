@@ -1,7 +1,7 @@
 """Samples to the tensors of one forward: rows of similar length together, a bounded number of tokens each."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -57,8 +57,8 @@ class Chunk:
     ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` and ``group_sizes``
     ``[R]`` int64, ``sizes`` the lengths on the host; ``temperatures``: one for all tokens, or ``[N]`` float64 if the
     samples differ. ``truncations``: of all tokens; None if no sample has one. ``old_logprobs`` and ``returns`` ``[N]``
-    float32: those of ``TrainedSample``. ``idle``: it counts for nothing, and is computed because another rank of the
-    gang has a forward more."""
+    float32: those of ``TrainedSample``. ``columns``: those of a user's loss by name, ``[N]`` float32. ``idle``: it
+    counts for nothing, and is computed because another rank of the gang has a forward more."""
 
     indices: list[int]
     rows: PaddedRows
@@ -72,6 +72,7 @@ class Chunk:
     truncations: Truncations | None = None
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
     idle: bool = False
 
     def to(self, device: torch.device) -> "Chunk":
@@ -101,6 +102,7 @@ class Chunk:
             truncations=None if truncations is None else truncations.with_tensors(change),
             old_logprobs=None if self.old_logprobs is None else change(self.old_logprobs),
             returns=None if self.returns is None else change(self.returns),
+            columns={name: change(values) for name, values in self.columns.items()},
         )
 
 
@@ -174,8 +176,9 @@ def idle_chunk(device: torch.device, like: TrainedSample | None = None) -> Chunk
     old_logprobs = zero if like is not None and like.old_logprobs is not None else None
     returns = zero if like is not None and like.returns is not None else None
     rows = pad_rows(IDLE_ROWS, 1)
+    columns = dict.fromkeys(like.sample.columns, zero) if like is not None else {}
     chunk = Chunk(
-        [], rows, zero, zero, zero, length, length, [1], 1.0, None, old_logprobs, returns, idle=True
+        [], rows, zero, zero, zero, length, length, [1], 1.0, None, old_logprobs, returns, columns, idle=True
     )
     return chunk.to(device)
 
@@ -199,6 +202,10 @@ def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRow
         _truncations(samples, sizes, rounding),
         _join([row.old_logprobs for row in trained]),
         _join([row.returns for row in trained]),
+        {
+            name: torch.from_numpy(np.concatenate([sample.columns[name] for sample in samples]))
+            for name in samples[0].columns
+        },
     )
 
 

@@ -54,8 +54,7 @@ _ROWS: Final = TypeAdapter(list[HeldSample])
 
 
 def pack_held(rows: Sequence[HeldSample]) -> bytes:
-    """All ``rows`` as MessagePack; empty if there are none. Samples lose their declared columns, of which training
-    needs none."""
+    """All ``rows`` as MessagePack; empty if there are none. The columns of a sample are those of a user's loss."""
     # One value: as lists, the tokens of a step are more values and bytes than a message may have.
     packed: bytes = msgpack.packb(list(map(_plain, rows))) if rows else b""
     return packed
@@ -66,6 +65,7 @@ def _plain(row: HeldSample) -> dict[str, Any]:
     arrays = {name: np.array(getattr(sample, name), dtype).tobytes() for name, dtype in _ARRAYS.items()}
     # asdict alone would copy the tokens one by one.
     plain = asdict(replace(sample, columns={}, prompt_tokens=(), tokens=(), logprobs=())) | arrays
+    plain["columns"] = {name: _bytes(values) for name, values in sample.columns.items()}
     return {
         "sample": plain,
         "old_logprobs": row.old_logprobs,
@@ -83,7 +83,10 @@ def read_held(packed: bytes | memoryview) -> list[HeldSample]:
         for row in rows:
             for name, dtype in _ARRAYS.items():
                 row["sample"][name] = np.frombuffer(row["sample"][name], dtype).tolist()
-    except (TypeError, KeyError) as error:
+            row["sample"]["columns"] = {
+                name: _array(values) for name, values in row["sample"]["columns"].items()
+            }
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not held samples: {error!r}") from error
     return _ROWS.validate_python(rows)
 

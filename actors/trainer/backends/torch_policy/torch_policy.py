@@ -226,6 +226,7 @@ class TorchPolicy(PolicyBackend):
                 references,
                 chunk.old_logprobs,
                 entropies,
+                chunk.columns,
             )
             loss, sums = batch_loss(self._loss, tokens, self._users_loss)
             compared = chunk.old_logprobs is not None or not changed
