@@ -6,11 +6,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..environments.tool_calls import CALL_BEGIN, CALL_END
 from .text_codec import TextCodec
 
 
 class TokenizerCodec(TextCodec):
-    """Encodes and decodes with the backend of ``tokenizer``; it remembers the tokens of the last 256 texts."""
+    """Encodes and decodes with the backend of ``tokenizer``; it remembers the tokens of the last 256 texts. Of special
+    tokens a decoded text has the marks of a tool's call: without them an answer would call nothing."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = tokenizer.backend_tokenizer
@@ -21,6 +23,7 @@ class TokenizerCodec(TextCodec):
 
         self._encode = encode
         self._backend = backend
+        self._left_out = _all_but_marks(backend)
         self._has_template = tokenizer.chat_template is not None
         template: Any = tokenizer.apply_chat_template  # its types are narrower than templates are
         self._render = partial(template, add_generation_prompt=True, tokenize=False)
@@ -30,7 +33,11 @@ class TokenizerCodec(TextCodec):
         return self._encode(text, first)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
-        text: str = self._backend.decode(tokens, skip_special_tokens=True)
+        if self._left_out is None:
+            text: str = self._backend.decode(tokens, skip_special_tokens=True)
+        else:
+            kept = [token for token in tokens if token not in self._left_out]
+            text = self._backend.decode(kept, skip_special_tokens=False)
         return text
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
@@ -42,3 +49,14 @@ class TokenizerCodec(TextCodec):
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template of {self.name} failed: {problem}") from error
         return text
+
+
+def _all_but_marks(backend: Any) -> frozenset[int] | None:
+    """The special tokens besides the marks of a call; None if these are ordinary text."""
+    special = {
+        number: token.content for number, token in backend.get_added_tokens_decoder().items() if token.special
+    }
+    left_out = frozenset(
+        number for number, content in special.items() if content not in (CALL_BEGIN, CALL_END)
+    )
+    return left_out if len(left_out) < len(special) else None

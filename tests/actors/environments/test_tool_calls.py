@@ -188,12 +188,6 @@ def test_a_chat_template_that_writes_calls_in_another_form_is_named(
     assert found is None if reason is None else found is not None and reason in found
 
 
-def test_a_special_token_that_an_answer_lacks_is_named() -> None:
-    tokenizer = chat_tokenizer(HERMES)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
-    assert "<tool_call> is a special token" in str(foreign_form(tokenizer))
-
-
 def test_a_turn_knows_the_calls_of_its_tools() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     turn = Turn("solver", text, (1,), (2,), tools=(tool_schema(add),))
