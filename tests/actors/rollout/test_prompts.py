@@ -62,6 +62,7 @@ def test_retokenize_makes_text_of_turns() -> None:
         (USER, NO_OPTIONS, "the prompt is one message, needs a list"),
         ([USER, "text"], NO_OPTIONS, "the prompt has text and messages"),
         (["text", 3], NO_OPTIONS, "part 1 of the prompt is int"),
+        (3, NO_OPTIONS, "the prompt is int, needs a string, a Turn or a list of them or of messages$"),
         ([USER, {"content": "x"}], NO_OPTIONS, r"messages\[1\] has no role"),
         ([TEXT_TURN, USER], NO_OPTIONS, "turn 1:q_0_0 was generated from text"),
         ([NEXT, CHAT_TURN, USER], NO_OPTIONS, "turn 1:q_0_0 was generated from other messages"),
@@ -73,3 +74,13 @@ def test_retokenize_makes_text_of_turns() -> None:
 def test_what_is_no_prompt_is_refused(prompt: Any, options: TurnOptions, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         made(prompt, options)
+
+
+async def test_a_turn_that_was_not_awaited_is_no_prompt() -> None:
+    async def turn() -> None: ...
+
+    coroutine: Any = turn()
+    for prompt in (coroutine, ["text", coroutine]):
+        with pytest.raises(ValueError, match="is coroutine, needs .*; is `await` missing"):
+            made(prompt)
+    await coroutine

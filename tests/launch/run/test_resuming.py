@@ -149,6 +149,13 @@ def test_a_config_that_was_edited_is_refused_by_name_with_the_way_to_take_it(run
     assert resuming.plan_resume(run, ["training.steps=8"], []).changes == {"training.steps": "6 -> 8"}
 
 
+def test_a_key_that_does_not_exist_is_refused_in_the_words_of_a_new_run(run: RunDirectory) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resuming.plan_resume(run, ["training.stepz=5"], [])
+    head, problem = str(refused.value).splitlines()
+    assert head == f"{run.made_with}, overrides included:" and problem.endswith("; do you mean steps?")
+
+
 def test_fewer_steps_than_are_trained_are_refused(run: RunDirectory) -> None:
     with pytest.raises(ResumeRefused, match="training.steps=3: step 4 is trained already"):
         resuming.plan_resume(run, ["training.steps=3"], [])
