@@ -7,7 +7,6 @@ are warnings.
 
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,6 @@ from ....core.errors import FlexmarlError
 from ...config.run_config import RunConfig
 from .trial_words import SWITCH, overrun_warning
 
-_MISTAKES: Final = (AttributeError, LookupError, NameError, TypeError)
-"""Python's errors of a program's own. Others may come of the machine: a file or a server that is missing here."""
 _COROUTINE: Final = "'coroutine' object"
 _OPTION: Final = "generate has no argument"
 _AWAIT: Final = "write `await` before the call, as in `turn = await agent.generate(...)`"
@@ -56,10 +53,10 @@ def judge_ends(config: RunConfig, recipe: Recipe, ends: Sequence[TrajectoryEnd],
     if error is None:
         return
     words = _describe(recipe, error, _words(config, error))
-    if last.failure is not None and all(_is_certain(recipe.folder, end) for end in ends):
+    if last.failure is not None and all(map(_is_certain, ends)):
         trial.problems.append(f"{words} ({_tries(ends)}; {SWITCH})")
     elif not any(_same_place(words, warning) for warning in trial.warnings):
-        trial.warnings.append(f"{words} ({_tries(ends)}; one with a model's answers may fail so too)")
+        trial.warnings.append(f"{words} ({_tries(ends)}; those of the run may fail so too)")
 
 
 def _same_place(words: str, warning: str) -> bool:
@@ -72,28 +69,21 @@ def _tries(ends: Sequence[TrajectoryEnd]) -> str:
     return f"{failed} of {len(ends)} trajectories with random answers"
 
 
-def _is_certain(folder: Path, end: TrajectoryEnd) -> bool:
+def _is_certain(end: TrajectoryEnd) -> bool:
     """True for an error that no answer of a model avoids."""
     error = _first(end.error)
     if isinstance(error, InvalidReward) or _COROUTINE in str(error) or _OPTION in str(error):
         return True
     if end.trajectory.turns_to_reward():  # the workflow has read an answer
         return False
-    if isinstance(error, InvalidRequest | InvalidEnvironment | PromptTooLong):
-        return True
-    return isinstance(error, _MISTAKES) and _is_raised_in(folder, error)
+    # Other errors may come of the machine, or of a file that the workflow looks for in its working directory.
+    return isinstance(error, InvalidRequest | InvalidEnvironment | PromptTooLong)
 
 
 def _first(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _is_raised_in(folder: Path, error: BaseException) -> bool:
-    """True if the recipe's own code raises it, and no library, which may look at the machine."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(folder)
 
 
 # --------------------------------------------------------------------------- words

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexmarl.actors.recipe.recipe_lines import innermost_frames, lines_of_task, lines_of_threads
+from flexmarl.actors.recipe.recipe_lines import (
+    innermost_frames,
+    line_of_error,
+    lines_of_task,
+    lines_of_threads,
+)
 
 from ...patience import PATIENCE_S
 
@@ -253,3 +258,19 @@ def test_exactly_the_leaves_of_a_tree_of_tasks_are_named(tree_recipe: Loaded, tr
     lines = asyncio.run(tree_recipe.lines("tree", tree))
     names: Callable[[str], str] = lambda line: line.split(" in ")[1].split(":")[0]  # noqa: E731
     assert sorted(map(names, lines)) == [f"leaf_{leaf}" for leaf in sorted(leaves_of(tree))]
+
+
+def test_the_line_of_an_error_is_the_innermost_of_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "workflow.py").write_text(
+        "import json\n\ndef inner():\n    json.loads('?')\n\ndef outer():\n    inner()\n"
+    )
+    namespace: dict[str, Any] = {}
+    source = (tmp_path / "workflow.py").read_text()
+    exec(compile(source, str(tmp_path / "workflow.py"), "exec"), namespace)
+    with pytest.raises(ValueError) as raised:
+        namespace["outer"]()
+    line = "workflow.py:4, in inner: json.loads('?')"
+    assert line_of_error(tmp_path, raised.value) == line
+    group = ExceptionGroup("both", [ExceptionGroup("first", [raised.value]), OSError()])
+    assert line_of_error(tmp_path, group) == line
+    assert line_of_error(tmp_path / "elsewhere", raised.value) is None

@@ -13,6 +13,8 @@ from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
 from flexmarl.launch.run.preflight.trial import play_trial
 from flexmarl.launch.run.preflight.trial_findings import Trial
 
+from ....actors.inference.chat_tokenizer import CHATML, FAILING, VOCABULARY, chat_tokenizer
+
 RECIPE = """
 import asyncio
 from flexmarl.actors import Environment, Query, Rewards
@@ -26,6 +28,10 @@ def train_query(position, seed, **data):
 def eval_queries(seed, **data):
     return [Query("e0", "an evaluation")]
 """
+MODEL = {
+    "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 512,
+}  # fmt: skip
 SIMULATED = {"engine": {"name": "simulated"}, "trainer": {"name": "simulated"}}
 
 
@@ -50,7 +56,9 @@ def play(
     (folder / "recipe" / "workflow.py").write_text(RECIPE.format(workflow=dedent(workflow)))
     raw: dict[str, Any] = {
         "recipe": str(folder / "recipe"),
-        "agents": {name: SIMULATED | of for name, of in (agents or {"solver": {}}).items()},
+        "agents": {
+            name: of if "model" in of else SIMULATED | of for name, of in (agents or {"solver": {}}).items()
+        },
         "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
     }
     config = check({**raw, **(settings or {})}, "config")
@@ -84,7 +92,6 @@ RIGHT = f"{TURN}return Rewards(solver=1.0)"
         ("await agents['solver'].generate('x' * 999)", FULL, "exceed the engine's context of 512 tokens"),
         ("await agents['solver'].generate('x', max_tokens=5)", {}, "generate has no argument 'max_tokens'"),
         ("await agents['solver'].generate('x', temperature=0)", {}, "temperature is 0 in a training step"),
-        (f"query.data['answr']\n{TURN}", {}, "query.data['answr']: KeyError: 'answr'"),
         (f"{TURN}turn.write(plan='x')", {}, "agent solver has no column 'plan'"),
         (
             """
@@ -122,6 +129,7 @@ def test_certain_mistakes_refuse_the_run(
         (f"{TURN}return Rewards(solver=query.data[turn.text])", {}, "KeyError"),
         (f"{TURN}await agents['solver'].generate([])", {}, "the prompt is an empty list"),
         (f"while True:\n    {TURN}", {"sampling": {"trajectory_turns": 3}}, "trajectory_turns=3; catch LimitReached"),
+        (f"query.data['answr']\n{TURN}", {}, "query.data['answr']: KeyError: 'answr' (4 of 4 trajectories"),
         (f"open('here.txt')\n{TURN}", {}, "No such file or directory: 'here.txt'; the try runs in an empty"),
         (f"{TURN}raise SystemExit(3)", {}, "raise SystemExit(3): its process ends"),
         (f"{TURN}if query.id == 'q0': raise OSError('once')\nreturn Rewards(solver=1.0)", {}, "1 of 2 trajectories"),
@@ -228,3 +236,39 @@ def test_a_run_without_steps_plays_the_evaluation_alone(tmp_path: Path) -> None:
     }
     body = f"assert query.id == 'e0'\n{RIGHT}"
     assert play(tmp_path, body, settings) == Trial()
+
+
+@pytest.mark.parametrize(
+    ("role", "template", "words"),
+    [
+        ("system", CHATML, None),
+        ("user", FAILING, None),
+        ("system", FAILING, "the chat template of {tokenizer} failed: TemplateError: no system role"),
+        ("user", None, "the tokenizer {tokenizer} has no chat template"),
+    ],
+)
+def test_a_conversation_goes_through_the_models_own_template(
+    tmp_path: Path, role: str, template: str | None, words: str | None
+) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    chat_tokenizer(template).save_pretrained(tokenizer)
+    body = f"""
+        async def add(a: int): ...
+        solver = agents["solver"]
+        turn = await solver.generate([{{"role": "{role}", "content": query.text}}], tools=[add])
+        for _ in range(2):
+            turn = await solver.generate([turn, {{"role": "tool", "content": "1"}}], tools=[add])
+        return Rewards(solver=1.0)
+    """
+    model = {"model": {"config": MODEL, "tokenizer": str(tokenizer)}, "sampling": {"max_new_tokens": 32}}
+    trial = play(tmp_path, body, solver=model)
+    assert trial.warnings == [] and len(trial.problems) == (words is not None)
+    assert words is None or words.format(tokenizer=tokenizer) in trial.problems[0]
+
+
+def test_prompts_are_measured_in_the_models_own_tokens(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    chat_tokenizer().save_pretrained(tokenizer)
+    model = {"model": {"config": MODEL, "tokenizer": str(tokenizer)}, "sampling": {"max_new_tokens": 500}}
+    (problem,) = play(tmp_path, RIGHT, solver=model).problems
+    assert "33 prompt tokens + 500 new ones exceed the engine's context of 512 tokens" in problem
