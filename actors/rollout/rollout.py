@@ -87,14 +87,14 @@ class Rollout(Actor, RolloutApi):
     It is one class because groups, trajectories and turns end together: each looks for the others in one table.
     """
 
-    def __init__(self, setup: RolloutSetup, recipe: Recipe | None = None) -> None:
-        """``recipe``: None: it is loaded. Raises RecipeError if it can't be."""
+    def __init__(self, setup: RolloutSetup) -> None:
+        """Raises RecipeError if the recipe can't be loaded."""
         self._setup = setup
         self._config = setup.config
         self._agents = setup.agents
         sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
         self._limits = TurnLimits(setup.config, sampling)
-        self._recipe = Recipe(setup.recipe) if recipe is None else recipe
+        self._recipe = self.load_recipe()
         self._closing = GroupClosingRules(
             {agent: settings.credit for agent, settings in setup.agents.items()},
             setup.config.drop_zero_advantage,
@@ -109,6 +109,10 @@ class Rollout(Actor, RolloutApi):
         self._texts = TurnTexts()
         self._workflows: set[asyncio.Task[TrajectoryRewards]] = set()
         self._waits = RolloutWaits(self._recipe.folder, setup.config)
+
+    def load_recipe(self) -> Recipe:
+        """Called once. Raises RecipeError."""
+        return Recipe(self._setup.recipe)
 
     async def on_start(self) -> None:
         self._clock = self.system.clock

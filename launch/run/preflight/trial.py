@@ -80,14 +80,20 @@ async def _play_all(
             try:
                 await system.add(worker, "rollout-0")
             except RecipeError as error:
-                trial.warnings.append(broken_trial_warning(str(error).partition("\n")[0]))
+                trial.warnings.append(broken_trial_warning(_first_line(error)))
                 return
             try:
                 await _play_queries(config, recipe, worker, training, evaluation, trial)
             except RecipeError as error:
                 trial.problems.append(recipe_error_problem(recipe, error))
-            finally:
+            try:
                 await system.remove("rollout-0")
+            except RecipeError as error:
+                trial.warnings.append(_first_line(error))
+
+
+def _first_line(error: RecipeError) -> str:
+    return str(error).partition("\n")[0]
 
 
 async def _play_queries(

@@ -126,7 +126,9 @@ def _words(config: RunConfig, error: BaseException) -> str:
 
 
 def _reward_warnings(config: RunConfig, end: TrajectoryEnd) -> Iterator[str]:
-    """The ways in which a trajectory that succeeds trains nothing."""
+    """The ways in which a training trajectory that succeeds trains nothing."""
+    if end.trajectory.is_evaluation:
+        return
     agents = {turn.agent for turn in end.trajectory.turns_to_reward()}
     rewards = end.trajectory.rewards
     for name in agents & config.trained_agents.keys():
@@ -137,7 +139,7 @@ def _reward_warnings(config: RunConfig, end: TrajectoryEnd) -> Iterator[str]:
                 "with random answers, and none of its turns: that one trains nothing. Give the turns theirs by "
                 f"Rewards.of, or set agents.{name}.algorithm.rewards to trajectory or both"
             )
-    if not agents and not end.trajectory.is_evaluation:
+    if not agents:
         yield (
             f"the workflow asked no agent for a turn with the query {end.trajectory.query.id!r}: it trains nothing"
         )

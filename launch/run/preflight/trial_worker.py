@@ -19,6 +19,7 @@ from ....actors.messages import WORK_TIMEOUT_S, Published, UnjudgedSample
 from ....actors.names import PolicyName, Version
 from ....actors.recipe.recipe import Recipe
 from ....actors.rollout.rollout import Rollout
+from ....actors.rollout.rollout_setup import RolloutSetup
 from ....actors.run_events import RunEvent
 from ....actors.store.store import Store
 from ....core.actor import Actor, endpoint
@@ -51,6 +52,17 @@ class _JudgedStore(Store):
             await self.write("trial", {sample.agent: {"sample_id": [sample.sample_id], "reward": [0.0]}})
 
 
+class _TrialRollout(Rollout):
+    """Its recipe has been loaded: a module that is run twice may find what it registered the first time."""
+
+    def __init__(self, setup: RolloutSetup, recipe: Recipe) -> None:
+        self._recipe = recipe
+        super().__init__(setup)
+
+    def load_recipe(self) -> Recipe:
+        return self._recipe
+
+
 async def trial_worker(
     config: RunConfig, recipe: Recipe, system: ActorSystem, transport: StateTransport
 ) -> Rollout:
@@ -67,7 +79,7 @@ async def trial_worker(
         await system.add(Instance(InstanceSetup(name, served, router)), f"{name}-0")
         await _publish(name, router, transport)
     limited, references = _within_the_trial(config), replace(references, store=store)
-    return Rollout(rollout_setup(limited, references, store_dir, system.directory), recipe)
+    return _TrialRollout(rollout_setup(limited, references, store_dir, system.directory), recipe)
 
 
 async def _publish(policy: PolicyName, router: ActorRef[RouterActor], transport: StateTransport) -> None:

@@ -154,6 +154,16 @@ def test_certain_mistakes_refuse_the_run(
             {},
             "setup failed: ValueError: no GPU here",
         ),
+        (
+            """
+            async def teardown(): raise ValueError("still busy")
+            async def workflow(query, agents):
+                await agents["solver"].generate("x")
+                return Rewards(solver=1.0)
+            """,
+            {},
+            "teardown failed: ValueError: still busy",
+        ),
     ],
 )  # fmt: skip
 def test_what_may_come_of_random_answers_or_of_the_machine_is_a_warning(
