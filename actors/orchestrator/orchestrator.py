@@ -217,7 +217,8 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             step = self._loose.wait(writer, group)
             if step is not None:
                 self._carry_out(self._running.let_go(step))
-            await self._give_up_late()
+            # This group alone: with thousands that wait, all of them are looked at after an optimizer step.
+            await self._give_up_late([((group.step, group.query), writer, group.oldest)])
 
     @endpoint
     async def admit(self, writer: str, step: Step, query: str, oldest: dict[PolicyName, Version]) -> str:
@@ -291,7 +292,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
 
     def _begin_submitted(self) -> None:
         """Begins submitted queries at once, where the mode allows it: under ``async``, in the newest step."""
-        if self._plan.mode == "async" and self._newest and not self._finishing:
+        if self._plan.mode == "async" and self._newest and not self.finished:
             step = self._newest
             if queries := self._queries.take_submitted(step):
                 count = len(queries)
@@ -317,10 +318,12 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         if late := int(group.figures.get("late_trajectories", 0)):
             await self._tell_console("event", GroupLate(group.step, group.query, late, group.dropped))
 
-    async def _give_up_late(self) -> None:
-        """Ends groups that wait for rewards, and that no step can train any more."""
-        for key, writer, oldest in [*self._loose.waiting()]:
-            if self._running.step_for(oldest) is None or is_forgotten_soon(key, self._newest):
+    async def _give_up_late(self, groups: Iterable[tuple[GroupKey, str, dict[PolicyName, Version]]]) -> None:
+        """Ends those groups that no step can train any more, of some that wait for rewards."""
+        for key, writer, oldest in groups:
+            # It may have ended while an earlier one's worker was notified.
+            late = self._running.step_for(oldest) is None or is_forgotten_soon(key, self._newest)
+            if late and key in self._loose:
                 self._loose.give_up(key)
                 await self._workers.give_up(writer, key, _TOO_LATE)
 
@@ -538,7 +541,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._records[decision.step].optimizer_stepped(decision.policy, result, self.system.clock())
         await self._take_published(result.published)
         self._carry_out(self._running.stepped(decision.policy, decision.step))
-        await self._give_up_late()
+        await self._give_up_late([*self._loose.waiting()])
 
     async def _publish(self, decision: Publish) -> None:
         published = self._published[decision.policy]

@@ -222,7 +222,7 @@ class RolloutWorkers:
 
     def has(self, writer: str, key: GroupKey) -> bool:
         """True if the group is open, and that life of a worker has it."""
-        return key in self._assignment.open_items(writer)
+        return self._assignment.has(writer, key)
 
     async def give_up(self, writer: str, key: GroupKey, reason: str) -> None:
         """No step can train the group, which waits for rewards: has its worker end it."""

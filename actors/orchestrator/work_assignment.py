@@ -24,6 +24,10 @@ class WorkAssignment(Generic[Item]):
         """The items that a worker has; none of one that was lost."""
         return list(self._open.get(worker, ()))
 
+    def has(self, worker: str, item: Item) -> bool:
+        """True if the item is open, and this worker's."""
+        return item in self._open.get(worker, ())
+
     @property
     def waiting(self) -> int:
         """Number of items that wait for a worker."""
