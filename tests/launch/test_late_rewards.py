@@ -235,3 +235,33 @@ async def test_rewards_of_answers_that_a_killed_store_has_forgotten_are_refused_
         assert await asyncio.to_thread(run.wait) == 130, run.text
     counts = trained(run.directory)
     assert set(counts.values()) == {1} and set(after) <= counts.keys() and not set(names) & counts.keys()
+
+
+async def test_under_async_submitted_queries_begin_at_once_and_are_trained_with_the_workflows_rewards(
+    tmp_path: Path,
+) -> None:
+    hold = tmp_path / "hold"
+    settings = [setting for setting in ASYNC if "columns.reward" not in setting]
+    async with (
+        run_in_loop(
+            tmp_path,
+            "own",
+            *settings,
+            "training.steps=100000",
+            f"data.hold={hold}",
+            "checkpoint.every=100000",
+        ) as run,
+        flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
+    ):
+        await wait_for_step(run, 2)
+        hold.write_text("0")  # no query of a step ends from now on, that has not begun
+        answers = await program.submit([chat(f"chat-{n}") for n in range(5)])
+        assert all(
+            [len(rewards) for rewards in answer.rewards.values()] == [4] and not answer.dropped
+            for answer in answers
+        )
+        hold.unlink()
+        await run.stop()
+    counts = trained(run.directory.path)
+    names = {turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns}
+    assert set(counts.values()) == {1} and len(names) == 5 * 4 and names <= counts.keys()
