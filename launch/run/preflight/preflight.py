@@ -32,7 +32,7 @@ _TIMEOUT_S = 1800.0
 _SILENCE_S = 30.0
 _ERRORS_S = 5.0
 # The trial ends itself at its deadline, unless the recipe blocks its event loop.
-_LATE_S = 5.0
+_LATE_S = 15.0
 _LAST_LINES = 15
 
 Notify = Callable[[str], object]
@@ -127,7 +127,7 @@ def _findings_in(
         errors = _begin(_read_errors, checks.stderr, printed)
         findings = _answer(checks, lines, config, notify)
         if findings is not None and findings.get("trial"):
-            trial = _trial_answer(checks, lines, config)
+            trial = _trial_answer(checks, lines, config, notify)
             findings["recipe"] += trial["problems"]
             findings["warnings"] += trial["warnings"]
     finally:
@@ -172,12 +172,12 @@ def _answer(
 
 
 def _trial_answer(
-    checks: "subprocess.Popen[str]", lines: "SimpleQueue[str]", config: RunConfig
+    checks: "subprocess.Popen[str]", lines: "SimpleQueue[str]", config: RunConfig, notify: Notify
 ) -> dict[str, list[str]]:
     """The findings of the trial; a warning if the process ends or hangs in it."""
     limit_s = config.checks.trajectory_timeout_s
-    ends_at, place = time.monotonic() + limit_s + _LATE_S, None
-    while (left_s := ends_at - time.monotonic()) > 0:
+    began, place = time.monotonic(), None
+    while (left_s := began + limit_s + _LATE_S - time.monotonic()) > 0:
         try:
             message: dict[str, Any] = json.loads(lines.get(timeout=left_s))
         except Empty:
@@ -189,7 +189,11 @@ def _trial_answer(
             return {"problems": [], "warnings": [broken_trial_warning(warning)]}
         if "at" not in message:
             return message
-        place = message["at"] or place
+        if message["at"]:
+            place, seconds = message["at"], time.monotonic() - began
+            notify(
+                f"playing {config.recipe} for {seconds:.0f} s, of at most {limit_s:g}; it stands at {place}"
+            )
     return {"problems": [], "warnings": [overrun_warning(limit_s, place)]}
 
 

@@ -49,9 +49,7 @@ def play_trial(
     limit_s = config.checks.trajectory_timeout_s
     with _unawaited_coroutines() as messages:
         try:
-            asyncio.run(
-                asyncio.wait_for(_play_all(config, recipe, training, evaluation, directory, trial), limit_s)
-            )
+            asyncio.run(_play_all(config, recipe, training, evaluation, directory, trial))
         except TimeoutError:
             trial.warnings.append(overrun_warning(limit_s, None))
         except SystemExit as end:
@@ -77,19 +75,32 @@ async def _play_all(
     async with ActorSystem("trial", directory, wire=wire) as system, StateTransport(directory) as transport:
         worker = await trial_worker(config, recipe, system, transport)
         with _working_directory(directory / "work"):
-            try:
-                await system.add(worker, "rollout-0")
-            except RecipeError as error:
-                trial.warnings.append(broken_trial_warning(_first_line(error)))
-                return
-            try:
-                await _play_queries(config, recipe, worker, training, evaluation, trial)
-            except RecipeError as error:
-                trial.problems.append(recipe_error_problem(recipe, error))
-            try:
-                await system.remove("rollout-0")
-            except RecipeError as error:
-                trial.warnings.append(_first_line(error))
+            async with asyncio.timeout(config.checks.trajectory_timeout_s):
+                await _play_with(config, recipe, system, worker, training, evaluation, trial)
+
+
+async def _play_with(
+    config: RunConfig,
+    recipe: Recipe,
+    system: ActorSystem,
+    worker: Rollout,
+    training: Sequence[Query],
+    evaluation: Sequence[Query],
+    trial: Trial,
+) -> None:
+    try:
+        await system.add(worker, "rollout-0")
+    except RecipeError as error:
+        trial.warnings.append(broken_trial_warning(_first_line(error)))
+        return
+    try:
+        await _play_queries(config, recipe, worker, training, evaluation, trial)
+    except RecipeError as error:
+        trial.problems.append(recipe_error_problem(recipe, error))
+    try:
+        await system.remove("rollout-0")
+    except RecipeError as error:
+        trial.warnings.append(_first_line(error))
 
 
 def _first_line(error: RecipeError) -> str:

@@ -403,12 +403,18 @@ def test_a_mistake_of_the_first_trajectory_is_refused_before_the_run_has_a_folde
 def test_a_workflow_that_ends_its_process_blocks_it_or_writes_files_does_no_harm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, timeout_s: float, words: str | None
 ) -> None:
-    monkeypatch.setattr(preflight, "_LATE_S", 1.0)
+    monkeypatch.setattr(preflight, "_LATE_S", PATIENCE_S)
     folder = minimal(tmp_path, line, timeout_s=timeout_s)
     before = tree(tmp_path)
     config, keys = resolve_written(str(folder), ())
     notices: list[str] = []
-    assert check_before_start(config, keys, notices.append) == {}
+
+    def notify(text: str) -> None:
+        notices.append(text)
+        if "it stands at workflow.py:7, in workflow: time.sleep(3600)" in text:
+            monkeypatch.setattr(preflight, "_LATE_S", 0.0)
+
+    assert check_before_start(config, keys, notify) == {}
     warnings = [notice for notice in notices if notice.startswith("warning: ")]
     assert len(warnings) == (words is not None)
     assert words is None or words in warnings[0]

@@ -226,10 +226,10 @@ def test_a_right_workflow_has_no_findings(tmp_path: Path, body: str, agents: dic
 
 
 def test_a_workflow_that_hangs_is_a_warning_with_its_line(tmp_path: Path) -> None:
-    settings = {"checks": {"trajectory_timeout_s": 1.0}}
+    settings = {"checks": {"trajectory_timeout_s": 5.0}}
     trial = play(tmp_path, f"{TURN}await asyncio.Event().wait()", settings)
     (warning,) = trial.warnings
-    assert not trial.problems and "checks.trajectory_timeout_s=1; it stood at workflow.py:" in warning
+    assert not trial.problems and "checks.trajectory_timeout_s=5; it stood at workflow.py:" in warning
     assert "await asyncio.Event().wait()" in warning
 
 
