@@ -7,7 +7,7 @@ import pytest
 
 from flexmarl.actors.inference.engines.alphabet import LETTERS, alphabet_of
 
-from ..chat_tokenizer import END, SPECIAL, VOCABULARY, chat_tokenizer
+from ...chat.chat_tokenizer import END, SPECIAL, VOCABULARY, chat_tokenizer
 
 
 def test_letters_are_drawn_for_a_policy_without_a_model() -> None:

@@ -13,7 +13,7 @@ from flexmarl.launch.run.preflight.recipe_checks import recipe_findings
 from flexmarl.launch.run.preflight.trial import play_trial
 from flexmarl.launch.run.preflight.trial_findings import Trial
 
-from ....actors.inference.chat_tokenizer import CHATML, FAILING, VOCABULARY, chat_tokenizer
+from ....actors.chat.chat_tokenizer import CHATML, FAILING, VOCABULARY, chat_tokenizer
 
 RECIPE = """
 import asyncio
