@@ -31,15 +31,20 @@ async def workflow(query, agents):
 
 
 def sft(agent, batch, size, seed, **data):
-    """Prompts and completions that teach the form of a call and of a bid: any thing, any number."""
+    """Conversations that teach the form of a call and of a bid: any thing, any number."""
     random = Random(f"{seed} {agent} {batch}")
     return [example(agent, random) for _ in range(size)]
 
 
 def example(agent, random):
-    thing, called, bid = random.choice([*PRICES]), random.choice([*PRICES]), random.randrange(10)
-    prompt = f"<user>{thing} {bid}<eos><assistant>"  # as chat_template.jinja writes it
-    if agent == "scout":
-        return prompt, CALL.format(called)
-    prompt += f"{CALL.format(called)}<eos><tool>{PRICES[called]}<eos><assistant>"
-    return prompt, str(random.randrange(10))
+    thing, called = random.choice([*PRICES]), random.choice([*PRICES])
+    messages = [
+        {"role": "user", "content": f"{thing} {random.randrange(10)}"},
+        {"role": "assistant", "content": CALL.format(called)},
+    ]
+    if agent == "bidder":
+        messages += [
+            {"role": "tool", "content": str(PRICES[called])},
+            {"role": "assistant", "content": str(random.randrange(10))},
+        ]
+    return {"messages": messages, "tools": [price]}
