@@ -86,5 +86,5 @@ def test_each_name_of_a_lifecycle_exists(path: str) -> None:
 
 
 def test_a_name_that_is_gone_is_found() -> None:
-    text = "    Pipeline.begun   x\n    Pipeline.start   calls ``Nowhere.f``, ``StoreApi.put``, ``gone_from_here``"
-    assert unknown_names(text) == ["Pipeline.begun", "Nowhere.f", "gone_from_here"]
+    text = "    Pipeline.gone    x\n    Pipeline.start   calls ``Nowhere.f``, ``StoreApi.put``, ``gone_from_here``"
+    assert unknown_names(text) == ["Pipeline.gone", "Nowhere.f", "gone_from_here"]

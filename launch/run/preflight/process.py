@@ -37,17 +37,19 @@ def main() -> None:
     os.dup2(2, 1)
     config = RunConfig.model_validate_json(sys.stdin.read())
     lock = threading.Lock()
-    interval_s = min(_REPORT_S, config.checks.trajectory_timeout_s / 4)
-    reporter = threading.Thread(
-        target=_report_places, args=(Path(config.recipe).resolve(), output, lock, interval_s)
-    )
-    reporter.daemon = True
-    reporter.start()
+
+    def report(interval_s: float) -> None:
+        places = (Path(config.recipe).resolve(), output, lock, interval_s)
+        threading.Thread(target=_report_places, args=places, daemon=True).start()
+
+    report(_REPORT_S)
     of_recipe = recipe_findings(config)
     findings = _findings(config, of_recipe)
     with lock:
         _write(output, findings)
     if findings["trial"]:
+        if (interval_s := config.checks.trajectory_timeout_s / 4) < _REPORT_S:
+            report(interval_s)
         trial = _trial(config, of_recipe, findings["cached"], Path(sys.argv[1]))
         with lock:
             _write(output, trial)

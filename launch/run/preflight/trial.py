@@ -28,7 +28,7 @@ from ....core.wire.memory import MemoryNetwork
 from ....transport.state import StateTransport
 from ...config.run_config import RunConfig
 from .trial_findings import Trial, judge_ends, recipe_error_problem, unawaited_warnings
-from .trial_words import broken_trial_warning, overrun_warning
+from .trial_words import EMPTY_FOLDER, broken_trial_warning, overrun_warning
 from .trial_worker import trial_worker
 
 _TRIES: Final = 4
@@ -91,7 +91,8 @@ async def _play_with(
     try:
         await system.add(worker, "rollout-0")
     except RecipeError as error:
-        trial.warnings.append(broken_trial_warning(_first_line(error)))
+        hint = f"; {EMPTY_FOLDER}" if isinstance(error.__cause__, OSError) else ""
+        trial.warnings.append(broken_trial_warning(f"{_first_line(error)}{hint}"))
         return
     try:
         await _play_queries(config, recipe, worker, training, evaluation, trial)

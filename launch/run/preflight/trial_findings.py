@@ -20,11 +20,13 @@ from ....actors.rollout.groups.group_run import TrajectoryEnd
 from ....core.base.texts import text_of
 from ....core.errors import FlexmarlError
 from ...config.run_config import RunConfig
-from .trial_words import SWITCH, overrun_warning
+from .trial_words import EMPTY_FOLDER, SWITCH, overrun_warning
 
 _COROUTINE: Final = "'coroutine' object"
 _OPTION: Final = "generate has no argument"
+_TYPES: Final = frozenset(("type", "anyOf", "allOf", "oneOf", "$ref", "enum", "const"))
 _AWAIT: Final = "write `await` before the call, as in `turn = await agent.generate(...)`"
+_NOT_FINITE: Final = re.compile(r" is \S*\b(inf|nan)\b")
 _CREATED: Final = re.compile(r'File "(.+)", line (\d+), in (\w+)')
 
 
@@ -72,9 +74,13 @@ def _tries(ends: Sequence[TrajectoryEnd]) -> str:
 def _is_certain(end: TrajectoryEnd) -> bool:
     """True for an error that no answer of a model avoids."""
     error = _first(end.error)
-    if isinstance(error, InvalidReward) or _COROUTINE in str(error) or _OPTION in str(error):
+    if _COROUTINE in str(error) or _OPTION in str(error):
         return True
-    if end.trajectory.turns_to_reward():  # the workflow has read an answer
+    has_answer = bool(end.trajectory.turns_to_reward())
+    if isinstance(error, InvalidReward):
+        # The mean of the scores that are found in nonsense may be 0 / 0.
+        return not (has_answer and _NOT_FINITE.search(str(error)))
+    if has_answer:
         return False
     # Other errors may come of the machine, or of a file that the workflow looks for in its working directory.
     return isinstance(error, InvalidRequest | InvalidEnvironment | PromptTooLong)
@@ -121,7 +127,7 @@ def _words(config: RunConfig, error: BaseException) -> str:
             f"{words}, or lower {' and '.join(keys) or 'max_new_tokens'}, which leaves no room for a prompt"
         )
     if isinstance(first, OSError) and not isinstance(first, FlexmarlError):
-        return f"{words}; the try runs in an empty temporary folder"
+        return f"{words}; {EMPTY_FOLDER}"
     return words
 
 
@@ -151,15 +157,7 @@ def _tool_warnings(end: TrajectoryEnd) -> Iterator[str]:
     functions = [tool["function"] for chat in chats if chat is not None for tool in chat.tools]
     for function in functions:
         for name, schema in (function.get("parameters") or {}).get("properties", {}).items():
-            if isinstance(schema, Mapping) and not schema.keys() & {
-                "type",
-                "anyOf",
-                "allOf",
-                "oneOf",
-                "$ref",
-                "enum",
-                "const",
-            }:
+            if isinstance(schema, Mapping) and not schema.keys() & _TYPES:
                 tool = function["name"]
                 yield (
                     f"the tool {tool} has no type for its parameter {name!r}, so that the model is shown none: write "

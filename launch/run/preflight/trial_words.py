@@ -3,6 +3,7 @@
 from typing import Final
 
 SWITCH: Final = "checks.trajectory=false starts without this try"
+EMPTY_FOLDER: Final = "the try runs in an empty temporary folder"
 
 
 def overrun_warning(limit_s: float, place: str | None) -> str:

@@ -128,7 +128,7 @@ MISTAKES = [
     Mistake("missing agent", "agent 'critic', which the config lacks", "await agents['critic'].generate('x')"),
     Mistake("wrong reward name", "rewards agent 'solverr'", f"{TURN}return Rewards(solver=1.0, solverr=1.0)"),
     Mistake("reward None", "reward of 'solver' is None", f"{TURN}return Rewards(solver=None)"),
-    Mistake("reward nan", "reward of 'solver' is nan", f"{TURN}return Rewards(solver=float('nan'))"),
+    Mistake("reward nan", "reward of 'solver' is nan", "return Rewards(solver=float('nan'))"),
     Mistake("no reward", "returned no reward for it", f"{TURN}return Rewards()"),
     Mistake("rewards: turn forgotten", "algorithm.rewards to both or turn", f"{TURN}return Rewards().of(turn, 1.0)"),
     Mistake("metric is a string", "'high'", f"{TURN}return Rewards(solver=1.0, metrics={{'accuracy': 'high'}})"),

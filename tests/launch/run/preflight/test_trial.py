@@ -133,6 +133,8 @@ def test_certain_mistakes_refuse_the_run(
         (f"open('here.txt')\n{TURN}", {}, "No such file or directory: 'here.txt'; the try runs in an empty"),
         (f"{TURN}raise SystemExit(3)", {}, "raise SystemExit(3): its process ends"),
         (f"{TURN}if query.id == 'q0': raise OSError('once')\nreturn Rewards(solver=1.0)", {}, "1 of 2 trajectories"),
+        (f"{TURN}return Rewards(solver=float('nan'))", {}, "reward of 'solver' is nan"),
+        (f"{TURN}return Rewards(solver=__import__('numpy').float64('-inf'))", {}, "is np.float64(-inf)"),
         (RIGHT, OF_TURNS, "none of its turns: that one trains nothing"),
         (f"agents['solver'].generate('x')\n{RIGHT}", {}, "was never awaited: write `await` before the call"),
         ("return Rewards()", {}, "asked no agent for a turn with the query 'q0'"),
@@ -145,6 +147,14 @@ def test_certain_mistakes_refuse_the_run(
             """,
             {},
             "the tool add has no type for its parameter 'a'",
+        ),
+        (
+            """
+            async def setup(): open("names.txt")
+            async def workflow(query, agents): ...
+            """,
+            {},
+            "'names.txt'; the try runs in an empty temporary folder",
         ),
         (
             """
