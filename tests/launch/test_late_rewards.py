@@ -3,6 +3,7 @@ once or counted as late."""
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -31,6 +32,14 @@ ASYNC = (
     "rollout.reward_grace_s=0.2",
     REWARD.format(PATIENCE_S),
 )
+# Drawn groups hold their step: it is complete when the judge has rewarded all of them, however slow the machine is, and
+# no policy steps while the judge leaves one out. A chat holds none.
+HELD = (
+    *ASYNC,
+    f"rollout.reward_grace_s={PATIENCE_S}",
+    "training.steps=100000",
+    "checkpoint.every=100000",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +52,16 @@ def chat(name: str, **asked: object) -> Query:
     return Query(name, "12", {"shape": "alone", "position": 0, **asked})
 
 
-async def reward(connected: ConnectedRun, but: Collection[str]) -> None:
-    """Rewards all samples but those of the queries whose names begin with one of ``but``, until the run ends or
-    continues from a checkpoint."""
+async def reward(connected: ConnectedRun, but: Collection[str], last: float = math.inf) -> None:
+    """Rewards all samples but those of the queries whose names begin with one of ``but``, and of the steps after
+    ``last``, until the run ends or continues from a checkpoint."""
+
+    def is_wanted(name: str) -> bool:
+        scope, _, query = name.partition(":")
+        return not query.startswith(tuple(but)) and (scope == "eval" or int(scope) <= last)
+
     async for samples in connected.unjudged("solver"):
-        names = [name for name in samples["sample_id"] if not name.split(":")[1].startswith(tuple(but))]
-        if names:
+        if names := [name for name in samples["sample_id"] if is_wanted(name)]:
             rewards = [float(len(name) % 2) for name in names]
             await connected.write("solver", {"sample_id": names, "reward": rewards})
 
@@ -64,9 +77,18 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await task
 
 
-def judge(connected: ConnectedRun, but: Collection[str] = ()) -> AbstractAsyncContextManager[None]:
+def judge(
+    connected: ConnectedRun, but: Collection[str] = (), last: float = math.inf
+) -> AbstractAsyncContextManager[None]:
     """A program that rewards, as ``reward``."""
-    return running(reward(connected, but))
+    return running(reward(connected, but, last))
+
+
+async def rows(connected: ConnectedRun, query: str) -> None:
+    """Returns when the group of the query has its rewards, and is in the store: a step under way has it."""
+    of_query = f"query = '{query}' and status <> 'writing'"
+    while len(await connected.samples(of_query)) < 4:
+        await asyncio.sleep(0.02)
 
 
 async def event(run: flexmarl.Run, kind: str, **fields: object) -> dict[str, Any]:
@@ -78,12 +100,13 @@ async def event(run: flexmarl.Run, kind: str, **fields: object) -> dict[str, Any
         await asyncio.sleep(0.02)
 
 
-async def reward_through_restarts(run: Path) -> None:
-    """Rewards all samples of drawn queries; connects again when the run continues from a checkpoint."""
+async def reward_through_restarts(run: Path, last: float = math.inf) -> None:
+    """Rewards the samples of drawn queries, until those of step ``last``; connects again when the run continues from a
+    checkpoint."""
     while True:
         with suppress(ActorDead, CallTimeout, RunUnreachable):
             async with flexmarl.connect(run, wait_s=PATIENCE_S) as program:
-                await reward(program, but=["chat"])
+                await reward(program, ["chat"], last)
         await asyncio.sleep(0.1)
 
 
@@ -101,27 +124,28 @@ def trained(run: Path) -> Counter[str]:
 async def test_chats_are_answered_at_once_and_trained_when_their_rewards_come_or_are_late(
     tmp_path: Path,
 ) -> None:
-    steps = (*ASYNC, "training.steps=100000", "checkpoint.every=100000")
     async with (
-        run_in_loop(tmp_path, "chats", *steps) as run,
+        run_in_loop(tmp_path, "chats", *HELD) as run,
         flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
     ):
-        async with judge(program, but=["chat"]):
+        async with judge(program, but=["chat"], last=2):
             await wait_for_step(run, 2)
-            queries = [chat(f"chat-{n}") for n in range(8)]
-            answers = await program.submit(queries, judged=False)
-            assert [answer.query for answer in answers] == [query.id for query in queries]
-            turns = [turn for answer in answers for one in answer.trajectories for turn in one.turns]
-            assert len(turns) == 8 * 4 and {turn.reward for turn in turns} == {None}
-            names = [turn.sample_id for turn in turns if ":chat-0_" in turn.sample_id]
-            await program.write("solver", {"sample_id": names, "reward": [0.0, 1.0, 0.0, 1.0]})
+        queries = [chat(f"chat-{n}") for n in range(8)]
+        answers = await program.submit(queries, judged=False)
+        assert [answer.query for answer in answers] == [query.id for query in queries]
+        turns = [turn for answer in answers for one in answer.trajectories for turn in one.turns]
+        assert len(turns) == 8 * 4 and {turn.reward for turn in turns} == {None}
+        names = [turn.sample_id for turn in turns if ":chat-0_" in turn.sample_id]
+        await program.write("solver", {"sample_id": names, "reward": [0.0, 1.0, 0.0, 1.0]})
+        await rows(program, "chat-0")
+        async with judge(program, but=["chat"]):
             late = [await event(run, "group_late", query=f"chat-{n}") for n in range(1, 8)]
             assert [line["trajectories"] for line in late] == [4] * 7
             assert all("older than max_staleness" in line["reason"] for line in late)
             too_late = [turn.sample_id for turn in turns if ":chat-1_" in turn.sample_id]
             await program.write("solver", {"sample_id": too_late, "reward": [1.0] * 4})
             assert (await event(run, "rewards_late"))["rewards"] == 4
-        await run.stop()
+            await run.stop()
     counts = trained(run.directory.path)
     assert set(counts.values()) == {1} and set(names) <= counts.keys()
     assert not any(":chat-" in name for name in counts.keys() - set(names))
@@ -132,20 +156,22 @@ async def test_chats_are_answered_at_once_and_trained_when_their_rewards_come_or
 
 async def test_a_program_gets_the_rewards_that_come_while_others_are_trained(tmp_path: Path) -> None:
     async with (
-        run_in_loop(tmp_path, "waits", *ASYNC, "training.steps=100000", "max_staleness=16") as run,
+        run_in_loop(tmp_path, "waits", *HELD, "max_staleness=4") as run,
         flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
-        judge(program, but=["chat"]),
     ):
-        await wait_for_step(run, 1)
+        async with judge(program, but=["chat"], last=1):
+            await wait_for_step(run, 1)
         asking = asyncio.create_task(program.submit([chat("chat-a")]))
         while len(shown := await program.samples("query = 'chat-a'")) < 4:
             await asyncio.sleep(0.02)
-        await wait_for_step(run, 4)
+        async with judge(program, but=["chat"], last=4):
+            await wait_for_step(run, 4)
         names = sorted(row["sample_id"] for row in shown)
         await program.write("solver", {"sample_id": names, "reward": [0.0, 0.25, 0.5, 1.0]})
-        (answer,) = await asking
-        assert answer.rewards == {"solver": [0.0, 0.25, 0.5, 1.0]} and not answer.dropped
-        await run.stop()
+        async with judge(program):
+            (answer,) = await asking
+            assert answer.rewards == {"solver": [0.0, 0.25, 0.5, 1.0]} and not answer.dropped
+            await run.stop()
     assert {trained(run.directory.path)[name] for name in names} == {1}
 
 
@@ -181,24 +207,23 @@ async def test_under_strict_a_step_closes_without_the_rewards_that_are_late(tmp_
 async def test_each_reward_is_trained_once_or_late_through_kills_of_judge_and_worker(
     launcher: Launcher,
 ) -> None:
-    settings = (*ASYNC, "training.steps=100000", "checkpoint.every=100000", "max_staleness=16")
-    run = launcher.train("killed", *settings)
+    run = launcher.train("killed", *HELD, "max_staleness=4")
     async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
-        async with judge(program, but=["chat"]):
+        async with judge(program, but=["chat"], last=1):
             await asyncio.to_thread(run.wait_for_step, 1)
-            answers = await program.submit([chat(f"chat-{n}") for n in range(4)], judged=False)
+        answers = await program.submit([chat(f"chat-{n}") for n in range(4)], judged=False)
         names = [turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns]
-        first = len(run.metrics)
         run.actors()["rollout-0"].kill()
+        async with judge(program, but=["chat"], last=3):
+            await asyncio.to_thread(run.wait_for_step, 3)
+        await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
+        answers = await program.submit([chat(f"chat-{n}") for n in range(4, 8)], judged=False)
+        again = [turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns]
+        await program.write("solver", {"sample_id": again, "reward": [0.5] * len(again)})
+        for n in range(4, 8):
+            await rows(program, f"chat-{n}")
         async with judge(program, but=["chat"]):
-            await asyncio.to_thread(run.wait_for_step, first + 2)
-            await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
-            answers = await program.submit([chat(f"chat-{n}") for n in range(4, 8)], judged=False)
-            again = [
-                turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns
-            ]
-            await program.write("solver", {"sample_id": again, "reward": [0.5] * len(again)})
-            await asyncio.to_thread(run.wait_for_step, len(run.metrics) + 2)
+            await asyncio.to_thread(run.wait_for_step, 5)
             await program.stop()
             with suppress(ActorDead):
                 await program.wait()
@@ -214,25 +239,33 @@ async def test_each_reward_is_trained_once_or_late_through_kills_of_judge_and_wo
 async def test_rewards_of_answers_that_a_killed_store_has_forgotten_are_refused_by_name(
     launcher: Launcher,
 ) -> None:
-    settings = (*ASYNC, "training.steps=100000", "checkpoint.every=2", "--restarts", "1")
-    run = launcher.train("struck", *settings)
-    async with running(reward_through_restarts(run.directory)):
+    run = launcher.train("struck", *HELD, "checkpoint.every=2", "--restarts", "1")
+    async with running(reward_through_restarts(run.directory, last=3)):
         await asyncio.to_thread(run.wait_for_step, 3)
+        while not events(run.directory, "checkpoint_saved"):
+            await asyncio.sleep(0.02)
         async with flexmarl.connect(run.directory) as program:
             (answer,) = await program.submit([chat("chat-before")], judged=False)
         names = [turn.sample_id for trajectory in answer.trajectories for turn in trajectory.turns]
         run.actors()["store"].kill()
         await asyncio.to_thread(run.wait_for_output, "continuing after step")
-        await asyncio.to_thread(run.wait_for_step, len(run.metrics) + 2)
-        async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
-            with pytest.raises(StoreError, match=f"there is no sample '{names[0]}' that waits for a reward"):
-                await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
-            (again,) = await program.submit([chat("chat-after")], judged=False)
-            after = [turn.sample_id for trajectory in again.trajectories for turn in trajectory.turns]
-            await program.write("solver", {"sample_id": after, "reward": [0.0, 1.0, 0.0, 1.0]})
-            await asyncio.to_thread(run.wait_for_step, len(run.metrics) + 2)
+    async with running(reward_through_restarts(run.directory, last=6)):
+        while run.metrics[-1]["step"] < 6:
+            await asyncio.sleep(0.02)
+    async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
+        with pytest.raises(StoreError, match=f"there is no sample '{names[0]}' that waits for a reward"):
+            await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
+        (again,) = await program.submit([chat("chat-after")], judged=False)
+        after = [turn.sample_id for trajectory in again.trajectories for turn in trajectory.turns]
+        await program.write("solver", {"sample_id": after, "reward": [0.0, 1.0, 0.0, 1.0]})
+        await rows(program, "chat-after")
+        async with judge(program):
+            while run.metrics[-1]["step"] < 8:
+                await asyncio.sleep(0.02)
             await program.stop()
-        assert await asyncio.to_thread(run.wait) == 130, run.text
+            with suppress(ActorDead):
+                await program.wait()
+    assert await asyncio.to_thread(run.wait) == 130, run.text
     counts = trained(run.directory)
     assert set(counts.values()) == {1} and set(after) <= counts.keys() and not set(names) & counts.keys()
 
@@ -241,20 +274,13 @@ async def test_under_async_submitted_queries_begin_at_once_and_are_trained_with_
     tmp_path: Path,
 ) -> None:
     hold = tmp_path / "hold"
-    settings = [setting for setting in ASYNC if "columns.reward" not in setting]
+    hold.write_text("4")  # no query after those of two steps ends
+    settings = [setting for setting in HELD if "columns.reward" not in setting]
     async with (
-        run_in_loop(
-            tmp_path,
-            "own",
-            *settings,
-            "training.steps=100000",
-            f"data.hold={hold}",
-            "checkpoint.every=100000",
-        ) as run,
+        run_in_loop(tmp_path, "own", *settings, f"data.hold={hold}") as run,
         flexmarl.connect(run.directory.path, wait_s=PATIENCE_S) as program,
     ):
         await wait_for_step(run, 2)
-        hold.write_text("0")  # no query of a step ends from now on, that has not begun
         answers = await program.submit([chat(f"chat-{n}") for n in range(5)])
         assert all(
             [len(rewards) for rewards in answer.rewards.values()] == [4] and not answer.dropped
