@@ -190,9 +190,11 @@ class Rollout(Actor, RolloutApi):
         )
         for position, query in queries:
             is_submitted = query.id in (submitted or ())
-            # An answer is for a person; a step waits for a judge that is fast, so that batches are even.
+            # An answer is for a person: it is there when the rewards alone are missing.
             grace_s = 0.0 if is_submitted else None if self._setup.steps_wait else config.reward_grace_s
             run = GroupRun(step, query, position, versions, Group(rules), self._clock, is_submitted, grace_s)
+            is_let_go = grace_s is not None and not self._setup.steps_wait
+            run.leaves_out_late = is_let_go or config.late_rewards_after_s is not None
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -404,7 +406,7 @@ class Rollout(Actor, RolloutApi):
         failure = TrajectoryFailure(trajectory.name, what, self._recipe.frames(error))
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
-        late = isinstance(error, NotJudged) and self._setup.leaves_out_late and not trajectory.is_evaluation
+        late = isinstance(error, NotJudged) and trajectory.leaves_out_late
         return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error, late)
 
     async def generate(

@@ -120,13 +120,15 @@ class RolloutConfig(Config):
     on_timeout: OnTimeout = "drop"
     """Fate of a trajectory that passed a deadline: `drop` continues with its siblings, `replace` starts a new one in
     its place."""
-    reward_grace_s: Seconds = 1.0
-    """Time that a step of `async` waits for rewards of a judge outside the run when it lacks nothing else. Then it
-    closes without their groups, which are trained later: see [Late rewards](experience-store.md#late-rewards)."""
+    reward_grace_s: Seconds | None = None
+    """Time after its own end that a group holds its step of `async` for rewards of a judge outside the run. Then the
+    step lets it go, also if others still run, and it is trained later: see
+    [Late rewards](experience-store.md#late-rewards). `null`: it holds its step until the rewards are there. Groups of
+    [submitted queries](embedding.md#queries-of-a-program) hold none."""
     late_rewards_after_s: Seconds | None = None
     """Time that a trajectory waits for a reward of a [judge outside the run](experience-store.md#late-rewards). Then
-    it is left out and counted as late: a step of `strict` or `sync` closes without it. `null`: it waits for the
-    column's `timeout_s`; then it fails, or is late under `async`."""
+    it is left out and counted as late: a step that its group holds closes without it. `null`: it waits for the
+    column's `timeout_s`; then it fails, or is late if its group holds no step."""
     max_replacements: Annotated[Count, Unit("trajectories")] = 2
     """Most new trajectories of one group under `replace`."""
     min_trajectories: Annotated[Count, Unit("trajectories")] = 1

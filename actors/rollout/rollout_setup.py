@@ -50,7 +50,7 @@ class RolloutSetup:
     """``store_dir``: the store's folder on disk. ``logs``: the run's, which all hosts share. ``encrypted``: bulk
     between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded.
     ``console``: is notified if the recipe's ``teardown`` fails. ``steps_wait``: a step waits for all of its groups
-    (``strict``, ``sync``); else those whose rewards are late are in another one, or in none."""
+    (``strict``, ``sync``); else some, whose rewards come late, may be in another one, or in none."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -65,8 +65,3 @@ class RolloutSetup:
     archive: ActorRef[ArchiveApi] | None = None
     console: ActorRef[ConsoleApi] | None = None
     steps_wait: bool = True
-
-    @property
-    def leaves_out_late(self) -> bool:
-        """True if a trajectory whose reward is not there in time is late, and no failure."""
-        return not self.steps_wait or self.config.late_rewards_after_s is not None

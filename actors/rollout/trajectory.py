@@ -140,6 +140,8 @@ class Trajectory:
         """The settings that end its wait for rewards from outside the run; empty while it waits for none."""
         self.awaits_rewards: Callable[[], None] = lambda: None
         """Called when its workflow has returned, and rewards from outside are missing."""
+        self.leaves_out_late = False
+        """True if it is late, and no failure, when those are not there in time."""
         self.active_at = asyncio.get_running_loop().time()
         """The time at which its last turn began or ended."""
         self.limited = False

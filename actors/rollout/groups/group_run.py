@@ -73,8 +73,9 @@ class GroupClosingRules:
 class GroupRun:
     """``position``: the number of the query's draw, over the run. ``submitted``: a program has submitted the query, and
     waits for its answer. ``grace_s``: seconds after which a trajectory that lacks rewards from outside counts as
-    ``awaited``; None: never. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are
-    ``ended``, the ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited.
+    ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
+    failure. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``, the
+    ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited.
     ``announced``: the orchestrator knows that the group waits. ``late``: the number of trajectories that are left out,
     because rewards came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories
     that count."""
@@ -87,6 +88,7 @@ class GroupRun:
     clock: Callable[[], float]
     submitted: bool = False
     grace_s: float | None = None
+    leaves_out_late: bool = False
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class GroupRun:
     def begin(self, number: int) -> Trajectory:
         """Makes the trajectory that a Start of the group has decided."""
         trajectory = Trajectory(self.query, self.step, number, self.versions)
+        trajectory.leaves_out_late = self.leaves_out_late
         if self.grace_s is not None:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory

@@ -15,6 +15,7 @@ from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
     GroupClosed,
+    GroupWaiting,
     InstanceApi,
     Loaded,
     Published,
@@ -93,6 +94,8 @@ class Events(Actor):
     def __init__(self) -> None:
         self.closed: asyncio.Queue[GroupClosed] = asyncio.Queue()
         self.seen: list[RunEvent] = []
+        self.waiting: list[str] = []
+        """The queries of groups that lack nothing but rewards."""
 
     @endpoint
     async def event(self, event: RunEvent) -> None:
@@ -103,6 +106,10 @@ class Events(Actor):
 
     @endpoint
     async def stop(self) -> None: ...
+
+    @endpoint
+    async def group_waits(self, writer: str, group: GroupWaiting) -> None:
+        self.waiting.append(group.query)
 
     @endpoint
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
@@ -150,6 +157,7 @@ class FakeCluster:
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.credit: dict[str, CreditConfig] = {}
         """By agent; of others the reward less the group's mean."""
+        self.steps_wait = True
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -191,6 +199,7 @@ class FakeCluster:
             store_dir=self.folder / "store",
             logs=self.folder,
             archive=archive,
+            steps_wait=self.steps_wait,
         )
         rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")

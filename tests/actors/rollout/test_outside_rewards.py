@@ -342,3 +342,26 @@ async def test_under_strict_what_has_no_reward_in_time_is_late_and_no_failure(cl
         NotJudged, match=r"no reward for sample x within rollout.late_rewards_after_s=0.3: it"
     ):
         raise NotJudged("solver", "x", rollout._outside.limit)
+
+
+async def test_under_async_a_submitted_query_holds_no_step_and_a_drawn_one_does_unless_a_grace_is_set(
+    cluster: FakeCluster,
+) -> None:
+    cluster.steps_wait = False
+    rollout = await opened(cluster, reward=REWARD.model_copy(update={"timeout_s": 0.3}))
+    queries = [QUERY, Query("asked", QUERY.text, QUERY.data)]
+    await start_step(rollout, 1, queries, 2, {"solver": 0, "judge": 0}, submitted=["asked"])
+    ends = {closed.query: closed for closed in [await cluster.closed(), await cluster.closed()]}
+    assert cluster.events.waiting == ["asked"]
+    assert (len(ends["asked"].failures), ends["asked"].figures["late_trajectories"]) == (0, 2)
+    assert (len(ends[QUERY.id].failures), ends[QUERY.id].figures["late_trajectories"]) == (2, 0)
+
+
+async def test_with_a_grace_a_drawn_query_lets_its_step_go(cluster: FakeCluster) -> None:
+    cluster.steps_wait = False
+    rollout = await opened(cluster, reward_grace_s=0.01)
+    await step(rollout, 2)
+    async with asyncio.timeout(PATIENCE_S):
+        while not cluster.events.waiting:
+            await asyncio.sleep(0.01)
+    assert cluster.events.waiting == [QUERY.id]
