@@ -153,6 +153,9 @@ class Pipeline:
     def group_lost(self, step: Step, samples: dict[PolicyName, int]) -> None:
         """A group that had closed begins again: its ``samples`` are lost. Raises SamplesLost if a policy has stepped:
         instances may have left the version that generates the step's turns."""
+        if step == self._next_step:
+            self._admitted[self._admitted.index(samples)] = None
+            return
         state = self._step(step)
         for policy, of_policy in state.policies.items():
             if of_policy.optimizing:

@@ -418,6 +418,21 @@ def test_a_group_whose_steps_are_all_over_is_in_the_next_one() -> None:
     assert pipeline.group_closed(S(2), {A: 1}) == [Train(A, S(2), V(1), 1)]
 
 
+def test_a_group_of_the_next_step_that_is_lost_with_its_host_begins_again() -> None:
+    pipeline = Pipeline(plan(save_every=1), {A: V(0)})
+    pipeline.start()
+    pipeline.begun_at_once(1)
+    pipeline.group_closed(S(1), {A: 4})
+    assert pipeline.trained(A, S(1), 4) == [StepOptimizer(A, S(1))]
+    assert pipeline.admit({A: V(0)}) == (S(2), [])
+    pipeline.group_closed(S(2), {A: 2})
+    pipeline.group_lost(S(2), {A: 2})
+    pipeline.group_closed(S(2), {A: 3})
+    pipeline.stepped(A, S(1))
+    pipeline.applied(A, S(1), V(1))
+    assert pipeline.group_closed(S(2), {A: 5}) == [Train(A, S(2), V(1), 4), Train(A, S(2), V(1), 4)]
+
+
 def test_submitted_queries_take_places_of_the_next_step_but_for_one() -> None:
     pipeline = Pipeline(plan(queries=3, max_staleness=1), {A: V(0)})
     pipeline.begun_at_once(5)
