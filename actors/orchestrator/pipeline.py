@@ -29,7 +29,7 @@ Rules:
   complete: a checkpoint leaves no row behind and no query half done.
 - Under `async` a step lets a group go whose rewards are missing: it is rolled out without it. A step that would have
   no sample waits for the first rewards of such groups; else a run without rewards would draw one query after another.
-  When its rewards are there, a loose group belongs to the oldest step under way whose policies have not stepped, or to
+  When its rewards are there, a loose group belongs to the oldest step under way in which no policy has stepped, or to
   the next one, if its samples are not too old then (`admit`); no step gets it otherwise. Queries that programs submit
   begin as loose groups, and take places of the next step, all but one.
 - A dropped group is replaced by a further query, at most `replacement_queries` times in a step: the step is rolled
@@ -193,7 +193,8 @@ class Pipeline:
         takes = (
             number
             for number in candidates
-            if all(self._takes(number, policy, version) for policy, version in oldest.items())
+            if self._is_untrained(number)
+            and all(self._takes(number, policy, version) for policy, version in oldest.items())
         )
         return next(takes, None)
 
@@ -237,14 +238,21 @@ class Pipeline:
                 decisions += self._roll_out(step)
         return decisions
 
-    def _takes(self, step: Step, policy: PolicyName, oldest: Version) -> bool:
-        """True if the policy can train samples of this version in the step: it has not begun its optimizer step, and is
-        not too far ahead then."""
+    def _is_untrained(self, step: Step) -> bool:
+        """True if no policy has begun its optimizer step. Also of policies without samples in a group that is ready: if
+        its worker is lost before it closes, it runs again, and may have samples of any."""
         whole = self._steps.get(step)
-        if whole is not None and (state := whole.policies[policy]).current:
-            begun = state.sent and policy in self._plan.whole_step
-            if state.optimizing or state.stepped or state.done or begun:
-                return False
+        return whole is None or not any(
+            state.optimizing
+            or state.stepped
+            or state.done
+            or (state.sent and policy in self._plan.whole_step)
+            for policy, state in whole.policies.items()
+            if state.current
+        )
+
+    def _takes(self, step: Step, policy: PolicyName, oldest: Version) -> bool:
+        """True if the policy is not too far ahead in the step to train samples of this version."""
         version = self._version_at(step, policy)
         # Rows beyond a batch of a fixed size are carried to the next step.
         carried = policy in self._plan.global_batch

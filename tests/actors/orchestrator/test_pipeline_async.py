@@ -418,6 +418,18 @@ def test_a_group_whose_steps_are_all_over_is_in_the_next_one() -> None:
     assert pipeline.group_closed(S(2), {A: 1}) == [Train(A, S(2), V(1), 1)]
 
 
+def test_a_step_in_which_another_policy_has_stepped_takes_no_group_that_may_run_again_with_samples_of_both() -> (
+    None
+):
+    pipeline = Pipeline(plan(policies=POLICIES, max_staleness=1), {A: V(0), B: V(0)})
+    pipeline.start()
+    pipeline.begun_at_once(1)
+    pipeline.group_closed(S(1), {A: 4, B: 4})
+    assert pipeline.trained(B, S(1), 4) == [StepOptimizer(B, S(1))]
+    assert pipeline.admit({A: V(0)}) == (S(2), [])
+    assert pipeline.trained(A, S(1), 4) == [StepOptimizer(A, S(1))], "step 1 does not wait for it"
+
+
 def test_a_group_of_the_next_step_that_is_lost_with_its_host_begins_again() -> None:
     pipeline = Pipeline(plan(save_every=1), {A: V(0)})
     pipeline.start()
