@@ -93,14 +93,26 @@ def batch_loss(
             raise ValueError("an entropy bonus needs the entropies")
         values = values - config.entropy_coefficient * batch.entropies
     loss = sum_tokens(values, batch.lengths, config.aggregation)
-    sums = _sums(batch, loss.detach(), proximal, losses.held_back | bounded)
-    if clips_behaviour or batch.old_logprobs is not None:
-        sums["old_ratio_deviation"] = (losses.ratio - 1.0).abs().sum()
-    return loss, sums
+    return loss, _sums(config, batch, loss.detach(), losses.held_back | bounded, losses.ratio)
 
 
-def _sums(batch: CompletionTokens, loss: Tensor, proximal: Tensor, held_back: Tensor) -> dict[str, Tensor]:
+def idle_loss(config: LossConfig, batch: CompletionTokens) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a forward that counts for nothing, whose gradient is 0, and sums of the names that ``batch_loss``
+    gives. No loss function sees its tokens: a user's may divide by a reward or a column, which are 0, or by one less
+    than the size of the group, and the gradient of all ranks would not be a number."""
+    loss = batch.logprobs.sum()
+    if batch.entropies is not None:
+        loss = loss + batch.entropies.sum()
+    loss = 0.0 * loss
+    ratio = torch.ones_like(batch.logprobs)
+    return loss, _sums(config, batch, loss.detach(), torch.zeros_like(ratio, dtype=torch.bool), ratio)
+
+
+def _sums(
+    config: LossConfig, batch: CompletionTokens, loss: Tensor, held_back: Tensor, ratio: Tensor
+) -> dict[str, Tensor]:
     logprobs, references = batch.logprobs.detach(), batch.reference_logprobs
+    proximal = logprobs if batch.old_logprobs is None else batch.old_logprobs
     advantages = batch.advantages.to(loss.dtype)
     # Sums, never means, as the loss: a step's micro-batches have different numbers of tokens.
     sums = {
@@ -115,6 +127,8 @@ def _sums(batch: CompletionTokens, loss: Tensor, proximal: Tensor, held_back: Te
     if references is not None:
         # By one estimator, whichever the loss uses: so that the figure compares between algorithms.
         sums["kl"] = kl_estimate(logprobs, references, "k3").sum()
+    if config.old_policy == "behaviour" or batch.old_logprobs is not None:
+        sums["old_ratio_deviation"] = (ratio - 1.0).abs().sum()
     return sums
 
 

@@ -12,6 +12,7 @@ from flexmarl.actors.trainer.objective.users_loss import UsersLoss
 
 CLIPPED = f"{__name__}:clipped"
 CLIPPED_SEQUENCE = f"{__name__}:clipped_sequence"
+LEAVE_ONE_OUT = f"{__name__}:leave_one_out"
 
 
 def clipped(inputs: LossInputs) -> Tensor:
@@ -24,6 +25,12 @@ def clipped_sequence(inputs: LossInputs) -> Tensor:
     ratio = torch.exp(inputs.by_token(inputs.sums(inputs.logprobs - inputs.old_logprobs) / inputs.lengths))
     bounded = ratio.clamp(1 - inputs.clip_low, 1 + inputs.clip_high)
     return -torch.minimum(ratio * inputs.advantages, bounded * inputs.advantages)
+
+
+def leave_one_out(inputs: LossInputs) -> Tensor:
+    """Finite for the samples of groups of two and more, and a column without a 0."""
+    factors = inputs.by_token(inputs.group_sizes / (inputs.group_sizes - 1))
+    return clipped(inputs) * factors / inputs.columns["spread"]
 
 
 def total(inputs: LossInputs) -> Tensor:

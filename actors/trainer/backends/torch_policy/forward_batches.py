@@ -170,16 +170,13 @@ def make_chunks(
 
 
 def idle_chunk(device: torch.device, like: TrainedSample | None = None) -> Chunk:
-    """Returns a forward of one token that has no weight, with the tensors of a forward of samples ``like`` this one.
-    All ranks of a gang must have as many forwards, else their collectives would wait for each other."""
+    """Returns a forward of one token that has no weight and that no loss function sees, with ``old_logprobs`` if
+    samples ``like`` this one have them: the names of figures depend on it. All ranks of a gang must have as many
+    forwards, else their collectives would wait for each other."""
     zero, length = torch.zeros(1), torch.ones(1, dtype=torch.int64)
     old_logprobs = zero if like is not None and like.old_logprobs is not None else None
-    returns = zero if like is not None and like.returns is not None else None
     rows = pad_rows(IDLE_ROWS, 1)
-    columns = dict.fromkeys(like.sample.columns, zero) if like is not None else {}
-    chunk = Chunk(
-        [], rows, zero, zero, zero, length, length, [1], 1.0, None, old_logprobs, returns, columns, idle=True
-    )
+    chunk = Chunk([], rows, zero, zero, zero, length, length, [1], 1.0, None, old_logprobs, idle=True)
     return chunk.to(device)
 
 

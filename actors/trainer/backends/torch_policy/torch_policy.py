@@ -32,7 +32,14 @@ from ....messages import LikelyTokens, Sample, StepStats
 from ....names import PolicyName
 from ...objective.critic import explained_variance, value_loss, value_sums
 from ...objective.loss import denominator
-from ...objective.objective import CompletionTokens, batch_loss, critic_advantages, step_advantages, step_kl
+from ...objective.objective import (
+    CompletionTokens,
+    batch_loss,
+    critic_advantages,
+    idle_loss,
+    step_advantages,
+    step_kl,
+)
 from ...objective.users_loss import UsersLoss
 from ...padding import TokenRow, pack_rows, pad_rows
 from ...shards import Shard, divide
@@ -228,17 +235,19 @@ class TorchPolicy(PolicyBackend):
                 entropies,
                 chunk.columns,
             )
-            loss, sums = batch_loss(self._loss, tokens, self._users_loss)
+            if chunk.idle:
+                loss, sums = idle_loss(self._loss, tokens)
+            else:
+                loss, sums = batch_loss(self._loss, tokens, self._users_loss)
             compared = chunk.old_logprobs is not None or not changed
             if not compared:  # the policy that is there is not the one that generated
                 del sums["ratio_deviation"]
             unsure = None if chunk.truncations is None else chunk.truncations.unsure
             sums["unsure_tokens"] = zero if unsure is None else unsure.sum()
             names = tuple(sums)  # also of an idle chunk: all ranks need the same
-            if chunk.idle:
-                torch.autograd.backward(0.0 * loss)
-                continue
             torch.autograd.backward(loss)
+            if chunk.idle:
+                continue
             total = total + torch.stack([value.to(total.dtype) for value in sums.values()])
             totals.trained_tokens += len(chunk.advantages)
             totals.compared_tokens += len(chunk.advantages) * compared
@@ -260,15 +269,14 @@ class TorchPolicy(PolicyBackend):
     ) -> Tensor:
         """Adds the critic's gradient, and its ``value_sums`` to ``sums``; returns the policy's advantages ``[N]``."""
         values = critic.values(chunk.rows)
+        if chunk.idle:
+            torch.autograd.backward(0.0 * values.sum())
+            return chunk.advantages
         if chunk.returns is None:
             advantages, returns = self._critic_advantages(chunk, values.detach(), references)
         else:
             advantages, returns = chunk.advantages, chunk.returns
-        loss = value_loss(values, returns).sum()
-        if chunk.idle:
-            torch.autograd.backward(0.0 * loss)
-            return advantages
-        torch.autograd.backward(loss)
+        torch.autograd.backward(value_loss(values, returns).sum())
         sums += value_sums(values, returns)
         return advantages
 

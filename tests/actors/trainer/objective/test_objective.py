@@ -3,7 +3,8 @@
 import math
 import random
 from collections.abc import Sequence
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, combinations
 from statistics import fmean, pvariance
 from typing import Any
 
@@ -21,6 +22,7 @@ from flexmarl.actors.trainer.objective.objective import (
     CompletionTokens,
     batch_loss,
     critic_advantages,
+    idle_loss,
     step_advantages,
 )
 from flexmarl.actors.trainer.trainer_config import LossConfig
@@ -258,6 +260,25 @@ def test_a_mask_that_removes_everything_leaves_a_gradient_of_exactly_nothing() -
     found = {name: value.item() for name, value in sums.items()}
     assert (found["loss"], found["clip_fraction"], found["entropy"]) == (0.0, 2.0, 3.0)
     assert (found["advantage_mean"], found["advantage_squares"], "kl" in found) == (2.0, 2.0, False)
+
+
+@pytest.mark.parametrize(
+    "config", [LossConfig(), LossConfig(name="dapo", old_policy="behaviour")], ids=["proximal", "behaviour"]
+)
+def test_a_forward_that_counts_for_nothing_has_the_names_of_all_sums_and_a_gradient_of_0(
+    config: LossConfig,
+) -> None:
+    optional = ("reference_logprobs", "old_logprobs", "entropies")
+    for present in chain.from_iterable(combinations(optional, count) for count in range(4)):
+        tensors: dict[str, Any] = {
+            name: torch.zeros(2, requires_grad=name == "entropies") for name in present
+        }
+        batch = replace(one([-1.0, -2.0], [-1.5, -2.0]), **tensors)
+        loss, sums = idle_loss(config, batch)
+        assert [*sums] == [*batch_loss(config, batch)[1]], present
+        torch.autograd.backward(loss)
+        for leaf in (batch.logprobs, batch.entropies):
+            assert leaf is None or (leaf.grad is not None and not leaf.grad.any())
 
 
 @pytest.mark.parametrize("given_config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))

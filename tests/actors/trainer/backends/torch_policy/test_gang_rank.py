@@ -24,6 +24,7 @@ from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK,
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 
+from ...users_losses import LEAVE_ONE_OUT
 from .gang_cases import SETUPS, error, same_stats
 from .policies import make_samples
 from .ranks import (
@@ -145,6 +146,28 @@ def test_bfloat16_on_ranks_is_as_exact_as_on_one_rank_on_float32_master_weights(
     assert error(first[0].gradients, train_as_configured(ALONE, setup, calls[:1]).gradients) < rounding / 4
     assert {tensor.dtype for tensor in found[0].state.tensors.values()} == {np.dtype("float32")}
     assert error(found[0].weights, alone.weights) < 0.02
+
+
+@pytest.mark.parametrize("settings", [{}, {"updates": 2}], ids=["one update", "two updates"])
+@pytest.mark.parametrize("sizes", [(1, 11), (11, 1)], ids=["idle first", "idle later"])
+def test_a_users_loss_never_sees_the_forward_of_a_rank_that_has_no_sample(
+    ranks: Ranks, sizes: Sequence[int], settings: dict[str, Any]
+) -> None:
+    """There it would divide by 0, and 0 times its gradient is not 0."""
+    loss = {"name": "dapo", "loss": LEAVE_ONE_OUT, "loss_columns": ("spread",), "old_policy": "behaviour"}
+    setup = gang_setup(loss, **settings)
+    samples = [
+        replace(sample, columns={"spread": np.full(len(sample.tokens), 0.5 + number, np.float32)})
+        for number, sample in enumerate(make_samples(1))
+    ]
+    first = sizes[0]
+    calls: list[Call] = [("accumulate", samples[:first]), ("accumulate", samples[first:]), STEP]
+    expected = train(ALONE, setup, calls)
+    found: list[Trained] = ranks.run(2, train, setup, calls)
+    assert all(gradient.any() for gradient in expected.gradients.values())
+    assert error(found[0].gradients, expected.gradients) < 1e-6
+    assert error(found[0].weights, expected.weights) < 1e-6
+    same_stats(found[0].results[-1], expected.results[-1])
 
 
 def test_sft_on_ranks_is_that_of_one_rank(ranks: Ranks) -> None:
