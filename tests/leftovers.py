@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pytest
@@ -19,6 +19,10 @@ from flexmarl.launch.hosts import env
 
 _PREFIX = "flexmarl-test-session-"
 _CACHE = Path(__file__).parents[1] / ".cache"
+
+STATUS: Final = 7
+"""Ends a session that leaves something, also if tests have failed. pytest has no such status: ``scripts/test`` tries
+failed tests once more, which would pass and hide these files."""
 
 
 class SessionFolders:
@@ -80,8 +84,9 @@ class LeftoversPlugin:
             self._left += self._folders.close()
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["left"] = self._left
-        if self._left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        complete = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if self._left and session.exitstatus in complete:
+            session.exitstatus = STATUS
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if self._left and reporter is not None:
             reporter.write_line("")

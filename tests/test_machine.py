@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from .leftovers import STATUS
 from .patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +121,7 @@ def test_a_change_of_the_machine_fails_its_test(processes: int, tmp_path: Path) 
 def test_a_folder_in_the_home_of_the_session_fails_it(tmp_path: Path) -> None:
     """A program that a test starts would make it in the user's."""
     ended = session(tmp_path, "def test_x(): subprocess.run('mkdir ~/.flexmarl', shell=True, check=True)\n")
-    assert ended.returncode == 1
+    assert ended.returncode == STATUS
     assert "1 passed" in ended.stdout
     assert "the tests left these behind" in ended.stdout and "/home/.flexmarl\n" in ended.stdout
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from .leftovers import STATUS
 from .patience import PATIENCE_S
 
 TESTS = Path(__file__).parent
@@ -92,17 +93,19 @@ LEAVES = {
 }
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["passes", "fails"])
 @pytest.mark.parametrize("processes", [0, 2])
 @pytest.mark.parametrize("what", LEAVES)
-def test_a_session_that_leaves_something_fails_and_it_is_removed(
-    what: str, processes: int, tmp_path: Path
+def test_a_session_that_leaves_something_has_a_status_of_its_own_and_it_is_removed(
+    what: str, processes: int, fails: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "conftest.py").write_text(
         "from tests.leftovers import LeftoversPlugin\n"
         "def pytest_configure(config): config.pluginmanager.register(LeftoversPlugin(config))\n"
     )
     (tmp_path / "test_x.py").write_text(
-        f"import subprocess, tempfile\nfrom flexmarl.launch.hosts import env\ndef test_x(): {LEAVES[what] or 'pass'}\n"
+        "import subprocess, tempfile\nfrom flexmarl.launch.hosts import env\n"
+        f"def test_x():\n    {LEAVES[what] or 'pass'}\n    assert not {fails}\n"
     )
     folders = {"FLEXMARL_RUNTIME_BASE": tmp_path / "runtime", "TMPDIR": tmp_path / "temporary"}
     for folder in folders.values():
@@ -120,6 +123,6 @@ def test_a_session_that_leaves_something_fails_and_it_is_removed(
         check=False,
     )
     left = what != "nothing"
-    assert ended.returncode == left, ended.stdout + ended.stderr
+    assert ended.returncode == (STATUS if left else fails), ended.stdout + ended.stderr
     assert ("the tests left these behind" in ended.stdout) == left
     assert not any(any(folder.iterdir()) for folder in folders.values())

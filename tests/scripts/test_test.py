@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ..leftovers import STATUS
+
 ROOT = Path(__file__).parents[2]
 LIB = """
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P) venv_python=$PYTHON_OF_TESTS
@@ -65,6 +67,19 @@ def test_a_defect_fails_the_second_time_too(checkout: Path) -> None:
     (checkout / "test_defect.py").write_text(DEFECT)
     status, output = run(checkout, FLEXMARL_SECOND_TRY="1")
     assert status == 1 and output.count("FAILED test_defect.py::test_that_never_passes") == 2
+
+
+def test_a_failure_does_not_hide_what_the_tests_have_left(checkout: Path) -> None:
+    """A second try of the one test would leave nothing."""
+    (checkout / "conftest.py").write_text(
+        "from tests.leftovers import LeftoversPlugin\n"
+        "def pytest_configure(config): config.pluginmanager.register(LeftoversPlugin(config))\n"
+    )
+    (checkout / "test_leaver.py").write_text("import tempfile\ndef test_that_leaves(): tempfile.mkstemp()\n")
+    paths = os.pathsep.join(str(path) for path in (ROOT, ROOT / "scripts" / "src"))
+    status, output = run(checkout, FLEXMARL_SECOND_TRY="1", PYTHONPATH=paths)
+    assert status == STATUS, output
+    assert "the tests left these behind" in output and "once more" not in output
 
 
 def test_a_person_gets_the_first_result(checkout: Path) -> None:
