@@ -31,7 +31,7 @@ class GroupEnd:
     versions: dict[PolicyName, Version]
     """Those that the step began with."""
     rewards: dict[AgentName, list[float]]
-    """Those of the trajectories that count; empty lists if all have failed."""
+    """Those of the trajectories that count; empty lists, or none, if there is no such trajectory."""
     metrics: dict[str, list[float]]
     """The workflow's own, of the same trajectories, by name."""
     success: float | None
@@ -40,7 +40,8 @@ class GroupEnd:
     failures: int
     """The number of the trajectories that failed."""
     dropped: str = ""
-    """The reason if no sample of the group is trained, or empty."""
+    """The reason if no sample of the group is trained, or empty. A query that was left out, as a submitted one of its
+    step has its id, has one too."""
     zero_advantage: tuple[AgentName, ...] = ()
     """Agents without a sample, because all their rewards are equal."""
 

@@ -13,11 +13,13 @@ have the same results.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
+from typing import Final
 
 from ....core.system import ActorSystem
 from ....core.waits import Wait
@@ -33,6 +35,10 @@ from .queries_state import QueriesState
 from .recipe_data import RecipeData
 from .recipe_source import RecipeSource
 from .submissions import Submissions
+
+_LEFT_OUT: Final = "left out: a submitted query of the step has its id"
+# A source may come back to a query that was left out. One that gives no other ends the run, rather than hang it.
+_MOST_LEFT_OUT: Final = 100
 
 
 @dataclass(slots=True)
@@ -138,8 +144,8 @@ class RunQueries:
         groups begin in the order in which their queries are drawn.
 
         Raises RecipeError, also if a query of the step has the id of another: their samples would have the same names.
-        One with the id of a submitted query is left out, and the next one drawn in its place: a program that submits
-        can't end the run.
+        One with the id of a submitted query is left out, which its source hears of, and the next one drawn in its
+        place: a program that submits can't end the run.
         """
         async with self._drawing:
             of_step, source = self._steps[step], self._running
@@ -149,7 +155,7 @@ class RunQueries:
                 await self._take_state(before)
             ends = self._take_ends() if begins else []
             draws: list[tuple[int, Query]] = []
-            left_out: set[str] = set()
+            left_out = Counter[str]()
             missing = count
             while missing or of_step.figures is None:
                 queries, of_step.figures = await self._data.call(
@@ -159,8 +165,10 @@ class RunQueries:
                     if (other := of_step.by_id.get(query.id)) is None:
                         of_step.by_id[query.id] = _Draw(number, query)
                         draws.append((number, query))
-                    elif other.submitted and query.id not in left_out:
-                        left_out.add(query.id)
+                    elif other.submitted and left_out[query.id] < _MOST_LEFT_OUT:
+                        left_out[query.id] += 1
+                        end = GroupEnd(query, step, of_step.versions, {}, {}, None, 0, _LEFT_OUT)
+                        self._ends[number] = _Draw(number, query, closed=True), end
                     else:
                         raise RecipeError(f"step {step} has two queries with the id {query.id!r}")
                 self._count += missing

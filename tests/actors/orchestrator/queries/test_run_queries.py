@@ -186,6 +186,37 @@ async def test_a_drawn_query_with_the_id_of_a_submitted_one_is_left_out(tmp_path
         assert [number for number, _ in drawn] == [5]
 
 
+async def test_a_source_hears_of_the_queries_that_are_left_out_and_may_give_them_again(
+    tmp_path: Path,
+) -> None:
+    code = """
+from flexmarl.actors import QuerySource
+
+class Stubborn(QuerySource):
+    def __init__(self): self.given, self.heard = 0, []
+    def next(self, step):
+        self.given += 1
+        return Query("hard" if self.given % 4 else f"easy-{self.given}", "1+1")
+    def closed(self, group): self.heard.append([group.query.id, group.step, group.dropped])
+    def state(self): return {"heard": self.heard}
+    def restore(self, state): pass
+
+def query_source(positions, seed): return Stubborn()
+"""
+    queries = queries_of(recipe_of(tmp_path, code))
+    await queries.start()
+    answers = asyncio.ensure_future(queries.submissions.submit([Query("hard", "2+2")]))
+    await asyncio.sleep(0)
+    queries.begin(Step(1), {})
+    async with queries.draw(Step(1), 2) as drawn:
+        assert [(number, query.id) for number, query in drawn] == [(3, "easy-4"), (7, "easy-8")]
+    for name in ("hard", "easy-4", "easy-8"):
+        queries.closed(group(1, name, True))
+    await answers
+    out = ["hard", 1, "left out: a submitted query of the step has its id"]
+    assert await heard_by(queries, 1) == [*[out] * 3, ["easy-4", 1, ""], *[out] * 3, ["easy-8", 1, ""]]
+
+
 async def test_a_source_that_gives_one_id_for_ever_ends_the_run_also_if_it_is_submitted(
     tmp_path: Path,
 ) -> None:
