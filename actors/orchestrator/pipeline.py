@@ -30,8 +30,8 @@ Rules:
 - Under `async` a step lets a group go whose rewards are missing: it is rolled out without it. A step that would have
   no sample waits for the first rewards of such groups; else a run without rewards would draw one query after another.
   When its rewards are there, a loose group belongs to the oldest step under way in which no policy has stepped, or to
-  the next one, if its samples are not too old then (`admit`); no step gets it otherwise. Queries that programs submit
-  begin as loose groups, and take places of the next step, all but one.
+  the next one, if its samples are not too old then (`admit`); no step gets it otherwise. A step with a free place is
+  preferred. Queries that programs submit begin as loose groups, and take places of the next steps, all but one of each.
 - A dropped group is replaced by a further query, at most `replacement_queries` times in a step: the step is rolled
   out when each of its queries has closed, with samples or without.
 - `strict` has a barrier per policy, not per step: step k+1 starts when step k is rolled out; its turns wait,
@@ -77,7 +77,7 @@ class Pipeline:
         self._loose = 0
         """The number of groups that have begun, and that no step waits for."""
         self._begun_at_once = 0
-        """Those of them that have begun since the newest step, and were in none."""
+        """The number of places that such groups have still to take of the steps that begin."""
         self._admitted: list[dict[PolicyName, int] | None] = []
         """The loose groups that the next step gets: their samples, None before they have closed."""
         self._next_step = plan.first_step
@@ -171,7 +171,7 @@ class Pipeline:
     # ------------------------------------------------------------------ groups that no step waits for
 
     def begun_at_once(self, count: int) -> None:
-        """Loose groups have begun, of queries that programs submit. They take places of the next step."""
+        """Loose groups have begun, of queries that programs submit. They take places of the next steps."""
         self._loose += count
         self._begun_at_once += count
 
@@ -187,16 +187,30 @@ class Pipeline:
         return self._roll_out(step) if state.groups_closed == state.groups else []
 
     def step_for(self, oldest: dict[PolicyName, Version]) -> Step | None:
-        """The step that can train a loose group; None if its samples are too old, or no step begins any more.
-        ``oldest``: the oldest version of its samples, by policy."""
+        """The step that can train a loose group: the oldest with a free place, so that steps are even, or else the
+        oldest. None if its samples are too old, or no step begins any more. ``oldest``: the oldest version of its
+        samples, by policy."""
         candidates = [*self._steps, *([] if self.begins_no_more else [self._next_step])]
-        takes = (
+        takes = [
             number
             for number in candidates
             if self._is_untrained(number)
             and all(self._takes(number, policy, version) for policy, version in oldest.items())
-        )
-        return next(takes, None)
+        ]
+        return next((number for number in takes if self._has_place(number)), next(iter(takes), None))
+
+    def _has_place(self, step: Step) -> bool:
+        """True if the step has fewer groups than a step's queries, or waits for the first rewards."""
+        state = self._steps.get(step)
+        if state is None:
+            return len(self._admitted) < self._places_taken
+        return state.groups < self._plan.queries or self._awaits_first_rewards(state)
+
+    @property
+    def _places_taken(self) -> int:
+        """The places of the next step that it leaves to groups which have begun already: not all, since such groups may
+        never have samples."""
+        return min(self._begun_at_once, self._plan.queries - 1)
 
     def admit(self, oldest: dict[PolicyName, Version]) -> tuple[Step | None, list[Decision]]:
         """A loose group has its rewards. Returns the step that it belongs to from now on, or None as ``step_for``: then
@@ -452,7 +466,8 @@ class Pipeline:
     def _begin(self) -> StartStep:
         number, before = self._next_step, self._steps.get(_before(self._next_step))
         self._next_step = _after(number)
-        places, self._begun_at_once = min(self._begun_at_once, self._plan.queries - 1), 0
+        places = self._places_taken
+        self._begun_at_once -= places
         queries, admitted, self._admitted = self._plan.queries - places, self._admitted, []
         step = self._steps[number] = StepState(
             {policy: PolicyStep() for policy in self._plan.policies}, queries + len(admitted)

@@ -6,10 +6,11 @@
 
 ``notify`` is called when queries wait: under ``async`` they begin at once.
 
-They take the place of queries that a step would draw from the training data, so that it is as large as ever, and no
-position of the data is skipped or repeated. They are not part of a checkpoint: a run that continues from one has
-forgotten them, and the program, whose call fails then, submits them again. Their failed trajectories do not count for
-the run's ``max_failed_share``: a program that submits can't end the run.
+They take the place of queries that a step would draw from the training data: no position of the data is skipped or
+repeated. Under ``async`` the step that trains one need not be the step that leaves it the place: when many are
+submitted at once steps are larger, and smaller if some leave no sample. They are not part of a checkpoint: a run that
+continues from one has forgotten them, and the program, whose call fails then, submits them again. Their failed
+trajectories do not count for the run's ``max_failed_share``: a program that submits can't end the run.
 
 A query keeps the id that the program gave it: it names the answer, the samples and ``query.id`` in the workflow. So two
 queries with the same id can't be under way at once.

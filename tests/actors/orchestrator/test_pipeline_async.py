@@ -445,10 +445,20 @@ def test_a_group_of_the_next_step_that_is_lost_with_its_host_begins_again() -> N
     assert pipeline.group_closed(S(2), {A: 5}) == [Train(A, S(2), V(1), 4), Train(A, S(2), V(1), 4)]
 
 
-def test_submitted_queries_take_places_of_the_next_step_but_for_one() -> None:
-    pipeline = Pipeline(plan(queries=3, max_staleness=1), {A: V(0)})
+def test_submitted_queries_take_places_of_the_next_steps_but_for_one_of_each() -> None:
+    pipeline = Pipeline(plan(queries=3, max_staleness=3), {A: V(0)})
     pipeline.begun_at_once(5)
-    assert [decision.queries for decision in pipeline.start() if isinstance(decision, StartStep)] == [1, 3]
+    begun = [decision.queries for decision in pipeline.start() if isinstance(decision, StartStep)]
+    assert begun == [1, 1, 2, 3]
+
+
+def test_groups_that_begin_at_once_fill_the_places_that_they_take_and_then_the_oldest_step() -> None:
+    pipeline = Pipeline(plan(queries=3, max_staleness=1), {A: V(0)})
+    pipeline.begun_at_once(6)
+    begun = [decision.queries for decision in pipeline.start() if isinstance(decision, StartStep)]
+    assert begun == [1, 1]
+    assert [pipeline.admit({A: V(0)})[0] for _ in range(5)] == [1, 1, 2, 2, 1]
+    assert pipeline.admit({A: V(1)})[0] == 3, "the next step leaves two places"
 
 
 def test_a_run_that_stops_waits_for_no_first_rewards() -> None:
