@@ -304,7 +304,9 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
 
     async def _end_loose(self, group: GroupClosed, *, submitted: bool) -> None:
         """A loose group has ended without samples."""
-        self._loose.end((group.step, group.query))
+        key = group.step, group.query
+        self._loose.end(key)
+        self._workers.forget(key)
         now = self.system.clock()
         self._record(
             self._newest, lambda record: record.group_closed(group, now, submitted=submitted, late=True)

@@ -233,6 +233,10 @@ class RolloutWorkers:
             if not is_loss(error):
                 raise  # else the group ends with its worker
 
+    def forget(self, key: GroupKey) -> None:
+        """The group has ended without samples: it never begins again. Its step may have been forgotten before."""
+        self._groups.pop(key, None)
+
     async def forget_step(self, step: Step, kept: Collection[str] = ()) -> None:
         """All groups of the step have closed, and are trained, but for those of the queries ``kept``."""
         self._groups = {

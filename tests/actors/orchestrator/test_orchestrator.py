@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.messages import Query
+from flexmarl.actors.messages import GroupClosed, Query
 from flexmarl.actors.names import PolicyName, Step
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.orchestrator.orchestrator import Orchestrator
 from flexmarl.actors.orchestrator.orchestrator_setup import OrchestratorSetup
+from flexmarl.actors.orchestrator.pipeline import Pipeline
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.actors.orchestrator.rollout_workers import GroupWork
 from flexmarl.actors.recipe.recipe import RecipeConfig
@@ -126,8 +127,7 @@ async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path:
     assert len(cluster.groups("judge")) == 18
 
 
-async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem, tmp_path: Path) -> None:
-    """Two groups dropped at once are replaced at once, and the first query takes longer to be read than the second."""
+def without_actors(system: ActorSystem, tmp_path: Path) -> Orchestrator:
     (tmp_path / "workflow.py").write_text(RECIPE)
     recipe = RecipeConfig(folder=str(tmp_path), data={}, seed=1)
     nobody: ActorRef[Any] = ActorRef("nobody", "ipc://nowhere")
@@ -151,6 +151,26 @@ async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem
         )
     )
     orchestrator.system = system
+    return orchestrator
+
+
+async def test_a_loose_group_that_ends_after_its_step_is_forgotten(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    orchestrator = without_actors(system, tmp_path)
+    orchestrator._pipeline = Pipeline(plan(()), {})
+    await orchestrator._queries.start()
+    orchestrator._queries.begin(Step(1), {})
+    group = GroupWork(Step(1), 0, Query("mine", "1"), 2, {}, submitted=True)
+    await orchestrator._workers.begin([group])
+    orchestrator._loose.begin(group.key)
+    await orchestrator._end_loose(GroupClosed(*group.key, {}, {}, 0.0, {}, [], "late"), submitted=True)
+    assert group.key not in orchestrator._loose and not orchestrator._workers._groups
+
+
+async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem, tmp_path: Path) -> None:
+    """Two groups dropped at once are replaced at once, and the first query takes longer to be read than the second."""
+    orchestrator = without_actors(system, tmp_path)
     begun: list[str] = []
 
     async def begin(groups: Iterable[GroupWork]) -> None:
