@@ -25,7 +25,7 @@ OF_SOLVER, OF_JUDGE = AgentName("solver"), AgentName("judge")
 FAILURE = TrajectoryFailure("t", "e", "")
 OF_GROUP: Numbers = {
     "replaced_trajectories": 2, "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3,
-    "resumed_turns": 2, "resumed_tokens": 9,
+    "resumed_turns": 2, "resumed_tokens": 9, "late_trajectories": 4,
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
@@ -43,7 +43,8 @@ OF_PROCESS: Numbers = {
 }  # fmt: skip
 LINE = {
     "step": 3, "time_s": 64.5, "step_s": 10.0, "rollout_s": 11.0, "tokens": 120, "tokens_per_s": 12.0,
-    "overlap_s": 5.0, "stale_samples": 3, "max_staleness": 1, "failed_trajectories": 1, "replaced_trajectories": 2,
+    "overlap_s": 5.0, "stale_samples": 3, "max_staleness": 1, "failed_trajectories": 1, "late_trajectories": 4,
+    "replaced_trajectories": 2,
     "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3, "resumed_turns": 2,
     "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "eval_s": 1.5, "versions": {"solver": 8, "judge": 2},

@@ -253,7 +253,8 @@ def test_supervised_batches(tmp_path: Path) -> None:
     assert problems(tmp_path, wanted, sft=right) == []
     texts = "def sft(agent, batch, size, seed, **data): return ['ab'] * size"
     assert problems(tmp_path, wanted, sft=texts) == [
-        "workflow.py: sft gives 'ab' for agent solver, not a pair of strings (prompt, completion)"
+        "workflow.py: sft gives 'ab' as example 0 of batch 0 for agent solver, not a pair of strings (prompt, "
+        "completion), or messages"
     ]
 
 
