@@ -17,7 +17,7 @@ MOST_VERSION_CHANGES: Final = 16
 store's short strings, with token numbers of 7 digits and versions of 6."""
 
 KEPT_STEPS: Final = 16
-"""Steps for which the store keeps trained samples, and takes late ones."""
+"""Steps for which the store keeps trained samples, which stay queryable, and takes late ones."""
 
 
 @dataclass(frozen=True, slots=True)

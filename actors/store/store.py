@@ -55,7 +55,6 @@ from .writers import REPORT, RETIRE, Writers, report_of, report_record, retire_r
 
 log = get_logger(__name__)
 
-# Consumed rows stay queryable for this many steps.
 _EXPIRY_INTERVAL_S: Final = 10.0
 # Commits signal free space; a disk that was cleared is found by polling.
 _ROOM_INTERVAL_S: Final = 1.0

@@ -54,7 +54,7 @@ _ROWS: Final = TypeAdapter(list[HeldSample])
 
 
 def pack_held(rows: Sequence[HeldSample]) -> bytes:
-    """All ``rows`` as MessagePack; empty if there are none. The columns of a sample are those of a user's loss."""
+    """Packs ``rows`` as MessagePack, with the columns that a user's loss reads. Without rows the result is empty."""
     # One value: as lists, the tokens of a step are more values and bytes than a message may have.
     packed: bytes = msgpack.packb(list(map(_plain, rows))) if rows else b""
     return packed

@@ -36,8 +36,9 @@ T = TypeVar("T")
 
 
 class TorchFactory(BackendFactory):
-    """``seed`` and ``total_steps``: of the run. ``most_kept``: released policies whose memory is kept, the latest; all
-    of them with one rank, or all of them with several. ``recipe``: of the users' losses; None: there are none."""
+    """Builds policies of a run. ``seed`` and ``total_steps`` are the run's. ``most_kept`` is the number of released
+    policies whose memory is kept, the latest: all of them with one rank, or all of them with several. ``recipe`` has
+    the functions of users' losses; None without such losses."""
 
     def __init__(self, seed: int, total_steps: int, most_kept: int = 1, recipe: Recipe | None = None) -> None:
         self._seed, self._total_steps, self._most_kept = seed, total_steps, most_kept

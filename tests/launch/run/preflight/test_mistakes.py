@@ -5,8 +5,7 @@ and devices (``test_preflight.py``), and a tool without types, which is a warnin
 """
 
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import dedent, indent
@@ -188,12 +187,7 @@ def _checks_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(autouse=True)
-def _modules_are_forgotten() -> Iterator[None]:
-    path = list(sys.path)
-    yield
-    sys.path[:] = path
-    sys.modules.pop("flexmarl_recipe_recipe", None)
+pytestmark = pytest.mark.usefixtures("forgotten_recipes")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)

@@ -1,7 +1,5 @@
 """Mistakes in a recipe that show before anything starts."""
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -19,14 +17,7 @@ RIGHT = {
 SIMULATED = {"engine": {"name": "simulated"}, "trainer": {"name": "simulated"}}
 
 
-@pytest.fixture(autouse=True)
-def _modules_are_forgotten() -> Iterator[None]:
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith("flexmarl_recipe"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("forgotten_recipes")
 
 
 def problems(folder: Path, settings: dict[str, Any] | None = None, /, **functions: str) -> list[str]:

@@ -1,7 +1,5 @@
 """A trajectory that is played before the start: what refuses the run, what is a warning, and what is neither."""
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
@@ -35,14 +33,7 @@ MODEL = {
 SIMULATED = {"engine": {"name": "simulated"}, "trainer": {"name": "simulated"}}
 
 
-@pytest.fixture(autouse=True)
-def _modules_are_forgotten() -> Iterator[None]:
-    modules, path = set(sys.modules), list(sys.path)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith("flexmarl_recipe"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("forgotten_recipes")
 
 
 def play(
