@@ -84,6 +84,19 @@ class ProcessFailed(FlexmarlError):
             self.add_note(f"In its process:\n{remote_traceback.rstrip()}")
 
 
+class ProgramFailed(FlexmarlError):
+    """A program that played a trajectory has ended badly. ``status``: of its exit. ``output``: of the program."""
+
+    def __init__(self, status: int, output: str, overran_s: float | None = None) -> None:
+        how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+        if overran_s is not None:
+            how = f"was killed after {overran_s:.1f} s, its time"
+        last = output.strip().rpartition("\n")[2]
+        super().__init__(f"the program {how}: {last[-300:]!r}" if last else f"the program {how}")
+        self.status = status
+        self.output = output
+
+
 class TooManyFailures(FlexmarlError):
     """More trajectories of a step failed than the config allows."""
 

@@ -29,7 +29,8 @@ TYPES_ACROSS = frozenset({
 })  # fmt: skip
 ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "chat", "columns", "config_base", "credit", "environments", "errors", "figures", "json_files", "messages",
+    "chat", "columns", "config_base", "credit", "environments", "errors", "figures", "gateway", "json_files",
+    "messages",
     "model_shape", "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "rolling_mean",
     "run_events", "sample_id", "segments", "step_metrics", "truncated_scores", "workflow",
 )  # fmt: skip
@@ -71,7 +72,7 @@ RULES = (
     ),
     Rule(
         "what the roles share knows no role",
-        where=r"actors/((chat|columns|credit|environments|messages|recipe|segments)/)?\w+\.py",
+        where=r"actors/((chat|columns|credit|environments|gateway|messages|recipe|segments)/)?\w+\.py",
         banned=tuple(f"{PACKAGE}.actors.{role}" for role in ROLES),
     ),
     Rule(
@@ -99,7 +100,8 @@ RULES = (
     Rule(
         "only launch/hosts/env.py reads the environment, and processes pass it on",
         where="",
-        except_in=r"launch/hosts/env\.py|core/worker/fork_server\.py|core/supervision/process_node\.py",
+        except_in=r"launch/hosts/env\.py|core/worker/fork_server\.py|core/supervision/process_node\.py"
+        r"|actors/gateway/program\.py",
         banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
     ),
     Rule(
@@ -194,7 +196,9 @@ RULES = (
         except_in=r"actors/inference/engines/.*|actors/trainer/backends/torch_policy/.*|actors/store/query\.py"
         r"|actors/rollout/block_watch\.py"
         # names of segments: they can't be guessed, also in virtual time
-        r"|actors/segments/segments\.py",
+        r"|actors/segments/segments\.py"
+        # programs and sockets are in real time, and keys can't be guessed
+        r"|actors/gateway/.*",
         banned=(
             ".run_in_executor",
             "asyncio.to_thread",

@@ -38,6 +38,8 @@ from ..errors import (
     WrongPolicy,
     WrongVersion,
 )
+from ..gateway.gateway import current_server
+from ..gateway.server import GatewayServer
 from ..messages import (
     EvaluationEnd,
     EvaluationTrajectory,
@@ -135,6 +137,7 @@ class Rollout(Actor, RolloutApi):
             whole_tracebacks=self._setup.recipe.whole_tracebacks,
         )
         current_pool.set(self._processes)
+        self._gateways = GatewayServer()
         with self._waits.setup():
             await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
@@ -154,6 +157,7 @@ class Rollout(Actor, RolloutApi):
             raise
         finally:
             self._block_watch.stop()
+            await self._gateways.close()
             await self._processes.close()
 
     async def _report(self, problem: str) -> None:
@@ -368,6 +372,7 @@ class Rollout(Actor, RolloutApi):
 
     async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
         current_pool.set(self._processes)
+        current_server.set(self._gateways)
         handles = AgentHandles(self.generate, self._agents, trajectory)
         returned = await self._recipe.workflow(trajectory.query, handles)
         trajectory.close()

@@ -1,0 +1,36 @@
+"""A program's request to a model, and the errors that it gets, in no API's own form. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """``model``: as the program names it. ``messages`` and ``tools`` are as ``Agent.generate`` takes them, ``options``
+    are its keyword arguments. ``choices``: the answers that are wanted. ``streams``: the text is wanted as it comes.
+    ``details``: of the request, for its API alone."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    choices: int = 1
+    streams: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ApiError(Exception):
+    """The refusal or the failure of a request. ``status``: of HTTP. ``code``: the API's short name of the reason, or
+    an own one. ``parameter``: the key of the request at fault; empty if there is none."""
+
+    def __init__(
+        self, status: int, problem: str, *, code: str = "invalid_request", parameter: str = ""
+    ) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.problem = problem
+        self.code = code
+        self.parameter = parameter
