@@ -70,7 +70,7 @@ Then ``Pipeline.applied`` lets turns of the next version begin.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -91,7 +91,7 @@ from ..messages import (
 )
 from ..names import PolicyName, Step, Version
 from ..recipe.recipe import Recipe
-from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, GroupLate, WorkerLost
+from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
 from ..step_metrics import StepMetrics
 from . import checkpoint
 from .checkpoint import RunState
@@ -111,16 +111,16 @@ from .decisions import (
 )
 from .failures import Failures
 from .fine_tuning import fine_tune
-from .loose_groups import LooseGroups, is_forgotten_soon
+from .loose_rollout import LooseRollout
 from .opponents.opponents import Opponents
 from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
 from .queries.run_queries import RunQueries
 from .recorder import StepRecord
 from .rollout_workers import GroupKey, GroupWork, Listener, RolloutWorkers
+from .step_records import StepRecords
 
 _LOSS_KNOWN_S = 60.0
-_TOO_LATE: Final = "late: its samples are older than max_staleness allows, or no step begins any more"
 # The samples of a Train may be out of reach for two reasons. If they are lost, ``group_lost`` says so; if only the way
 # to their host fails for a moment, no event ever comes. So it is tried again after a short while, in both cases.
 _TRAIN_AGAIN_S = 0.1
@@ -172,7 +172,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             lambda: self.system,
         )
         self._agents = [*self._policy_of, *self._opponents.agents]
-        self._records: dict[Step, StepRecord] = {}
+        self._records = StepRecords()
         self._unreported: dict[Step, StepMetrics] = {}
         self._published: dict[PolicyName, Published] = {}
         self._not_trained_since: dict[PolicyName, float] = {}
@@ -180,13 +180,17 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._committing = asyncio.Lock()
         self._closing = ClosingOrder(setup.group_order)
-        self._loose = LooseGroups()
-        self._newest = Step(0)
-        """The newest step that has begun."""
-        self._newest_versions: dict[PolicyName, Version] = {}
-        self._unrecorded: list[Callable[[StepRecord], None]] = []
-        """Notes for the record of the next step, made while none is under way."""
-        self._first_rewards: dict[Step, float] = {}
+        self._loose = LooseRollout(
+            self._queries,
+            self._workers,
+            self._records,
+            self._failures,
+            lambda: self.system.clock(),
+            lambda: self._running,
+            self._begin_loose,
+            self._carry_out,
+            self._tell_console,
+        )
         self._queries.submissions.notify = self._begin_submitted
         self._stop_asked = self._finishing = False
         self._pipeline: Pipeline | None = None
@@ -214,27 +218,14 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             return
         self._queries.submissions.waits(group)
         if self._plan.mode == "async":
-            step = self._loose.wait(writer, group)
-            if step is not None:
-                self._carry_out(self._running.let_go(step))
-            # This group alone: with thousands that wait, all of them are looked at after an optimizer step.
-            await self._give_up_late([((group.step, group.query), writer, group.oldest)])
+            await self._loose.wait(writer, group)
 
     @endpoint
     async def admit(self, writer: str, step: Step, query: str, oldest: dict[PolicyName, Version]) -> str:
         key = step, query
         if not self._workers.has(writer, key) or self._finished.done():
             return "it is no longer this worker's"
-        if key not in self._loose:
-            return ""
-        if is_forgotten_soon(key, self._newest):
-            return _TOO_LATE
-        to_step, decisions = self._running.admit(oldest)
-        if to_step is None:
-            return _TOO_LATE
-        self._loose.admit(key, to_step)
-        self._carry_out(decisions)
-        return ""
+        return self._loose.admit(key, oldest) if key in self._loose.groups else ""
 
     @endpoint
     async def group_closed(self, writer: str, group: GroupClosed) -> None:
@@ -259,11 +250,11 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             return  # the run has failed: groups that still close are not needed
         key = group.step, group.query
         submitted = self._queries.closed(group)
-        if key in self._loose:
-            await self._end_loose(group, submitted=submitted)
+        if key in self._loose.groups:
+            await self._loose.end(group, submitted=submitted)
             return
-        now, step = self.system.clock(), self._loose.step_of(key)
-        self._record(step, lambda record: record.group_closed(group, now, submitted=submitted))
+        now, step = self.system.clock(), self._loose.groups.step_of(key)
+        self._records.note(step, lambda record: record.group_closed(group, now, submitted=submitted))
         if key[0] in self._records:  # games of a step that is complete are counted
             self._opponents.closed(group)
         for event in self._failures.add(group.failures, group.step, count=not submitted):
@@ -277,76 +268,28 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             return
         # None, one or several: in deterministic runs a group waits here for those before it.
         for closed in self._closing.closed(group):
-            samples, step = self._by_policy(closed), self._loose.step_of((closed.step, closed.query))
+            samples, step = self._by_policy(closed), self._loose.groups.step_of((closed.step, closed.query))
             self._carry_out(self._running.group_closed(step, samples, dropped=bool(closed.dropped)))
 
     def group_lost(self, group: GroupClosed) -> None:
         self._closing.lost(group)
-        self._running.group_lost(self._loose.step_of((group.step, group.query)), self._by_policy(group))
+        self._running.group_lost(
+            self._loose.groups.step_of((group.step, group.query)), self._by_policy(group)
+        )
         self._opponents.lost(group)
 
     def ended_with_worker(self, key: GroupKey) -> GroupClosed | None:
-        return self._loose.lost(key, "late: its rollout worker was lost while it waited for rewards")
+        return self._loose.groups.lost(key, "late: its rollout worker was lost while it waited for rewards")
 
-    # ------------------------------------------------------------------ groups that no step waits for
+    # ------------------------------------------------------------------ groups
 
     def _begin_submitted(self) -> None:
-        """Begins submitted queries at once, where the mode allows it: under ``async``, in the newest step."""
-        if self._plan.mode == "async" and self._newest and not self.finished:
-            step = self._newest
-            if queries := self._queries.take_submitted(step):
-                count = len(queries)
-                self._record(step, lambda record: record.figures.add("submitted_queries", count))
-                self._running.begun_at_once(len(queries))
-                for query in queries:
-                    self._loose.begin((step, query.id))
-                self._tasks.create_task(self._begin_groups(step, queries, []), name="submitted queries")
+        """Begins submitted queries at once, where the mode allows it."""
+        if self._plan.mode == "async" and self._records.newest and not self.finished:
+            self._loose.begin_submitted()
 
-    async def _end_loose(self, group: GroupClosed, *, submitted: bool) -> None:
-        """A loose group has ended without samples."""
-        key = group.step, group.query
-        self._loose.end(key)
-        self._workers.forget(key)
-        now = self.system.clock()
-        self._record(
-            self._newest, lambda record: record.group_closed(group, now, submitted=submitted, late=True)
-        )
-        await self._report_late(group)
-        for event in self._failures.add(group.failures, group.step, count=False):
-            await self._tell_console("event", event)
-        self._carry_out(self._running.drop())
-
-    async def _report_late(self, group: GroupClosed) -> None:
-        if late := int(group.figures.get("late_trajectories", 0)):
-            await self._tell_console("event", GroupLate(group.step, group.query, late, group.dropped))
-
-    async def _give_up_late(self, groups: Iterable[tuple[GroupKey, str, dict[PolicyName, Version]]]) -> None:
-        """Ends those groups that no step can train any more, of some that wait for rewards."""
-        for key, writer, oldest in groups:
-            # It may have ended while an earlier one's worker was notified.
-            late = self._running.step_for(oldest) is None or is_forgotten_soon(key, self._newest)
-            if late and key in self._loose:
-                self._loose.give_up(key)
-                await self._workers.give_up(writer, key, _TOO_LATE)
-
-    def _record(self, step: Step, note: Callable[[StepRecord], None]) -> None:
-        """Has ``note`` change the record of a step under way, else of the newest one, or, between two steps, of the
-        next."""
-        if (record := self._records.get(step) or self._records.get(self._newest)) is None:
-            self._unrecorded.append(note)
-        else:
-            note(record)
-
-    def _of_first_rewards(self) -> list[Wait]:
-        """The steps without a sample, which wait for the first rewards from outside."""
-        now, steps = self.system.clock(), self._running.awaits_first_rewards if self._pipeline else []
-        self._first_rewards = {step: self._first_rewards.get(step, now) for step in steps}
-        groups = f"{len(self._loose)} {'group' if len(self._loose) == 1 else 'groups'}"
-        text = "the first reward from outside for step {}, which has no sample: {} wait; does the judge run?"
-        limit = "agents.<agent>.columns.reward.timeout_s ends it"
-        return [
-            Wait(text.format(step, groups), now - since, limit) for step, since in self._first_rewards.items()
-        ]
+    def _begin_loose(self, step: Step, queries: Sequence[Query]) -> None:
+        self._tasks.create_task(self._begin_groups(step, queries, []), name="submitted queries")
 
     def _by_policy(self, group: GroupClosed) -> dict[PolicyName, int]:
         samples = Counter[PolicyName]()
@@ -367,7 +310,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             *self._queries.waits(),
             *self._waits.current(),
             *self._workers.waits(),
-            *self._of_first_rewards(),
+            *(self._loose.waits() if self._pipeline else ()),
         ]
 
     # ------------------------------------------------------------------ the run
@@ -458,8 +401,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             case Finish(last_step):
                 self._finishing = True  # the workers may be stopped from now on
                 reason = f"the run has ended after step {last_step}"
-                for end in self._loose.ends(f"late: {reason}"):
-                    await self._report_late(end)
+                await self._loose.end_all(reason)
                 self._queries.submissions.end(reason)
                 stopped = last_step < self._plan.last_step
                 await self._console.within(WORK_TIMEOUT_S).ended(
@@ -468,17 +410,14 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
                 self._finished.set_result(None)
 
     async def _start_step(self, decision: StartStep) -> None:
-        record = self._records[decision.step] = StepRecord(
+        record = StepRecord(
             decision.step,
             decision.versions,
             self._agents,
             self.system.clock(),
             overlaps_itself=self._plan.mode != "async",
         )
-        self._newest, self._newest_versions = decision.step, decision.versions
-        for note in self._unrecorded:
-            note(record)
-        self._unrecorded.clear()
+        self._records.begin(record, decision.versions)
         for work in self._opponents.begin(decision.step, decision.versions):
             self._tasks.create_task(work, name="opponent")
         submitted = self._queries.begin(decision.step, decision.versions, decision.queries)
@@ -505,7 +444,9 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
     ) -> None:
         self._closing.begun(step, [query.id for query in submitted] + [query.id for _, query in draws])
         record = self._records.get(step)
-        versions = self._opponents.with_frozen(self._newest_versions if record is None else record.versions)
+        versions = self._opponents.with_frozen(
+            self._records.newest_versions if record is None else record.versions
+        )
         newer = self._plan.mode == "async"  # versions that may also generate turns of the step
         ranges = {
             policy: VersionRange(version, None if newer else version) for policy, version in versions.items()
@@ -543,7 +484,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._records[decision.step].optimizer_stepped(decision.policy, result, self.system.clock())
         await self._take_published(result.published)
         self._carry_out(self._running.stepped(decision.policy, decision.step))
-        await self._give_up_late([*self._loose.waiting()])
+        await self._loose.give_up_late()
 
     async def _publish(self, decision: Publish) -> None:
         published = self._published[decision.policy]
@@ -614,8 +555,8 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._unreported[decision.step] = metrics  # its line carries the evaluation too
         else:  # at once: the next decision may be the run's end
             await self._tell_console("step", metrics)
-        for step in {decision.step, *self._loose.complete(decision.step)} - self._records.keys():
-            await self._workers.forget_step(step, self._loose.open_of(step))
+        for step in {decision.step, *self._loose.groups.complete(decision.step)} - self._records.keys():
+            await self._workers.forget_step(step, self._loose.groups.open_of(step))
         await self._opponents.write_results()
 
     # ------------------------------------------------------------------ the console

@@ -163,9 +163,9 @@ async def test_a_loose_group_that_ends_after_its_step_is_forgotten(
     orchestrator._queries.begin(Step(1), {})
     group = GroupWork(Step(1), 0, Query("mine", "1"), 2, {}, submitted=True)
     await orchestrator._workers.begin([group])
-    orchestrator._loose.begin(group.key)
-    await orchestrator._end_loose(GroupClosed(*group.key, {}, {}, 0.0, {}, [], "late"), submitted=True)
-    assert group.key not in orchestrator._loose and not orchestrator._workers._groups
+    orchestrator._loose.groups.begin(group.key)
+    await orchestrator._loose.end(GroupClosed(*group.key, {}, {}, 0.0, {}, [], "late"), submitted=True)
+    assert group.key not in orchestrator._loose.groups and not orchestrator._workers._groups
 
 
 async def test_queries_begin_in_the_order_of_their_positions(system: ActorSystem, tmp_path: Path) -> None:
