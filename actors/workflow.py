@@ -7,7 +7,8 @@ from numbers import Real
 from typing import Any, Final, Literal, Protocol, Self
 
 from ..core.base.texts import holds_half
-from .environments.tool_calls import ToolCall, ToolOrSchema, parse_tool_calls
+from .chat.answer import parse_tool_calls
+from .environments.tool_calls import ToolCall, ToolOrSchema
 from .errors import InvalidReward, RecipeError
 from .messages import Query
 from .recipe.missing_await import await_hint

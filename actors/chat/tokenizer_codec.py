@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..environments.tool_calls import CALL_BEGIN, CALL_END
+from .answer import CALL_BEGIN, CALL_END
 from .text_codec import TextCodec
 
 

@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..chat.answer import parse_tool_calls
 from ..errors import LimitReached, RecipeError
 from ..workflow import Turn
-from .tool_calls import DeclaredTool, Tool, ToolCall, declaration_of, parse_tool_calls
+from .tool_calls import DeclaredTool, Tool, ToolCall, declaration_of
 
 _ToolsByName = dict[str, tuple[Tool, DeclaredTool]]
 

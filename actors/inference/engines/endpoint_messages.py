@@ -1,6 +1,6 @@
 """Requests to an endpoint with the OpenAI API, and the texts in its answers. Pure.
 
-Workflows write and read the calls of tools as text, as most open models do (``tool_calls.py``). The API has fields for
+Workflows write and read the calls of tools as text, as most open models do (``chat.answer``). The API has fields for
 them: they become fields on the way there, and text again on the way back.
 """
 
@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ...chat.answer import CALL_BEGIN, CALL_END, parse_tool_calls
 from ...chat.byte_codec import ByteCodec
-from ...environments.tool_calls import CALL_BEGIN, CALL_END, parse_tool_calls
 from ...errors import EndpointFailed, InvalidRequest
 from ..inference_config import OpenaiEngineConfig
 from .engine import EngineRequest, EngineResult

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from ....actors.environments.tool_calls import foreign_form
+from ....actors.chat.answer import foreign_form
 from ....actors.messages import ModelConfig
 from ....actors.model_sources import architecture_of, load_tokenizer, routes_to_experts
 from ....core.base.texts import text_of

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.chat.answer import parse_tool_calls
 from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
-from flexmarl.actors.environments.tool_calls import ToolCall, parse_tool_calls
+from flexmarl.actors.environments.tool_calls import ToolCall
 from flexmarl.actors.inference.incremental_text import IncrementalText
 
 from .chat_tokenizer import CHATML, END, chat_tokenizer

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from flexmarl.actors.chat.answer import parse_tool_calls
 from flexmarl.actors.chat.byte_codec import ByteCodec
-from flexmarl.actors.environments.tool_calls import parse_tool_calls
 from flexmarl.actors.errors import EndpointFailed, EngineFailed, InvalidRequest
 from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.openai_engine import OpenaiEngine
