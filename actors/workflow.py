@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any, Final, Literal, Protocol, Self
 
 from ..core.base.texts import holds_half
-from .chat.answer import parse_tool_calls
+from .chat.answer import Answer, parse_answer
 from .environments.tool_calls import ToolCall, ToolOrSchema
 from .errors import InvalidReward, RecipeError
 from .messages import Query
@@ -33,7 +33,8 @@ class Turn:
     ``logprobs[i]`` is of ``tokens[i]``, under the distribution that it was drawn from. ``finish_reason``: ``length`` at
     the turn's ``max_new_tokens``, ``stop`` at the end of the answer or a stop string. ``version``: of the policy, when
     it generated the first token. ``conversation``: the messages of the prompt and the answer as the last one; empty if
-    the prompt was text. ``tools``: schemas of the tools that the agent was shown.
+    the prompt was text. ``tools``: schemas of the tools that the agent was shown. ``answer``: the parts of the text, as
+    the instance has read them from the tokens; None if they are those of a text in the form that most models write.
 
     ``sample_id`` names its row in the store, for external writers of columns. ``writer`` takes the arguments of
     ``write``; a test that makes a turn by hand may pass a dictionary's ``update``.
@@ -50,11 +51,29 @@ class Turn:
     version: int = 0
     conversation: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     tools: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    answer: Answer | None = field(default=None, repr=False)
+
+    @property
+    def parts(self) -> Answer:
+        """The content, the reasoning and the calls of the text."""
+        return parse_answer(self.text) if self.answer is None else self.answer
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message: ``role``, ``content`` without reasoning and calls, and if there are some
+        ``reasoning_content`` and ``tool_calls``, as OpenAI's API has them. A call that can't be read is in the content,
+        as it was written."""
+        return self.parts.message
+
+    @property
+    def reasoning(self) -> str:
+        """The text that the model has thought before its answer; empty if there is none."""
+        return self.parts.reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls in ``text``, in order; those that can't be made have an ``error``."""
-        return parse_tool_calls(self.text, [tool["function"]["name"] for tool in self.tools])
+        """The calls in the text, in order; those that can't be made have an ``error``."""
+        return self.parts.tool_calls([tool["function"]["name"] for tool in self.tools])
 
     def write(self, **columns: Any) -> None:
         """Fills columns of the turn's sample that the config declares (``agents.<agent>.columns``), each once, before

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from .answer import Answer, parse_answer
+
 
 class TextCodec(Protocol):
     """Text as tokens, and tokens as text. ``name``: of the tokenizer."""
@@ -16,6 +18,16 @@ class TextCodec(Protocol):
     def decode(self, tokens: tuple[int, ...]) -> str:
         """The text of a completion, without special tokens."""
         ...
+
+    def parse(
+        self,
+        prompt: tuple[int, ...],
+        tokens: tuple[int, ...],
+        text: str,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Answer:
+        """The parts of the answer ``tokens`` to ``prompt``, whose text is ``text``."""
+        return parse_answer(text)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         """The prompt of a conversation by the tokenizer's chat template, ready for the next answer. Raises ValueError

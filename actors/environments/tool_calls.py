@@ -22,11 +22,13 @@ ToolOrSchema = Tool | Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call of an answer. ``error``: the reason for which it can't be made, for the agent to read; empty if it
-    can."""
+    can. ``id``: the name of the call for its result's ``tool_call_id``, which no other call of the run has; empty for
+    one that can't be read, and in an answer to a prompt of text."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..chat.answer import parse_tool_calls
 from ..errors import LimitReached, RecipeError
 from ..workflow import Turn
 from .tool_calls import DeclaredTool, Tool, ToolCall, declaration_of
@@ -37,7 +36,7 @@ async def run_tools(
             f"run_tools: timeout_s={timeout_s!r}, max_chars={max_chars!r} and max_calls={max_calls!r} must be positive"
         )
     tools_by_name = _by_name(tools)
-    calls = parse_tool_calls(turn.text, list(tools_by_name))
+    calls = turn.parts.tool_calls(list(tools_by_name))
     begun = [
         asyncio.create_task(_result(call, tools_by_name), name=f"tool {call.name}")
         for call in calls[:max_calls]
@@ -51,10 +50,12 @@ async def run_tools(
             task.add_done_callback(_retrieve)
     texts = [_text(task, timeout_s) for task in begun]
     texts += [f"error: only {max_calls} calls are made in one turn"] * len(calls[max_calls:])
-    return [
-        {"role": "tool", "name": call.name, "content": _cut(text, max_chars)}
-        for call, text in zip(calls, texts, strict=True)
-    ]
+    return [_message(call, _cut(text, max_chars)) for call, text in zip(calls, texts, strict=True)]
+
+
+def _message(call: ToolCall, content: str) -> dict[str, Any]:
+    named = {"tool_call_id": call.id} if call.id else {}
+    return {"role": "tool", **named, "name": call.name, "content": content}
 
 
 def _by_name(tools: Sequence[Tool]) -> _ToolsByName:

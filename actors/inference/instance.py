@@ -143,7 +143,7 @@ class Instance(Actor, InstanceApi):
         result = keep_result(result, resumable=options.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
-        return generation_of(served.version, prompt, result, codec.decode(request.completion + result.tokens))
+        return generation_of(served.version, request, prompt, result, codec)
 
     def _adapter(self, policy: PolicyName) -> str:
         """The engine's name of the policy's weights: empty for a whole model, of which it has one."""

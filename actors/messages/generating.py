@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 from ...core.actor import endpoint
 from ...core.ref import ActorRef
 from ...transport.statistics import Chosen
+from ..chat.answer import Answer
 from ..errors import (
     EndpointFailed,
     EngineFailed,
@@ -48,7 +49,8 @@ class Chat:
     message has a role.
 
     ``answered``: so many of the messages end with the answer of an earlier turn, whose prompt and answer, as tokens,
-    the request's ``prompt`` is; 0 if all of them are text.
+    the request's ``prompt`` is; 0 if all of them are text. Without messages the request's ``prompt`` is all of the
+    prompt, as for the rest of a turn that was interrupted.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -85,7 +87,7 @@ class Generation:
     ``logprobs[i]`` is the log-probability of ``tokens[i]`` under the distribution it was drawn from.
 
     ``text`` includes the request's ``completion``, ``tokens`` do not. ``interrupted``: new weights arrived; there may
-    be no tokens yet.
+    be no tokens yet. ``answer``: the parts of ``text`` if the prompt was of messages; None if the text is all of it.
     """
 
     text: str
@@ -94,6 +96,7 @@ class Generation:
     logprobs: tuple[float, ...]
     policy_version: Version
     finish_reason: Literal["stop", "length", "interrupted"]
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)

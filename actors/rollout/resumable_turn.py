@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from ..chat.answer import Answer
 from ..messages import Chat, GenerateRequest, Generation
 from ..names import AgentName, Version
 from ..workflow import Turn
@@ -30,6 +31,7 @@ class ResumableTurn:
         self.retries = 0
         """Instances that were lost, or did nothing for the turn."""
         self.text = ""
+        self.answer: Answer | None = None
         self.prompt_tokens: tuple[int, ...] = ()
         self.tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
@@ -59,16 +61,18 @@ class ResumableTurn:
             elif version != self._newest:
                 self.version_changes += (len(self.tokens), version)
             self._newest = version
-        self.text = generation.text
+        self.text, self.answer = generation.text, generation.answer
         self.prompt_tokens = generation.prompt_tokens
         self.logprobs += generation.logprobs
         self.ended = generation.finish_reason != "interrupted"
         self.truncated = generation.finish_reason == "length"
         self.tokens += generation.tokens
         if not self.ended:
-            self.request = replace(
-                self.request, prompt=(generation.prompt_tokens,), completion=self.tokens, chat=None
-            )
+            if self.tokens:  # otherwise all of it begins again
+                chat = self.request.chat and replace(self.request.chat, messages=(), answered=0)
+                self.request = replace(
+                    self.request, prompt=(generation.prompt_tokens,), completion=self.tokens, chat=chat
+                )
             self.ask_for(version)
 
     def result(self, agent: AgentName, chat: Chat | None, writer: Callable[[dict[str, Any]], None]) -> Turn:
@@ -88,6 +92,7 @@ class ResumableTurn:
             self.policy_version,
             conversation,
             () if chat is None else chat.tools,
+            self.answer,
         )
 
     def is_idle_again(self, instance: str, generation: Generation) -> bool:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...chat.answer import CALL_BEGIN, CALL_END, parse_tool_calls
+from ...chat.answer import CALL_BEGIN, CALL_END, parse_answer
 from ...chat.byte_codec import ByteCodec
 from ...errors import EndpointFailed, InvalidRequest
 from ..inference_config import OpenaiEngineConfig
@@ -40,15 +40,14 @@ def call_of(
     if chat is None:
         return "/completions", body | {"prompt": codec.decode(request.prompt_tokens)}
     if chat.tools:
-        names = [str(tool["function"]["name"]) for tool in chat.tools]
         return "/chat/completions", body | {
             "tools": [*chat.tools],
-            "messages": [*_with_calls(chat.messages, names)],
+            "messages": [*_with_calls(chat.messages)],
         }
     return "/chat/completions", body | {"messages": [*chat.messages]}
 
 
-def _with_calls(messages: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _with_calls(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """``messages`` with the calls in an answer's text as fields. Results of tools follow in the order of the calls, of
     which the API takes as many as have a result."""
     waiting: list[str] = []
@@ -57,7 +56,7 @@ def _with_calls(messages: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
             yield {**message, "tool_call_id": waiting.pop(0)}
             continue
         text = message.get("content")
-        calls = parse_tool_calls(text, names) if message["role"] == "assistant" and type(text) is str else ()
+        calls = parse_answer(text).calls if message["role"] == "assistant" and type(text) is str else ()
         results = _results_behind(messages[place + 1 :])
         if not calls or not results or "tool_calls" in message:
             yield dict(message)
@@ -67,7 +66,7 @@ def _with_calls(messages: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
             {
                 "id": name,
                 "type": "function",
-                "function": {"name": call.name or "invalid", "arguments": json.dumps(call.arguments)},
+                "function": {"name": call.name or "invalid", "arguments": call.arguments},
             }
             for name, call in zip(waiting, calls, strict=False)
         ]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flexmarl.actors.chat.answer import parse_tool_calls
+from flexmarl.actors.chat.answer import parse_answer
 from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.environments.tool_calls import ToolCall
 from flexmarl.actors.inference.incremental_text import IncrementalText
@@ -27,7 +27,7 @@ def test_a_call_stays_in_the_text_also_if_its_marks_are_special_tokens(marks: tu
     tokens = (*codec.encode(CALL, False), END)
     assert len(tokens) == len(CALL) + 1 - sum(len(mark) - 1 for mark in marks), "a mark is one token"
     assert codec.decode(tokens) == CALL, "without the end"
-    assert parse_tool_calls(codec.decode(tokens), ["add"]) == (ToolCall("add", {"a": 1}),)
+    assert parse_answer(codec.decode(tokens)).tool_calls(["add"]) == (ToolCall("add", {"a": 1}),)
     arriving = IncrementalText(codec.decode)
     assert "".join(arriving.take((token,)).complete for token in tokens) == CALL
 

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from flexmarl.actors.chat.answer import Answer, WrittenCall
 from flexmarl.actors.environments.tool_runs import run_tools
 from flexmarl.actors.errors import LimitReached
 from flexmarl.actors.workflow import Turn
@@ -39,6 +41,14 @@ async def test_all_calls_of_a_turn_are_made() -> None:
         {"role": "tool", "name": "add", "content": "5"},
     ]
     assert await run_tools(turn(), [add]) == []
+
+
+async def test_a_result_names_its_call() -> None:
+    answer = Answer("", calls=(WrittenCall("add", '{"a": 1}', id="123456789"), WrittenCall("", error="torn")))
+    assert await run_tools(replace(turn(), answer=answer), [add]) == [
+        {"role": "tool", "tool_call_id": "123456789", "name": "add", "content": "2"},
+        {"role": "tool", "name": "", "content": "error: torn"},
+    ]
 
 
 async def test_calls_of_a_turn_run_at_once() -> None:

@@ -1,17 +1,23 @@
 """A turn's request as the engine gets it, and the engine's result as the turn's answer."""
 
+from dataclasses import replace
+
 import pytest
 
+from flexmarl.actors.chat.answer import WrittenCall
+from flexmarl.actors.chat.byte_codec import ByteCodec
 from flexmarl.actors.errors import InvalidRequest
 from flexmarl.actors.inference.engine_requests import engine_request, generation_of, keep_result
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.messages import GenerateRequest, Generation, VersionRange
+from flexmarl.actors.messages import Chat, GenerateRequest, Generation, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 
 PROMPT = (4, 5, 4, 7, 8)
 SOLVER = PolicyName("solver")
 THREE = Version(3)
 ONLY_THREE = VersionRange.exactly(THREE)
+CODEC = ByteCodec("bytes")
+ASKED = GenerateRequest("1:q_0_0", SOLVER, ("2+2",), ONLY_THREE, 99, 0.7, 1000)
 
 
 def test_a_completion_becomes_part_of_the_prompt() -> None:
@@ -20,16 +26,37 @@ def test_a_completion_becomes_part_of_the_prompt() -> None:
 
 
 def test_the_answer_has_the_tokens_of_the_result() -> None:
-    result = EngineResult("1:q_0_0", (1, 2), (-0.5, -1.0), "stop")
-    assert generation_of(THREE, PROMPT, result, "ab") == Generation(
-        "ab", PROMPT, (1, 2), (-0.5, -1.0), THREE, "stop"
+    result = EngineResult("1:q_0_0", (98,), (-0.5,), "stop")
+    request = replace(ASKED, completion=(97,))
+    expected = Generation("ab", PROMPT, (98,), (-0.5,), THREE, "stop")
+    assert generation_of(THREE, request, PROMPT, result, CODEC) == expected
+    plain = replace(request, chat=Chat(()))
+    assert generation_of(THREE, plain, PROMPT, result, CODEC) == expected, "the text is all of it"
+
+
+def test_an_answer_to_messages_has_its_parts() -> None:
+    text = '<think>so</think>Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    tokens = tuple(text.encode())
+    result = EngineResult("1:q_0_0", tokens[9:], (-0.5,) * len(tokens[9:]), "stop")
+    request = replace(ASKED, completion=tokens[:9])
+    assert generation_of(THREE, request, PROMPT, result, CODEC).answer is None, "a prompt of text"
+    first, second = (
+        generation_of(THREE, replace(request, chat=Chat(()), sample_id=name), PROMPT, result, CODEC).answer
+        for name in ("1:q_0_0", "1:q_0_1")
     )
+    assert first is not None and second is not None
+    assert (first.content, first.reasoning) == ("Let me see.", "so")
+    (call,), (other,) = first.calls, second.calls
+    assert call == replace(other, id=call.id) == WrittenCall("add", '{"a": 1}', id=call.id)
+    assert call.id != other.id and len(call.id) == 9 and call.id.isalnum()
+    cut = replace(result, finish_reason="interrupted")
+    assert generation_of(THREE, replace(request, chat=Chat(())), PROMPT, cut, CODEC).answer is None
 
 
 def test_an_interrupted_turn_is_answered_with_its_tokens() -> None:
-    result = EngineResult("1:q_0_0", (1,), (-0.5,), "interrupted")
-    answer = generation_of(THREE, PROMPT, result, "a")
-    assert (answer.tokens, answer.finish_reason, answer.policy_version) == ((1,), "interrupted", 3)
+    result = EngineResult("1:q_0_0", (97,), (-0.5,), "interrupted")
+    answer = generation_of(THREE, ASKED, PROMPT, result, CODEC)
+    assert (answer.tokens, answer.finish_reason, answer.policy_version) == ((97,), "interrupted", 3)
 
 
 def test_a_complete_turn_can_not_be_resumed() -> None:

@@ -1,11 +1,14 @@
 """A turn in pieces: what comes of it, whichever versions generated how much of it."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.chat.answer import Answer
 from flexmarl.actors.inference.engine_requests import engine_request
-from flexmarl.actors.messages import GenerateRequest, Generation, Sample, VersionRange
-from flexmarl.actors.names import PolicyName, Version
+from flexmarl.actors.messages import Chat, GenerateRequest, Generation, Sample, VersionRange
+from flexmarl.actors.names import AgentName, PolicyName, Version
 from flexmarl.actors.rollout.resumable_turn import ResumableTurn
 
 SOLVER = PolicyName("solver")
@@ -57,6 +60,20 @@ def test_what_goes_on_asks_for_the_very_tokens_of_its_version_or_a_later_one() -
     )
     turn.ask_for(Version(7))
     assert turn.request.versions == VersionRange(Version(7), None)
+
+
+def test_the_rest_of_an_answer_to_messages_is_read_with_the_tools_of_its_beginning() -> None:
+    chat = Chat(({"role": "user", "content": "1 + 1?"},), ({"type": "function"},))
+    request = replace(REQUEST, prompt=(), chat=chat)
+    turn = ResumableTurn(request)
+    turn.take(Generation("", PROMPT, (), (), Version(3), "interrupted"))
+    assert turn.request == request, "without a token all of it begins again"
+    turn.take(Generation("a", PROMPT, (1,), (-0.5,), Version(3), "interrupted"))
+    assert (turn.request.prompt, turn.request.chat) == ((PROMPT,), replace(chat, messages=()))
+    answer = Answer("b", "a")
+    turn.take(Generation("ab", PROMPT, (2,), (-0.5,), Version(3), "stop", answer))
+    result = turn.result(AgentName("solver"), chat, lambda columns: None)
+    assert (result.answer, result.reasoning, result.tools) == (answer, "a", chat.tools)
 
 
 def test_a_turn_is_truncated_if_its_last_part_reached_the_limit() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from flexmarl.actors.chat.answer import parse_tool_calls
+from flexmarl.actors.chat.answer import parse_answer
 from flexmarl.actors.chat.byte_codec import ByteCodec
 from flexmarl.actors.errors import EndpointFailed, EngineFailed, InvalidRequest
 from flexmarl.actors.inference.engines.engine import EngineRequest
@@ -193,7 +193,7 @@ async def test_calls_of_tools_come_as_fields_and_are_text_for_the_workflow(endpo
     result = await engine.generate(replace(PLAIN, chat=Chat((QUESTION,), (ADD,))))
     text = bytes(result.tokens).decode()
     assert text == CALLS and result.finish_reason == "stop"
-    first, second = parse_tool_calls(text, ["add"])
+    first, second = parse_answer(text).tool_calls(["add"])
     assert (first.name, first.arguments, first.error) == ("add", {"a": 1, "b": 2}, "")
     assert "not valid JSON" in second.error
     assert endpoint.requests[0][1] == ASKED | {"messages": [QUESTION], "tools": [ADD]}
