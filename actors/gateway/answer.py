@@ -1,11 +1,10 @@
 """A turn as an answer to a program: its content, its reasoning, its calls of tools. Pure."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ..environments.tool_calls import CALL_BEGIN, parse_tool_calls
+from ..chat.answer import CALL_BEGIN
 from ..workflow import Turn
 
 THOUGHT_BEGIN: Final = "<think>"
@@ -54,45 +53,35 @@ class Answer:
 
 
 def answer_of(turn: Turn, answer_id: str) -> Answer:
-    """The answer of a turn. A call that can't be read stays a part of the content; one of a tool that there is not is a
-    call: the program knows what to reply."""
-    reasoning, content = split_reasoning(turn.text)
-    names = [tool["function"]["name"] for tool in turn.tools]
-    parsed = parse_tool_calls(turn.text, names) if names else ()
-    readable = [call for call in parsed if call.name]
-    if len(readable) < len(parsed) or not readable:
-        return Answer(answer_id, turn, content, reasoning)
-    calls = tuple(
-        AnsweredCall(f"call_{answer_id}_{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
-        for number, call in enumerate(readable)
-    )
-    return Answer(answer_id, turn, content.partition(CALL_BEGIN)[0].rstrip(), reasoning, calls)
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """Reasoning and content of an answer's text. The template may have begun the reasoning in the prompt."""
-    if THOUGHT_END in text:
-        reasoning, _, content = text.partition(THOUGHT_END)
-        return reasoning.removeprefix(THOUGHT_BEGIN).strip(), content.lstrip("\n")
-    if text.startswith(THOUGHT_BEGIN):
-        return text.removeprefix(THOUGHT_BEGIN).strip(), ""
-    return "", text
+    """The answer of a turn, without white space around its parts. A call that can't be read stays in the content;
+    one of a tool that there is not is a call: the program knows what to reply. Without tools, calls are text."""
+    parts = turn.parts.with_ids(answer_id)
+    if not turn.tools and parts.calls:
+        reasoning, content = _split_thought(turn.text)
+        return Answer(answer_id, turn, content.strip(), reasoning.strip())
+    calls = tuple(AnsweredCall(call.id, call.name, call.arguments) for call in parts.calls if not call.error)
+    return Answer(answer_id, turn, parts.content.strip(), parts.reasoning.strip(), calls)
 
 
 def shown_so_far(text: str, tools: Collection[Any]) -> tuple[str, str]:
     """The reasoning and the content of which an unfinished answer's text leaves no doubt: what it may still turn into a
-    mark or a call of a tool is left out."""
-    reasoning, content = "", text
-    if text.startswith(THOUGHT_BEGIN):
-        thought, mark, content = text.removeprefix(THOUGHT_BEGIN).partition(THOUGHT_END)
-        reasoning = thought.strip() if mark else _without_begun(thought, THOUGHT_END).lstrip()
-        content = content.lstrip("\n")
-    elif THOUGHT_BEGIN.startswith(text):
+    mark or a call of a tool is left out, and white space at the end of both."""
+    if THOUGHT_BEGIN.startswith(text.lstrip()):
         return "", ""
+    reasoning, content = _split_thought(text)
+    if not content:
+        reasoning = _without_begun(reasoning, THOUGHT_END)
     if tools:
         begun, mark, _ = content.partition(CALL_BEGIN)
         content = begun if mark else _without_begun(content, CALL_BEGIN)
-        content = content.rstrip()  # white space before a call is not of the content
+    return reasoning.strip(), content.strip()
+
+
+def _split_thought(text: str) -> tuple[str, str]:
+    """The reasoning that a text begins with, and the rest."""
+    if not text.lstrip().startswith(THOUGHT_BEGIN):
+        return "", text
+    reasoning, _, content = text.partition(THOUGHT_BEGIN)[2].partition(THOUGHT_END)
     return reasoning, content
 
 

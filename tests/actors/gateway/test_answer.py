@@ -26,9 +26,8 @@ def test_an_answer_has_its_calls() -> None:
     answer = answer_of(turn(CALL, tools=True), "7")
     assert answer.content == "I add."
     assert answer.finish == "tool_calls"
-    assert [(call.id, call.name, json.loads(call.arguments)) for call in answer.calls] == [
-        ("call_7_0", "add", {"a": 1})
-    ]
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [("add", {"a": 1})]
+    assert answer.calls[0].id and answer.calls[0].id != answer_of(turn(CALL, tools=True), "8").calls[0].id
     assert answer.message()["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
 
 
@@ -51,8 +50,8 @@ pieces = st.lists(
 @given(pieces.map("".join), st.booleans())
 def test_text_that_was_shown_stays(text: str, tools: bool) -> None:
     """A text that begins with reasoning, or has none: its parts only grow, up to the answer's."""
-    if "</think>" in text and not text.startswith("<think>"):
-        return
+    if text.count("think>") > 2 or ("think>" in text and not text.lstrip().startswith("<think>")):
+        return  # text that was shown turns into reasoning later
     answer = answer_of(turn(text, tools=tools), "1")
     before = "", ""
     for length in range(1, len(text) + 1):
@@ -61,4 +60,4 @@ def test_text_that_was_shown_stays(text: str, tools: bool) -> None:
         assert shown[1].startswith(before[1])
         before = shown
     assert answer.content.startswith(before[1])
-    assert answer.reasoning.startswith(before[0].rstrip())
+    assert answer.reasoning.startswith(before[0])
