@@ -3,20 +3,19 @@
 The functions of a gang run in those processes: arguments and results are pickled.
 """
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import numpy as np
 import peft  # noqa: F401  # for the forks, each of which would import it
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
@@ -37,6 +36,7 @@ from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.bench.namespaces import Host, enter
 
 from .....patience import PATIENCE_S
+from ...forks import SERVER
 from .policies import SMALLER_MODEL
 
 NAME = PolicyName("solver")
@@ -95,6 +95,7 @@ def _serve(connection: Connection, host: Host) -> None:
             connection.send((None, traceback.format_exc()))
         finally:
             membership.leave()
+    connection.send(None)
 
 
 class Ranks:
@@ -103,17 +104,12 @@ class Ranks:
 
     def __init__(self, most: int, hosts: Sequence[Host] = (HERE,)) -> None:
         self._host = hosts[0]
-        self._context = multiprocessing.get_context("fork")  # torch and transformers are there
+        self._processes: list[psutil.Process] = []
         self._connections: list[Connection] = []
-        self._processes: list[BaseProcess] = []
         for rank in range(most):
-            ours, theirs = self._context.Pipe()
-            arguments = (theirs, hosts[rank % len(hosts)])
-            process = self._context.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self._connections.append(ours)
+            process, connection = SERVER.fork(_serve, hosts[rank % len(hosts)])
             self._processes.append(process)
+            self._connections.append(connection)
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The results of ``function(gang, *arguments)`` by rank. The gang ends with the call."""
@@ -139,10 +135,11 @@ class Ranks:
 
     def close(self) -> None:
         for connection, process in zip(self._connections, self._processes, strict=True):
-            if process.is_alive():
+            if process.is_running():
                 connection.send(None)
-                process.join(PATIENCE_S)
-                assert process.exitcode == 0
+                assert connection.poll(PATIENCE_S) and connection.recv() is None
+                process.wait(PATIENCE_S)
+            connection.close()
 
     def _result(self, rank: int) -> tuple[Any, str | None]:
         """Its answer and None, None and an error, or None twice if its process has ended."""
@@ -150,6 +147,7 @@ class Ranks:
         try:
             result: tuple[Any, str | None] = self._connections[rank].recv()
         except EOFError:
+            self._processes[rank].wait(PATIENCE_S)
             return None, None
         return result
 

@@ -1,13 +1,9 @@
 """Gangs of real processes: the addresses they listen at, and ranks that die or stop while the others wait for them."""
 
-import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import psutil
 import pytest
@@ -17,6 +13,7 @@ from flexmarl.actors.errors import GangIncomplete
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
 
 from .....patience import PATIENCE_S
+from ...forks import SERVER
 from .ranks import is_cut
 
 CPU = torch.device("cpu")
@@ -51,7 +48,7 @@ def wait_in_a_collective(
 
 
 class Member:
-    def __init__(self, process: BaseProcess, connection: Connection) -> None:
+    def __init__(self, process: psutil.Process, connection: Connection) -> None:
         self.process, self.connection = process, connection
 
     def receive(self) -> object:
@@ -65,15 +62,11 @@ class Member:
 
 @contextmanager
 def gang_of(size: int, host: str = LOOPBACK, meeting_s: float = PATIENCE_S) -> Iterator[list[Member]]:
-    context = multiprocessing.get_context("fork")
-    meeting, members = Meeting(host), []
-    for rank in range(size):
-        ours, theirs = context.Pipe()
-        arguments = (theirs, rank, size, meeting.address, meeting_s)
-        process = context.Process(target=wait_in_a_collective, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        members.append(Member(process, ours))
+    meeting = Meeting(host)
+    members = [
+        Member(*SERVER.fork(wait_in_a_collective, rank, size, meeting.address, meeting_s))
+        for rank in range(size)
+    ]
     try:
         assert [member.receive() for member in members] == ["started"] * size
         for member in members:  # all at once: the start of a process takes any time
@@ -82,27 +75,27 @@ def gang_of(size: int, host: str = LOOPBACK, meeting_s: float = PATIENCE_S) -> I
         yield members
     finally:
         for member in members:
-            member.process.kill()
-            member.process.join()
+            with suppress(psutil.NoSuchProcess):
+                member.process.kill()
+            member.process.wait(PATIENCE_S)
             member.connection.close()
         meeting.close()
 
 
-def listening(pid: int | None) -> set[tuple[str, int]]:
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
     """The addresses and ports that a process listens at."""
-    assert pid is not None
-    connections = psutil.Process(pid).net_connections("tcp")
+    connections = process.net_connections("tcp")
     return {(one.laddr.ip, one.laddr.port) for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, "127.0.0.5"])
 def test_a_gang_listens_where_its_meeting_is_alone(host: str) -> None:
     """All of 127.0.0.0/8 is this host: the second address stands for one in a network."""
-    before = listening(os.getpid())  # of other tests in this process, and inherited by the ranks
+    before = listening(psutil.Process())  # of other tests in this process
     with gang_of(2, host) as members:
-        by_rank = [listening(member.process.pid) - before for member in members]
+        by_rank = [listening(member.process) for member in members]
         assert {address for address, _ in by_rank[0] | by_rank[1]} <= {host, LOOPBACK}
-        assert {address for address, _ in listening(os.getpid()) - before} == {host}
+        assert {address for address, _ in listening(psutil.Process()) - before} == {host}
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -119,8 +112,7 @@ def test_a_killed_rank_ends_the_collective_that_others_wait_in(size: int) -> Non
 def test_a_collective_outlives_the_deadline_of_the_meeting_and_ends_by_an_abort() -> None:
     """One rank is stopped: its connections stay."""
     with gang_of(3, meeting_s=4.0) as (first, second, stopped):
-        assert stopped.process.pid is not None
-        os.kill(stopped.process.pid, signal.SIGSTOP)
+        stopped.process.suspend()
         for member in (first, second):
             member.begin()
         assert not first.connection.poll(5.0), "a late rank is waited for"
@@ -128,7 +120,7 @@ def test_a_collective_outlives_the_deadline_of_the_meeting_and_ends_by_an_abort(
             member.connection.send("abort")
             assert is_cut(str(member.receive()))
         assert [member.receive() for member in (first, second)] == ["left"] * 2
-        os.kill(stopped.process.pid, signal.SIGCONT)
+        stopped.process.resume()
         stopped.begin()
         assert is_cut(str(stopped.receive()))
 
