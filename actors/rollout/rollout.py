@@ -27,6 +27,7 @@ from ...core.base.texts import text_of
 from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
+from ..deadline import Deadline
 from ..environments.process_pool import Processes, current_pool
 from ..errors import (
     EngineFailed,
@@ -68,7 +69,7 @@ from .outside_rewards import OutsideRewards
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
 from .rollout_waits import RolloutWaits
-from .trajectory import Deadline, Trajectory, where_it_hangs
+from .trajectory import Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
 from .turn_limits import TurnLimits

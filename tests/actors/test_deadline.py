@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from flexmarl.actors.rollout.trajectory import Deadline
+from flexmarl.actors.deadline import Deadline
 
 
 class StoppableLoop:
