@@ -18,7 +18,7 @@ _END_S = 1
 
 
 @asynccontextmanager
-async def served(application: Starlette, host: str, port: int) -> AsyncIterator[str]:
+async def serve(application: Starlette, host: str, port: int) -> AsyncIterator[str]:
     """Serves ``application`` while it is entered; ``port`` 0: a free one. Returns ``http://HOST:PORT``. Raises OSError
     if it can't listen there."""
     config = uvicorn.Config(

@@ -66,9 +66,9 @@ class GatewayServer:
     async def _start(self) -> str:
         try:
             from .http_app import application  # an extra: only recipes with programs need it
-            from .http_server import served
+            from .http_server import serve
         except ImportError as error:
             raise RecipeError(
                 f"a gateway needs the extra: pip install 'flexmarl[gateway]' ({error})"
             ) from error
-        return await self._stack.enter_async_context(served(application(self), LOOPBACK, 0))
+        return await self._stack.enter_async_context(serve(application(self), LOOPBACK, 0))
