@@ -7,6 +7,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -35,6 +36,7 @@ from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.state import StateTransport, payload_bytes
 
 from .gathered_weights import GatheredWeights
+from .settled_collectives import one_thread, settled_collectives
 
 HERE: Final = Host("here", LOOPBACK)
 
@@ -95,15 +97,20 @@ def measure_memory(
 
 
 class TensorMemory:
-    """Counts the memory of all tensors of this process, on the CPU. They have to be made and dropped within phases:
-    between them nothing is counted."""
+    """Counts the memory of all tensors of this process, on the CPU. They have to be made and dropped within phases, by
+    the thread that computes them: nothing else is counted. ``settles``: collectives of gloo are, see
+    ``settled_collectives``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, settles: bool = False) -> None:
         self.live_bytes = 0
+        self._settles = settles
 
     def peak_in(self, compute: Callable[[], object]) -> int:
         """The most bytes at a time in a phase, while ``compute`` runs; with those that it begins with."""
-        with profiler.profile(profile_memory=True, use_kineto=True) as profile:
+        with (
+            settled_collectives() if self._settles else nullcontext(),
+            profiler.profile(profile_memory=True, use_kineto=True) as profile,
+        ):
             compute()
         assert profile.kineto_results is not None
         events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
@@ -168,7 +175,9 @@ def _serve_rank(
     torch.set_num_threads(1)
     membership = Membership(rank, size, meeting, torch.device("cpu"))
     try:
-        connection.send(_measure_rank(membership.join(), config, tokens, folder))
+        with one_thread():
+            gang = membership.join()
+        connection.send(_measure_rank(gang, config, tokens, folder))
     except Exception:  # noqa: BLE001  # the parent raises it
         connection.send(traceback.format_exc())
     finally:
@@ -179,7 +188,7 @@ def _measure_rank(gang: GangRank, config: dict[str, Any], tokens: int, folder: P
     random = _setup_of(ModelConfig(config=config, tokenizer="unused", dtype="bfloat16"))
     saved = _setup_of(ModelConfig(path=str(folder), tokenizer="unused", dtype="bfloat16"))
     policies: list[TorchPolicy] = []
-    memory = TensorMemory()
+    memory = TensorMemory(settles=True)
 
     def build(setup: PolicySetup) -> None:
         policies.append(TorchFactory(_SEED, 10).build(_POLICY, setup, gang))

@@ -16,9 +16,8 @@ async def test_no_rank_has_much_more_than_its_rows() -> None:
     for phase in ("draw", "build", "resume", "forward", "publish"):
         peaks = result[f"{phase}_peak_bytes"]
         assert len(peaks) == 2 and min(peaks) >= state
-    # The embedding is a quarter of so small a model. In a resume the thread that has copied a padded part frees it: on
-    # a busy machine several of them are there at a time, a tenth of this model each.
-    for phase, most in (("build", 0.3), ("draw", 0.5), ("resume", 0.95)):
+    # The embedding is a quarter of so small a model.
+    for phase, most in (("build", 0.3), ("draw", 0.5), ("resume", 0.3)):
         assert result["shares"][phase] < most
     assert 0 < result["host_bytes_per_parameter"] <= 16.1
     host = result["host_bytes"]
@@ -28,7 +27,7 @@ async def test_no_rank_has_much_more_than_its_rows() -> None:
     # A publish has the whole of so small a model.
     for prefix in prefixes:
         assert 0.9 < result[f"{prefix}build_peak_ratio"] <= 1.1
-        assert 0.9 < result[f"{prefix}resume_peak_ratio"] <= 1.4
+        assert 0.9 < result[f"{prefix}resume_peak_ratio"] <= 1.1
         assert 0.8 < result[f"{prefix}forward_peak_ratio"] <= 1.1
         assert result[f"{prefix}publish_peak_ratio"] > 0.5
     assert result["two_hosts"] == (missing() or "two network namespaces")
