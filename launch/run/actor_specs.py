@@ -29,6 +29,7 @@ from ...actors.orchestrator.opponents.opponents import FrozenPolicy, OpponentsSe
 from ...actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
 from ...actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ...actors.store.store_setup import StoreSetup
+from ...actors.trainer.backends.backend_config import has_simulated_gangs
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...actors.trainer.trainer_setup import SharedPoolSetup, TrainerSetup
 from ...core.ref import ActorRef
@@ -46,6 +47,7 @@ _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 _EMBEDDED_ENGINE: Final = "flexmarl.actors.inference.engines.embedded.embedded_factory"
 _TORCH_TRAINER: Final = "flexmarl.actors.trainer.backends.torch_policy.torch_factory"
+_SIMULATED_GANG: Final = "flexmarl.actors.trainer.backends.simulated_gang"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ def modules_of(config: RunConfig) -> tuple[str, ...]:
         modules.append(_EMBEDDED_ENGINE)
     if not config.simulated:
         modules.append(_TORCH_TRAINER)
+    if has_simulated_gangs(policy.trainer for policy in config.policies.values()):
+        modules.append(_SIMULATED_GANG)
     return tuple(modules)
 
 

@@ -5,7 +5,7 @@ Examples:
   scripts/bench/run kill_storm --strikes 200 --seed 1
   scripts/bench/run kill_storm --strikes 100 --faults stop --restarts --clock
   scripts/bench/run kill_storm --strikes 200 --only rollout
-  scripts/bench/run kill_storm --strikes 50 --only gangs --hosts
+  scripts/bench/run kill_storm --strikes 200 --only wide --hosts
 
 Engines and trainer are simulated (they only take time); orchestrator, rollout, store, transport, checkpoints and
 processes are the real ones. A run is started; at a random time a random actor (both drawn from the seed) gets kill -9,
@@ -15,8 +15,9 @@ by itself. After the last strike the run continues to its end. ``--clock`` steps
 each strike, by up to a day. ``--only`` strikes actors that are restarted alone, ``rollout``, ``instances`` or ``slots``
 (the workers of a shared training pool) or several kinds, within one run of several of each of them, which must come to
 its end without a restart of the run. ``gangs`` are slots too; their policies have one or two ranks, by the slots that
-are free. With ``--hosts`` slots and instances are spread over the nodes of two hosts, which are network namespaces
-(without root both are this one), the head is on the first of them.
+are free. ``wide`` ones have three or four on four slots, in a process group of gloo that they meet in at each
+computation. With ``--hosts`` slots and instances are spread over the nodes of two hosts, which are network namespaces
+(without root both are this one), the head is on the first of them. Each has two of four slots: wide gangs are on both.
 
 The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
 no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
@@ -62,6 +63,7 @@ RESTARTED = {
     "instances": tuple(f"{policy}-{number}" for policy in TURNS for number in range(2)),
     "slots": tuple(f"slot-{number}" for number in range(2)),
     "gangs": tuple(f"slot-{number}" for number in range(3)),
+    "wide": tuple(f"slot-{number}" for number in range(4)),
 }
 SEVERAL = {
     "rollout": ("rollout.workers=3",),
@@ -71,6 +73,12 @@ SEVERAL = {
         "pool={name: shared, slots: 3}",
         "agent_defaults.trainer.ranks=2",
         "agent_defaults.trainer.min_ranks=1",
+    ),
+    "wide": (
+        "pool={name: shared, slots: 4}",
+        "agent_defaults.trainer.ranks=4",
+        "agent_defaults.trainer.min_ranks=3",
+        "agent_defaults.trainer.process_group=true",
     ),
 }
 # A call notices a stopped actor within 2 s, the launcher within 4 s. Then it has a few seconds until it is ended.

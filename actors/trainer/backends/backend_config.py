@@ -1,5 +1,6 @@
 """The trainer's backend of a policy: one class for each, chosen by ``name``. No backend is imported here."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Tag, model_validator
@@ -61,6 +62,9 @@ class SimulatedTrainerConfig(_Ranks):
     """Time of each micro-batch beside its tokens."""
     optimizer_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time of an optimizer step."""
+    process_group: bool = False
+    """`true`: the ranks of a policy meet in a process group of PyTorch, as real ones do, and at each computation: for
+    tests of lost ranks."""
 
     @model_validator(mode="after")
     def _has_a_number_of_ranks(self) -> Self:
@@ -74,3 +78,8 @@ TrainerBackendConfig = Annotated[
     chosen_by_name("torch"),
 ]
 """The section ``trainer`` of a policy."""
+
+
+def has_simulated_gangs(trainers: Iterable[TorchTrainerConfig | SimulatedTrainerConfig]) -> bool:
+    """True if ranks of a simulated policy meet in process groups."""
+    return any(isinstance(trainer, SimulatedTrainerConfig) and trainer.process_group for trainer in trainers)

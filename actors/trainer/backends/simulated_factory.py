@@ -1,11 +1,17 @@
-"""Simulated policies of a trainer: their computing time is slept on the event loop's clock."""
+"""Simulated policies of a trainer: their computing time is slept on the event loop's clock.
+
+Ranks that meet in a process group wait for each other in a thread, beside the loop.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from ....core.base.collector import importing
+from ....core.base.threads import in_thread
 from ....transport.handle import TensorSpec
 from ...chat.byte_codec import END_OF_SEQUENCE, ByteCodec
 from ...names import PolicyName
@@ -18,16 +24,21 @@ from .simulated_policy import SimulatedPolicy
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .torch_policy.gang_meeting import Meeting, Membership
     from .torch_policy.gang_rank import GangRank
 
 T = TypeVar("T")
 
 
 class SimulatedFactory(BackendFactory):
-    """``seed``: of the run."""
+    """``seed``: of the run. ``has_groups``: gangs have process groups."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_groups: bool = False) -> None:
         self._seed = seed
+        self._has_groups = has_groups
+        if has_groups:
+            with importing():
+                from . import simulated_gang  # noqa: F401  # PyTorch takes seconds: not while others wait
         self._computing = asyncio.Lock()
         self._owed_s = 0.0
         self._free_s = 0.0  # the end of all computations so far, by the loop's clock
@@ -37,7 +48,12 @@ class SimulatedFactory(BackendFactory):
     ) -> SimulatedPolicy:
         assert isinstance(setup.trainer, SimulatedTrainerConfig)
         return SimulatedPolicy(
-            policy, setup.trainer, seed=self._seed, sleep=self._owe, max_staleness=setup.max_staleness
+            policy,
+            setup.trainer,
+            seed=self._seed,
+            sleep=self._owe,
+            max_staleness=setup.max_staleness,
+            meet=None if gang is None else _meeting_of(gang, policy),
         )
 
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, Any]:
@@ -65,6 +81,20 @@ class SimulatedFactory(BackendFactory):
     def release(self, backend: PolicyBackend) -> None:
         """There is no memory to keep."""
 
+    def open_meeting(self, host: str) -> "Meeting | None":
+        if not self._has_groups:
+            return None
+        from .simulated_gang import open_meeting
+
+        return open_meeting(host)
+
+    def membership(self, setup: PolicySetup, rank: int, size: int, meeting: str) -> "Membership | None":
+        if not self._has_groups:
+            return None
+        from .simulated_gang import membership_of
+
+        return membership_of(rank, size, meeting)
+
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         return cast("PreTrainedTokenizerBase", _Bytes())
 
@@ -77,7 +107,7 @@ class SimulatedFactory(BackendFactory):
         asked_s = time()
         async with self._computing:
             self._owed_s = 0.0
-            result = function()
+            result = await in_thread(function) if self._has_groups else function()
             self._free_s = max(asked_s, self._free_s) + self._owed_s
             await asyncio.sleep(self._free_s - time())
             return result
@@ -87,6 +117,12 @@ class SimulatedFactory(BackendFactory):
 
     def _owe(self, seconds: float) -> None:
         self._owed_s += seconds
+
+
+def _meeting_of(gang: "GangRank", policy: PolicyName) -> Callable[[int], None]:
+    from .simulated_gang import meet
+
+    return partial(meet, gang, policy)
 
 
 class _Bytes:

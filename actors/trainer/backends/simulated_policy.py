@@ -56,13 +56,16 @@ class SimulatedPolicy(PolicyBackend):
         seed: int,
         sleep: Callable[[float], None],
         max_staleness: int = 0,
+        meet: Callable[[int], None] | None = None,
     ) -> None:
         """``sleep`` is called with the seconds of each computation, before its result is used. ``max_staleness``: the
-        most versions that a sample may be older than the policy."""
+        most versions that a sample may be older than the policy. ``meet``: of a rank that has others, called within
+        each computation, with a digest of all that is trained."""
         self.name = name
         self.trained: dict[int, list[str]] = {}
         self._config = config
         self._sleep = sleep
+        self._meet = meet
         self._max_staleness = max_staleness
         self._state = np.array([0, xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode())], np.uint64)
         self._gradient = np.zeros(1, np.uint64)
@@ -102,6 +105,7 @@ class SimulatedPolicy(PolicyBackend):
             self._accumulated.append(sample.sample_id)
             content = (sample.sample_id, sample.tokens, sample.reward)
             self._gradient += np.uint64(_mix(0, repr(content)))  # wraps around
+        self._meet_others()
         nonzero_advantage = sum(sample.advantage != 0.0 for sample in batch)
         return MicroBatchStats(len(batch), tokens, nonzero_advantage, seconds)
 
@@ -109,6 +113,7 @@ class SimulatedPolicy(PolicyBackend):
         """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained.
         There is no schedule."""
         self._sleep(self._config.optimizer_s)
+        self._meet_others()
         samples, tokens = len(self._accumulated), self._tokens
         self.trained[self.version] = sorted(self._accumulated)
         self._state[:] = self.version + 1, _mix(self._digest, str(self._gradient[0]))
@@ -171,6 +176,10 @@ class SimulatedPolicy(PolicyBackend):
         version, digest, self.trained = _read_state(folder)
         self._state[:] = version, digest
         self._forget_gradient()
+
+    def _meet_others(self) -> None:
+        if self._meet is not None:
+            self._meet(_mix(self._digest, str(self._gradient[0])))
 
     def _forget_gradient(self) -> None:
         self._gradient[:] = self._tokens = 0

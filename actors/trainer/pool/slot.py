@@ -29,7 +29,7 @@ from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, StepStats
 from ...names import PolicyName, Step, Version
 from ...recipe.recipe import Recipe
 from ..arrival_order import Place
-from ..backends.backend_config import SimulatedTrainerConfig
+from ..backends.backend_config import SimulatedTrainerConfig, has_simulated_gangs
 from ..backends.backend_factory import BackendFactory
 from ..backends.policy_backend import PolicyBackend
 from ..loss_columns import with_columns
@@ -273,7 +273,8 @@ def factory_of(setup: TrainerSetup, recipe: Recipe | None) -> BackendFactory:
     if all(isinstance(policy.trainer, SimulatedTrainerConfig) for policy in setup.policies.values()):
         from ..backends.simulated_factory import SimulatedFactory
 
-        return SimulatedFactory(setup.recipe.seed)
+        trainers = (policy.trainer for policy in setup.policies.values())
+        return SimulatedFactory(setup.recipe.seed, has_groups=has_simulated_gangs(trainers))
     with importing():
         from ..backends.torch_policy.torch_factory import TorchFactory
 
