@@ -9,8 +9,9 @@ Rules:
 - rows may come from the tables of several agents: all agents that use the policy share one queue, its leases and its
   chain of commits;
 - a lease takes the oldest READY rows of one policy version, or of a range (older versions first), under a fence.
-  "Oldest" is by arrival or, with the order ``query``, by (step, query position, query, turn, trajectory, agent), in
-  any order of arrival. Rows that come back take their old place;
+  "Oldest" is by arrival or, with the order ``query``, by (step, query position, query, trajectory, turn, agent), in
+  any order of arrival. In both the turns of an agent in a trajectory follow each other, since a group comes at once:
+  the trainer computes those of a micro-batch together. Rows that come back take their old place;
 - the rows that an optimizer step used are committed with it, once. CONSUMED and DISCARDED rows never change again.
 
 ``check_...`` decides and raises StoreError; the method that carries out only changes state, so that replaying needs no
@@ -95,7 +96,7 @@ class PolicyQueue:
             self._arrived += len(sample_ids)
             return range(first, self._arrived + 1)
         return [
-            (step, position, query, turn, trajectory, agent)
+            (step, position, query, trajectory, turn, agent)
             for (step, query, turn, trajectory), position in zip(
                 map(SampleId.parse, sample_ids), query_positions, strict=True
             )

@@ -46,7 +46,7 @@ class Ideal:
     @property
     def key(self) -> tuple[Any, ...]:
         sample = SampleId.parse(self.sample_id)
-        return sample.step, self.position, sample.query, sample.turn, sample.trajectory, self.agent
+        return sample.step, self.position, sample.query, sample.trajectory, sample.turn, self.agent
 
 
 Rows = dict[tuple[str, str], Ideal]  # in the order of arrival

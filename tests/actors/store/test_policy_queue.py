@@ -77,6 +77,16 @@ def test_by_query_rows_of_both_agents_have_one_order_whatever_the_arrival(
     ]
 
 
+def test_by_query_the_turns_of_a_trajectory_follow_each_other() -> None:
+    tables = make("query")
+    rows = [(turn, trajectory) for turn in (1, 0, 2) for trajectory in (1, 0)]
+    for turn, trajectory in rows:
+        put(tables, "solver", f"1:q_{turn}_{trajectory}", query_position=[0])
+    assert leased(tables, SHARED, 6) == [
+        ("solver", f"1:q_{turn}_{trajectory}") for trajectory in (0, 1) for turn in (0, 1, 2)
+    ]
+
+
 def test_a_column_that_a_rows_table_lacks_is_none() -> None:
     tables = make()
     put(tables, "checker", "1:q_1_0", judged=[0.5], plan=["short"])
