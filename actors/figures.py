@@ -45,8 +45,8 @@ class Figure:
     ``merge``: over the micro-batches, ranks, groups and instances of a step. ``per``: the count of the optimizer step
     that the sum is divided by: ``samples``, ``tokens``, ``trained_tokens`` (of samples with a gradient),
     ``compared_tokens`` (of these, with a known probability at the step's begin), ``positions`` (of the forwards'
-    inputs) or ``divisor`` (of the loss). ``empty``: the figure of a step without a measurement; None:
-    it is left out. ``hides_zero``: it is left out too if it is 0.
+    inputs), ``sample_tokens`` (of samples with a gradient, prompts included) or ``divisor`` (of the loss). ``empty``:
+    the figure of a step without a measurement; None: it is left out. ``hides_zero``: it is left out too if it is 0.
     """
 
     name: str
@@ -169,6 +169,11 @@ _POLICY: Final = (
     Figure("padding_share", "share",
            "the positions of all forwards that are padding; 0 if samples lie end to end (`trainer.packing`)", "sum",
            per="positions", chart=Chart("Padding share")),
+    Figure("merged_share", "share",
+           "the tokens of trained samples, prompts included, that are not computed because another sample of the "
+           "forward begins with them: see [Turns that extend each "
+           "other](algorithms.md#turns-that-extend-each-other); left out if it is 0", "sum",
+           per="sample_tokens", hides_zero=True, chart=Chart("Merged share", "of the samples' tokens", percent=True)),
     Figure("backward_s", "s", "forward and backward passes", "sum", empty=0.0),
     Figure("optimizer_s", "s", "optimizer step, and making the weights to publish"),
     Figure("publish_s", "s", "publishing the new weights, until all instances have applied them"),

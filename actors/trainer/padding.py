@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .prefix_chains import prefix_chains
+
 TokenRow = tuple[tuple[int, ...], tuple[int, ...]]
 """Prompt tokens, completion tokens."""
 
@@ -104,10 +106,13 @@ class PaddedRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows of tokens one after the other, without padding. ``tokens``: ``[T]`` int64, of all rows; ``prompts`` and
-    ``lengths``: ``[rows]`` int64, tokens of each prompt, and of each row."""
+    """Rows of tokens, without padding. ``tokens``: ``[T]`` int64; ``is_completion``: ``[T]`` bool, true for those whose
+    logits are needed. ``starts``, ``prompts`` and ``lengths``: ``[rows]`` int64, the place of each row's first token,
+    the number of its tokens before the first completion, and of all."""
 
     tokens: NDArray[np.int64]
+    is_completion: NDArray[np.bool_]
+    starts: NDArray[np.int64]
     prompts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
@@ -122,17 +127,39 @@ class TokenRows:
         tokens = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), np.int64, int(lengths.sum()))
         if rows:
             _check_range(int(tokens.min()), int(tokens.max()), vocab_size)
-        return cls(tokens, prompts, lengths)
+        parts = np.stack([prompts, completions], 1).ravel()
+        is_completion = np.repeat(np.tile([False, True], len(rows)), parts)
+        return cls(tokens, is_completion, lengths.cumsum() - lengths, prompts, lengths)
+
+    def merged(self) -> tuple["TokenRows", list[list[int]]]:
+        """The same completions in fewer rows, and the numbers of the rows that each has in it, the shortest first: see
+        ``prefix_chains``."""
+        ends = self.starts + self.lengths
+        # Half the bytes of int64 to compare; no vocabulary has as many tokens.
+        packed, size = self.tokens.astype(np.int32).tobytes(), np.dtype(np.int32).itemsize
+        bounds = zip((self.starts * size).tolist(), (ends * size).tolist(), strict=True)
+        chains = prefix_chains([packed[start:end] for start, end in bounds], (self.prompts * size).tolist())
+        if len(chains) == len(self.lengths):
+            return self, chains
+        is_completion = np.zeros_like(self.is_completion)
+        for numbers in chains:
+            row = self.starts[numbers[-1]]
+            for number in numbers:
+                is_completion[row + self.prompts[number] : row + self.lengths[number]] = True
+        first, last = ([numbers[place] for numbers in chains] for place in (0, -1))
+        rows = TokenRows(
+            self.tokens, is_completion, self.starts[last], self.prompts[first], self.lengths[last]
+        )
+        return rows, chains
 
     def padded(self, indices: NDArray[np.int64]) -> PaddedRows:
         """The rows of these numbers (at least one), padded to the longest of them."""
-        prompts, lengths = self.prompts[indices], self.lengths[indices]
-        starts = (self.lengths.cumsum() - self.lengths)[indices]
+        starts, lengths = self.starts[indices], self.lengths[indices]
         columns = np.arange(lengths.max())
-        tokens = np.zeros((len(indices), columns.size), np.int64)
         filled = columns < lengths[:, None]
-        tokens[filled] = self.tokens[(starts[:, None] + columns)[filled]]
-        completion = filled & (columns >= prompts[:, None])
+        sources = (starts[:, None] + columns)[filled]
+        tokens, completion = np.zeros(filled.shape, np.int64), np.zeros(filled.shape, np.bool_)
+        tokens[filled], completion[filled] = self.tokens[sources], self.is_completion[sources]
         return PaddedRows(
             input_ids=torch.from_numpy(np.ascontiguousarray(tokens[:, :-1])),
             positions=torch.from_numpy(np.flatnonzero(completion[:, 1:])),
@@ -142,13 +169,12 @@ class TokenRows:
 
     def packed(self, indices: NDArray[np.int64]) -> PaddedRows:
         """The rows of these numbers (at least one, the longest first) laid end to end."""
-        prompts, inputs = self.prompts[indices], self.lengths[indices] - 1
-        starts = (self.lengths.cumsum() - self.lengths)[indices]
+        inputs = self.lengths[indices] - 1
         ends = np.concatenate([[0], inputs.cumsum()])
         rows = np.repeat(np.arange(len(indices)), inputs)
         columns = np.arange(ends[-1]) - ends[rows]
-        sources = starts[rows] + columns
-        predicting = np.flatnonzero(columns >= prompts[rows] - 1)
+        sources = self.starts[indices][rows] + columns
+        predicting = np.flatnonzero(self.is_completion[sources + 1])
         return PaddedRows(
             input_ids=torch.from_numpy(self.tokens[sources][None]),
             positions=torch.from_numpy(predicting),

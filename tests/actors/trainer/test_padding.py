@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from flexmarl.actors.trainer.padding import (
     MOST_TOKENS_PER_FORWARD,
     TokenRow,
+    TokenRows,
     fill_forwards,
     pack_rows,
     pad_rows,
@@ -125,3 +126,48 @@ def test_filling_forwards_keeps_every_row_once_within_the_bound_and_wastes_no_fo
         assert inside == sorted(inside, reverse=True)
         assert size <= most or len(inside) == 1
     assert all(first + second > most for first, second in pairwise(sizes))
+
+
+turns = st.lists(
+    st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=3), token_lists),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(turns)
+def test_a_merged_row_has_the_completions_of_all_its_samples(
+    drawn: list[tuple[int, list[int], tuple[int, ...]]],
+) -> None:
+    """Each prompt extends one of the samples before, or none."""
+    samples: list[TokenRow] = []
+    for before, between, completion in drawn:
+        prefix = samples[-before] if 0 < before <= len(samples) else ((), ())
+        samples.append(((*prefix[0], *prefix[1], *between), completion))
+    merged, members = TokenRows.of(samples, 10).merged()
+    every = np.argsort(-merged.lengths, kind="stable")
+    padded, packed = merged.padded(every), merged.packed(every)
+    assert padded.input_ids.shape[0] == len(members) <= len(samples)
+    expected = [samples[number] for row in every for number in members[row]]
+    flat = padded.input_ids.flatten().tolist()
+    place = 0
+    for prompt, completion in expected:
+        for number, token in enumerate(completion):
+            position = int(padded.positions[place])
+            row_start = position - position % padded.longest
+            sequence = [*prompt, *completion[:number]]
+            assert flat[row_start : position + 1] == sequence
+            packing = packed.packing
+            assert packing is not None
+            position = int(packed.positions[place])
+            row_start = position - int(packing.token_positions[0, position])
+            assert packed.input_ids[0, row_start : position + 1].tolist() == sequence
+            assert padded.targets[place] == packed.targets[place] == token
+            place += 1
+    assert place == len(padded.targets) == len(packed.targets)
+
+
+def test_rows_without_prefixes_are_left_as_they_are() -> None:
+    rows = TokenRows.of([((1, 2), (3,)), ((1,), (2, 3)), ((1, 2), (4,))], 10)
+    merged, members = rows.merged()
+    assert merged is rows and members == [[0], [1], [2]]

@@ -57,8 +57,9 @@ class Chunk:
     ``engine_logprobs`` and ``advantages`` ``[N]`` float32, ``rewards`` ``[R]`` float32, ``lengths`` and ``group_sizes``
     ``[R]`` int64, ``sizes`` the lengths on the host; ``temperatures``: one for all tokens, or ``[N]`` float64 if the
     samples differ. ``truncations``: of all tokens; None if no sample has one. ``old_logprobs`` and ``returns`` ``[N]``
-    float32: those of ``TrainedSample``. ``columns``: those of a user's loss by name, ``[N]`` float32. ``idle``: it
-    counts for nothing, and is computed because another rank of the gang has a forward more."""
+    float32: those of ``TrainedSample``. ``columns``: those of a user's loss by name, ``[N]`` float32. ``tokens``: of
+    the samples, prompts included; ``merged``: those of them that are not computed, as another sample has them in the
+    same row. ``idle``: it counts for nothing, and is computed because another rank of the gang has a forward more."""
 
     indices: list[int]
     rows: PaddedRows
@@ -73,6 +74,8 @@ class Chunk:
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: int = 0
+    merged: int = 0
     idle: bool = False
 
     def to(self, device: torch.device) -> "Chunk":
@@ -112,22 +115,19 @@ class Chunks:
     def __init__(
         self,
         trained: Sequence[TrainedSample],
-        share: NDArray[np.int64],
+        rows: TokenRows,
+        members: Sequence[Sequence[int]],
         groups: Sequence[NDArray[np.int64]],
         idle: int,
-        vocab_size: int,
         device: torch.device,
         rounding: float,
         packed: bool,
     ) -> None:
-        """``share``: the numbers of this rank's samples among ``trained``. ``groups``: by forward, the numbers of its
-        samples within ``share``. ``idle``: forwards behind them that count for nothing. ``rounding``: of scores, see
-        ``Truncations``. ``packed``: the samples of a forward lie end to end. Raises ``ValueError`` as
-        ``TokenRows.of``."""
-        self._samples = [trained[index] for index in share]
-        rows = [(row.sample.prompt_tokens, row.sample.tokens) for row in self._samples]
-        self._rows = TokenRows.of(rows, vocab_size)
-        self._share, self._groups, self._idle = share, groups, idle
+        """``members``: by row, the numbers of its samples among ``trained``. ``groups``: by forward, the numbers of its
+        ``rows``. ``idle``: forwards behind them that count for nothing. ``rounding``: of scores, see ``Truncations``.
+        ``packed``: the rows of a forward lie end to end."""
+        self._trained, self._rows, self._members = trained, rows, members
+        self._groups, self._idle = groups, idle
         self._device, self._rounding = device, rounding
         self._packed = packed
         self._like = trained[0] if trained else None
@@ -136,11 +136,12 @@ class Chunks:
         return len(self._groups) + self._idle
 
     def __iter__(self) -> Iterator[Chunk]:
-        for indices in self._groups:
-            samples = [self._samples[index] for index in indices]
-            numbers = self._share[indices].tolist()
-            rows = self._rows.packed(indices) if self._packed else self._rows.padded(indices)
-            yield _chunk(samples, numbers, rows, self._rounding).to(self._device)
+        for group in self._groups:
+            indices = [number for row in group.tolist() for number in self._members[row]]
+            samples = [self._trained[index] for index in indices]
+            rows = self._rows.packed(group) if self._packed else self._rows.padded(group)
+            chunk = _chunk(samples, indices, rows, int(self._rows.lengths[group].sum()), self._rounding)
+            yield chunk.to(self._device)
         for _ in range(self._idle):
             yield idle_chunk(self._device, self._like)
 
@@ -157,16 +158,23 @@ def make_chunks(
 ) -> Chunks:
     """The forwards of this rank: every sample is in exactly one chunk of one rank, and all ranks have as many chunks.
 
-    The samples are divided by their tokens. ``rounding``: of scores, see ``Truncations``. ``packed``: those of a
-    forward lie end to end, else they are padded. Raises ``ValueError`` as ``TokenRows.of`` does, before the first
-    chunk.
+    Samples that begin with each other are one row. The rows are divided by their tokens. ``rounding``: of scores, see
+    ``Truncations``. ``packed``: those of a forward lie end to end, else they are padded. Raises ``ValueError`` as
+    ``TokenRows.of`` does.
     """
-    lengths = np.array([len(t.sample.prompt_tokens) + len(t.sample.tokens) for t in trained], np.int64)
-    shares = divide(lengths, gang.size)
+    samples = [row.sample for row in trained]
+    # Of all ranks: each divides the same rows, so that the turns of a trajectory are one rank's.
+    rows, members = TokenRows.of(
+        [(sample.prompt_tokens, sample.tokens) for sample in samples], vocab_size
+    ).merged()
     divide_rows = fill_forwards if packed else split_by_length
-    groups = [divide_rows(lengths[share], most_tokens=most_tokens) for share in shares]
+    shares = divide(rows.lengths, gang.size)
+    groups = [
+        [share[group] for group in divide_rows(rows.lengths[share], most_tokens=most_tokens)]
+        for share in shares
+    ]
     idle = max(map(len, groups)) - len(groups[gang.rank])
-    return Chunks(trained, shares[gang.rank], groups[gang.rank], idle, vocab_size, device, rounding, packed)
+    return Chunks(trained, rows, members, groups[gang.rank], idle, device, rounding, packed)
 
 
 def idle_chunk(device: torch.device, like: TrainedSample | None = None) -> Chunk:
@@ -180,9 +188,12 @@ def idle_chunk(device: torch.device, like: TrainedSample | None = None) -> Chunk
     return chunk.to(device)
 
 
-def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRows, rounding: float) -> Chunk:
-    """On the host, of ``trained``, whose tokens are ``rows``."""
+def _chunk(
+    trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRows, computed: int, rounding: float
+) -> Chunk:
+    """On the host, of ``trained``, whose tokens are those of ``rows``, ``computed`` of them."""
     samples = [row.sample for row in trained]
+    tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
     engine = np.concatenate([np.array(sample.logprobs, np.float32) for sample in samples])
     sizes = [len(sample.tokens) for sample in samples]
     advantages = _token_advantages([row.advantage for row in trained], sizes)
@@ -203,6 +214,8 @@ def _chunk(trained: Sequence[TrainedSample], indices: list[int], rows: PaddedRow
             name: torch.from_numpy(np.concatenate([sample.columns[name] for sample in samples]))
             for name in samples[0].columns
         },
+        tokens,
+        tokens - computed,
     )
 
 

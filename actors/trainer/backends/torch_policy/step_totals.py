@@ -14,16 +14,16 @@ from ....names import AgentName
 from .forward_batches import TrainedSample
 from .gang_rank import GangRank
 
-_COUNTS: Final = ("trained_tokens", "compared_tokens", "positions")
+_COUNTS: Final = ("trained_tokens", "compared_tokens", "positions", "sample_tokens")
 
 
 @dataclass(slots=True)
 class StepTotals:
     """Sums over the micro-batches of this step. ``sums``: by the name of their figure, see ``batch_loss``. ``values``:
     see ``value_sums``. ``stale``: samples of an older version. ``compared_tokens``: those of the trained tokens whose
-    probabilities at the step's begin are known. ``positions``: of the forwards' inputs. ``agent_tokens``
-    and ``agent_advantages``: by agent, its tokens and the sum of their ``|advantage|``; the latter empty with a
-    critic."""
+    probabilities at the step's begin are known. ``positions``: of the forwards' inputs. ``sample_tokens``: of the
+    samples in them, prompts included. ``agent_tokens`` and ``agent_advantages``: by agent, its tokens and the sum of
+    their ``|advantage|``; the latter empty with a critic."""
 
     samples: int = 0
     tokens: int = 0
@@ -31,6 +31,7 @@ class StepTotals:
     compared_tokens: int = 0
     stale: int = 0
     positions: int = 0
+    sample_tokens: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     values: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     agent_tokens: dict[str, int] = field(default_factory=dict)

@@ -216,7 +216,7 @@ class TorchPolicy(PolicyBackend):
         names: tuple[str, ...] = ()
         zero = total = torch.zeros((), device=self._device)  # float32 also for a policy of float64
         values = torch.zeros(4, dtype=torch.float64, device=self._device)
-        padding = 0
+        padding = merged = 0
         for chunk in chunks:
             references = self._reference_logprobs(chunk) if self._loss.needs_references else None
             advantages = chunk.advantages
@@ -252,9 +252,11 @@ class TorchPolicy(PolicyBackend):
             totals.trained_tokens += len(chunk.advantages)
             totals.compared_tokens += len(chunk.advantages) * compared
             totals.positions += chunk.rows.input_ids.numel()
+            totals.sample_tokens += chunk.tokens
             padding += chunk.rows.padding
+            merged += chunk.merged
         if names:
-            totals.sums["padding_share"] = float(padding)
+            totals.sums |= {"padding_share": float(padding), "merged_share": float(merged)}
             totals.read(names, total.expand(len(names)), values, self._gang)
 
     def _logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
