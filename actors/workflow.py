@@ -32,7 +32,7 @@ class Turn:
 
     ``logprobs[i]`` is of ``tokens[i]``, under the distribution that it was drawn from. ``finish_reason``: ``length`` at
     the turn's ``max_new_tokens``, ``stop`` at the end of the answer or a stop string. ``version``: of the policy, when
-    it generated the first token. ``conversation``: the messages of the prompt and the answer as the last one; empty if
+    it generated the first token. ``conversation``: the messages of the prompt and ``message`` as the last one; empty if
     the prompt was text. ``tools``: schemas of the tools that the agent was shown. ``answer``: the parts of the text, as
     the instance has read them from the tokens; None if they are those of a text in the form that most models write.
 

@@ -20,22 +20,25 @@ _SHOWN: Final = 40
 
 
 def chat_prompt(
-    sample_id: str, chat: Chat, turn_tokens: tuple[int, ...], codec: TextCodec
+    sample_id: str, chat: Chat, before: tuple[int, ...], answer: tuple[int, ...], codec: TextCodec
 ) -> tuple[int, ...]:
-    """``turn_tokens``: prompt and answer of the turn that ``chat.answered`` messages end with. Raises InvalidRequest if
-    the template fails, leaves a message out, or rewrites the messages up to that turn."""
+    """``before`` and ``answer``: the tokens of the turn that ``chat.answered`` messages end with. Raises InvalidRequest
+    if the template fails, leaves a message out, or rewrites the messages up to that turn."""
     try:
-        text = codec.chat_text(chat.messages, chat.tools)
         if not chat.answered:
+            text = codec.chat_text(chat.messages, chat.tools)
             _refuse_left_out(sample_id, chat, text, codec)
             return codec.encode(text, False)
-        *before, answer = chat.messages[: chat.answered]
-        begun = codec.chat_text(tuple(before), chat.tools)
+        *messages, _ = chat.messages[: chat.answered]
+        begun = codec.chat_text(messages, chat.tools)
+        written = codec.decode(answer)  # with the marks that the message of the answer lacks
+        messages += [{"role": "assistant", "content": written}, *chat.messages[chat.answered :]]
+        text = codec.chat_text(messages, chat.tools)
     except ValueError as error:
         raise InvalidRequest(sample_id, str(error)) from error
-    rest = _rest(sample_id, text, begun, answer["content"], codec)
+    rest = _rest(sample_id, text, begun, written, codec)
     _refuse_left_out(sample_id, chat, rest, codec)
-    return turn_tokens + _without_end(codec.encode(rest, False), turn_tokens, codec)
+    return before + answer + _without_end(codec.encode(rest, False), answer, codec)
 
 
 def _rest(sample_id: str, text: str, begun: str, answer: str, codec: TextCodec) -> str:
@@ -63,9 +66,9 @@ def _excerpt(text: str, position: int) -> str:
     return repr(text[start : start + _SHOWN])
 
 
-def _without_end(rest: tuple[int, ...], turn_tokens: tuple[int, ...], codec: TextCodec) -> tuple[int, ...]:
+def _without_end(rest: tuple[int, ...], answer: tuple[int, ...], codec: TextCodec) -> tuple[int, ...]:
     """``rest`` without the token that ends an answer if the answer has generated it itself."""
-    generated_end = rest and turn_tokens[-1] == rest[0] and not codec.decode(rest[:1])
+    generated_end = rest[:1] == answer[-1:] and rest and not codec.decode(rest[:1])
     return rest[1:] if generated_end else rest
 
 

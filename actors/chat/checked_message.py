@@ -17,7 +17,7 @@ def checked_message(number: int, message: Mapping[str, Any]) -> dict[str, Any]:
     return dict(message)
 
 
-_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
+_KEYS: Final = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 
 
 def _shorten(value: Any) -> str:

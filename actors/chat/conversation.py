@@ -60,21 +60,21 @@ def conversation_rows(conversation: Conversation, codec: TextCodec, end: int) ->
     """A row for each answer, which ends with the token ``end``. Raises ValueError for messages that ``chat_prompt``
     refuses, and for an answer whose end is not to be found."""
     rows: list[Row] = []
-    messages, tools = list(conversation.messages), conversation.tools
-    tokens: tuple[int, ...] = ()
+    messages, tools = conversation.messages, conversation.tools
+    before: tuple[int, ...] = ()
+    answer: tuple[int, ...] = ()
     answered = 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         try:
-            prompt = chat_prompt("", Chat(tuple(messages[:number]), tools, answered), tokens, codec)
+            chat = Chat(messages[:number], tools, answered)
+            before = chat_prompt("", chat, before, answer, codec)
         except InvalidRequest as error:
             raise ValueError(error.problem) from error
         answer = _answer(messages[: number + 1], tools, codec, end)
-        rows.append((prompt, answer))
-        # As a turn has it: the calls of tools are in the text.
-        messages[number] = {"role": "assistant", "content": codec.decode(answer)}
-        tokens, answered = prompt + answer, number + 1
+        rows.append((before, answer))
+        answered = number + 1
     return rows
 
 

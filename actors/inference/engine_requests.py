@@ -1,5 +1,6 @@
 """Translates a turn's request into an engine's, and the engine's result into the turn's answer. Pure."""
 
+import itertools
 from dataclasses import replace
 
 from ..chat.answer import Answer
@@ -15,12 +16,14 @@ from .text_stream import TextStream
 
 def prompt_tokens(request: GenerateRequest, codec: TextCodec) -> tuple[int, ...]:
     """The tokens of ``request.prompt``, or of its messages. Raises InvalidRequest if the template can't be used."""
-    prompt: tuple[int, ...] = ()
-    for number, part in enumerate(request.prompt):
-        prompt += codec.encode(part, number == 0) if isinstance(part, str) else part
+    parts = [
+        codec.encode(part, number == 0) if isinstance(part, str) else part
+        for number, part in enumerate(request.prompt)
+    ]
     if request.chat is None or not request.chat.messages:
-        return prompt
-    return chat_prompt(request.sample_id, request.chat, prompt, codec)
+        return parts[0] if len(parts) == 1 else tuple(itertools.chain.from_iterable(parts))
+    before, answer = parts or ((), ())
+    return chat_prompt(request.sample_id, request.chat, before, answer, codec)
 
 
 def stop_search(request: GenerateRequest, codec: TextCodec) -> StopSearch | None:

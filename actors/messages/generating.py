@@ -46,11 +46,12 @@ class VersionRange:
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A prompt of messages, for the tokenizer's chat template. ``messages`` and ``tools``: as templates take them; each
-    message has a role.
+    message has a role. An answer that was generated is a message as ``Answer.message`` has it: without the marks of its
+    text.
 
     ``answered``: so many of the messages end with the answer of an earlier turn, whose prompt and answer, as tokens,
-    the request's ``prompt`` is; 0 if all of them are text. Without messages the request's ``prompt`` is all of the
-    prompt, as for the rest of a turn that was interrupted.
+    are the two parts of the request's ``prompt``; 0 if all of them are text. Without messages that ``prompt`` is all of
+    it, as for the rest of a turn that was interrupted.
     """
 
     messages: tuple[dict[str, Any], ...]

@@ -67,17 +67,16 @@ def segments_and_chat(
             conversation.add_turn(part)
         elif isinstance(part, Mapping):
             conversation.messages.append(checked_message(len(conversation.messages), part))
-    prefix = (conversation.prefix,) if conversation.prefix else ()
-    return prefix, Chat(tuple(conversation.messages), tools, conversation.answered)
+    return conversation.prefix, Chat(tuple(conversation.messages), tools, conversation.answered)
 
 
 class _Conversation:
-    """The messages so far. ``prefix``: the tokens of the first ``answered``."""
+    """The messages so far. ``prefix``: the prompt and the answer that the first ``answered`` are, as tokens."""
 
     def __init__(self, tools: tuple[dict[str, Any], ...], retokenize: bool) -> None:
         self.messages: list[dict[str, Any]] = []
         self.answered = 0
-        self.prefix: tuple[int, ...] = ()
+        self.prefix: tuple[tuple[int, ...], ...] = ()
         self._tools = tools
         self._retokenize = retokenize
 
@@ -103,4 +102,4 @@ class _Conversation:
             )
         self.messages = [*before, answer]
         self.answered = len(self.messages)
-        self.prefix = turn.prompt_tokens + turn.tokens
+        self.prefix = (turn.prompt_tokens, turn.tokens)

@@ -77,10 +77,7 @@ class ResumableTurn:
 
     def result(self, agent: AgentName, chat: Chat | None, writer: Callable[[dict[str, Any]], None]) -> Turn:
         """The turn for the workflow, once it has ended. ``chat``: of the first request."""
-        conversation: tuple[dict[str, Any], ...] = ()
-        if chat is not None:
-            conversation = (*chat.messages, {"role": "assistant", "content": self.text})
-        return Turn(
+        turn = Turn(
             agent,
             self.text,
             self.prompt_tokens,
@@ -90,10 +87,11 @@ class ResumableTurn:
             self.logprobs,
             "length" if self.truncated else "stop",
             self.policy_version,
-            conversation,
-            () if chat is None else chat.tools,
-            self.answer,
+            answer=self.answer,
         )
+        if chat is None:
+            return turn
+        return replace(turn, conversation=(*chat.messages, turn.message), tools=chat.tools)
 
     def is_idle_again(self, instance: str, generation: Generation) -> bool:
         """True if this answer and the one before were interrupted without a token, by the same version of the same

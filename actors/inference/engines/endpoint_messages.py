@@ -48,29 +48,38 @@ def call_of(
 
 
 def _with_calls(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """``messages`` with the calls in an answer's text as fields. Results of tools follow in the order of the calls, of
-    which the API takes as many as have a result."""
+    """``messages`` with the calls of an answer as fields, also those in its text. Results of tools follow in the order
+    of the calls, of which the API takes as many as have a result."""
     waiting: list[str] = []
     for place, message in enumerate(messages):
         if message["role"] == "tool" and waiting and "tool_call_id" not in message:
             yield {**message, "tool_call_id": waiting.pop(0)}
             continue
-        text = message.get("content")
-        calls = parse_answer(text).calls if message["role"] == "assistant" and type(text) is str else ()
+        fields, text = _fields(place, message)
         results = _results_behind(messages[place + 1 :])
-        if not calls or not results or "tool_calls" in message:
+        if not fields:
             yield dict(message)
-            continue
-        waiting = [f"call_{place}_{number}" for number in range(min(len(calls), results))]
-        fields = [
-            {
-                "id": name,
-                "type": "function",
-                "function": {"name": call.name or "invalid", "arguments": call.arguments},
-            }
-            for name, call in zip(waiting, calls, strict=False)
-        ]
-        yield {**message, "content": str(text).partition(CALL_BEGIN)[0], "tool_calls": fields}
+        elif not results:
+            written = [_call_text(field["function"]) for field in message.get("tool_calls") or ()]
+            plain = {key: value for key, value in message.items() if key != "tool_calls"}
+            yield plain | {"content": "\n".join(filter(None, (message.get("content"), *written)))}
+        else:
+            named = {result.get("tool_call_id") for result in messages[place + 1 : place + 1 + results]}
+            waiting = [field["id"] for field in fields[:results] if field["id"] not in named]
+            yield {**message, "content": text, "tool_calls": fields[:results]}
+
+
+def _fields(place: int, message: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """The calls of an answer, and its content without them: they may be fields, or text that a workflow has written.
+    One that can't be read is always text."""
+    text = message.get("content") or ""
+    fields = [*(message.get("tool_calls") or ())]
+    if message["role"] != "assistant" or not (fields or CALL_BEGIN in text):
+        return [], text
+    for number, call in enumerate(parse_answer(text).calls, len(fields)):
+        function = {"name": call.name or "invalid", "arguments": call.arguments}
+        fields.append({"id": f"call_{place}_{number}", "type": "function", "function": function})
+    return fields, text.partition(CALL_BEGIN)[0]
 
 
 def _results_behind(messages: Sequence[Mapping[str, Any]]) -> int:

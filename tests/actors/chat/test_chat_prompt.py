@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.chat.answer import parse_answer
 from flexmarl.actors.chat.chat_prompt import chat_prompt
 from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.errors import InvalidRequest
@@ -39,7 +40,7 @@ def answer(text: str) -> dict[str, Any]:
 
 
 def test_the_first_prompt_is_the_template_s_text() -> None:
-    prompt = chat_prompt("q", Chat((SYSTEM, FIRST)), (), codec())
+    prompt = chat_prompt("q", Chat((SYSTEM, FIRST)), (), (), codec())
     assert shown(prompt) == (
         "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -48,11 +49,11 @@ def test_the_first_prompt_is_the_template_s_text() -> None:
 @pytest.mark.parametrize("ended", [True, False])
 def test_only_the_template_s_new_text_is_tokenised(ended: bool) -> None:
     one = codec()
-    first = chat_prompt("q", Chat((SYSTEM, FIRST)), (), one)
+    first = chat_prompt("q", Chat((SYSTEM, FIRST)), (), (), one)
     # other tokens than those of the text: as a model may split it in its own way
     generated = (*one.encode("It is ", False), 777, *((END,) if ended else ()))
     chat = Chat((SYSTEM, FIRST, answer("It is 2."), SECOND), answered=3)
-    second = chat_prompt("q", chat, first + generated, one)
+    second = chat_prompt("q", chat, first, generated, one)
     assert second[: len(first) + len(generated)] == first + generated
     rest = shown(second[len(first) + len(generated) :])
     end = "" if ended else "<|im_end|>"
@@ -62,13 +63,16 @@ def test_only_the_template_s_new_text_is_tokenised(ended: bool) -> None:
 def test_many_turns_are_one_conversation() -> None:
     one, messages = codec(), [SYSTEM]
     known: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
     for turn in range(4):
         messages.append({"role": "user", "content": f"question {turn}"})
         answered = len(messages) - 1 if turn else 0
-        prompt = chat_prompt("q", Chat(tuple(messages), answered=answered), known, one)
-        assert prompt[: len(known)] == known
+        before = chat_prompt("q", Chat(tuple(messages), answered=answered), before, generated, one)
+        assert before[: len(known)] == known
         text = f" answer {turn}"
-        known = (*prompt, *one.encode(text, False), END)
+        generated = (*one.encode(text, False), END)
+        known = before + generated
         messages.append(answer(text))
     whole = one.chat_text(messages, ())
     assert shown(known) + "\n<|im_start|>assistant\n" == whole, (
@@ -78,9 +82,10 @@ def test_many_turns_are_one_conversation() -> None:
 
 def test_white_space_that_a_template_strips_stays() -> None:
     one = codec(TRIMMING)
-    first = chat_prompt("q", Chat((FIRST,)), (), one)
-    known = (*first, *one.encode(" 2 \n", False), END)
-    second = chat_prompt("q", Chat((FIRST, answer(" 2 \n"), SECOND), answered=2), known, one)
+    first = chat_prompt("q", Chat((FIRST,)), (), (), one)
+    generated = (*one.encode(" 2 \n", False), END)
+    known = first + generated
+    second = chat_prompt("q", Chat((FIRST, answer(" 2 \n"), SECOND), answered=2), first, generated, one)
     assert second[: len(known)] == known
     assert shown(second[len(known) :]) == "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -89,11 +94,11 @@ def test_a_template_that_rewrites_an_answer_is_refused_with_the_difference() -> 
     one = codec(FORGETTING)
     chat = Chat((FIRST, answer("<think>one more</think>2"), SECOND), answered=2)
     with pytest.raises(InvalidRequest) as caught:
-        chat_prompt("1:q_1_0", chat, (1, 2, 3), one)
+        chat_prompt("1:q_1_0", chat, (1, 2, 3), one.encode("<think>one more</think>2", False), one)
     text = str(caught.value)
     assert "request 1:q_1_0: the chat template of small-chat rewrites earlier turns" in text
     assert "<think>one more" in text and "becomes" in text and "retokenize=True" in text
-    again = chat_prompt("1:q_1_0", Chat(chat.messages), (), one)
+    again = chat_prompt("1:q_1_0", Chat(chat.messages), (), (), one)
     assert "assistant\n2<|im_end|>" in shown(again) and "think" not in shown(again)
 
 
@@ -104,23 +109,36 @@ def test_a_template_that_leaves_a_message_out_is_refused() -> None:
         with pytest.raises(
             InvalidRequest, match=r"leaves out or rewrites messages\[\d\], of the role 'tool': '4 app"
         ):
-            chat_prompt("q", chat, (1, 2), one)
+            chat_prompt("q", chat, (1, 2), one.encode("?", False), one)
 
 
 def test_a_content_that_a_template_writes_as_json_is_not_left_out() -> None:
     template = CHATML.replace("{{ message.content }}", "{{ message.content | tojson }}")
     quoted = {"role": "tool", "content": 'a "b"\nc'}
-    prompt = chat_prompt("q", Chat((FIRST, quoted)), (), codec(template))
+    prompt = chat_prompt("q", Chat((FIRST, quoted)), (), (), codec(template))
     assert "b" in shown(prompt)
 
 
 def test_a_tokenizer_without_a_template_and_a_template_that_fails_are_named() -> None:
     with pytest.raises(InvalidRequest, match="small-chat has no chat template"):
-        chat_prompt("q", Chat((FIRST,)), (), codec(None))
+        chat_prompt("q", Chat((FIRST,)), (), (), codec(None))
     with pytest.raises(InvalidRequest, match=r"chat template of small-chat failed: .*no system role"):
-        chat_prompt("q", Chat((SYSTEM, FIRST)), (), codec(FAILING))
+        chat_prompt("q", Chat((SYSTEM, FIRST)), (), (), codec(FAILING))
 
 
 def test_tools_are_given_to_the_template() -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-    assert '"name": "add"' in shown(chat_prompt("q", Chat((FIRST,), (tool,)), (), codec()))
+    assert '"name": "add"' in shown(chat_prompt("q", Chat((FIRST,), (tool,)), (), (), codec()))
+
+
+def test_an_answer_continues_by_its_text_where_its_message_has_fields() -> None:
+    one = codec()
+    first = chat_prompt("q", Chat((FIRST,)), (), (), one)
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    generated = (*one.encode(text, False), END)
+    message = parse_answer(text).with_ids("1:q_0_0").message
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "name": "add", "content": "2"}
+    second = chat_prompt("q", Chat((FIRST, message, result), answered=2), first, generated, one)
+    assert second[: len(first) + len(generated)] == first + generated
+    rest = shown(second[len(first) + len(generated) :])
+    assert rest == "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"

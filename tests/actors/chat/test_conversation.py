@@ -49,9 +49,9 @@ def test_each_answer_is_a_row_behind_the_prompt_that_generate_makes() -> None:
     rows = conversation_rows(
         conversation_of([SYSTEM, FIRST, answer("2"), SECOND, answer(" Yes. ")]), one, END
     )
-    first = chat_prompt("q", Chat((SYSTEM, FIRST)), (), one)
+    first = chat_prompt("q", Chat((SYSTEM, FIRST)), (), (), one)
     generated = (*one.encode("2", False), END)
-    second = chat_prompt("q", Chat((SYSTEM, FIRST, answer("2"), SECOND), answered=3), first + generated, one)
+    second = chat_prompt("q", Chat((SYSTEM, FIRST, answer("2"), SECOND), answered=3), first, generated, one)
     assert rows == [(first, generated), (second, (*one.encode(" Yes. ", False), END))]
 
 
@@ -72,7 +72,7 @@ def test_calls_of_tools_are_written_as_the_template_writes_them() -> None:
     assert shown(call[1]) == f"{text}<|im_end|>"
     assert shown(call[0]).startswith('<|im_start|>system\n[{"type": "function"')
     generated = Chat((FIRST, answer(text), RESULT), conversation.tools, 2)
-    assert last == (chat_prompt("q", generated, call[0] + call[1], one), (*one.encode("2", False), END))
+    assert last == (chat_prompt("q", generated, *call, one), (*one.encode("2", False), END))
 
 
 def test_white_space_is_the_template_s() -> None:
@@ -84,7 +84,7 @@ def test_white_space_is_the_template_s() -> None:
 @pytest.mark.parametrize("one", [codec(ENDLESS), ByteCodec("bytes")])
 def test_a_template_that_ends_no_answer_has_the_end_token_all_the_same(one: Any) -> None:
     (row,) = conversation_rows(Conversation((FIRST, answer("2"))), one, END)
-    assert row == (chat_prompt("q", Chat((FIRST,)), (), one), (*one.encode("2", False), END))
+    assert row == (chat_prompt("q", Chat((FIRST,)), (), (), one), (*one.encode("2", False), END))
 
 
 @pytest.mark.parametrize(

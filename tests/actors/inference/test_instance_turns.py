@@ -114,7 +114,8 @@ async def test_a_conversation_keeps_the_tokens_of_its_turns(served: Served) -> N
     assert text == "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     known = first.prompt_tokens + first.tokens
     messages = (USER, {"role": "assistant", "content": first.text}, {"role": "user", "content": "Sure?"})
-    second = await served.generate((known,), chat=Chat(messages, answered=2))
+    turn = (first.prompt_tokens, first.tokens)
+    second = await served.generate(turn, chat=Chat(messages, answered=2))
     assert second.prompt_tokens[: len(known)] == known
     assert "Sure?" in served.tokenizer.decode(second.prompt_tokens[len(known) :])
 
@@ -122,8 +123,9 @@ async def test_a_conversation_keeps_the_tokens_of_its_turns(served: Served) -> N
 @pytest.mark.parametrize("served", [(FORGETTING,)], indirect=True)
 async def test_a_template_that_rewrites_turns_is_refused_for_this_turn_alone(served: Served) -> None:
     messages = (USER, {"role": "assistant", "content": "<think>a</think>2"}, USER)
+    answer = tuple(served.tokenizer.encode("<think>a</think>2"))
     with pytest.raises(InvalidRequest, match="rewrites earlier turns"):
-        await served.generate(((1, 2),), chat=Chat(messages, answered=2))
+        await served.generate(((1, 2), answer), chat=Chat(messages, answered=2))
     again = await served.generate((), chat=Chat(messages))
     assert "think" not in served.tokenizer.decode(again.prompt_tokens)
 
@@ -146,7 +148,7 @@ async def test_the_simulated_engine_takes_the_same_turns(system: ActorSystem, pr
         known = first.prompt_tokens + first.tokens
         answer = {"role": "assistant", "content": first.text}
         second, ended = await asyncio.gather(
-            served.generate((known,), chat=Chat((USER, answer, USER), answered=2)),
+            served.generate((first.prompt_tokens, first.tokens), chat=Chat((USER, answer, USER), answered=2)),
             served.generate(stop=(first.text[10:12],), sample_id="1:q_1_0", prompt=("say",)),
         )
         assert second.prompt_tokens[: len(known)] == known

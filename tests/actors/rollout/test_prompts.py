@@ -39,12 +39,12 @@ def test_messages_are_a_chat() -> None:
 
 
 def test_a_turn_among_messages_is_its_conversation() -> None:
-    expected = ((1, 2, 3, 4),), Chat((USER, ANSWER, NEXT), answered=2)
+    expected = ((1, 2), (3, 4)), Chat((USER, ANSWER, NEXT), answered=2)
     assert made([CHAT_TURN, NEXT]) == expected
     assert made([USER, CHAT_TURN, NEXT]) == expected, "its own messages may stand before it"
     second = Turn("solver", "4", (1, 2, 3, 4, 5), (6,), "1:q_1_0", conversation=(USER, ANSWER, NEXT, ANSWER))
     assert made([USER, CHAT_TURN, NEXT, second, USER]) == (
-        ((1, 2, 3, 4, 5, 6),),
+        ((1, 2, 3, 4, 5), (6,)),
         Chat((USER, ANSWER, NEXT, ANSWER, USER), answered=4),
     )
 

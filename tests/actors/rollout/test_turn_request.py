@@ -60,8 +60,8 @@ async def test_a_turn_tells_how_it_was_generated(cluster: FakeCluster) -> None:
     user = {"role": "user", "content": "1+1?"}
     assert first.prompt == () and first.chat == Chat((user,))
     assert second.chat is not None and second.chat.answered == 2
-    (known,) = second.prompt
-    assert set(known) == {65}, "the tokens of the first answer, whose prompt has none here"
+    before, answer = second.prompt
+    assert before == () and set(answer) == {65}, "the first answer, whose prompt has no tokens here"
 
 
 BAD = {

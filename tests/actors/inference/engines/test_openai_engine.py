@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from flexmarl.actors.chat.answer import parse_answer
 from flexmarl.actors.chat.byte_codec import ByteCodec
+from flexmarl.actors.environments.tool_calls import ToolCall
 from flexmarl.actors.errors import EndpointFailed, EngineFailed, InvalidRequest
 from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.openai_engine import OpenaiEngine
@@ -221,6 +222,30 @@ async def test_calls_in_the_conversation_go_back_as_fields_with_their_results(en
         ("3", "call_1_0"),
         ("no such number", "call_1_1"),
     ]
+    await engine.close()
+
+
+async def test_the_calls_of_a_turn_go_back_with_as_many_results_as_there_are(endpoint: Endpoint) -> None:
+    call = call_field("abcdefghi", '{"a": 1}')
+    turn = {"role": "assistant", "content": "So.\n<tool_call>{</tool_call>", "tool_calls": [call]}
+    conversation = (
+        QUESTION,
+        turn,
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "3"},
+        {"role": "tool", "content": "error: torn"},
+        {**turn, "content": ""},
+        {"role": "user", "content": "Sure?"},
+    )
+    engine = engine_of(endpoint.base_url)
+    await engine.generate(replace(PLAIN, chat=Chat(conversation, (ADD,))))
+    _, body, _ = endpoint.requests[0]
+    _, answer, first, second, without_results, _ = body["messages"]
+    named, torn = answer["tool_calls"]
+    assert answer["content"] == "So.\n" and named == call
+    assert torn["function"] == {"name": "invalid", "arguments": "{}"}
+    assert [one["tool_call_id"] for one in (first, second)] == ["abcdefghi", torn["id"]]
+    assert "tool_calls" not in without_results
+    assert parse_answer(without_results["content"]).tool_calls(["add"]) == (ToolCall("add", {"a": 1}),)
     await engine.close()
 
 
