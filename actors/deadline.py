@@ -16,6 +16,7 @@ class Deadline:
     """
 
     def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._left_s = limit_s
         self._pauses = 0

@@ -3,9 +3,12 @@
 import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ..core.errors import FlexmarlError
+
+_LAST_LINES: Final = 5
+_LONGEST_LINE: Final = 300
 
 
 class ConfigError(FlexmarlError):
@@ -87,12 +90,13 @@ class ProcessFailed(FlexmarlError):
 class ProgramFailed(FlexmarlError):
     """A program that played a trajectory has ended badly. ``status``: of its exit. ``output``: of the program."""
 
-    def __init__(self, status: int, output: str, overran_s: float | None = None) -> None:
-        how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
-        if overran_s is not None:
-            how = f"was killed after {overran_s:.1f} s, its time"
-        last = output.strip().rpartition("\n")[2]
-        super().__init__(f"the program {how}: {last[-300:]!r}" if last else f"the program {how}")
+    def __init__(self, command: str, how: str, status: int, output: str, refusal: str = "") -> None:
+        """``how``: it has ended. ``refusal``: the last one that it got from its session; empty without one."""
+        refused = f"; the gateway's last refusal: {refusal}" if refusal else ""
+        lines = [line[-_LONGEST_LINE:] for line in output.strip().splitlines()[-_LAST_LINES:]]
+        last = "\n".join(["; its last lines:", *lines]) if lines else ""
+        super().__init__(f"the program {command} {how}{refused}{last}")
+        self.command = command
         self.status = status
         self.output = output
 
@@ -467,6 +471,10 @@ class InvalidRequest(FlexmarlError):
         super().__init__(f"request {request_id}: {problem}")
         self.request_id = request_id
         self.problem = problem
+
+
+class TurnsRewritten(InvalidRequest):
+    """The chat template rewrites earlier turns of a conversation: their tokens can't be continued."""
 
 
 class RequestsInFlight(FlexmarlError):

@@ -97,6 +97,14 @@ _STEP: Final = (
          "failed trajectories of submitted queries; not in `failed_trajectories`"),
         ("restarted_groups", "count", "groups that were begun again, because their rollout worker was lost"),
     ),
+    Figure("gateway/merged", "count",
+           "turns of programs that continue the tokens of an earlier one; left out if it is 0, as are the next two",
+           "sum", hides_zero=True),
+    Figure("gateway/branched", "count",
+           "turns of programs that begin again in a conversation: [branches](programs.md#what-is-trained)",
+           "sum", hides_zero=True),
+    Figure("gateway/masked", "count",
+           "turns that are not trained, by `open_gateway(train=...)` or `Rewards.leave_out`", "sum", hides_zero=True),
     Figure("eval_s", "s", "time of the evaluation after the step; not in `step_s`"),
 )  # fmt: skip
 

@@ -150,7 +150,8 @@ class Rewards:
     ``Rewards(solver=1.0, critic=0.5, metrics={"accuracy": 1.0}).of(draft, 0.3).of_team(1.0)``
 
     A sample, which is one turn, is trained with its agent's reward, plus the team's, plus its own; see
-    ``agents.<agent>.algorithm.rewards``. An agent that generated a turn needs at least one of them.
+    ``agents.<agent>.algorithm.rewards``. An agent that generated a turn that is not left out needs at least one of
+    them.
     """
 
     def __init__(self, /, *, metrics: Mapping[str, float] | None = None, **by_agent: float) -> None:
@@ -164,6 +165,8 @@ class Rewards:
             _finite(f"metric {name!r}", value)
         self.turns: list[tuple[Turn, float]] = []
         """The arguments of each ``of``."""
+        self.left_out: list[Turn] = []
+        """The arguments of each ``leave_out``."""
         self.team: float | None = None
         self._returned = False
 
@@ -189,6 +192,17 @@ class Rewards:
         self.team = _finite("reward of the team", reward) + (self.team or 0.0)
         return self
 
+    def leave_out(self, turn: Turn) -> Self:
+        """Leaves a turn out of the samples: it is not trained, needs no reward, and is counted. Returns this object.
+        Raises InvalidReward after the workflow has returned; a turn of another trajectory fails this one."""
+        if not isinstance(turn, Turn):
+            raise InvalidReward(
+                f"Rewards.leave_out wants a Turn that generate has returned, not {turn!r:.120}{await_hint(turn)}"
+            )
+        self._check_open(f"of turn {turn.sample_id} of agent {turn.agent!r}")
+        self.left_out.append(turn)
+        return self
+
     def checked(self) -> "Rewards":
         """The same as plain floats, with one entry in ``turns`` for each turn. Raises InvalidReward for a value that is
         not a finite number, for a reward beyond ``LARGEST_REWARD``, and for a metric's name that can't be sent."""
@@ -199,6 +213,7 @@ class Rewards:
         if self.team is not None:
             rewards.team = _reward("reward of the team", self.team)
         rewards.turns = _sum_by_turn(self.turns)
+        rewards.left_out = self.left_out
         return rewards
 
     def close(self) -> None:

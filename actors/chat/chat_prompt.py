@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, TurnsRewritten
 from ..messages import Chat
 from .text_codec import TextCodec
 
@@ -23,7 +23,7 @@ def chat_prompt(
     sample_id: str, chat: Chat, before: tuple[int, ...], answer: tuple[int, ...], codec: TextCodec
 ) -> tuple[int, ...]:
     """``before`` and ``answer``: the tokens of the turn that ``chat.answered`` messages end with. Raises InvalidRequest
-    if the template fails, leaves a message out, or rewrites the messages up to that turn."""
+    if the template fails or leaves a message out, and TurnsRewritten if it rewrites the messages up to that turn."""
     try:
         if not chat.answered:
             text = codec.chat_text(chat.messages, chat.tools)
@@ -48,7 +48,7 @@ def _rest(sample_id: str, text: str, begun: str, answer: str, codec: TextCodec) 
             return text[len(written) :]
     expected = begun + answer
     same = _equal_characters(text, expected)
-    raise InvalidRequest(
+    raise TurnsRewritten(
         sample_id,
         f"the chat template of {codec.name} rewrites earlier turns: {_excerpt(expected, same)} becomes "
         f"{_excerpt(text, same)}; generate(..., retokenize=True) accepts that and tokenises the messages again",

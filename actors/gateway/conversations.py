@@ -70,9 +70,12 @@ class Conversations:
         tools: Sequence[Mapping[str, Any]],
         answer: Message,
         turn: Turn,
+        *,
+        begins_again: bool = False,
     ) -> Kind:
-        """Adds a turn: ``answer`` as the program gets it. Returns what it is to the turns before it."""
-        _, parent = self._longest(agent, messages, tools)
+        """Adds a turn: ``answer`` as the program gets it. ``begins_again``: the turn has none of the tokens of those
+        before it, though its messages continue them. Returns its kind."""
+        _, parent = (0, None) if begins_again else self._longest(agent, messages, tools)
         if parent is not None:
             kind: Kind = "branched" if parent.next_turns else "merged"
             parent.next_turns += 1
@@ -84,6 +87,11 @@ class Conversations:
         self._by_digest[digest] = node
         self._nodes.setdefault(agent, []).append(node)
         return kind
+
+    def main_turns(self, agent: str) -> list[Turn]:
+        """The longest chain of the agent's turns that continue each other; the first one of equally long ones."""
+        chains = [_chain(node) for node in self._nodes.get(agent, ())]
+        return max(chains, key=len, default=[])
 
     def _is_rewritten(self, agent: str, messages: Sequence[Message]) -> bool:
         """True if ``messages``, which no known conversation begins, have answers all the same."""
@@ -112,6 +120,15 @@ class Conversations:
         if same == len(messages):
             return f"it ends before message {same} of an earlier one"
         return f"message {same} was {_excerpt(nearest.conversation[same])}, is {_excerpt(messages[same])}"
+
+
+def _chain(node: _Node) -> list[Turn]:
+    """The turns up to that of ``node``."""
+    turns = [node.turn]
+    while node.parent is not None:
+        node = node.parent
+        turns.append(node.turn)
+    return turns[::-1]
 
 
 def _equal_messages(first: Sequence[Message], second: Sequence[Message]) -> int:

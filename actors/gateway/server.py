@@ -13,6 +13,7 @@ from ..errors import RecipeError
 from ..workflow import Agent
 from .model_call import ApiError
 from .session import Session
+from .trajectory_programs import TrajectoryPrograms
 
 _KEPT_NAMES: Final = 1000
 LOOPBACK: Final = "127.0.0.1"
@@ -32,12 +33,17 @@ class GatewayServer:
         """``http://HOST:PORT``; empty before the first session."""
 
     @asynccontextmanager
-    async def opened(self, agents: Mapping[str, Agent], models: Mapping[str, str]) -> AsyncIterator[Session]:
-        """A session for as long as it is entered. Raises RecipeError if the server can't be started."""
+    async def opened(
+        self,
+        agents: Mapping[str, Agent],
+        models: Mapping[str, str],
+        programs: TrajectoryPrograms | None = None,
+    ) -> AsyncIterator[Session]:
+        """A session, see there, for as long as it is entered. Raises RecipeError if the server can't be started."""
         async with self._opening:
             if not self.address:
                 self.address = await self._start()
-        session = Session(agents, models)
+        session = Session(agents, models, programs)
         self._sessions[session.id] = self._by_key[session.key] = session
         try:
             yield session

@@ -2,27 +2,33 @@
 
     request ─> agent by the model's name ─> the turn that it continues ─> generate ─> the answer, and its turn
 
+An option that no agent may have is changed, not refused: programs have them in their code. A chat template that
+rewrites earlier turns makes the turn begin again from its messages, as a branch.
+
 A call whose program has gone is cancelled, and its turn is not of the trajectory: no program has read it. All calls end
 with the session.
 """
 
 import asyncio
 import itertools
+import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Literal
 
 import structlog
 
 from ...core.base.task_groups import first_error
 from ...core.errors import CallTimeout
-from ..errors import InvalidRequest, LimitReached, PromptTooLong
+from ..deadline import Deadline
+from ..errors import InvalidRequest, LimitReached, PromptTooLong, TurnsRewritten
 from ..workflow import Agent, Turn
 from .answer import Answer, answer_of
 from .conversations import Conversations, Place
 from .model_call import ApiError, Message, ModelCall
+from .trajectory_programs import TrajectoryPrograms
 
 OnChoiceText = Callable[[int, str], None]
 """Called with the number of a choice, and its text so far."""
@@ -30,28 +36,41 @@ OnChoiceText = Callable[[int, str], None]
 MOST_OPEN_CALLS: Final = 64
 """At once. A program that asks for more has lost its way."""
 
+TrainRule = Literal["main", "all"] | Callable[[Turn], bool]
+"""The turns of an agent that are trained: its longest conversation, all, or those for which the function is true."""
+
 _log = structlog.get_logger()
 
 
 class Session:
     """``agents``: by their names. ``models``: further names of them, as the program gives them. ``error``: the first
-    that no request has caused: the trajectory can't succeed."""
+    that no request has caused: the trajectory can't succeed. ``refusal``: the last that a request got. ``programs``: of
+    the trajectory; a session without one has its own."""
 
-    def __init__(self, agents: Mapping[str, Agent], models: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        agents: Mapping[str, Agent],
+        models: Mapping[str, str],
+        programs: TrajectoryPrograms | None = None,
+    ) -> None:
         self.id = secrets.token_urlsafe(9)
         self.key = f"fm-{secrets.token_urlsafe(24)}"
         self.models = {**{agent: agent for agent in agents}, **models}
         self.turns: list[Turn] = []
         """Those that have ended, in the order of their ends."""
         self.counts: Counter[str] = Counter()
-        """The numbers of turns by ``Kind``."""
+        """The numbers of turns by ``Kind``; of those that are ``retokenized``, and ``masked``: not trained; and of
+        options that were changed, ``capped`` and ``warmed``."""
         self.error: Exception | None = None
+        self.refusal = ""
+        self.programs = programs or TrajectoryPrograms()
         self._agents = agents
         self._conversations = Conversations()
         self._numbers = itertools.count()
         self._calls: set[asyncio.Task[list[Answer]]] = set()
+        self._limits: list[Deadline] = []
         self._closed = False
-        self._has_logged = False
+        self._logged: set[str] = set()
 
     async def answer(self, call: ModelCall, on_text: OnChoiceText | None = None) -> list[Answer]:
         """The choices of an answer. Raises ApiError."""
@@ -65,12 +84,38 @@ class Session:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         try:
-            return await asyncio.shield(task)
+            with ExitStack() as pauses:
+                for limit in self._limits:
+                    pauses.enter_context(limit.paused())
+                return await asyncio.shield(task)
+        except ApiError as error:
+            self.refusal = error.problem
+            raise
         except asyncio.CancelledError:
             if task.cancelled():  # by ``close``
                 raise ApiError(410, f"the session {self.id} has ended", code="session_ended") from None
             task.cancel()
             raise
+
+    @contextmanager
+    def limited(self, deadline: Deadline) -> Iterator[None]:
+        """Stops the deadline's time while a call is under way: that is the trainer's, or that of other trajectories."""
+        self._limits.append(deadline)
+        try:
+            yield
+        finally:
+            self._limits.remove(deadline)
+
+    def leave_out(self, rules: Mapping[str, TrainRule]) -> None:
+        """Marks the turns that no rule trains. To be called once, at the session's end. Agents without a rule are
+        trained on all."""
+        main = {turn.sample_id for agent in rules for turn in self._conversations.main_turns(agent)}
+        for turn in self.turns:
+            rule = rules.get(turn.agent, "all")
+            is_trained = rule == "all" or (turn.sample_id in main if rule == "main" else rule(turn))
+            if not is_trained:
+                self.programs.left_out.add(turn.sample_id)
+                self._count("masked")
 
     async def close(self) -> None:
         """Ends all calls."""
@@ -82,15 +127,21 @@ class Session:
     async def _answer(self, call: ModelCall, on_text: OnChoiceText | None) -> list[Answer]:
         agent = self.agent_of(call.model)
         place = self._conversations.place(agent, call.messages, call.tools)
-        self._log_difference(agent, place)
+        if place.difference:
+            self._log_once("a program has rewritten its conversation", agent, place.difference)
+        options = self._adapted(agent, call.options)
         try:
             with _refusals(), first_error():
-                async with asyncio.TaskGroup() as tasks:
-                    choices = [
-                        tasks.create_task(self._generate(agent, place, call, number, on_text))
-                        for number in range(call.choices)
-                    ]
-            return [self._keep(agent, call, choice.result()) for choice in choices]
+                try:
+                    turns = await self._generate(agent, place, call, options, on_text)
+                except TurnsRewritten as error:
+                    self._log_once(
+                        "a chat template rewrites turns: they are tokenised again", agent, error.problem
+                    )
+                    place = Place(None, call.messages)
+                    turns = await self._generate(agent, place, call, {**options, "retokenize": True}, on_text)
+                    self._count("retokenized", len(turns))
+            return [self._keep(agent, call, place, turn) for turn in turns]
         except ApiError:
             raise
         except Exception as error:  # the workflow raises it: a program can't be asked what it is
@@ -98,20 +149,60 @@ class Session:
             raise ApiError(500, f"{type(error).__name__}: {error}", code="engine_error") from error
 
     async def _generate(
-        self, agent: str, place: Place, call: ModelCall, number: int, on_text: OnChoiceText | None
-    ) -> Turn:
-        parts: tuple[Turn | Message, ...] = place.messages
+        self,
+        agent: str,
+        place: Place,
+        call: ModelCall,
+        options: Mapping[str, Any],
+        on_text: OnChoiceText | None,
+    ) -> list[Turn]:
+        """One turn for each choice. Raises the error of the first that fails."""
+        parts: tuple[Turn | Message, ...] = _with_objects(place.messages)
         if place.turn is not None:
-            parts = (place.turn, *place.messages)
-        listener = None if on_text is None else lambda text: on_text(number, text)
-        return await self._agents[agent].generate(parts, tools=call.tools, on_text=listener, **call.options)
+            parts = (place.turn, *parts)
 
-    def _keep(self, agent: str, call: ModelCall, turn: Turn) -> Answer:
+        async def generate(number: int) -> Turn:
+            listener = None if on_text is None else lambda text: on_text(number, text)
+            return await self._agents[agent].generate(parts, tools=call.tools, on_text=listener, **options)
+
+        if call.choices == 1:
+            return [await generate(0)]
+        with first_error():
+            async with asyncio.TaskGroup() as tasks:
+                choices = [tasks.create_task(generate(number)) for number in range(call.choices)]
+        return [choice.result() for choice in choices]
+
+    def _keep(self, agent: str, call: ModelCall, place: Place, turn: Turn) -> Answer:
         answer = answer_of(turn, f"{self.id}{next(self._numbers)}")
-        kind = self._conversations.add(agent, call.messages, call.tools, answer.message(), turn)
-        self.counts[kind] += 1
+        kind = self._conversations.add(
+            agent, call.messages, call.tools, answer.message(), turn, begins_again=place.turn is None
+        )
+        self._count(kind)
         self.turns.append(turn)
         return answer
+
+    def _adapted(self, agent: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """``options`` as the agent may have them: without a temperature of 0 in training, and with no more new tokens
+        than its own."""
+        adapted = dict(options)
+        if (sampling := self.programs.sampling.get(agent)) is None:
+            return adapted
+        most = adapted.get("max_new_tokens")
+        if isinstance(most, int) and most > sampling.max_new_tokens:
+            adapted["max_new_tokens"] = sampling.max_new_tokens
+            self._count("capped")
+        if sampling.is_training and adapted.get("temperature") == 0:
+            del adapted["temperature"]
+            self._count("warmed")
+            self._log_once(
+                "a program asks for temperature 0, from which nothing is learned: its turns have the agent's own",
+                agent,
+            )
+        return adapted
+
+    def _count(self, name: str, number: int = 1) -> None:
+        self.counts[name] += number
+        self.programs.counts[name] += number
 
     def agent_of(self, model: str) -> str:
         """The agent that ``model`` names. Raises ApiError."""
@@ -124,10 +215,30 @@ class Session:
             )
         return agent
 
-    def _log_difference(self, agent: str, place: Place) -> None:
-        if place.difference and not self._has_logged:
-            self._has_logged = True
-            _log.info("a program has rewritten its conversation", agent=agent, difference=place.difference)
+    def _log_once(self, event: str, agent: str, difference: str = "") -> None:
+        if event not in self._logged:
+            self._logged.add(event)
+            details = {"difference": difference} if difference else {}
+            _log.info(event, agent=agent, **details)
+
+
+def _with_objects(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """``messages`` with the arguments of calls as objects, as chat templates take them: the APIs have them as text."""
+    return tuple(
+        {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    )
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"])
+    except (TypeError, ValueError):  # the program's own error, which the model may see
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from ..errors import (
     LoadFailed,
     NonFiniteLogits,
     PromptTooLong,
+    TurnsRewritten,
     WrongPolicy,
     WrongVersion,
 )
@@ -172,6 +173,7 @@ class InstanceApi(Protocol):
             WrongVersion,
             PromptTooLong,
             InvalidRequest,
+            TurnsRewritten,
             NonFiniteLogits,
             EndpointFailed,
             EngineFailed,
@@ -182,6 +184,6 @@ class InstanceApi(Protocol):
         the answer alone. Nothing waits for them.
 
         Raises WrongPolicy if another policy is served, WrongVersion if the version served is not in
-        ``request.versions``, PromptTooLong, InvalidRequest, NonFiniteLogits if a log-probability is infinite or not a
-        number, EndpointFailed if the policy's endpoint gave no answer, and EngineFailed if the engine broke: the
-        instance ends then."""
+        ``request.versions``, PromptTooLong, InvalidRequest, TurnsRewritten, NonFiniteLogits if a log-probability is
+        infinite or not a number, EndpointFailed if the policy's endpoint gave no answer, and EngineFailed if the engine
+        broke: the instance ends then."""

@@ -128,7 +128,7 @@ class OutsideRewards:
         samples: dict[tuple[AgentName, int], UnjudgedSample] = {}
         turns = sorted(trajectory.ended_turns(), key=lambda ended: _number(ended[1])) if self._columns else ()
         for agent, turn, _, columns in turns:
-            if agent in self._columns:
+            if agent in self._columns and turn.request.sample_id not in trajectory.left_out:
                 key = agent, _number(turn) if agent in self._of_turns else -1
                 samples[key] = UnjudgedSample(
                     turn.request.sample_id,

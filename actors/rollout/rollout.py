@@ -41,6 +41,7 @@ from ..errors import (
 )
 from ..gateway.gateway import current_server
 from ..gateway.server import GatewayServer
+from ..gateway.trajectory_programs import ProgramSampling, current_programs
 from ..messages import (
     EvaluationEnd,
     EvaluationTrajectory,
@@ -374,9 +375,15 @@ class Rollout(Actor, RolloutApi):
     async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
         current_pool.set(self._processes)
         current_server.set(self._gateways)
+        current_programs.set(trajectory.programs)
+        trajectory.programs.sampling = {
+            agent: ProgramSampling(settings.sampling.max_new_tokens, not trajectory.is_evaluation)
+            for agent, settings in self._agents.items()
+        }
         handles = AgentHandles(self.generate, self._agents, trajectory)
         returned = await self._recipe.workflow(trajectory.query, handles)
         trajectory.close()
+        trajectory.leave_out(returned)
         trajectory.check_columns()
         assert trajectory.deadline is not None, "it runs"
         # This time is the judge's.
@@ -389,6 +396,7 @@ class Rollout(Actor, RolloutApi):
             self._agents,
             punish=not trajectory.is_evaluation,  # evaluations report the rewards as they were given
             outside=outside,
+            left_out=trajectory.left_out,
         )
 
     def _workflow_ended(self, work: asyncio.Task[TrajectoryRewards]) -> None:
@@ -513,7 +521,7 @@ class Rollout(Actor, RolloutApi):
             trajectory.turn_overran(agent, error)
             raise
         except InvalidRequest as error:
-            raise InvalidRequest(request.sample_id, f"agent {agent}: {error.problem}") from error
+            raise type(error)(request.sample_id, f"agent {agent}: {error.problem}") from error
         return generation
 
 

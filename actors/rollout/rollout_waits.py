@@ -109,5 +109,11 @@ class RolloutWaits:
             text = "for rewards that a program outside the run gives: does the judge run?"
             return text, f"{trajectory.judge_limit} ends it"
         limit = f"rollout.trajectory_timeout_s={self._config.trajectory_timeout_s:g} ends it"
+        if trajectory.programs.running:
+            command, program_limit = trajectory.programs.running[0]
+            return (
+                f"in the program {command}, which asks for no turn",
+                f"{program_limit} ends it" if program_limit else limit,
+            )
         lines = lines_of_task(self._folder, work)
         return f"at {'; '.join(lines)}" if lines else "outside the recipe's own code", limit

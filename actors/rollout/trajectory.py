@@ -9,12 +9,14 @@ from typing import Any
 
 from ..columns.declared_columns import Columns
 from ..deadline import Deadline
-from ..errors import InvalidColumn, RecipeError
+from ..errors import InvalidColumn, InvalidReward, RecipeError
+from ..gateway.trajectory_programs import TrajectoryPrograms
 from ..messages import AgentTurns, AnsweredTrajectory, AnsweredTurn, Query, Sample, VersionRange
 from ..names import AgentName, PolicyName, Step, Version
 from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName, turn_of
+from ..workflow import Rewards
 from .call_graph import TimedTurn
 from .resumable_turn import ResumableTurn
 from .trajectory_rewards import Amounts, EndedTurn, TrajectoryRewards
@@ -63,6 +65,9 @@ class Trajectory:
         """True if it is late, and no failure, when those are not there in time."""
         self.active_at = asyncio.get_running_loop().time()
         """The time at which its last turn began or ended."""
+        self.programs = TrajectoryPrograms()
+        self.left_out: frozenset[str] = frozenset()
+        """The ids of samples that are not trained; final when its workflow has returned."""
         self.limited = False
         """True once an agent was asked for a turn beyond a limit."""
         self._overran: list[tuple[AgentName, BaseException]] = []
@@ -130,6 +135,18 @@ class Trajectory:
     def close(self) -> None:
         """Ends the trajectory: its turns are those that have ended."""
         self._closed = True
+
+    def leave_out(self, returned: object) -> None:
+        """Leaves the turns out of the samples that the workflow or the rules of its gateways leave out. ``returned``:
+        by the workflow. Raises InvalidReward for one of another trajectory."""
+        turns = returned.left_out if isinstance(returned, Rewards) else []
+        known = {turn.request.sample_id for _, turn in self._turns}
+        for turn in turns:
+            if turn.sample_id not in known:
+                raise InvalidReward(
+                    f"agent {turn.agent!r}: turn {turn.sample_id} is left out, and is not of trajectory {self.name}"
+                )
+        self.left_out = frozenset(self.programs.left_out & known) | {turn.sample_id for turn in turns}
 
     def turns_of(self, agent: AgentName) -> AgentTurns:
         """The figures of the agent's turns that have ended, and their lengths in tokens."""
@@ -221,7 +238,7 @@ class Trajectory:
                 columns=self._columns[turn.request.sample_id].values,
             )
             for agent, turn in self._turns
-            if agent in agents
+            if agent in agents and turn.request.sample_id not in self.left_out
         ]
 
 

@@ -61,10 +61,11 @@ def trajectory_rewards(
     *,
     punish: bool,
     outside: Mapping[str, float] = _NONE,
+    left_out: Collection[str] = (),
 ) -> TrajectoryRewards:
     """``returned``: what the workflow has; closed. ``punish``: lower the rewards of turns that are too long.
     ``outside``: by sample id, the rewards that a program outside the run gave: they take the place of the workflow's,
-    which may return None.
+    which may return None. ``left_out``: the ids of samples that are not trained, and have no reward.
 
     Raises RecipeError, which ends the run, for another type, an unknown agent, a trained agent with turns and without a
     reward, and a turn's reward that its agent's algorithm does not use; InvalidReward, which fails the trajectory, for
@@ -82,6 +83,9 @@ def trajectory_rewards(
     returned.close()
     rewards = returned.checked()
     turn_amounts = _turn_rewards(trajectory, rewards, turns, agents)
+    if left_out:
+        turns = [turn for turn in turns if turn.sample_id not in left_out]
+        turn_amounts = {name: amount for name, amount in turn_amounts.items() if name not in left_out}
     _take_outside(rewards, turn_amounts, turns, agents, outside)
     paid = {turn.agent for turn in turns if turn.sample_id in turn_amounts}
     rewarded = {

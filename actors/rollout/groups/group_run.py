@@ -193,6 +193,7 @@ class GroupRun:
                 "late_trajectories": self.late,
                 "retried_turns": sum(trajectory.retried_turns for trajectory in self.trajectories.values()),
                 "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
+                **self._gateway_figures(),
                 "resumed_turns": len(resumed_turns),
                 # The place of the last change: all tokens before it were kept from earlier versions.
                 "resumed_tokens": sum(sample.version_changes[-2] for sample in resumed_turns),
@@ -200,6 +201,14 @@ class GroupRun:
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
             trajectories=[member.answer() for member in members] if self.submitted else [],
         )
+
+    def _gateway_figures(self) -> dict[str, int | float]:
+        trajectories = self.trajectories.values()
+        counts = {
+            f"gateway/{kind}": sum(trajectory.programs.counts[kind] for trajectory in trajectories)
+            for kind in ("merged", "branched")
+        }
+        return {**counts, "gateway/masked": sum(len(trajectory.left_out) for trajectory in trajectories)}
 
     def _turns(self, amounts: Mapping[int, Amounts], rules: GroupClosingRules) -> list[Sample]:
         """All turns of the trajectories that count, as samples. ``amounts``: the rewards of each, by number."""
