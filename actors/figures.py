@@ -93,6 +93,8 @@ _STEP: Final = (
         ("replaced_queries", "count", "queries drawn in the place of dropped groups"),
         ("submitted_queries", "count",
          "queries that programs outside of the run have submitted, in place of drawn ones"),
+        ("logged_trajectories", "count",
+         "trajectories of logs that programs have submitted; no other figure but those of training counts them"),
         ("failed_submitted_trajectories", "count",
          "failed trajectories of submitted queries; not in `failed_trajectories`"),
         ("restarted_groups", "count", "groups that were begun again, because their rollout worker was lost"),

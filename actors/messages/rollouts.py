@@ -31,6 +31,52 @@ def refuse_equal_ids(queries: Iterable[Query], where: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedTurn:
+    """A turn that was generated before, perhaps outside of the run. ``version``: of the policy of ``agent`` that has
+    generated it; None: another policy has. ``logprobs``: as in ``Sample``, under the distribution with this
+    ``temperature``; NaN if they are not known."""
+
+    agent: AgentName
+    prompt: list[Any]
+    """Texts or messages, for people; empty if the prompt is known by its tokens alone."""
+    text: str
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    temperature: float
+    version: Version | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTrajectory:
+    """``rewards``: by agent; all agents of ``turns`` have one."""
+
+    turns: list[LoggedTurn]
+    rewards: dict[AgentName, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedGroup:
+    """The trajectories of one query, whose rewards are compared. ``query``: names them in the run."""
+
+    query: Query
+    trajectories: list[LoggedTrajectory]
+
+    @property
+    def turns(self) -> list[LoggedTurn]:
+        """The turns of all trajectories."""
+        return [turn for trajectory in self.trajectories for turn in trajectory.turns]
+
+    def oldest(self) -> dict[AgentName, Version]:
+        """By agent: the oldest version of its turns; agents whose turns have none are left out."""
+        oldest: dict[AgentName, Version] = {}
+        for turn in self.turns:
+            if turn.version is not None:
+                oldest[turn.agent] = min(oldest.get(turn.agent, turn.version), turn.version)
+        return oldest
+
+
+@dataclass(frozen=True, slots=True)
 class AnsweredTurn:
     """``text``: the answer's. ``reward``: the one that the turn is trained with, before any punishment of its length;
     None if a program outside the run has not given it yet."""
@@ -213,12 +259,14 @@ class RolloutApi(TextApi, Protocol):
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
         submitted: list[str] | None = None,
+        logged: dict[str, list[LoggedTrajectory]] | None = None,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
         ``queries``: each with the number of its draw, over the run. ``versions``: may generate the turns, by policy;
         the newest of them that the instances serve does. ``submitted``: the ids of the queries that a program has
-        submitted: the reports of their groups have their trajectories. May be called again for the same step.
+        submitted: the reports of their groups have their trajectories. ``logged``: by id of the query, the trajectories
+        of a group that ended before: no workflow runs for it. May be called again for the same step.
         """
 
     async def give_up(self, step: Step, query: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from ..errors import QueriesRefused
 from ..names import PolicyName, Step, Version
 from ..run_events import RunEvent
 from ..step_metrics import StepMetrics
-from .rollouts import GroupClosed, GroupWaiting, Query, QueryAnswer
+from .rollouts import GroupClosed, GroupWaiting, LoggedGroup, Query, QueryAnswer
 
 WORK_TIMEOUT_S: Final = 24 * 3600.0
 """Deadline of long operations, queueing included: catches one that hangs, never one that is slow."""
@@ -26,6 +26,11 @@ class OrchestratorApi(Protocol):
         """Rolls out and trains queries from outside: at once under ``async``, else in the next step that begins, or,
         beyond its size, in later ones; they take the place of drawn ones. Returns the answers, in their order, once all
         are rolled out; if not ``judged``, without waiting for rewards from outside."""
+
+    @endpoint(raises=[QueriesRefused])
+    async def submit_logged(self, groups: list[LoggedGroup]) -> list[QueryAnswer]:
+        """Trains trajectories that have ended before, in the next steps that begin, in place of queries that these
+        would draw. Returns the answers, in their order, once all are in the store or are dropped."""
 
     async def group_waits(self, writer: str, group: GroupWaiting) -> None:
         """A group lacks nothing but rewards. Under ``async`` its step does not wait for it; ``admit`` then."""

@@ -77,11 +77,12 @@ from typing import Final
 from ...core.actor import Actor, endpoint
 from ...core.base.task_groups import first_error
 from ...core.waits import OpenWaits, Wait
-from ..errors import SamplesUnreachable, StoreError, TooFewRows
+from ..errors import QueriesRefused, SamplesUnreachable, StoreError, TooFewRows
 from ..messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
     GroupWaiting,
+    LoggedGroup,
     OrchestratorApi,
     Published,
     Query,
@@ -213,6 +214,18 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         return await self._queries.submissions.submit(queries, judged=judged)
 
     @endpoint
+    async def submit_logged(self, groups: list[LoggedGroup]) -> list[QueryAnswer]:
+        for query, turn in ((group.query.id, turn) for group in groups for turn in group.turns):
+            policy = self._policy_of[turn.agent]
+            newest = self._published[policy].version if policy in self._published else Version(0)
+            if turn.version is not None and turn.version > newest:
+                raise QueriesRefused(
+                    f"{query}: agent {turn.agent} has version {turn.version}, and the newest of policy "
+                    f"{policy} is {newest}: leave the version out if another run has generated the answer"
+                )
+        return await self._queries.submissions.submit_logged(groups)
+
+    @endpoint
     async def group_waits(self, writer: str, group: GroupWaiting) -> None:
         if not self._workers.has(writer, (group.step, group.query)) or self._finished.done():
             return
@@ -249,7 +262,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         if self._finished.done():
             return  # the run has failed: groups that still close are not needed
         key = group.step, group.query
-        submitted = self._queries.closed(group)
+        submitted = self._queries.closed(group, self._loose.groups.step_of(key))
         if key in self._loose.groups:
             await self._loose.end(group, submitted=submitted)
             return
@@ -454,7 +467,11 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         trajectories = self._setup.trajectories_per_query
         await self._workers.begin(
             [
-                *(GroupWork(step, 0, query, trajectories, ranges, submitted=True) for query in submitted),
+                *(
+                    GroupWork(step, 0, query, len(logged) or trajectories, ranges, True, logged)
+                    for query in submitted
+                    for logged in [self._queries.submissions.logged(step, query.id)]
+                ),
                 *(GroupWork(step, number, query, trajectories, ranges) for number, query in draws),
             ]
         )

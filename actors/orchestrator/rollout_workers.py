@@ -31,6 +31,7 @@ from ..messages import (
     EvaluationEnd,
     EvaluationTrajectory,
     GroupClosed,
+    LoggedTrajectory,
     Query,
     RolloutApi,
     StoreApi,
@@ -76,7 +77,8 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """A query's group. ``position``: the number of the query's draw, over the run. ``submitted``: it was not drawn."""
+    """A query's group. ``position``: the number of the query's draw, over the run. ``submitted``: it was not drawn.
+    ``logged``: its trajectories, if they ended before."""
 
     step: Step
     position: int
@@ -84,6 +86,7 @@ class GroupWork:
     trajectories: int
     versions: dict[PolicyName, VersionRange]
     submitted: bool = False
+    logged: list[LoggedTrajectory] = field(default_factory=list)
 
     @property
     def key(self) -> GroupKey:
@@ -304,9 +307,12 @@ class RolloutWorkers:
         first = groups[0]
         queries = [(group.position, group.query) for group in groups]
         submitted = [group.query.id for group in groups if group.submitted]
+        logged = {group.query.id: group.logged for group in groups if group.logged}
+        # The number of trajectories is one for all groups that have still to run.
+        trajectories = next((group.trajectories for group in groups if not group.logged), 1)
         try:
             await ref.api.start_step(
-                writer, first.step, queries, first.trajectories, first.versions, submitted
+                writer, first.step, queries, trajectories, first.versions, submitted, logged
             )
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
             await self._lose(writer, error)

@@ -47,6 +47,7 @@ from ..messages import (
     EvaluationTrajectory,
     GenerateRequest,
     Generation,
+    LoggedTrajectory,
     Query,
     RolloutApi,
     TextTo,
@@ -66,6 +67,7 @@ from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Decision, Drop, Group, GroupRules, Start
 from .groups.group_run import GivenUp, GroupClosingRules, GroupRun, RewardsAwaited, TrajectoryEnd
+from .logged_turns import take_logged
 from .outside_rewards import OutsideRewards
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
@@ -183,11 +185,12 @@ class Rollout(Actor, RolloutApi):
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
         submitted: list[str] | None = None,
+        logged: dict[str, list[LoggedTrajectory]] | None = None,
     ) -> None:
         self._check_incarnation(writer)
         refuse_equal_ids([query for _, query in queries], f"step {step}")
         config = self._config
-        rules = GroupRules(
+        drawn = GroupRules(
             size=trajectories,
             extra=config.extra_trajectories,
             oversampled=config.oversampled,
@@ -195,10 +198,13 @@ class Rollout(Actor, RolloutApi):
             max_replacements=config.max_replacements,
         )
         for position, query in queries:
+            ended = (logged or {}).get(query.id, ())
+            rules = GroupRules(size=len(ended)) if ended else drawn
             is_submitted = query.id in (submitted or ())
             # An answer is for a person: it is there when the rewards alone are missing.
             grace_s = 0.0 if is_submitted else None if self._setup.steps_wait else config.reward_grace_s
             run = GroupRun(step, query, position, versions, Group(rules), self._clock, is_submitted, grace_s)
+            run.logged = ended
             is_let_go = grace_s is not None and not self._setup.steps_wait
             run.leaves_out_late = is_let_go or config.late_rewards_after_s is not None
             self.background(self._run_group(run), f"group {query.id}")
@@ -291,7 +297,13 @@ class Rollout(Actor, RolloutApi):
                     decisions = self._take(run, await run.ends.get())
 
     async def _run_member(self, run: GroupRun, number: int, trajectory: Trajectory) -> None:
-        run.ends.put_nowait(await self.run_trajectory(trajectory))
+        if run.logged:
+            take_logged(trajectory, run.logged[number], self._agents)
+            for turn, (_, ended, *_) in zip(run.logged[number].turns, trajectory.ended_turns(), strict=True):
+                self._records.note_prompt(trajectory, ended.request.sample_id, turn.prompt)
+            run.ends.put_nowait(TrajectoryEnd(trajectory))
+        else:
+            run.ends.put_nowait(await self.run_trajectory(trajectory))
 
     async def _announce(self, run: GroupRun) -> None:
         """Reports that the group lacks nothing but rewards from outside. Messages to the orchestrator keep their order:

@@ -25,6 +25,7 @@ from ...actors.names import AgentName
 from ...actors.recipe.query_problem import query_problem
 from ...actors.run_events import RunEnded, RunEvent
 from ...actors.step_metrics import StepMetrics
+from ...core.base.texts import half_problem
 from ...core.durable.files import replace_private
 from ...core.errors import ActorDead, CallNotAllowed, CallTimeout, LocalProtocolError
 from ...core.ref import ActorRef
@@ -169,6 +170,23 @@ class ConnectedRun:
             if (problem := query_problem(query)) is not None:
                 raise QueriesRefused(f"queries[{number}] is {problem}")
         return await self._control.within(WORK_TIMEOUT_S).submit([*queries], judged)
+
+    async def submit_logged(self, lines: Sequence[Mapping[str, Any]]) -> list[QueryAnswer]:
+        """Has the run train trajectories that ended before, and waits until they are in its store: returns an answer
+        for each group, in the order of their first lines; ``dropped`` is the reason if it is not trained.
+
+        A line has ``agent``, ``prompt`` (text or messages, with ``tools``), ``answer`` (text), ``reward`` and
+        ``logprobs``; ``version`` if this run has generated the answer; ``tokens`` and ``prompt_tokens`` in place of
+        texts; ``temperature`` of the log-probs; ``query``, the same for all answers to one query; or ``turns``, a list
+        of such turns. They begin with the next steps, in place of drawn queries.
+
+        Raises QueriesRefused, and trains none then: with the mistakes by line; if no further step begins or the run has
+        ended; if 10 000 groups wait already; if the run is ``deterministic``.
+        """
+        for number, line in enumerate(lines, 1):
+            if problem := half_problem(line):
+                raise QueriesRefused(f"line {number}: {problem}")
+        return await self._control.within(WORK_TIMEOUT_S).submit_logged([dict(line) for line in lines])
 
     # ------------------------------------------------------------------ samples
 

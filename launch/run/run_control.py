@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from ...actors.errors import QueriesRefused
 from ...actors.messages import WORK_TIMEOUT_S, OrchestratorApi, Query, QueryAnswer, RunResult, StoreApi
@@ -23,6 +23,7 @@ from ..errors import RunDirectoryError, RunFailed
 from ..monitoring.console.run_console import RunConsole
 from ..run_folder.json_lines import event_from_json, lines_from, metrics_from_json, object_of, size_of
 from ..run_folder.run_directory import RunDirectory
+from .logged_lines import logged_groups
 from .run_feed import Broadcast
 from .run_record import end_of_run
 from .stalls.watch import StallWatch
@@ -44,7 +45,7 @@ CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
         "store:fetch",
         "store:write",
     ),
-    "submit": (*_WATCH, f"{NAME}:submit"),
+    "submit": (*_WATCH, f"{NAME}:submit", f"{NAME}:submit_logged"),
     "stop": (*_WATCH, f"{NAME}:stop"),
 }
 """The calls that a program from outside may make, by the right that it was given (``core/wire/permissions.py``)."""
@@ -193,15 +194,29 @@ class RunControl(Actor):
     @endpoint(raises=[QueriesRefused])
     async def submit(self, queries: list[Query], judged: bool = True) -> list[QueryAnswer]:
         """See ``ConnectedRun.submit``."""
-        if self._config.deterministic:
-            raise QueriesRefused(
-                "deterministic=true: the time at which queries come would decide what is trained"
-            )
+        self._refuse_deterministic()
         orchestrator = await self._find("orchestrator", OrchestratorApi)
         try:
             return await orchestrator.within(WORK_TIMEOUT_S).submit(queries, judged)
         except (ActorDead, ActorFailed) as error:
             raise QueriesRefused(f"the run has ended: {error}") from error
+
+    @endpoint(raises=[QueriesRefused])
+    async def submit_logged(self, lines: list[dict[str, Any]]) -> list[QueryAnswer]:
+        """See ``ConnectedRun.submit_logged``."""
+        self._refuse_deterministic()
+        groups = await self.system.run_blocking(logged_groups, self._config, lines)
+        orchestrator = await self._find("orchestrator", OrchestratorApi)
+        try:
+            return await orchestrator.within(WORK_TIMEOUT_S).submit_logged(groups)
+        except (ActorDead, ActorFailed) as error:
+            raise QueriesRefused(f"the run has ended: {error}") from error
+
+    def _refuse_deterministic(self) -> None:
+        if self._config.deterministic:
+            raise QueriesRefused(
+                "deterministic=true: the time at which queries come would decide what is trained"
+            )
 
     @endpoint(raises=[InvalidKeys])
     async def admit(self, public_key: str, rights: list[Right]) -> None:

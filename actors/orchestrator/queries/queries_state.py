@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...names import Step
+
 
 @dataclass(frozen=True, slots=True)
 class QueriesState:
@@ -10,13 +12,15 @@ class QueriesState:
 
     ``drawn``: number of queries that were drawn from the recipe's source. ``positions``: the state of ``train_query``'s
     ``PositionSource``; empty at the beginning. ``source``: the state of the recipe's own source, None without one.
-    ``evaluation``: the digest of the evaluation's queries, empty without an evaluation.
+    ``evaluation``: the digest of the evaluation's queries, empty without an evaluation. ``logged``: the step of each
+    group of logged trajectories that is trained: its name is not trained again.
     """
 
     drawn: int = 0
     positions: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     evaluation: str = ""
+    logged: dict[str, Step] = field(default_factory=dict)
 
     def without_digests(self) -> "QueriesState":
         """The state of a run that continues with changed data."""

@@ -73,7 +73,7 @@ class RunQueries:
         resumed: QueriesState | None,
     ) -> None:
         """``system``, ``timeout_s``: as for ``RecipeData``. ``success``: as in ``EvaluationRules``."""
-        self.submissions = Submissions()
+        self.submissions = Submissions(resumed.logged if resumed else {})
         self._recipe, self._plan, self._success = recipe, plan, success
         self._data = RecipeData(recipe, system, timeout_s)
         self._source: RecipeSource | None = None
@@ -129,12 +129,21 @@ class RunQueries:
             if not all(draw.closed for draw in of_step.by_id.values())
         }
         self._steps[step] = _StepQueries(dict(versions))
-        return self.take_submitted(step, self._plan.queries if most is None else most)
+        places = self._plan.queries if most is None else most
+        submitted = self.take_submitted(step, places)
+        # All places but one: the run's own data must not wait for the end of a long log.
+        most_logged = min(places - len(submitted), max(1, self._plan.queries - 1))
+        return submitted + self._note_submitted(
+            step, self.submissions.take_logged(step, self._steps[step].by_id, most_logged)
+        )
 
     def take_submitted(self, step: Step, most: int | None = None) -> list[Query]:
         """The submitted queries that begin in the newest step; those stay whose ids a query of it has."""
         by_id = (self._steps.get(step) or self._remainders[step]).by_id
-        submitted = self.submissions.take(step, by_id, most)
+        return self._note_submitted(step, self.submissions.take(step, by_id, most))
+
+    def _note_submitted(self, step: Step, submitted: list[Query]) -> list[Query]:
+        by_id = (self._steps.get(step) or self._remainders[step]).by_id
         by_id |= {query.id: _Draw(0, query, submitted=True) for query in submitted}
         return submitted
 
@@ -175,9 +184,10 @@ class RunQueries:
                 ends, missing = [], count - len(draws)
             yield draws
 
-    def closed(self, group: GroupClosed) -> bool:
-        """True if the query of a group was submitted: it is answered. A group may begin again, and close again: the
-        source hears of the last end before the next step begins, and of no later one."""
+    def closed(self, group: GroupClosed, trained_by: Step | None = None) -> bool:
+        """True if the query of a group was submitted: it is answered. ``trained_by``: None for the step that it began
+        in. A group may begin again, and close again: the source hears of the last end before the next step begins, and
+        of no later one."""
         of_step = self._steps.get(group.step) or self._remainders.get(group.step)
         if of_step is None:
             return False  # it closed in a step that is complete, and has begun again with a lost host
@@ -195,7 +205,7 @@ class RunQueries:
             tuple(group.zero_advantage),
         )
         if draw.submitted:
-            self.submissions.closed(group)
+            self.submissions.closed(group, trained_by)
         elif not draw.heard:
             self._ends[draw.number] = draw, end
         return draw.submitted
@@ -220,7 +230,8 @@ class RunQueries:
         """The queries after a complete step, to be asked for once. Raises RecipeError."""
         if step not in self._after:
             await self._take_state(step)
-        return replace(self._after.pop(step), evaluation=self._evaluation)
+        logged = self.submissions.trained_until(step)
+        return replace(self._after.pop(step), evaluation=self._evaluation, logged=logged)
 
     async def _take_state(self, step: Step) -> None:
         """Takes the state of a saved step once: for the next step's draw or for the checkpoint, whichever comes

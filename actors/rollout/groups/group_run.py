@@ -1,6 +1,7 @@
 """A running group, and the samples and report that it leaves."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from ...messages import (
     AgentTurns,
     GroupClosed,
     GroupWaiting,
+    LoggedTrajectory,
     Query,
     Sample,
     TrajectoryFailure,
@@ -74,8 +76,9 @@ class GroupRun:
     """``position``: the number of the query's draw, over the run. ``submitted``: a program has submitted the query, and
     waits for its answer. ``grace_s``: seconds after which a trajectory that lacks rewards from outside counts as
     ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
-    failure. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``, the
-    ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited.
+    failure. ``logged``: its trajectories, if they ended before; the step has only samples of them, and no figures of
+    generating and rewarding. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so
+    are ``ended``, the ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited.
     ``announced``: the orchestrator knows that the group waits. ``late``: the number of trajectories that are left out,
     because rewards came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories
     that count."""
@@ -89,6 +92,7 @@ class GroupRun:
     submitted: bool = False
     grace_s: float | None = None
     leaves_out_late: bool = False
+    logged: Sequence[LoggedTrajectory] = ()
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -174,6 +178,8 @@ class GroupRun:
         if zero_advantage and not kept:  # then another query may take its place, as for a group that failed
             dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
         counts = Counter(sample.agent for sample in kept)
+        if self.logged:
+            return kept, self._close_logged(counts, members, rules, dropped, zero_advantage)
         resumed_turns = [sample for sample in kept if sample.version_changes]
         return kept, GroupClosed(
             step=self.step,
@@ -209,6 +215,28 @@ class GroupRun:
             for kind in ("merged", "branched")
         }
         return {**counts, "gateway/masked": sum(len(trajectory.left_out) for trajectory in trajectories)}
+
+    def _close_logged(
+        self,
+        counts: Mapping[str, int],
+        members: Sequence[Trajectory],
+        rules: GroupClosingRules,
+        dropped: str,
+        zero_advantage: list[AgentName],
+    ) -> GroupClosed:
+        return GroupClosed(
+            step=self.step,
+            query=self.query.id,
+            samples={agent: counts.get(agent, 0) for agent in rules.agents if agent not in rules.frozen},
+            turns={agent: AgentTurns() for agent in rules.agents},
+            waited_s=math.inf,
+            rewards={},
+            failures=self.failures,
+            dropped=dropped,
+            zero_advantage=zero_advantage,
+            figures={"logged_trajectories": len(members), "late_trajectories": self.late},
+            trajectories=[member.answer() for member in members],
+        )
 
     def _turns(self, amounts: Mapping[int, Amounts], rules: GroupClosingRules) -> list[Sample]:
         """All turns of the trajectories that count, as samples. ``amounts``: the rewards of each, by number."""

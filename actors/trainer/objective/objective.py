@@ -1,7 +1,7 @@
 """A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -30,10 +30,10 @@ from .transforms import Critic, WholeStep
 @dataclass(frozen=True, slots=True)
 class CompletionTokens:
     """The completion tokens of one forward. All are ``[N]`` but ``lengths`` and ``group_sizes`` (``[R]`` int64) and
-    ``rewards`` (``[R]``); ``logprobs`` has the gradient, ``engine_logprobs`` are those the tokens were drawn with,
-    ``reference_logprobs`` are needed for a KL in the loss alone. ``old_logprobs``: of the policy at the step's begin;
-    None if it has not changed since. ``entropies``: of the distributions, with the gradient; needed for an entropy
-    bonus alone. ``columns``: of a user's loss, by name."""
+    ``rewards`` (``[R]``); ``logprobs`` has the gradient, ``engine_logprobs`` are those the tokens were drawn with
+    (NaN: unknown), ``reference_logprobs`` are needed for a KL in the loss alone. ``old_logprobs``: of the policy at the
+    step's begin; None if it has not changed since. ``entropies``: of the distributions, with the gradient; needed for
+    an entropy bonus alone. ``columns``: of a user's loss, by name."""
 
     logprobs: Tensor
     engine_logprobs: Tensor
@@ -72,6 +72,9 @@ def batch_loss(
     # The trainer's own log-probabilities: the rounding of bfloat16 between engine and trainer (1e-2) exceeds the clip
     # range of gspo (3e-4), which learned nothing against the engine's.
     proximal = batch.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+    # Of logged answers they may be unknown: a weight of 1.
+    behaviour = torch.where(batch.engine_logprobs.isnan(), proximal, batch.engine_logprobs)
+    batch = replace(batch, engine_logprobs=behaviour)
     weights, bounded = correction_weights(
         proximal,
         batch.engine_logprobs,

@@ -29,6 +29,7 @@ from ....transport.state import StateTransport
 from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from ..actor_specs import References, rollout_setup, store_setup
+from ..context_limit import context_limit
 
 _ANSWER_TOKENS: Final = 8.0
 """The median of the random answers: short ones, so that a prompt that is too long with them is too long with any."""
@@ -90,24 +91,8 @@ async def _publish(policy: PolicyName, router: ActorRef[RouterActor], transport:
 
 def _engine(policy: PolicyConfig) -> SimulatedEngineConfig:
     return SimulatedEngineConfig(
-        max_context=_context(policy), median_tokens=_ANSWER_TOKENS, token_s=1e-6, prompt_share=0.0
+        max_context=context_limit(policy), median_tokens=_ANSWER_TOKENS, token_s=1e-6, prompt_share=0.0
     )
-
-
-def _context(policy: PolicyConfig) -> int | None:
-    """The longest sequence of the policy's engine; None if it is not known without it, as for an endpoint, or where
-    vLLM computes it from scaled rotations."""
-    model, limit = policy.used_model, policy.engine.max_context
-    if model is None or limit is not None:
-        return limit
-    # Imported here: transformers takes seconds, and a simulated run needs nothing of it.
-    from ....actors.model_sources import architecture_of
-
-    decoder: Any = architecture_of(model).get_text_config(decoder=True)
-    rope = getattr(decoder, "rope_parameters", None) or {}
-    if policy.engine.name != "embedded" and rope.get("rope_type", "default") != "default":
-        return None
-    return getattr(decoder, "max_position_embeddings", None)
 
 
 def _within_the_trial(config: RunConfig) -> RunConfig:

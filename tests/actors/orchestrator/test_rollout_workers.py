@@ -17,6 +17,7 @@ from flexmarl.actors.messages import (
     GenerateRequest,
     Generation,
     GroupClosed,
+    LoggedTrajectory,
     MicroBatchTrained,
     Query,
     RolloutApi,
@@ -360,6 +361,7 @@ class Worker(Actor):
         trajectories: int,
         versions: dict[PolicyName, VersionRange],
         submitted: list[str] | None = None,
+        logged: dict[str, list[LoggedTrajectory]] | None = None,
     ) -> None: ...
 
 

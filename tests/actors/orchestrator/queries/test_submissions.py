@@ -10,6 +10,9 @@ from flexmarl.actors.messages import (
     AnsweredTurn,
     GroupClosed,
     GroupWaiting,
+    LoggedGroup,
+    LoggedTrajectory,
+    LoggedTurn,
     Query,
     QueryAnswer,
 )
@@ -146,3 +149,58 @@ async def test_a_program_that_waits_for_no_rewards_is_answered_when_they_alone_a
     made.end("the run has ended")
     with pytest.raises(QueriesRefused, match="the run has ended"):
         await late
+
+
+def logged(name: str, version: Version | None = None) -> LoggedGroup:
+    turn = LoggedTurn(SOLVER, [], "4", (1,), (2,), (-0.5,), 1.0, version)
+    return LoggedGroup(Query(name, "2+2"), [LoggedTrajectory([turn], {SOLVER: 1.0})])
+
+
+async def test_logged_answers_of_the_run_begin_like_queries_and_those_of_others_wait_in_a_line_of_their_own() -> (
+    None
+):
+    made = Submissions()
+    noticed: list[int] = []
+    made.notify = lambda: noticed.append(made.waiting)
+    waiting = asyncio.create_task(
+        made.submit_logged([logged("old"), logged("own", Version(3)), logged("older")])
+    )
+    await asyncio.sleep(0)
+    assert noticed == [3]
+    assert [query.id for query in made.take(Step(4), ())] == ["own"]
+    assert [query.id for query in made.take_logged(Step(4), {"old"}, 2)] == ["older"]
+    assert made.logged(Step(4), "own") == logged("own", Version(3)).trajectories and not made.logged(
+        Step(4), "q"
+    )
+    with pytest.raises(QueriesRefused, match="'old' is under way"):
+        await made.submit_logged([logged("old")])
+    made.closed(closed(4, "own"), Step(5))
+    made.closed(closed(4, "older", dropped="all its rewards are equal"))
+    assert [query.id for query in made.take_logged(Step(5), (), 2)] == ["old"]
+    made.closed(closed(5, "old"))
+    assert [(answer.query, answer.step, answer.dropped) for answer in await waiting] == [
+        ("old", 5, ""),
+        ("own", 5, ""),
+        ("older", 4, "all its rewards are equal"),
+    ]
+    assert made.trained_until(Step(4)) == {} and made.trained_until(Step(5)) == {"old": 5, "own": 5}
+
+
+async def test_a_resumed_run_trains_no_logged_name_again_and_answers_those_that_no_step_takes() -> None:
+    made = Submissions({"old": Step(5)})
+    waiting = asyncio.create_task(made.submit_logged([logged("old"), logged("new")]))
+    await asyncio.sleep(0)
+    made.refuse("no further step begins")
+    assert await waiting == [
+        QueryAnswer("old", Step(5), [], 0, ""),
+        QueryAnswer("new", Step(0), [], 0, "no further step begins"),
+    ]
+
+
+async def test_logged_answers_whose_program_has_gone_are_withdrawn() -> None:
+    made = Submissions()
+    waiting = asyncio.create_task(made.submit_logged([logged("old"), logged("own", Version(3))]))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not made.take(Step(1), ()) and not made.take_logged(Step(1), (), 2) and not made.waiting

@@ -339,3 +339,28 @@ def test_a_kl_without_a_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="reference policy"):
         critic_advantages(LossConfig.model_validate({"name": "ppo", "kl_coefficient": 0.1}), torch.ones(1),
                           torch.zeros(1), torch.tensor([1]), 1, torch.zeros(1), None)  # fmt: skip
+
+
+@pytest.mark.parametrize("correction", ["tis", "icepop", "decoupled"])
+@pytest.mark.parametrize("update", [0, 1])
+def test_tokens_whose_behaviour_is_unknown_have_the_weight_1(correction: str, update: int) -> None:
+    """Answers of a log without log-probs; the others of the batch are corrected. ``update``: of the step."""
+    config = LossConfig.model_validate(
+        {"name": "grpo", "correction": correction, "aggregation": "token_mean"}
+    )
+    old = torch.tensor([-1.0, -2.0, -0.5, -1.5], dtype=torch.float64)
+    behaviour = torch.tensor([-1.5, -1.75, math.nan, math.nan], dtype=torch.float64)
+    gradients = []
+    for engine in (behaviour, torch.where(behaviour.isnan(), old, behaviour)):
+        logprobs = (old + 0.125 * update).requires_grad_()
+        ones = torch.ones(4, dtype=torch.float64)
+        tokens_of_batch = CompletionTokens(
+            logprobs, engine, ones, torch.tensor([2, 2]), torch.tensor([2, 2]), torch.ones(2), None, old
+        )
+        loss, sums = batch_loss(config, tokens_of_batch)
+        torch.autograd.backward(loss)
+        assert logprobs.grad is not None and all(value.isfinite() for value in sums.values())
+        gradients.append(logprobs.grad)
+    assert torch.equal(*gradients)
+    ratio = math.exp(0.125 * update)
+    assert gradients[0][2:].tolist() == pytest.approx([-ratio] * 2)
