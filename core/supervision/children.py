@@ -169,14 +169,21 @@ class NodeChild(Child):
     def lost(self, reason: FlexmarlError, epoch: int | None) -> None:
         """The incarnation ``epoch``, by default the newest, is silent: it is killed, and has failed for ``reason``. One
         that has ended already has a better reason, which ``_watch`` gets."""
+        if self._launching:
+            if epoch == self.spec.epoch:
+                self._early = lambda: self.lost(reason, epoch)
+            return
         running = self.running
-        if running is None or epoch not in (None, running.epoch):
+        if running is None or epoch not in (None, running.epoch) or running.stop_requested:
             return
         # The reason is set before the kill: "killed by signal 9", which ``_watch`` gets, would say nothing.
         if running.exit_reason is None and not running.has_exited():
             running.exit_reason = reason
-            self._exited(running, reason)
-            running.kill()
+            if self.runs:
+                self._exited(running, reason)
+                running.kill()
+            else:  # its report is not here yet: its start raises the reason
+                running.end()
 
     async def _watch(self, running: Running) -> None:
         node, address = self.node, self.address  # it may be moved

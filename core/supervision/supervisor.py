@@ -328,9 +328,11 @@ class Supervisor(Actor):
         self.end_lost(ActorDead(name, reason), epoch)
 
     def end_lost(self, error: ActorDead, epoch: int | None = None) -> None:
-        """As ``lost``, for ``error.actor``; by default its newest incarnation."""
+        """As ``lost``, for ``error.actor``; by default its newest incarnation, if that has started."""
         child = self._children.get(error.actor)
-        if isinstance(child, NodeChild) and child.runs and not self.stopping:
+        # An incarnation that another actor names has begun to serve, though its own report may still be on the way. If
+        # it were left alone it would live on, and those that have given it up would never take it in again.
+        if isinstance(child, NodeChild) and (child.runs or epoch is not None) and not self.stopping:
             child.lost(error, epoch)
 
     def actor_failed(self, name: str, error: BaseException) -> bool:

@@ -73,6 +73,36 @@ class Loading(Worker):
         await super().on_start()
 
 
+@pytest.mark.parametrize("after_s", [0.5, 2.0])
+@pytest.mark.parametrize("older", [0, 1])
+def test_an_incarnation_that_is_lost_before_its_start_is_known_is_replaced(
+    private: Path, after_s: float, older: int
+) -> None:
+    """Before its node has answered, and before its own report is here. An older one is not it."""
+
+    async def main() -> int:
+        network = MemoryNetwork()
+        node = LateNode(network, private)
+        async with (
+            ActorSystem("tests", private, wire=network.wire("tests")) as system,
+            Supervisor(system, node, intensity=Intensity(2, 60.0)) as supervisor,
+        ):
+            (private / "diary").touch()
+            worker = await supervisor.spawn(Loading, "worker", {"diary": str(private / "diary")})
+            first: int = await worker.api.incarnation()
+            node.kill("worker")
+            while supervisor.running:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(after_s)
+            await supervisor.ref.api.lost("worker", first + 1 - older, "silent")
+            while not supervisor.running:
+                await asyncio.sleep(0.01)
+            incarnation: int = await worker.api.incarnation()
+            return incarnation - first
+
+    assert virtual_time.run(main()) == 2 - older
+
+
 def test_the_waits_of_a_supervisor_are_the_starts_of_its_actors(private: Path) -> None:
     """First for a process, from the node, then for the actor's start; each time from the beginning of that life."""
 
