@@ -7,6 +7,8 @@ import pytest
 
 from scripts.bench import kill_storm
 
+from ...patience import PATIENCE_S
+
 QUERIES = 2
 
 
@@ -17,6 +19,7 @@ def samples(steps: int) -> int:
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill_storm, "QUERIES", QUERIES)
+    monkeypatch.setattr(kill_storm, "PATIENCE_S", PATIENCE_S)
 
 
 def test_every_sample_is_trained_once_after_kills_of_any_actor(tmp_path: Path) -> None:
