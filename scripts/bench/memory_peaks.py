@@ -173,7 +173,7 @@ def _serve_rank(
 ) -> None:
     enter(host)
     torch.set_num_threads(1)
-    membership = Membership(rank, size, meeting, torch.device("cpu"))
+    membership = Membership(rank, size, meeting, torch.device("cpu"), _RANK_S)
     try:
         with one_thread():
             gang = membership.join()
