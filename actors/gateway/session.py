@@ -129,7 +129,7 @@ class Session:
         place = self._conversations.place(agent, call.messages, call.tools)
         if place.difference:
             self._log_once("a program has rewritten its conversation", agent, place.difference)
-        options = self._adapted(agent, call.options)
+        options = self._adapt(agent, call.options)
         try:
             with _refusals(), first_error():
                 try:
@@ -181,7 +181,7 @@ class Session:
         self.turns.append(turn)
         return answer
 
-    def _adapted(self, agent: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _adapt(self, agent: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """``options`` as the agent may have them: without a temperature of 0 in training, and with no more new tokens
         than its own."""
         adapted = dict(options)

@@ -140,13 +140,13 @@ class Trajectory:
         """Leaves the turns out of the samples that the workflow or the rules of its gateways leave out. ``returned``:
         by the workflow. Raises InvalidReward for one of another trajectory."""
         turns = returned.left_out if isinstance(returned, Rewards) else []
-        known = {turn.request.sample_id for _, turn in self._turns}
+        sample_ids = {turn.request.sample_id for _, turn in self._turns}
         for turn in turns:
-            if turn.sample_id not in known:
+            if turn.sample_id not in sample_ids:
                 raise InvalidReward(
                     f"agent {turn.agent!r}: turn {turn.sample_id} is left out, and is not of trajectory {self.name}"
                 )
-        self.left_out = frozenset(self.programs.left_out & known) | {turn.sample_id for turn in turns}
+        self.left_out = frozenset(self.programs.left_out & sample_ids) | {turn.sample_id for turn in turns}
 
     def turns_of(self, agent: AgentName) -> AgentTurns:
         """The figures of the agent's turns that have ended, and their lengths in tokens."""
