@@ -4,6 +4,7 @@ once or counted as late."""
 import asyncio
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -234,6 +235,76 @@ async def test_each_reward_is_trained_once_or_late_through_kills_of_judge_and_wo
     lost = {f"{line['step']}:{line['query']}" for line in late if "rollout worker was lost" in line["reason"]}
     assert {name.rsplit("_", 2)[0] for name in names} <= lost and not counts.keys() & set(names)
     assert set(again) <= counts.keys()
+
+
+JUDGE = """
+import asyncio, json, sys
+import flexmarl
+
+run, wait_s, but, last = sys.argv[1:]
+
+def is_wanted(name):
+    scope = name.partition(":")[0]
+    return but not in name and (scope == "eval" or int(scope) <= float(last))
+
+async def main():
+    async with flexmarl.connect(run, wait_s=float(wait_s)) as program:
+        async for samples in program.unjudged("solver"):
+            if names := [*filter(is_wanted, samples["sample_id"])]:
+                rewards = [float(len(name) % 2) for name in names]
+                await program.write("solver", {"sample_id": names, "reward": rewards})
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def judge_process(
+    run: Path, but: str, last: float = math.inf
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A judge in a process of its own, which rewards the samples of the steps until ``last``, without ``but`` in their
+    names."""
+    command = (sys.executable, "-P", "-c", JUDGE, str(run), str(PATIENCE_S), but, str(last))
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_killed_judge_costs_no_reward_of_the_chats_that_wait_and_its_absence_has_a_name(
+    launcher: Launcher,
+) -> None:
+    """While no judge runs, the steps wait for the rewards of drawn groups. The next judge gives those, and the chats';
+    it leaves one of these out until it is late."""
+    patient = ("supervision.stall_s=1", f"supervision.stop_patience_s={PATIENCE_S}")
+    run = launcher.train("judges", *HELD, *patient)
+    async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
+        async with judge_process(run.directory, "chat", last=2) as first:
+            await asyncio.to_thread(run.wait_for_step, 2)
+            answers = await program.submit([chat(f"chat-{n}") for n in range(6)], judged=False)
+            first.kill()
+            await first.wait()
+        assert all(len(answer.trajectories) == 4 for answer in answers), "answered without a judge"
+        while "agents.solver.columns.reward.timeout_s" not in json.dumps(
+            [line for line in events(run.directory, "run_stalled") if line["step"] >= 2]
+        ):
+            await asyncio.sleep(0.02)
+        async with judge_process(run.directory, ":chat-5_") as second:
+            while not any(line["query"] == "chat-5" for line in events(run.directory, "group_late")):
+                await asyncio.sleep(0.02)
+            await program.stop()
+            assert await asyncio.to_thread(run.wait) == 130, run.text
+            assert await second.wait() == 0, "it ends with the run"
+    counts = trained(run.directory)
+    assert set(counts.values()) == {1}
+    late = {f"{line['step']}:{line['query']}" for line in events(run.directory, "group_late")}
+    names = {turn.sample_id for answer in answers for one in answer.trajectories for turn in one.turns}
+    groups = {name.rsplit("_", 2)[0] for name in names - counts.keys()}
+    assert groups == {name for name in late if ":chat" in name}, "trained once, or late"
+    assert any(":chat-" in name for name in counts), "the second judge's rewards are in time for some"
 
 
 async def test_rewards_of_answers_that_a_killed_store_has_forgotten_are_refused_by_name(
