@@ -6,7 +6,8 @@
     withdraw   their trajectory has its rewards, or has failed: nothing more is known of them here
 
 A sample is a row of its table only when its group is closed, with its reward. Offers are in memory alone: a worker
-repeats them if the store was started again. Rewards stay in the journal until they are withdrawn.
+repeats them if the store was started again. A run that continues from a checkpoint has another store, without the
+samples of the one before. Rewards stay in the journal until they are withdrawn.
 """
 
 import asyncio
@@ -62,8 +63,10 @@ Owned = TypeVar("Owned", _Offer, _Given)
 
 
 class Judging:
-    def __init__(self, columns: Mapping[AgentName, Columns]) -> None:
-        """``columns``: the declared ones, by agent."""
+    def __init__(self, columns: Mapping[AgentName, Columns], *, continues: bool = False) -> None:
+        """``columns``: the declared ones, by agent. ``continues``: the run had another store before, whose samples are
+        forgotten: a reward for an unknown sample may be one's, and is too late."""
+        self._continues = continues
         self._schemas = {
             str(agent): Schema({REWARD_COLUMN: column})
             for agent, own in columns.items()
@@ -147,12 +150,14 @@ class Judging:
         """Rewards by agent, all or none; to be published once they are durable. Those of samples that wait no longer or
         for the reward of another answer, and the same reward again, change nothing.
 
-        Raises StoreError, with the sample's name, for one that never waited or has another reward already, and for a
+        Raises StoreError, with the sample's name, for one that never waited (but if the run ``continues``) or has
+        another reward already, and for a
         value that is not a finite number of at most ``LARGEST_REWARD``; for further columns in the same write.
         """
         rewards: dict[str, float] = {}
         for agent, columns in parts.items():
             rewards |= self._checked(agent, columns)
+        self._end({name: True for name in rewards if self._is_forgotten(name)})
         self._late |= {
             name: agent
             for agent, columns in parts.items()
@@ -174,6 +179,16 @@ class Judging:
                 self._given.pop(name, None)
 
         return TableChange(_judged_record(new), undo, len(new), [], [])
+
+    def _is_forgotten(self, name: str) -> bool:
+        """True for the id of a sample that may have waited in an earlier life of the run."""
+        if not self._continues or name in self._offers or name in self._ended:
+            return False
+        try:
+            SampleId.parse(name)
+        except StoreError:
+            return False
+        return True
 
     def _is_late(self, name: str, rewards: Mapping[str, float]) -> bool:
         """True if a reward that was written is left out: its sample waits no longer and had none, or the reward is that
@@ -231,7 +246,7 @@ class Judging:
                 f"table {agent}: sample {name}: reward {reward:g} is beyond {LARGEST_REWARD:g}, so that the gradient "
                 "would overflow"
             )
-        if name in self._ended:
+        if name in self._ended or self._is_forgotten(name):
             return
         offer = self._offers.get(name)
         if offer is None or offer.sample.agent != agent:

@@ -78,7 +78,7 @@ class Store(Actor, StoreApi):
         """The reason for which there is no room, and the time since which there is none."""
         self._leasing = {policy: asyncio.Lock() for policy in setup.policies.values()}
         self._waits = ColumnWaits(self._notify)
-        self._judging = Judging(setup.columns)
+        self._judging = Judging(setup.columns, continues=setup.continues)
         self._puts = self._commits = self._written = self._late_rewards = 0
 
     async def on_start(self) -> None:

@@ -30,7 +30,7 @@ class StoreSetup:
     ``lease_s``: seconds until the rows of a lease are READY again. ``patience_s``: seconds that a full store waits
     for a row to come or to be consumed, before it refuses a writer. ``selects``: bounds of clients' expressions.
     ``console``: is notified when there is no room, when there is room again, and of a long wait for external
-    columns.
+    columns. ``continues``: see ``Judging``.
     """
 
     policies: dict[AgentName, PolicyName]
@@ -43,6 +43,7 @@ class StoreSetup:
     lease_s: float = WORK_TIMEOUT_S
     patience_s: float = 1800.0
     console: ActorRef[ConsoleApi] | None = None
+    continues: bool = False
 
 
 def table_schemas(

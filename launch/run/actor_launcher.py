@@ -105,8 +105,10 @@ class ActorLauncher:
         """Spawns the router, to which others report when they start, and then all at once. The references are known
         before the processes run."""
         references = await self._references()
-        await self.console.system.run_blocking(self._prepare_store)
-        specs = actor_specs(self.config, self.directory, references, self.resume, self.own_gpus)
+        continues = await self.console.system.run_blocking(self._prepare_store)
+        specs = actor_specs(
+            self.config, self.directory, references, self.resume, self.own_gpus, continues=continues
+        )
         router = references.router.name
         await _start_all({router: self.supervision.spawn(router, specs.pop(router))}, self.console)
         spawned = {name: self.supervision.spawn(name, spec) for name, spec in specs.items()}
@@ -132,11 +134,14 @@ class ActorLauncher:
             archive=self.archive,
         )
 
-    def _prepare_store(self) -> None:
-        """Makes an empty folder: rows of an earlier process belong to steps that are repeated."""
+    def _prepare_store(self) -> bool:
+        """Makes an empty folder: rows of an earlier process belong to steps that are repeated. True if there was
+        one."""
         store_dir = self.directory.store
+        continues = store_dir.exists()
         shutil.rmtree(store_dir, ignore_errors=True)
         store_dir.mkdir(mode=0o700)
+        return continues
 
 
 async def _watch_processes(

@@ -88,10 +88,13 @@ def actor_specs(
     references: References,
     resume: tuple[Path, RunState] | None,
     own_gpus: Mapping[str, tuple[str, ...]],
+    *,
+    continues: bool = False,
 ) -> dict[str, ActorSpec]:
     """All actors of a run, by name. ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of
-    GPUs, for the actors whose processes see these alone."""
-    store = store_setup(config, references, directory.store)
+    GPUs, for the actors whose processes see these alone. ``continues``: the run had actors before, perhaps without a
+    checkpoint."""
+    store = replace(store_setup(config, references, directory.store), continues=continues)
     trainer = _trainer_setup(config, references, directory, resume and resume[0])
     router = RouterSetup(
         tuple(config.policies), references.console, config.router, rebalance_settings(config)

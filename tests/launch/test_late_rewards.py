@@ -307,7 +307,7 @@ async def test_a_killed_judge_costs_no_reward_of_the_chats_that_wait_and_its_abs
     assert any(":chat-" in name for name in counts), "the second judge's rewards are in time for some"
 
 
-async def test_rewards_of_answers_that_a_killed_store_has_forgotten_are_refused_by_name(
+async def test_rewards_of_answers_that_a_killed_store_has_forgotten_count_as_late(
     launcher: Launcher,
 ) -> None:
     run = launcher.train("struck", *HELD, "checkpoint.every=2", "--restarts", "1")
@@ -324,8 +324,15 @@ async def test_rewards_of_answers_that_a_killed_store_has_forgotten_are_refused_
         while run.metrics[-1]["step"] < 6:
             await asyncio.sleep(0.02)
     async with flexmarl.connect(run.directory, wait_s=PATIENCE_S) as program:
-        with pytest.raises(StoreError, match=f"there is no sample '{names[0]}' that waits for a reward"):
+        for _ in range(2):
             await program.write("solver", {"sample_id": names, "reward": [1.0] * len(names)})
+        with pytest.raises(StoreError, match="there is no sample 'another' that waits for a reward"):
+            await program.write("solver", {"sample_id": ["another"], "reward": [1.0]})
+        while not (
+            late := [line for line in events(run.directory, "rewards_late") if line["sample"] in names]
+        ):
+            await asyncio.sleep(0.02)
+        assert [line["rewards"] for line in late] == [len(names)], "each once"
         (again,) = await program.submit([chat("chat-after")], judged=False)
         after = [turn.sample_id for trajectory in again.trajectories for turn in trajectory.turns]
         await program.write("solver", {"sample_id": after, "reward": [0.0, 1.0, 0.0, 1.0]})

@@ -215,7 +215,8 @@ async def test_the_store_of_an_earlier_life_is_removed_by_a_thread(
     class Reserved(Exception):
         pass
 
-    def no_specs(*_: object) -> None:
+    def no_specs(*_: object, continues: bool) -> None:
+        assert continues, "its samples are forgotten"
         raise Reserved
 
     async def references() -> Any:
