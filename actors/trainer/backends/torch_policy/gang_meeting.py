@@ -103,7 +103,6 @@ class Membership:
             self._init_nccl(store)
         else:
             self._init_gloo(store, next(iter(to_store)).local[0])
-        self._group = distributed.group.WORLD
         self._check()
         return GangRank(self._rank, self._size, init_device_mesh(self._device.type, (self._size,)))
 
@@ -160,15 +159,20 @@ class Membership:
     def _init_group(
         self, backend: str, store: Any, *, device: torch.device | None = None, options: Any = None
     ) -> None:
-        distributed.init_process_group(
-            backend,
-            store=store,
-            rank=self._rank,
-            world_size=self._size,
-            timeout=timedelta(seconds=COLLECTIVE_S),
-            device_id=device,
-            pg_options=options,
-        )
+        try:
+            distributed.init_process_group(
+                backend,
+                store=store,
+                rank=self._rank,
+                world_size=self._size,
+                timeout=timedelta(seconds=COLLECTIVE_S),
+                device_id=device,
+                pg_options=options,
+            )
+        finally:
+            # Also if a rank is lost while the others wait for it there: torch keeps the group, and would make no other.
+            if distributed.is_initialized():
+                self._group = distributed.group.WORLD
 
     def _shared_with_others(self, store: Any, candidates: set[Connection]) -> set[Connection]:
         """The ``candidates`` whose other ends are at ranks of this gang: other threads connect too."""

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from unittest import mock
 
 import psutil
 import pytest
@@ -144,6 +145,34 @@ def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
     membership.leave()
     meeting.close()
     assert len(ends) == 1
+
+
+def join_again(connection: Connection) -> None:
+    """Joins a gang behind one that was lost when its process group was there, and before ``join`` ended."""
+    torch.set_num_threads(1)
+    meeting = Meeting(LOOPBACK)
+    lost = Membership(0, 1, meeting.address, CPU)
+    with mock.patch.object(lost, "_shared_with_others", side_effect=RuntimeError("the store is gone")):
+        try:
+            lost.join_group()
+        except RuntimeError as error:
+            connection.send(str(error))
+    lost.leave()
+    meeting.close()
+    other_meeting = Meeting(LOOPBACK)
+    other = Membership(0, 1, other_meeting.address, CPU)
+    connection.send(float(other.join_group().sum(torch.ones(1))))
+    other.leave()
+    other_meeting.close()
+
+
+def test_a_rank_whose_gang_is_lost_while_it_joins_can_join_another() -> None:
+    member = Member(*SERVER.fork(join_again))
+    try:
+        assert [member.receive(), member.receive()] == ["the store is gone", 1.0]
+    finally:
+        member.process.kill()
+        member.process.wait(PATIENCE_S)
 
 
 def test_a_rank_of_an_earlier_gang_does_not_enter_the_one_that_has_its_port() -> None:
