@@ -119,15 +119,17 @@ class Storm:
         clock: bool,
         several: Sequence[str] = (),
         hosts: Sequence[Host] = (),
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """``several``: kinds of which the run has more than one actor; then no strike may end it. ``hosts``: each has a
-        node, and the first one the head."""
+        node, and the first one the head. ``patience_s``: a run without progress for this time hangs."""
         self._one_run = bool(several)
         self._several = [setting for kind in several for setting in SEVERAL[kind]]
         if hosts:
             spread = ("hosts.spread=true", f"network={{listen: {hosts[0].address}, bulk: trusted}}")
-            self._several += [*spread, "--nodes", str(len(hosts)), "--wait-s", str(PATIENCE_S)]
+            self._several += [*spread, "--nodes", str(len(hosts)), "--wait-s", str(patience_s)]
         self._hosts = hosts
+        self._patience_s = patience_s
         self._folder = folder
         self._run = folder / "run"
         self._steps = steps
@@ -222,13 +224,13 @@ class Storm:
 
     def _progressed(self, process: subprocess.Popen[bytes]) -> bool:
         """Waits for a step; False if the process has ended. Raises StormError if nothing happens."""
-        before, deadline = self._progress(), time.monotonic() + PATIENCE_S
+        before, deadline = self._progress(), time.monotonic() + self._patience_s
         while self._progress() == before:
             if process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
                 raise StormError(
-                    f"nothing happened for {PATIENCE_S:g} s: see {self._output}\n{_last_lines(self._output)}"
+                    f"nothing happened for {self._patience_s:g} s: see {self._output}\n{_last_lines(self._output)}"
                 )
             time.sleep(0.005)
         return True
@@ -330,6 +332,13 @@ def _kinds(context: click.Context, parameter: click.Parameter, text: str) -> tup
 )
 @click.option("--clock", is_flag=True, help="Step the wall clocks too.")
 @click.option("--hosts", is_flag=True, help="With --only: over two hosts.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(1.0),
+    default=PATIENCE_S,
+    show_default=True,
+    help="Seconds without progress after which a run hangs: more on a busy machine.",
+)
 def kill_storm(
     strikes: int,
     steps: int | None,
@@ -339,6 +348,7 @@ def kill_storm(
     only: tuple[str, ...],
     clock: bool,
     hosts: bool,
+    patience: float,
 ) -> int:
     if hosts and not only:
         raise click.UsageError("--hosts wants --only: the loss of another actor would end the run")
@@ -349,7 +359,16 @@ def kill_storm(
     losses: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder, two_hosts() if hosts else nullcontext(()) as pair:
         run = Path(folder) / "run"
-        storm = Storm(Path(folder), steps, blows, restarts=restarts, clock=clock, several=only, hosts=pair)
+        storm = Storm(
+            Path(folder),
+            steps,
+            blows,
+            restarts=restarts,
+            clock=clock,
+            several=only,
+            hosts=pair,
+            patience_s=patience,
+        )
         try:
             lives = storm.blow()
             samples = check(run, steps)
