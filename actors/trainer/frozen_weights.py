@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from safetensors import SafetensorError
 
 from ...core.durable.files import FILE_MODE, draft_of, make_private_folder, sync
 from ...core.system import ActorSystem
+from ...transport.handle import PathName
 from ...transport.state import StateTransport
 from ..errors import CheckpointIncomplete
 from ..messages import Published
 from ..names import PolicyName, Version
+from .backends.weights_source import WeightsSource
 from .pool.host_memory import TRANSFER_TIMEOUT_S
 from .pool.slot import factory_of
 from .trainer_setup import PolicySetup, TrainerSetup
@@ -43,8 +46,8 @@ class FrozenWeights:
             return await self._set(policy, Version(0), {"state": np.zeros(2, np.int64)})
         factory, setup = factory_of(self._setup, None), self._setup.policies[policy]
         try:
-            weights = await factory.compute(lambda: factory.frozen_weights(policy, setup))
-            return await self._set(policy, Version(0), weights)
+            source = await factory.compute(lambda: factory.frozen_weights(policy, setup))
+            return await self._fill(policy, Version(0), source)
         finally:
             factory.close()
 
@@ -63,16 +66,34 @@ class FrozenWeights:
     async def publish_file(self, policy: PolicyName, version: Version, file: Path) -> Published:
         """Weights that ``keep`` has written, as ``version`` of ``policy``. Raises CheckpointIncomplete."""
         if self._is_simulated:
-            state = _read(file, simulated=True)["state"]
+            state = _simulated_state(file)
             return await self._set(policy, version, {"state": np.array([version, state[1]], np.int64)})
-        return await self._set(policy, version, await self._system.run_blocking(_read, file))
+        return await self._fill(policy, version, await self._system.run_blocking(_source_of, file))
 
-    async def _set(self, policy: PolicyName, version: Version, tensors: Mapping[str, Any]) -> Published:
-        offer = [path for path in self._transport.offered if path != "cuda_ipc"]
-        handle = await self._transport.set(
-            policy, tensors, version=version, offer=offer, timeout_s=TRANSFER_TIMEOUT_S
+    async def _fill(self, policy: PolicyName, version: Version, source: WeightsSource) -> Published:
+        """Sets weights that are nowhere whole before."""
+
+        async def write(tensors: Mapping[str, Any]) -> None:
+            await self._system.run_blocking(source.write, tensors)
+
+        handle = await self._transport.fill(
+            policy,
+            source.outline,
+            write,
+            version=version,
+            offer=self._offer(),
+            timeout_s=TRANSFER_TIMEOUT_S,
         )
         return Published(policy, version, handle)
+
+    async def _set(self, policy: PolicyName, version: Version, tensors: Mapping[str, Any]) -> Published:
+        handle = await self._transport.set(
+            policy, tensors, version=version, offer=self._offer(), timeout_s=TRANSFER_TIMEOUT_S
+        )
+        return Published(policy, version, handle)
+
+    def _offer(self) -> list[PathName]:
+        return [path for path in self._transport.offered if path != "cuda_ipc"]
 
 
 def _on_cpu(setup: PolicySetup) -> PolicySetup:
@@ -99,14 +120,16 @@ def _write(file: Path, tensors: Mapping[str, Any]) -> None:
         sync(draft)
 
 
-def _read(file: Path, *, simulated: bool = False) -> Mapping[str, Any]:
+def _simulated_state(file: Path) -> Any:
+    from safetensors.numpy import load_file
+
     try:
-        if simulated:
-            from safetensors.numpy import load_file
-
-            return load_file(file)
-        from safetensors.torch import load_file as load_tensors
-
-        return load_tensors(file)
+        return load_file(file)["state"]
     except (OSError, SafetensorError) as error:
         raise CheckpointIncomplete(file, f"weights of a past version: {error}") from error
+
+
+def _source_of(file: Path) -> WeightsSource:
+    from .policy_files import outline_of_file, read_tensors_into
+
+    return WeightsSource(outline_of_file(file), partial(read_tensors_into, file))

@@ -5,7 +5,7 @@ A folder is read in two passes: ``check_tensors`` looks only at headers and rais
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -32,10 +32,9 @@ def write_tensors(
     same file, in any order; the ``first`` also writes the header and all that is whole on every rank.
     """
     parts = parts or {name: whole(tensor.shape) for name, tensor in tensors.items()}
-    # By size of an element, so that each tensor is aligned, as in safetensors' own files.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    names = _order_names(tensors)
     offsets = _offsets(names, tensors, parts)
-    header = _header({name: (tensors[name].dtype, parts[name].shape, offsets[name]) for name in names})
+    header = _header_of(offsets, tensors, parts)
     path.touch()
     with path.open("r+b") as file:
         if first:
@@ -47,6 +46,33 @@ def write_tensors(
                 row_bytes = (end - start) // (part.shape[0] if part.shape else 1)
                 file.seek(len(header) + start + part.start * row_bytes)
                 file.write(_bytes(tensors[name]))
+
+
+def write_one_by_one(
+    path: Path, outline: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """The same of whole tensors that are taken one after the other, in any order. ``outline``: names, shapes and dtypes
+    of all of them, such as tensors on ``meta``."""
+    parts = {name: whole(tensor.shape) for name, tensor in outline.items()}
+    offsets = _offsets(_order_names(outline), outline, parts)
+    header = _header_of(offsets, outline, parts)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + max((end for _, end in offsets.values()), default=0))
+        for name, tensor in tensors:
+            file.seek(len(header) + offsets[name][0])
+            file.write(_bytes(tensor))
+
+
+def _order_names(tensors: Mapping[str, Tensor]) -> list[str]:
+    """By size of an element, so that each tensor is aligned, as in safetensors' own files."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def _header_of(
+    offsets: Mapping[str, tuple[int, int]], tensors: Mapping[str, Tensor], parts: Mapping[str, Shard]
+) -> bytes:
+    return _header({name: (tensors[name].dtype, parts[name].shape, at) for name, at in offsets.items()})
 
 
 def _offsets(
@@ -93,6 +119,17 @@ def check_tensors(
                 raise CheckpointMismatch(path, name, declared, stored)
     for name in sorted(present - expected.keys()):
         raise CheckpointMismatch(path, name, "no such tensor", "a tensor the policy does not have")
+
+
+def outline_of_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of ``path`` without memory. Raises CheckpointIncomplete."""
+    types = {code: dtype for dtype, code in _DTYPES.items()}
+    with _open_tensors(path) as file:
+        headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        return {
+            name: torch.empty(header.get_shape(), dtype=types[header.get_dtype()], device="meta")
+            for name, header in headers.items()
+        }
 
 
 def read_tensors_into(

@@ -1,7 +1,7 @@
 """The interface of a kind of backend: it builds those of a process, and computes for all of them in one place."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....transport.handle import TensorSpec
@@ -9,6 +9,7 @@ from ...chat.text_codec import TextCodec
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .policy_backend import PolicyBackend
+from .weights_source import WeightsSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,9 +31,9 @@ class BackendFactory(ABC):
         """
 
     @abstractmethod
-    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, Any]:
+    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> WeightsSource:
         """The weights to publish of a policy that is not trained: those of ``setup.init_from``, or its initial ones.
-        There is no optimizer. To be called within ``compute``. Raises CheckpointIncomplete, CheckpointMismatch."""
+        To be called within ``compute``. Raises CheckpointIncomplete, CheckpointMismatch."""
 
     @abstractmethod
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Ranks that meet in a process group wait for each other in a thread, beside the l
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,6 +20,7 @@ from .backend_config import SimulatedTrainerConfig
 from .backend_factory import BackendFactory
 from .policy_backend import PolicyBackend
 from .simulated_policy import SimulatedPolicy
+from .weights_source import WeightsSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,11 +57,11 @@ class SimulatedFactory(BackendFactory):
             meet=None if gang is None else _meeting_of(gang, policy),
         )
 
-    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, Any]:
+    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> WeightsSource:
         backend = self.build(policy, setup)
         if setup.init_from is not None:
             backend.start_from(setup.init_from)
-        return backend.weights()
+        return WeightsSource(backend.weights_outline(), backend.gather_weights)
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
         return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors}

@@ -9,7 +9,7 @@ changes nothing.
 """
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from ...shards import Shard
 from .completion_model import named_weights
 from .gang_rank import GangRank, divided_like, gather, local
 from .lora_targets import target_names
-from .own_weights import ADAPTER_NAME, file_name, is_adapter, own_weights, saved_weights
+from .own_weights import ADAPTER_NAME, base_name, file_name, is_adapter, own_weights, saved_weights
 
 
 def with_adapter(
@@ -84,16 +84,21 @@ def _stand_ins(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             setattr(module, name, parameter)
 
 
-def merged_weights(model: nn.Module, gang: GangRank) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(
+    model: nn.Module, gang: GangRank, read: Callable[[str], Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """The whole model by the names of its base: in a layer with an adapter ``W + alpha / rank * B A``, in the adapter's
     type, so that it is rounded once. In a gang all ranks call this.
 
-    Those that an adapter changes are copies, each made when it is taken; the others are the live ones.
+    Those that an adapter changes are copies, each made when it is taken; the others are the live ones. ``read``: gives
+    a weight by its name in the base, if those of ``model`` are on ``meta``; called when the weight is taken.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
     for name, tensor in named_weights(model).items():
         if is_adapter(name):
             continue
+        if read is not None and tensor.is_meta:
+            tensor = read(base_name(name))
         owner, _, leaf = name.rpartition(".base_layer.")
         if not owner:
             yield name, tensor

@@ -1,6 +1,6 @@
 """The models that LoRA adapters are trained over: they never change, and a process has its rows of each once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -60,11 +60,9 @@ class FrozenBase:
         """A hash of all weights as bfloat16: the same for any number of ranks, and in every type that holds them. All
         ranks of ``gang`` call this."""
         sums = torch.tensor(self._sums, dtype=torch.int64, device=self._config.device)
-        digest = xxhash.xxh3_64()
         names = sorted(self.rows)
-        for name, total in zip(names, gang.sum(sums).tolist(), strict=True):
-            digest.update(f"{name} {self._starts[name].shape} {total}".encode())
-        return digest.hexdigest()
+        totals = zip(names, gang.sum(sums).tolist(), strict=True)
+        return joined_digest((name, self._starts[name].shape, total) for name, total in totals)
 
     @cached_property
     def _sums(self) -> list[int]:
@@ -72,12 +70,26 @@ class FrozenBase:
         of other ranks can be added. Reads all weights once."""
         sums = []
         for name in sorted(self.rows):
-            part, rows, total = self._starts[name], self.rows[name], 0
-            if self._is_first or not part.is_whole:
-                for number, data in enumerate(_row_bytes(rows), part.start):
-                    total += xxhash.xxh3_64_intdigest(data, number)
-            sums.append((total + 2**63) % 2**64 - 2**63)  # as torch adds int64
+            part = self._starts[name]
+            has_rows = self._is_first or not part.is_whole
+            sums.append(row_sum(self.rows[name], part.start) if has_rows else 0)
         return sums
+
+
+def joined_digest(tensors: Iterable[tuple[str, Sequence[int], int]]) -> str:
+    """The digest of a base: of the name, the whole shape and the sum over all rows of each tensor, by name."""
+    digest = xxhash.xxh3_64()
+    for name, shape, total in tensors:
+        digest.update(f"{name} {tuple(shape)} {total}".encode())
+    return digest.hexdigest()
+
+
+def row_sum(rows: Tensor, first: int = 0) -> int:
+    """The sum of the hashes of ``rows``, the first of which has the number ``first``."""
+    total = 0
+    for number, data in enumerate(_row_bytes(rows), first):
+        total += xxhash.xxh3_64_intdigest(data, number)
+    return (total + 2**63) % 2**64 - 2**63  # as torch adds int64
 
 
 def _row_bytes(rows: Tensor) -> Iterator[memoryview]:

@@ -2,32 +2,28 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....transport.handle import TensorSpec
 from ....chat.tokenizer_codec import TokenizerCodec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
-from ....pretrained import seeded_model
 from ....recipe.named_function import named_function
 from ....recipe.recipe import Recipe
 from ...objective.users_loss import UsersLoss
-from ...policy_files import check_tensors, read_tensors_into
-from ...saved_policy import WEIGHTS_FILE
 from ...trainer_setup import PolicySetup
 from ..backend_factory import BackendFactory
 from ..policy_backend import PolicyBackend
-from .completion_model import derived_seed, named_weights
+from ..weights_source import WeightsSource
 from .frozen_base import FrozenBases
+from .frozen_source import frozen_source
 from .gang_meeting import Meeting, Membership
 from .gang_rank import ALONE, GangRank
-from .own_weights import saved_weights
 from .state_memory import KeptMemories, StateMemory
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
@@ -65,13 +61,8 @@ class TorchFactory(BackendFactory):
         assert self._recipe is not None, "a run has a recipe"
         return UsersLoss(name, named_function(self._recipe.folder, name), self._recipe.frames)
 
-    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> Mapping[str, torch.Tensor]:
-        if setup.lora is None:
-            return _frozen_model(setup, derived_seed(self._seed, policy))
-        backend = self.build(policy, setup)  # the gradients and moments of an adapter are small
-        if setup.init_from is not None:
-            backend.start_from(setup.init_from)
-        return backend.weights()
+    def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> WeightsSource:
+        return frozen_source(policy, setup, self._seed)
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
         return self._kept.take(tensors, torch.device(setup.real_model.device)).tensors
@@ -135,20 +126,3 @@ class TorchFactory(BackendFactory):
         # Not waiting: a computation under way can't be interrupted, and the loop has other actors to serve. The
         # process ends after it.
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _frozen_model(setup: PolicySetup, seed: int) -> dict[str, Tensor]:
-    """The weights of a whole model that is not trained, without gradients and moments, as ``TrainedModels.published``
-    gives them: those of ``setup.init_from``, or the initial ones, by ``seed`` if they are random. Raises
-    CheckpointIncomplete, CheckpointMismatch."""
-    config = setup.real_model
-    model = seeded_model(config, seed, torch.float32).requires_grad_(False)
-    if setup.init_from is not None:
-        weights, file = saved_weights(model), setup.init_from / WEIGHTS_FILE
-        check_tensors(file, weights)
-        read_tensors_into(file, weights)
-    narrow = config.dtype == "bfloat16"
-    return {
-        name: tensor.to(torch.bfloat16) if narrow and tensor.is_floating_point() else tensor
-        for name, tensor in named_weights(model).items()
-    }

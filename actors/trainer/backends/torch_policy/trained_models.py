@@ -308,7 +308,7 @@ class TrainedModels:
         """See ``PolicyBackend.start_from``."""
         self._check_adapter(folder)
         if self._base is not None and (folder / POSITION_FILE).exists():  # an adapter may come from elsewhere
-            check_base(folder / POSITION_FILE, self._base, self.gang)
+            check_base(folder / POSITION_FILE, self._base.digest(self.gang))
         file = self._weights_file
         weights, parts = saved_weights(self.completions.model), self._parts()[file]
         check_tensors(folder / file, weights, parts)
@@ -388,7 +388,7 @@ def read_position_file(path: Path, base: FrozenBase | None, gang: GangRank) -> t
     means = position.get("role_means", {})
     if not isinstance(means, dict) or not all(isinstance(mean, float) for mean in means.values()):
         raise CheckpointMismatch(path, "role_means", "a number for each agent", repr(means))
-    check_base(path, base, gang)
+    check_base(path, None if base is None else base.digest(gang))
     return version, means
 
 
@@ -400,13 +400,10 @@ def _read_position(path: Path) -> dict[str, Any]:
     return position
 
 
-def check_base(path: Path, base: FrozenBase | None, gang: GangRank) -> None:
-    """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base. All ranks call
-    this."""
-    expected, actual = _plain_base(base, gang).get("base"), _read_position(path).get("base")
-    digests = [
-        base_of["digest"] if isinstance(base_of, dict) else "of a whole model"
-        for base_of in (expected, actual)
-    ]
-    if digests[0] != digests[1]:
-        raise CheckpointMismatch(path, "digest of the base model", *digests)
+def check_base(path: Path, digest: str | None) -> None:
+    """Raises CheckpointIncomplete, and CheckpointMismatch if ``path`` was written with another base than that with this
+    ``digest``; None: with any."""
+    base, whole_model = _read_position(path).get("base"), "of a whole model"
+    actual = base["digest"] if isinstance(base, dict) else whole_model
+    if actual != (digest or whole_model):
+        raise CheckpointMismatch(path, "digest of the base model", digest or whole_model, actual)
