@@ -10,6 +10,7 @@ rank listens where it reaches the store from. Neither the store nor the process 
 import ipaddress
 import json
 import socket
+import time
 import uuid
 from datetime import timedelta
 from typing import Any, Final
@@ -31,6 +32,10 @@ COLLECTIVE_S: Final = 1800.0
 loss of a rank ends it at once."""
 
 LOOPBACK: Final = "127.0.0.1"
+
+_TRY_S: Final = 1.0
+"""A try to reach the store takes so long at most. ``abort`` has an effect behind it: less than a drop of a policy may
+take."""
 
 c10d: Any = distributed  # half of its names have no types
 distributed_c10d: Any = distributed.distributed_c10d
@@ -90,9 +95,7 @@ class Membership:
         """
         host, port, gang = _endpoint(self._meeting)
         before = tcp_connections()
-        deadline = timedelta(seconds=self._meeting_s)
-        self._check()
-        server = c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=deadline)
+        server = self._reach(host, port)
         to_store = {new for new in tcp_connections() - before if new.peer[1] == port}
         self._connections |= to_store
         store = c10d.PrefixStore(gang, server)
@@ -129,6 +132,23 @@ class Membership:
     def _check(self) -> None:
         if self._is_aborted:
             raise c10d.DistError(f"rank {self._rank} of a gang was aborted: another one was lost")
+
+    def _reach(self, host: str, port: int) -> Any:
+        """The store. Its process may have died since: torch would try again until the deadline, and ``abort`` would
+        find no connection to end."""
+        deadline = time.monotonic() + self._meeting_s
+        while True:
+            self._check()
+            try:
+                server = c10d.TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_TRY_S)
+                )
+                break
+            except c10d.DistError:
+                if time.monotonic() > deadline:
+                    raise
+        server.set_timeout(timedelta(seconds=self._meeting_s))
+        return server
 
     def _wait_for_others(self, store: Any) -> None:
         keys = [f"rank-{rank}" for rank in range(self._size)]

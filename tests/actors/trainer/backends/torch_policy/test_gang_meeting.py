@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flexmarl.actors.errors import GangIncomplete
+from flexmarl.actors.trainer.backends.torch_policy import gang_meeting
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
 
 from .....patience import PATIENCE_S
@@ -145,6 +146,35 @@ def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
     membership.leave()
     meeting.close()
     assert len(ends) == 1
+
+
+def test_an_abort_ends_a_join_whose_meeting_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = Meeting(LOOPBACK)
+    membership = Membership(1, 2, meeting.address, CPU, PATIENCE_S)
+    meeting.close()
+    tries = threading.Event()
+    store = gang_meeting.c10d.TCPStore
+
+    def reach(*arguments: object, **settings: object) -> object:
+        tries.set()
+        return store(*arguments, **settings)
+
+    monkeypatch.setattr(gang_meeting.c10d, "TCPStore", reach)
+    ends: list[str] = []
+
+    def join() -> None:
+        try:
+            membership.join()
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    assert tries.wait(PATIENCE_S)
+    membership.abort()
+    joining.join(PATIENCE_S)
+    membership.leave()
+    assert ends == ["rank 1 of a gang was aborted: another one was lost"]
 
 
 def join_again(connection: Connection) -> None:
