@@ -42,20 +42,20 @@ def holds_half(text: str) -> bool:
 def half_problem(value: Any, to_plain: Callable[[Any], Any] = lambda value: None) -> str:
     r"""The first string in ``value`` that holds a half, with its place: ``data.notes[3] is 'a\ud83d': ...``. Empty if
     none does. Looks into lists, tuples, dictionaries and their keys, and at all else as ``to_plain`` converts it."""
-    left: list[tuple[str, Any]] = [("", value)]
-    while left:  # in the order in which the value is packed
-        place, one = left.pop()
-        if isinstance(one, str):
-            if holds_half(one):
-                return _problem(place, one)
-        elif isinstance(one, dict):
-            for key in reversed(one):
+    stack: list[tuple[str, Any]] = [("", value)]
+    while stack:  # in the order in which the value is packed
+        place, item = stack.pop()
+        if isinstance(item, str):
+            if holds_half(item):
+                return _problem(place, item)
+        elif isinstance(item, dict):
+            for key in reversed(item):
                 inside = f"{place}.{key}" if isinstance(key, str) else f"{place}[{key!r}]"
-                left += [(escaped(inside), one[key]), (f"a key of {place.removeprefix('.') or 'it'}", key)]
-        elif isinstance(one, list | tuple):
-            left += [(f"{place}[{number}]", each) for number, each in reversed([*enumerate(one)])]
-        elif one is not None and not isinstance(one, int | float | bytes | bytearray | memoryview):
-            left.append((place, to_plain(one)))
+                stack += [(escaped(inside), item[key]), (f"a key of {place.removeprefix('.') or 'it'}", key)]
+        elif isinstance(item, list | tuple):
+            stack += [(f"{place}[{number}]", member) for number, member in reversed([*enumerate(item)])]
+        elif item is not None and not isinstance(item, int | float | bytes | bytearray | memoryview):
+            stack.append((place, to_plain(item)))
     return ""
 
 
@@ -75,8 +75,8 @@ def printable(text: str) -> str:
     return _OBEYED.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 

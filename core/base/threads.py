@@ -41,7 +41,7 @@ async def in_thread(
 
     asyncio.get_running_loop().run_in_executor(None, run)
     done = asyncio.wrap_future(job)
-    done.add_done_callback(_known)
+    done.add_done_callback(_take_error)
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
@@ -54,7 +54,7 @@ async def in_thread(
         raise
 
 
-def _known(done: "asyncio.Future[Any]") -> None:
+def _take_error(done: "asyncio.Future[Any]") -> None:
     """Has asyncio log no error that a cancellation hides."""
     if not done.cancelled():
         done.exception()

@@ -223,15 +223,15 @@ def _read_from(
     """As ``_read_records``, with the head before them; 0 if that is not whole. Raises JournalError if it is another
     one."""
     expected = head.content
-    found = file.read(len(expected))
-    if found == expected:
+    content = file.read(len(expected))
+    if content == expected:
         return _read_records(file, size, read)
-    if expected.startswith(found):  # new, or its process was killed while writing the head
+    if expected.startswith(content):  # new, or its process was killed while writing the head
         return 0, "its head is cut short"
-    if len(found) == len(expected) and found.startswith(head.magic):
-        (version,) = _VERSION_FIELD.unpack(found[len(head.magic) :])
+    if len(content) == len(expected) and content.startswith(head.magic):
+        (version,) = _VERSION_FIELD.unpack(content[len(head.magic) :])
         raise JournalError(path, f"it is of version {version}, and this program reads version {head.version}")
-    raise JournalError(path, f"it does not begin as a journal does but with {found!r}")
+    raise JournalError(path, f"it does not begin as a journal does but with {content!r}")
 
 
 def _read_records(file: BinaryIO, size: int, read: Callable[[bytes], bool]) -> tuple[int, str]:
@@ -243,9 +243,9 @@ def _read_records(file: BinaryIO, size: int, read: Callable[[bytes], bool]) -> t
         if len(head) < _RECORD_HEAD.size:
             return end, f"a record's head is cut short to {len(head)} bytes"
         length, digest = _RECORD_HEAD.unpack(head)
-        left = size - end - _RECORD_HEAD.size
-        if length > left:  # checked before that much is allocated
-            return end, f"a record claims {length} bytes, {left} are left"
+        rest_bytes = size - end - _RECORD_HEAD.size
+        if length > rest_bytes:  # checked before that much is allocated
+            return end, f"a record claims {length} bytes, {rest_bytes} are left"
         body = file.read(length)
         if xxhash.xxh3_64_intdigest(body) != digest:
             return end, f"the digest of a record of {length} bytes differs"

@@ -223,12 +223,12 @@ def unpack(packed: Bytes, buffers: Sequence[Bytes] = (), *, max_bytes: int = MAX
 
 def _unpack_counting(packed: Bytes, extension: Callable[[int, bytes], Any], limit: int) -> Any:
     """Raises ValueError as soon as there are more than ``limit`` values in the containers that are complete."""
-    left = limit
+    room = limit
 
     def count(container: Any) -> Any:
-        nonlocal left
-        left -= len(container) + 1
-        if left < 0:
+        nonlocal room
+        room -= len(container) + 1
+        if room < 0:
             raise ValueError(f"more than {limit} values")
         return container
 
@@ -252,7 +252,7 @@ def _buffer_of(buffers: Sequence[Bytes]) -> Callable[[int, bytes], Bytes]:
     def hook(code: int, data: bytes) -> Bytes:
         if code != _BUFFER or len(data) != _INDEX.size or (index := _INDEX.unpack(data)[0]) >= len(buffers):
             raise ValueError(f"extension type {code} stands for no buffer of this message")
-        found: Bytes = buffers[index]
-        return found
+        buffer: Bytes = buffers[index]
+        return buffer
 
     return hook

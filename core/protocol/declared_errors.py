@@ -56,8 +56,8 @@ class _ErrorClass:
 
     def fields(self, error: Exception) -> dict[str, Any]:
         """Texts as they can be sent to people. Raises AttributeError, or the error of a property of the class."""
-        found = {name: getattr(error, name) for name in self.names or ()}
-        return {name: escaped(value) if isinstance(value, str) else value for name, value in found.items()}
+        values = {name: getattr(error, name) for name in self.names or ()}
+        return {name: escaped(value) if isinstance(value, str) else value for name, value in values.items()}
 
     def build(self, fields: dict[Any, Any], text: str, context: Any) -> Exception:
         """Raises ValueError if the fields are invalid, or the error of the constructor."""
@@ -114,7 +114,7 @@ class DeclaredErrors:
     def __init__(self, classes: Iterable[type[Exception]]) -> None:
         """Raises TypeError if one can't be declared, or two have the same name."""
         self._by_class = {cls: _error_class(cls) for cls in classes}  # type: ignore[arg-type]  # classes are hashable
-        self._by_name = {cls.__name__: known for cls, known in self._by_class.items()}
+        self._by_name = {cls.__name__: error_class for cls, error_class in self._by_class.items()}
         if len(self._by_name) < len(self._by_class):
             names = [cls.__name__ for cls in self._by_class]
             twice = next(name for name in names if names.count(name) > 1)
@@ -126,10 +126,10 @@ class DeclaredErrors:
         """The name and the fields of the declared class that ``error`` travels as; ("", {}) for an undeclared
         error."""
         for base in type(error).__mro__:
-            known = self._by_class.get(base)
-            if known is not None and isinstance(error, Exception):
+            error_class = self._by_class.get(base)
+            if error_class is not None and isinstance(error, Exception):
                 try:
-                    return base.__name__, known.fields(error)
+                    return base.__name__, error_class.fields(error)
                 except Exception:  # noqa: BLE001  # the class is a user's; its error arrives as RemoteError
                     break
         return "", {}
@@ -139,11 +139,11 @@ class DeclaredErrors:
 
         ``context``: given to the validation of fields, as for arguments.
         """
-        known = self._by_name.get(error.declared)
-        if known is None:
+        error_class = self._by_name.get(error.declared)
+        if error_class is None:
             return error
         try:
-            return known.build(error.fields, error.message, context)
+            return error_class.build(error.fields, error.message, context)
         except Exception as problem:  # noqa: BLE001  # the constructor is a user's; the remote error matters more
             error.add_note(f"It is not raised as {error.declared}: {text_of(problem)}")
             return error

@@ -40,9 +40,9 @@ class Incarnations:
 
     def heard(self, epoch: int) -> bool:
         """A message of ``epoch`` arrived, or its process is being started; True if it replaces one that was known."""
-        known = self._latest.get(lineage_of(epoch), epoch)
-        self._set(lineage_of(epoch), max(known, epoch))
-        return epoch > known
+        latest = self._latest.get(lineage_of(epoch), epoch)
+        self._set(lineage_of(epoch), max(latest, epoch))
+        return epoch > latest
 
     def end(self, epoch: int) -> None:
         """The lineage of ``epoch`` has ended: all of its incarnations are over."""

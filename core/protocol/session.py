@@ -179,12 +179,12 @@ class IdGaps:
 
     def take(self, number: int) -> bool:
         """Removes ``number``; False if it is in no gap."""
-        at = bisect_right(self._ranges, number, key=lambda known: known[0]) - 1
+        at = bisect_right(self._ranges, number, key=lambda gap: gap[0]) - 1
         if at < 0 or number > self._ranges[at][1]:
             return False
         first, last = self._ranges[at]
-        left = ((first, number - 1), (number + 1, last))
-        self._ranges[at : at + 1] = [known for known in left if known[0] <= known[1]]
+        parts = ((first, number - 1), (number + 1, last))
+        self._ranges[at : at + 1] = [gap for gap in parts if gap[0] <= gap[1]]
         del self._ranges[:-_REMEMBERED_GAPS]
         return True
 
@@ -304,13 +304,13 @@ class Session(Generic[Waiter]):
         # ``epoch`` is forgotten when the link goes down, ``_last_epoch`` is not. The first answer after that may be a
         # new incarnation's and fails nothing: older requests have failed with the link, newer ones are for any
         # incarnation.
-        known, self.epoch = self.epoch, epoch
+        previous, self.epoch = self.epoch, epoch
         last, self._last_epoch = self._last_epoch, epoch
         # Another process has taken the address.
         if last is not None and lineage_of(last) != lineage_of(epoch):
             self._incarnations.end(last)
         self._incarnations.heard(epoch)
-        if known is None:
+        if previous is None:
             return None
         self._forget_received()
         effects = self.fail("its process was restarted")

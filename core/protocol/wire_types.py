@@ -68,9 +68,9 @@ def fields_type(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any
         wired = wire_type(hints.get(parameter.name, Any))
         fields[parameter.name] = wired if parameter.default is parameter.empty else NotRequired[wired]
     make: Any = TypedDict  # at run time: a type checker knows only literal definitions
-    made = make("fields", fields)
-    made.__pydantic_config__ = ConfigDict(extra="forbid")
-    return made
+    fields_class = make("fields", fields)
+    fields_class.__pydantic_config__ = ConfigDict(extra="forbid")
+    return fields_class
 
 
 def arguments_validator(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> Any:

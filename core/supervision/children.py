@@ -164,7 +164,7 @@ class NodeChild(Child):
             self._early = lambda: self.failed(reason)
         elif self.running is not None:
             self.running.exit_reason = reason
-            self._exited(self.running, reason)
+            self._handle_exit(self.running, reason)
 
     def lost(self, reason: FlexmarlError, epoch: int | None) -> None:
         """The incarnation ``epoch``, by default the newest, is silent: it is killed, and has failed for ``reason``. One
@@ -180,7 +180,7 @@ class NodeChild(Child):
         if running.exit_reason is None and not running.has_exited():
             running.exit_reason = reason
             if self.runs:
-                self._exited(running, reason)
+                self._handle_exit(running, reason)
                 running.kill()
             else:  # its report is not here yet: its start raises the reason
                 running.end()
@@ -188,7 +188,7 @@ class NodeChild(Child):
     async def _watch(self, running: Running) -> None:
         node, address = self.node, self.address  # it may be moved
         reason = await running.wait_ended()
-        self._exited(running, reason)
+        self._handle_exit(running, reason)
         final = self._owner.final_error(reason)
         for_good = final is not None or node.lost is not None
         self._local.network.process_ended(address, final or _as_dead(reason), for_good=for_good)
@@ -202,7 +202,7 @@ class NodeChild(Child):
         self.spec = dataclasses.replace(self.spec, env={**self.spec.env, **env})
         self.node, self.address = node, ""
 
-    def _exited(self, running: Running, reason: FlexmarlError) -> None:
+    def _handle_exit(self, running: Running, reason: FlexmarlError) -> None:
         if running.stop_requested or running.exit_handled or self.running is not running:
             return
         # A start that fails raises its reason in ``launch``: its end is not handled twice. Nor is that of an actor

@@ -136,7 +136,7 @@ class ForkServer:
                 env={**environment, **_SHORT_TITLES}, start_new_session=True, pass_fds=(server.fileno(),),
             )  # fmt: skip
         self._alone = asyncio.Lock()
-        self._asked: deque[asyncio.Future[ForkedProcess]] = deque()
+        self._waiters: deque[asyncio.Future[ForkedProcess]] = deque()
         """The requests that are not answered, the oldest first."""
         self._processes: dict[int, ForkedProcess] = {}
         self.ended = False
@@ -156,7 +156,7 @@ class ForkServer:
         closed, before it has an actor."""
         async with self._alone:  # one request is always short enough for the socket's buffer
             if self.ended:
-                raise self._gone()
+                raise self._end_error()
             renewed = self._early(environment) != self._environment
             with os.fdopen(os.memfd_create("request"), "wb") as request:
                 # As ``os.environ`` has them: a variable may hold bytes that are not UTF-8.
@@ -168,19 +168,19 @@ class ForkServer:
                     socket.send_fds(self._node, [b"fork"], [request.fileno(), *descriptors])
                 except ConnectionError:  # it has ended, and the loop does not know yet
                     self.close()
-                    raise self._gone() from None
-            asked: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
-            self._asked.append(asked)
+                    raise self._end_error() from None
+            waiter: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
             try:
                 async with asyncio.timeout(_FORK_TIMEOUT_S):
-                    return await asked
+                    return await waiter
             except TimeoutError:
                 text = f"no process was forked within {_FORK_TIMEOUT_S:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text) from None
             except asyncio.CancelledError:
                 # The answer came together with the cancellation: nothing else will end its process.
-                if asked.done() and not asked.cancelled() and asked.exception() is None:
-                    asked.result().send_signal(signal.SIGKILL)
+                if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                    waiter.result().send_signal(signal.SIGKILL)
                 raise
 
     def _early(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -197,12 +197,12 @@ class ForkServer:
         self._node.close()
         # The kernel takes some time to free the memory of the imported modules.
         threading.Thread(target=self._process.wait, name="end of fork server", daemon=True).start()
-        while self._asked:
-            self._answered(self._gone())
+        while self._waiters:
+            self._answer(self._end_error())
         for process in self._processes.values():
             process.server_ended()
 
-    def _gone(self) -> OSError:
+    def _end_error(self) -> OSError:
         return ChildProcessError(errno.ECHILD, "the process that forks actors has ended")
 
     def _read(self) -> None:
@@ -221,17 +221,17 @@ class ForkServer:
                 if (process := self._processes.pop(pid, None)) is not None:
                     process.reported(number)
             elif number:
-                self._answered(OSError(number, f"fork: {os.strerror(number)}"))
+                self._answer(OSError(number, f"fork: {os.strerror(number)}"))
             else:
                 process = self._processes[pid] = ForkedProcess(pid, *descriptors or [NO_DESCRIPTOR])
-                self._answered(process)
+                self._answer(process)
 
-    def _answered(self, answer: ForkedProcess | OSError) -> None:
-        asked = self._asked.popleft()
+    def _answer(self, answer: ForkedProcess | OSError) -> None:
+        waiter = self._waiters.popleft()
         if isinstance(answer, OSError):
-            if not asked.done():
-                asked.set_exception(answer)
-        elif asked.done():  # the wait for this process was cancelled
+            if not waiter.done():
+                waiter.set_exception(answer)
+        elif waiter.done():  # the wait for this process was cancelled
             answer.send_signal(signal.SIGKILL)
         else:
-            asked.set_result(answer)
+            waiter.set_result(answer)

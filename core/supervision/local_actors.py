@@ -312,11 +312,11 @@ class LocalActors:
 
     def waits(self) -> dict[str, list[Wait]]:
         """See ``SystemApi.process_waits``."""
-        found = {name: _waits_of(name, actor) for name, actor in self._actors.items()}
+        by_actor = {name: _waits_of(name, actor) for name, actor in self._actors.items()}
         for name, start in self._starting.items():
             begun = Wait("its start (on_start)", self._loop.time() - start.began)
-            found[name] = _waits_of(name, start.actor) or [begun]
-        return {name: waits for name, waits in found.items() if waits}
+            by_actor[name] = _waits_of(name, start.actor) or [begun]
+        return {name: waits for name, waits in by_actor.items() if waits}
 
 
 def _figures_of(name: str, actor: Actor) -> dict[str, float]:

@@ -127,12 +127,12 @@ class ProcessNode(Node):
     def _server_log(self) -> Path:
         return self._log_directory / "fork-server.log"
 
-    def _environment(self, own: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         if self._env is None:
             return os.environ.copy()
         directory = str(self._directory)
         return self._env | {
-            name: directory if value == NODE_DIRECTORY else value for name, value in own.items()
+            name: directory if value == NODE_DIRECTORY else value for name, value in variables.items()
         }
 
     def _init(self, launch: Launch) -> WorkerInit:

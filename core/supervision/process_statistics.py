@@ -40,8 +40,10 @@ class ProcessStatistics(ProcessUsage):
 def sum_of_mailboxes(mailboxes: Iterable[MailboxStatistics]) -> MailboxStatistics:
     """The sums of all counts."""
     totals = [0, 0, 0, 0, 0]
-    for one in mailboxes:
-        for index, count in enumerate((one.waiting, one.running, one.served, one.failed, one.cancelled)):
+    for mailbox in mailboxes:
+        for index, count in enumerate(
+            (mailbox.waiting, mailbox.running, mailbox.served, mailbox.failed, mailbox.cancelled)
+        ):
             totals[index] += count
     return MailboxStatistics(*totals)
 

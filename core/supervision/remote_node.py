@@ -191,7 +191,7 @@ class RemoteNode(Node):
         try:
             async with aclosing(self._actor.within(FOR_EVER).exits()) as exits:
                 async for end in exits:
-                    self._exited(end)
+                    self._handle_exit(end)
         except FlexmarlError as error:
             reason = error.reason if isinstance(error, ActorDead) else text_of(error)
         return self._lose(reason)
@@ -200,10 +200,10 @@ class RemoteNode(Node):
         if self._lost is None:
             self._lost = ActorDead(self._actor.name, f"node {self.name} is lost: {reason}")
             for running in self._running.values():
-                self._exited(Exit(running.name, running.epoch, f"has ended: {self._lost.reason}", ""))
+                self._handle_exit(Exit(running.name, running.epoch, f"has ended: {self._lost.reason}", ""))
         return self._lost
 
-    def _exited(self, end: Exit) -> None:
+    def _handle_exit(self, end: Exit) -> None:
         running = self._running.get(end.actor)
         if running is not None and running.epoch == end.epoch and not running.exit.done():
             running.exit.set_result(end)

@@ -379,13 +379,13 @@ class Supervisor(Actor):
 
     def _leave_node(self, child: NodeChild, lost: ActorDead, another_node: AnotherNode) -> None:
         """Such restarts are not counted: the loss of a node says nothing about its actors."""
-        found = another_node(child.name, lost)
-        if found is None:
+        place = another_node(child.name, lost)
+        if place is None:
             log.warning("actor is given up", name=child.name, reason=lost.reason)
             self._restarts.remove(child.name)
             child.give_up(lost)
             return
-        self._move(child, lost, *found)
+        self._move(child, lost, *place)
 
     def _move(self, child: NodeChild, lost: ActorDead, node: Node, env: Mapping[str, str]) -> None:
         log.warning("actor moves", name=child.name, to=node.name, reason=lost.reason)

@@ -27,11 +27,11 @@ class Directory:
         if ref not in self._upstream:
             self._upstream.append(ref)
 
-    async def find(self, name: str, asked: Iterable[str] = ()) -> ActorRef[Any] | None:
-        """The actor ``name``. ``asked``: the addresses of systems that take part in the search already, so that none is
-        asked twice. Raises what a call to another system raises."""
+    async def find(self, name: str, searched: Iterable[str] = ()) -> ActorRef[Any] | None:
+        """The actor ``name``. ``searched``: the addresses of systems that take part in the search already, so that
+        none is asked twice. Raises what a call to another system raises."""
         local = self._local
-        if local.address in asked:
+        if local.address in searched:
             return None
         if local.has_actor(name):
             return local.ref(name, local.address)
@@ -39,8 +39,8 @@ class Directory:
             if (child := supervisor.find(name)) is not None:
                 return child
         for upstream in self._upstream:
-            if (found := await upstream.api.lookup(name, (*asked, local.address))) is not None:
-                return found
+            if (ref := await upstream.api.lookup(name, (*searched, local.address))) is not None:
+                return ref
         return None
 
 
@@ -70,8 +70,8 @@ class SystemActor(Actor, SystemApi):
         await self.system.allow(public_key, calls)
 
     @endpoint
-    async def lookup(self, name: str, asked: tuple[str, ...] = ()) -> ActorRef[Any] | None:
-        return await self._directory.find(name, asked)
+    async def lookup(self, name: str, searched: tuple[str, ...] = ()) -> ActorRef[Any] | None:
+        return await self._directory.find(name, searched)
 
     @endpoint
     async def exits(self, name: str) -> AsyncGenerator[DeadActor]:

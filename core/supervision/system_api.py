@@ -38,7 +38,7 @@ class SystemApi(Protocol):
         """See ``ActorSystem.allow``."""
 
     @endpoint
-    async def lookup(self, name: str, asked: tuple[str, ...] = ()) -> ActorRef[Any] | None:
+    async def lookup(self, name: str, searched: tuple[str, ...] = ()) -> ActorRef[Any] | None:
         """The actor ``name``, here or in a system that this one asks; see ``Directory.find``."""
 
     @endpoint
@@ -56,11 +56,11 @@ async def ask_processes(
     comes: one process that is silent delays the others' reports here."""
     reports: dict[str, Report] = {}
 
-    async def asked(name: str, ref: ActorRef[SystemApi]) -> None:
+    async def add_report(name: str, ref: ActorRef[SystemApi]) -> None:
         # A process that is gone, or too busy or too stuck to answer, has no report.
         with contextlib.suppress(ActorDead, ActorFailed, CallTimeout):
             reports[name] = await ask(ref.within(timeout_s))
             reported(name, reports[name])
 
-    await asyncio.gather(*(asked(name, ref) for name, ref in systems.items()))
+    await asyncio.gather(*(add_report(name, ref) for name, ref in systems.items()))
     return {name: reports[name] for name in systems if name in reports}

@@ -143,7 +143,7 @@ def import_class(path: str) -> type[Actor]:
     # A name that is imported, and so could run any code: it comes from the supervisor's process, over standard input or
     # from a node's supervisor, and is never part of a peer's request to this actor.
     module, _, name = path.partition(":")
-    found: Any = attrgetter(name)(importlib.import_module(module))
-    if not (isinstance(found, type) and issubclass(found, Actor)):
+    actor_class: Any = attrgetter(name)(importlib.import_module(module))
+    if not (isinstance(actor_class, type) and issubclass(actor_class, Actor)):
         raise TypeError(f"{path} is not a subclass of Actor")
-    return found
+    return actor_class

@@ -83,13 +83,13 @@ def run(main: Coroutine[Any, Any, T], *, start_s: float = 0.0, limit_s: float = 
 
 
 def _cancel_what_is_left(loop: "VirtualTimeLoop") -> None:
-    left = sorted(asyncio.all_tasks(loop), key=hash)
-    if not left:
+    tasks = sorted(asyncio.all_tasks(loop), key=hash)
+    if not tasks:
         return
-    for task in left:
+    for task in tasks:
         task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-    for task in left:
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             message = "a task that was cancelled at the end of virtual_time.run() failed"
             loop.call_exception_handler({"message": message, "exception": error, "task": task})

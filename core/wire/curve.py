@@ -86,10 +86,10 @@ class Keys:
     def allowing(self, public_key: str, calls: Iterable[str] = DEFAULT_CALLS) -> "Keys":
         """A copy that admits one more client, for ``calls``. Raises InvalidKeys, and ValueError for an invalid rule."""
         rules = checked_calls(calls)
-        known = {**self.calls, public_key: rules}
+        rules_of = {**self.calls, public_key: rules}
         if rules == DEFAULT_CALLS:
-            del known[public_key]
-        return dataclasses.replace(self, allowed=self.allowed | {public_key}, calls=known)
+            del rules_of[public_key]
+        return dataclasses.replace(self, allowed=self.allowed | {public_key}, calls=rules_of)
 
     def save(self, path: Path | str) -> None:
         """Writes the file, readable by this user alone; it appears whole or not at all. Raises OSError.
@@ -132,8 +132,8 @@ class Keys:
         if not isinstance(calls, dict) or not all(map(_is_list_of_texts, calls.values())):
             raise UnsafeKeys(path, "calls is not an object with a list of rules for each key", remedy)
         try:
-            known = {key: checked_calls(rules) for key, rules in calls.items()}
-            return cls(**{**fields, "allowed": frozenset(allowed), "calls": known})
+            rules_of = {key: checked_calls(rules) for key, rules in calls.items()}
+            return cls(**{**fields, "allowed": frozenset(allowed), "calls": rules_of})
         except (InvalidKeys, ValueError) as error:
             raise UnsafeKeys(path, str(error), remedy) from None
 

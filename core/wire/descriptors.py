@@ -30,7 +30,7 @@ def raise_limit() -> None:
 
 def check_room(needed: int, purpose: str) -> None:
     """Raises OSError (EMFILE), and logs it, if this process can't open ``needed`` descriptors more for ``purpose``."""
-    used, limit = _used(), _limit()
+    used, limit = _count_used(), _limit()
     if used + needed + _RESERVE <= limit:
         return
     problem = f"{used} of {limit} file descriptors are in use: too few are left {purpose}"
@@ -41,7 +41,7 @@ def check_room(needed: int, purpose: str) -> None:
 
 def warn_if_scarce() -> None:
     """Logs a warning if most descriptors are used, among others by connections that peers have made."""
-    used, limit = _used(), _limit()
+    used, limit = _count_used(), _limit()
     if used > _SCARCE * limit:
         log.warning(
             "few file descriptors are left: further connections will be refused",
@@ -54,7 +54,7 @@ def _limit() -> int:
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
-def _used() -> int:
+def _count_used() -> int:
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the one for reading that folder
     except OSError as error:

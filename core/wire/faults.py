@@ -76,13 +76,13 @@ class FaultyMedium:
         for pipe in held:
             pipe.proceed()
 
-    def loses(self, one: str, other: str) -> bool:
-        """``one``, ``other``: hosts."""
-        return bool(self._parted) and (one, other) in self._parted
+    def loses(self, host: str, other: str) -> bool:
+        """``host``, ``other``: two hosts."""
+        return bool(self._parted) and (host, other) in self._parted
 
-    def holds(self, one: str, other: str) -> bool:
-        """True if messages between two hosts wait. ``one``, ``other``: hosts."""
-        return bool(self._cuts) and (one, other) in self._cuts
+    def holds(self, host: str, other: str) -> bool:
+        """True if messages between two hosts wait."""
+        return bool(self._cuts) and (host, other) in self._cuts
 
     def wait_mended(self, pipe: "Pipe") -> None:
         """``proceed`` is called after the next change."""
@@ -103,7 +103,7 @@ class FaultyMedium:
 
 
 def _both_ways(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    return {way for one, other in pairs for way in ((one, other), (other, one))}
+    return {way for host, other in pairs for way in ((host, other), (other, host))}
 
 
 class Pipe:

@@ -105,7 +105,7 @@ class OutgoingLink(ABC):
         for frames in unsent:
             self._transmit(frames)
 
-    def _lost(self, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         self._restart()
         self._listener.disconnected(self.link, reason)
 
@@ -149,7 +149,7 @@ class LinkTable(Generic[End, Route]):
             del self.outgoing[link.address]
             end.close()
         else:  # a link does not know its route, which only answers need; peers are dropped seldom
-            self.incoming = {route: known for route, known in self.incoming.items() if known is not link}
+            self.incoming = {route: other for route, other in self.incoming.items() if other is not link}
 
     def close(self) -> None:
         """Sends the queued messages on all links and closes those that this side made. Can be repeated."""

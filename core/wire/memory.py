@@ -63,8 +63,8 @@ class MemoryNetwork(FaultyMedium):
         """A wire for one ``ActorSystem``, at ``memory://name``; a later one of that name is a new incarnation.
         ``epoch``: None: one more than that of all earlier ones."""
         if epoch is not None:
-            known = self._epochs.get(lineage_of(epoch), epoch)
-            self._epochs[lineage_of(epoch)] = max(known, epoch)
+            latest = self._epochs.get(lineage_of(epoch), epoch)
+            self._epochs[lineage_of(epoch)] = max(latest, epoch)
         return MemoryWire(self, name, next(self._numbers), epoch)
 
     def first_epoch(self, actor: str) -> int:
@@ -76,19 +76,19 @@ class MemoryNetwork(FaultyMedium):
         lost, the connections seem to stand. Replaces the previous partition."""
         named = [sorted(group) for group in groups]
         pairs = itertools.combinations(named, 2)
-        self.part(pair for one, other in pairs for pair in itertools.product(one, other))
+        self.part(pair for group, other in pairs for pair in itertools.product(group, other))
         self.note("network", f"is partitioned: {' | '.join(' '.join(group) for group in named)}")
 
-    def cut(self, one: str, other: str) -> None:
+    def cut(self, host: str, other: str) -> None:
         """Messages between two hosts wait until the cut is mended, as with TCP, which sends them again. Those of a
         connection that is given up meanwhile are lost."""
-        self.hold({*self._cuts, (one, other)})
-        self.note("network", f"is cut between {one} and {other}")
+        self.hold({*self._cuts, (host, other)})
+        self.note("network", f"is cut between {host} and {other}")
 
-    def mend(self, one: str, other: str) -> None:
+    def mend(self, host: str, other: str) -> None:
         """Ends a ``cut`` between two hosts: the messages that waited are delivered."""
-        self.note("network", f"is mended between {one} and {other}")
-        self.hold(self._cuts - {(one, other), (other, one)})
+        self.note("network", f"is mended between {host} and {other}")
+        self.hold(self._cuts - {(host, other), (other, host)})
         self.check_links()
 
     def heal(self) -> None:
@@ -97,9 +97,9 @@ class MemoryNetwork(FaultyMedium):
         self.note("network", "is whole")
         self.check_links()
 
-    def cut_between(self, one: str, other: str) -> bool:
+    def cut_between(self, host: str, other: str) -> bool:
         """Hosts that can't connect now."""
-        return self.loses(one, other) or self.holds(one, other)
+        return self.loses(host, other) or self.holds(host, other)
 
     def crash(self, name: str, *, silently: bool = False) -> None:
         """The node ends as by ``kill -9``: no goodbye, its tasks are cancelled, no ``on_stop`` runs; its system is
@@ -136,9 +136,9 @@ class MemoryNetwork(FaultyMedium):
         for name in self._nodes_of(host):
             self.resume(name)
 
-    def reaches(self, one: str, other: str) -> bool:
+    def reaches(self, host: str, other: str) -> bool:
         """The link between two hosts is not cut, and neither is paused."""
-        return not (self.cut_between(one, other) or {one, other} & self._paused_hosts)
+        return not (self.cut_between(host, other) or {host, other} & self._paused_hosts)
 
     def _nodes_of(self, host: str) -> list[str]:
         return [node.name for node in self._nodes.values() if node.host == host]
@@ -229,12 +229,12 @@ class MemoryWire:
         """Raises OSError if ``address`` does not begin with ``memory://``."""
         if not address.startswith(_SCHEME):
             raise OSError(errno.EINVAL, f"can't connect to {address}: only {_SCHEME} is reached from here")
-        known = self._links.outgoing.get(address)
-        if known is None:
-            known = self._links.outgoing[address] = _Outgoing(self, address)
-            self.network.add_link(known)
-            known.check()
-        return known.link
+        outgoing = self._links.outgoing.get(address)
+        if outgoing is None:
+            outgoing = self._links.outgoing[address] = _Outgoing(self, address)
+            self.network.add_link(outgoing)
+            outgoing.check()
+        return outgoing.link
 
     def first_epoch(self, actor: str) -> int:
         """See ``MemoryNetwork.first_epoch``."""
@@ -346,7 +346,7 @@ class _Outgoing(OutgoingLink):
     def lost(self, connection: "_Connection") -> None:
         if connection is self.connection and self._state is OutgoingState.UP:
             self.node.network.note(self.node.label, f"loses its connection to {connection.server.label}")
-            self._lost("its process ended or closed the connection")
+            self._lose("its process ended or closed the connection")
 
     def close(self) -> None:
         self.link.flush()

@@ -163,15 +163,15 @@ class _Outgoing(OutgoingLink):
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self.link.trouble = "the handshake fails; has it got other keys, or none?"
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._refused("it does not admit this side's key")
+            self._report_refusal("it does not admit this side's key")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._refused("it is secured in another way than this side, or speaks no ZMTP")
+            self._report_refusal("it is secured in another way than this side, or speaks no ZMTP")
         elif self._state is OutgoingState.UP:
             self._socket.drain()  # the messages that it sent before it left; one of them may have closed the link
             if self._state is OutgoingState.UP:
-                self._lost("its process ended or closed the connection")
+                self._lose("its process ended or closed the connection")
 
-    def _refused(self, reason: str) -> None:
+    def _report_refusal(self, reason: str) -> None:
         # libzmq would never try this peer again. This side does when there is a message to send: by then the peer may
         # admit it.
         self._disconnect()
@@ -286,11 +286,11 @@ class ZmqWire:
 
     def connect(self, address: str) -> Link:
         """See ``Wire.connect``. Raises OSError, PlainTcpRefused."""
-        known = self._links.outgoing.get(address)
-        if known is None:
+        outgoing = self._links.outgoing.get(address)
+        if outgoing is None:
             make = functools.partial(self._make_dealer, address)
-            known = self._links.outgoing[address] = _Outgoing(self.listener, address, self._header, make)
-        return known.link
+            outgoing = self._links.outgoing[address] = _Outgoing(self.listener, address, self._header, make)
+        return outgoing.link
 
     def _make_dealer(self, address: str) -> Dealer:
         """A socket for connecting to ``address``. Raises PlainTcpRefused if that needs keys, OSError."""

@@ -63,7 +63,7 @@ class ForkServer:
         self._parent = parent
         self._actors: set[int] = set()
         self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._own = (node.fileno(), self._woken, waking)
+        self._descriptors = (node.fileno(), self._woken, waking)
         signal.set_wakeup_fd(waking)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written there
 
@@ -128,7 +128,9 @@ class ForkServer:
         streams = [
             (os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate((standard_input, log, log))
         ]
-        closed = [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in (*self._own, standard_input, log)]
+        closed = [
+            (os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in (*self._descriptors, standard_input, log)
+        ]
         inherited = {self._parent, *listening} - {NO_DESCRIPTOR}
         for descriptor in inherited:
             os.set_inheritable(descriptor, True)
@@ -152,7 +154,7 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in self._own:
+            for descriptor in self._descriptors:
                 os.close(descriptor)
             os.setsid()
             standard_input, log, *_ = request.descriptors

@@ -134,7 +134,7 @@ async def test_actors_start_although_the_server_is_killed_meanwhile(private: Pat
         assert isinstance(node, ProcessNode)
         for number in range(20):
             starting = [asyncio.create_task(spawn(supervisor, f"{number}{which}")) for which in range(2)]
-            while node._server is None or not node._server._asked:
+            while node._server is None or not node._server._waiters:
                 await asyncio.sleep(0)
             if number % 2:
                 await asyncio.sleep(draw.uniform(0, 0.05))
@@ -215,10 +215,10 @@ class TestForkedProcess:
 
         living = await start("living")
         starting = asyncio.create_task(start("cancelled"))
-        while not made.server._asked:
+        while not made.server._waiters:
             await asyncio.sleep(0)
         if answered:
-            made.server._asked[0].add_done_callback(lambda _: starting.cancel())
+            made.server._waiters[0].add_done_callback(lambda _: starting.cancel())
         else:
             starting.cancel()
             time.sleep(0.1)  # noqa: ASYNC251  # a loop that is late to read the answer

@@ -63,7 +63,7 @@ class Outgoing(OutgoingLink):
                 self._transmit = self.sent.append
                 self._came_up()
             case OutgoingEvent.RESTARTED:
-                self._lost("lost")
+                self._lose("lost")
             case OutgoingEvent.REFUSED:
                 self._move(OutgoingEvent.REFUSED)
             case OutgoingEvent.CLOSED:
