@@ -25,6 +25,8 @@ def chat_prompt(
     """``before`` and ``answer``: the tokens of the turn that ``chat.answered`` messages end with. Raises InvalidRequest
     if the template fails or leaves a message out, and TurnsRewritten if it rewrites the messages up to that turn."""
     try:
+        if (tokens := codec.chat_tokens(chat, before, answer)) is not None:
+            return tokens
         if not chat.answered:
             text = codec.chat_text(chat.messages, chat.tools)
             _refuse_left_out(sample_id, chat, text, codec)

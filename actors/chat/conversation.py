@@ -57,8 +57,8 @@ def _is_list(value: Any) -> bool:
 
 
 def conversation_rows(conversation: Conversation, codec: TextCodec, end: int) -> list[Row]:
-    """A row for each answer, which ends with the token ``end``. Raises ValueError for messages that ``chat_prompt``
-    refuses, and for an answer whose end is not to be found."""
+    """A row for each answer, which ends with the token ``end`` or the one that its family has. Raises ValueError for
+    messages that ``chat_prompt`` refuses, and for an answer whose end is not to be found."""
     rows: list[Row] = []
     messages, tools = conversation.messages, conversation.tools
     before: tuple[int, ...] = ()
@@ -82,6 +82,8 @@ def _answer(
     messages: Sequence[dict[str, Any]], tools: tuple[dict[str, Any], ...], codec: TextCodec, end: int
 ) -> tuple[int, ...]:
     """The tokens of the last message as the template writes it, with its calls of tools, up to ``end``."""
+    if (tokens := codec.answer_tokens(messages, tools)) is not None:
+        return tokens
     *before, message = messages
     begun, written = codec.chat_text(before, tools), codec.chat_text(messages, tools)
     which = f"messages[{len(before)}]"

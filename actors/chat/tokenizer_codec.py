@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from .answer import CALL_BEGIN, CALL_END
+from .template_messages import template_messages
 from .text_codec import TextCodec
 
 
@@ -14,7 +15,8 @@ class TokenizerCodec(TextCodec):
     """Encodes and decodes with the backend of ``tokenizer``; it remembers the tokens of the last 256 texts. Of special
     tokens a decoded text has the marks of a tool's call: without them an answer would call nothing."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any] | None = None) -> None:
+        """``options``: arguments of the chat template."""
         backend = tokenizer.backend_tokenizer
 
         @lru_cache(maxsize=256)  # the trajectories of a group share their first prompt
@@ -26,7 +28,7 @@ class TokenizerCodec(TextCodec):
         self._left_out = _all_but_marks(backend)
         self._has_template = tokenizer.chat_template is not None
         template: Any = tokenizer.apply_chat_template  # its types are narrower than templates are
-        self._render = partial(template, add_generation_prompt=True, tokenize=False)
+        self._render = partial(template, **(options or {}), add_generation_prompt=True, tokenize=False)
         self.name: str = tokenizer.name_or_path
 
     def encode(self, text: str, first: bool) -> tuple[int, ...]:
@@ -44,7 +46,7 @@ class TokenizerCodec(TextCodec):
         if not self._has_template:
             raise ValueError(f"the tokenizer {self.name} has no chat template: give the prompt as text")
         try:
-            text: str = self._render([*messages], tools=[*tools] or None)
+            text: str = self._render(template_messages(messages), tools=[*tools] or None)
         except Exception as error:  # a template is a program of its author's
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template of {self.name} failed: {problem}") from error

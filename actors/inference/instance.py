@@ -120,6 +120,8 @@ class Instance(Actor, InstanceApi):
 
     @endpoint
     async def generate(self, request: GenerateRequest, text_to: TextTo | None = None) -> Generation:
+        if request.chat is not None:
+            await self._prepare_chat(request.policy)
         self._check_failure()
         served, engine = self._serves(request.policy), self._engine
         if served is None or engine is None or served.version not in request.versions:
@@ -144,6 +146,15 @@ class Instance(Actor, InstanceApi):
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, request, prompt, result, codec)
+
+    async def _prepare_chat(self, policy: PolicyName) -> None:
+        """Imports what the policy's first conversation needs. Later ones do not wait."""
+        factory = self._factories.get(policy)
+        if factory is not None and not factory.codec.is_ready:
+            needs = f"the library that makes tokens of messages for {policy}"
+            # The turn's prompt raises the same, as an error of the turn.
+            with self._waits.open(needs, "rollout.turn_timeout_s ends it"), suppress(ValueError):
+                await self.system.run_blocking(factory.codec.prepare)
 
     def _adapter(self, policy: PolicyName) -> str:
         """The engine's name of the policy's weights: empty for a whole model, of which it has one."""

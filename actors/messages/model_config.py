@@ -18,6 +18,12 @@ class ModelConfig(Config):
     """Arguments of `AutoConfig.for_model`, `model_type` among them, for a model with random weights."""
     tokenizer: str | None = None
     """Name on the hub, or a folder. `null`: `path`. Required with `config`."""
+    renderer: str = "auto"
+    """Makes tokens of messages, and content, reasoning and calls of tools of answers. `auto`: the library renderers if
+    it knows the tokenizer's name on the hub, otherwise the tokenizer's chat template. `template`: always that one. Or
+    the library's name of a family, such as `qwen3`, for a folder or a fine-tuned model with that family's template."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the numbers of weights and activations. `auto`: `bfloat16` on a GPU, `float32` on a CPU; the run's
     configuration has the one that is chosen."""

@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from transformers import PreTrainedModel
 
-from ...chat.tokenizer_codec import TokenizerCodec
+from ...chat.model_codec import model_codec
 from ...messages import ModelConfig
 from ...model_sources import architecture_of, load_tokenizer
 from ..inference_config import EngineOptions
@@ -27,7 +27,7 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
     def __init__(self, model: ModelConfig, options: Options, base: ServedBase | None = None) -> None:
         tokenizer = load_tokenizer(model)
         config = architecture_of(model).to_dict()
-        self.codec = TokenizerCodec(tokenizer)
+        self.codec = model_codec(model, tokenizer)
         self.architecture = (
             {key: value for key, value in config.items() if key not in _NAMES},
             (model.dtype, model.device, tokenizer.eos_token_id),

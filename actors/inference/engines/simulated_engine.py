@@ -158,10 +158,10 @@ class SimulatedFactory(EngineFactory):
 @lru_cache(maxsize=8)  # policies often share a model, and a large tokenizer takes a second
 def _codec_and_alphabet(model_json: str) -> tuple[TextCodec, Alphabet]:
     # Imported here: transformers takes seconds, and a simulated run needs nothing of it.
-    from ...chat.tokenizer_codec import TokenizerCodec
+    from ...chat.model_codec import model_codec
     from ...model_sources import architecture_of, load_tokenizer
 
     model = ModelConfig.model_validate_json(model_json)
     tokenizer = load_tokenizer(model)
     vocabulary = architecture_of(model).get_text_config(decoder=True).vocab_size
-    return TokenizerCodec(tokenizer), alphabet_of(tokenizer, vocabulary)
+    return model_codec(model, tokenizer), alphabet_of(tokenizer, vocabulary)

@@ -78,7 +78,7 @@ class BackendFactory(ABC):
         """The policy's tokenizer. To be called within ``compute``."""
 
     @abstractmethod
-    def codec(self, tokenizer: "PreTrainedTokenizerBase") -> TextCodec:
+    def codec(self, setup: PolicySetup, tokenizer: "PreTrainedTokenizerBase") -> TextCodec:
         """Text as tokens by a ``tokenizer`` of this factory, as the policy's engine reads prompts."""
 
     @abstractmethod

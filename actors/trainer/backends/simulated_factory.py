@@ -99,7 +99,7 @@ class SimulatedFactory(BackendFactory):
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         return cast("PreTrainedTokenizerBase", _Bytes())
 
-    def codec(self, tokenizer: "PreTrainedTokenizerBase") -> ByteCodec:
+    def codec(self, setup: PolicySetup, tokenizer: "PreTrainedTokenizerBase") -> ByteCodec:
         return ByteCodec("simulated")
 
     async def compute(self, function: Callable[[], T]) -> T:

@@ -182,7 +182,7 @@ class Slot:
 
     def _take_sft_steps(self, policy: PolicyName, first_batch: int, count: int) -> float:
         setup, tokenizer = self._setup.policies[policy], self._tokenizers[policy]
-        codec = self._factory.codec(tokenizer)
+        codec = self._factory.codec(setup, tokenizer)
         loss = 0.0
         for batch in range(first_batch, first_batch + count):
             shares = sft_shares(tuple(setup.credit), setup.sft.batch_size, batch)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ....actors.chat.conversation import Conversation
-from ....actors.chat.tokenizer_codec import TokenizerCodec
+from ....actors.chat.model_codec import model_codec
 from ....actors.errors import RecipeError
 from ....actors.model_sources import load_tokenizer
 from ....actors.recipe.recipe import Recipe
@@ -24,7 +24,7 @@ def example_problems(config: RunConfig, *, local_files_only: bool) -> Iterator[s
             assert model is not None, "there are no agents without"
             tokenizer = load_tokenizer(model, local_files_only=local_files_only)
             try:
-                list(sft_rows(recipe, agent, 0, size, TokenizerCodec(tokenizer), tokenizer.eos_token_id))
+                list(sft_rows(recipe, agent, 0, size, model_codec(model, tokenizer), tokenizer.eos_token_id))
             except RecipeError as error:
                 yield f"policies.{name}.sft: {error}"
                 break

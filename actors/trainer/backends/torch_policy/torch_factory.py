@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .....transport.handle import TensorSpec
+from ....chat.model_codec import model_codec
 from ....chat.tokenizer_codec import TokenizerCodec
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
@@ -116,8 +117,8 @@ class TorchFactory(BackendFactory):
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)
 
-    def codec(self, tokenizer: PreTrainedTokenizerBase) -> TokenizerCodec:
-        return TokenizerCodec(tokenizer)
+    def codec(self, setup: PolicySetup, tokenizer: PreTrainedTokenizerBase) -> TokenizerCodec:
+        return model_codec(setup.real_model, tokenizer)
 
     async def compute(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
