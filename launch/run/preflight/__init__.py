@@ -9,5 +9,6 @@ in a process that ends with the checks, and writes no files.
     adapter_checks.py LoRA adapters and the layers that they are for
     data_process.py   another process, which makes the first training queries too: data_comparison.py
     model_checks.py   models, tokenizers and devices
+    chat_checks.py    tokens of messages
     trial.py          plays a trajectory: trial_worker.py has the actors, trial_findings.py refuses or warns
 """

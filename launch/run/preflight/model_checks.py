@@ -18,12 +18,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from ....actors.chat.answer import foreign_form
 from ....actors.messages import ModelConfig
 from ....actors.model_sources import architecture_of, load_tokenizer, routes_to_experts
 from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
 from ...hosts.nvidia import read_devices
+from .chat_checks import chat_problem, chat_warnings
 
 _HUB_TIMEOUT_S = 5.0
 _LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -42,6 +42,7 @@ _NO_TOKENIZER = (
 )
 _WEIGHTS = ("*.safetensors", "*.bin")
 _TOOLS = re.compile(r"\btools\b")
+_MESSAGES = re.compile(r"""\btools\b|["']role["']""")
 
 
 @dataclass
@@ -98,7 +99,8 @@ def model_findings(config: RunConfig) -> ModelFindings:
     """Tries each model once, also if several policies have it."""
     findings = ModelFindings()
     tried: dict[str, _CanNotLoad | None] = {}
-    tools = _mentions_tools(Path(config.recipe))
+    folder = Path(config.recipe)
+    has_tools, has_messages = _mentions(folder, _TOOLS), _mentions(folder, _MESSAGES)
     for name, policy in config.policies.items():
         model = policy.used_model
         if model is None:
@@ -112,11 +114,12 @@ def model_findings(config: RunConfig) -> ModelFindings:
                 tried[key] = error
             else:
                 findings.cached |= cached
-                reason = foreign_form(load_tokenizer(model, local_files_only=cached)) if tools else None
-                if reason is not None:
-                    findings.warnings.append(
-                        f"policy {name}: calls of tools in its answers are not recognised: {reason}"
-                    )
+                if has_messages or model.renderer not in ("auto", "template"):
+                    tokenizer = load_tokenizer(model, local_files_only=cached)
+                    warnings = chat_warnings(model, tokenizer, has_tools=has_tools)
+                    if (text := chat_problem(model, tokenizer)) is not None:
+                        tried[key], warnings = _CanNotLoad("renderer", model.renderer, text), iter(())
+                    findings.warnings += [f"policy {name}: {warning}" for warning in warnings]
         if (problem := tried[key]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
         elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):
@@ -124,9 +127,9 @@ def model_findings(config: RunConfig) -> ModelFindings:
     return findings
 
 
-def _mentions_tools(folder: Path) -> bool:
-    """True if the recipe's own code has the word ``tools``: which agents get any is known only while it runs."""
-    return any(_TOOLS.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
+def _mentions(folder: Path, words: re.Pattern[str]) -> bool:
+    """True if the recipe's own code has one of ``words``: which agents get tools is known only while it runs."""
+    return any(words.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
 
 
 class _CanNotLoad(Exception):

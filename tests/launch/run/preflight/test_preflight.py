@@ -336,12 +336,12 @@ def test_a_process_that_the_recipe_has_started_does_not_keep_the_checks(recipe: 
 def test_calls_that_are_not_recognised_are_said_if_the_recipe_has_tools(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, word: str, warned: bool
 ) -> None:
-    from flexmarl.launch.run.preflight import model_checks
+    from flexmarl.launch.run.preflight import chat_checks
 
     monkeypatch.setattr(
         preflight, "_findings", lambda config, _: process._findings(config, recipe_findings(config))
     )
-    monkeypatch.setattr(model_checks, "foreign_form", lambda tokenizer: "the reason")
+    monkeypatch.setattr(chat_checks, "foreign_form", lambda tokenizer: "the reason")
     workflow = recipe / "workflow.py"
     workflow.write_text(f"{workflow.read_text()}\n# {word}\n")
     config, keys = resolve_written(str(recipe), [])
