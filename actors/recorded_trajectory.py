@@ -61,10 +61,22 @@ class RecordedTurn(NamedTuple):
 _LOGPROBS: Final = RecordedTurn._fields.index("logprobs")
 
 
+class RecordedProgram(NamedTuple):
+    """A program that played a part of the trajectory. ``status``: of its exit; minus a signal's number if one has
+    killed it. ``problem``: the limit for which it was killed; empty if there is none. ``output``: its last lines."""
+
+    command: str
+    status: int
+    seconds: float
+    problem: str
+    output: str
+
+
 class RecordedTrajectory(NamedTuple):
     """One run of the workflow on a query. ``step``: of training, or the one that the evaluation came after.
     ``rewards`` and ``metrics``: the workflow's, by agent and by name; both empty if it failed. ``failure``: the error,
-    or empty. ``turns``: those that had ended, in the order of their numbers."""
+    or empty. ``turns``: those that had ended, in the order of their numbers. ``programs``: in the order of their
+    ends."""
 
     step: int
     evaluation: bool
@@ -74,6 +86,7 @@ class RecordedTrajectory(NamedTuple):
     metrics: Mapping[str, float] = _NOTHING
     failure: str = ""
     turns: tuple[RecordedTurn, ...] = ()
+    programs: tuple[RecordedProgram, ...] = ()
 
     @property
     def name(self) -> str:
@@ -106,7 +119,8 @@ class SampleRow(NamedTuple):
 
 
 class TrajectoryRow(NamedTuple):
-    """``reward``: as ``RecordedTrajectory.reward``. ``samples``: the cells of a ``SampleRow`` for each turn."""
+    """``reward``: as ``RecordedTrajectory.reward``. ``samples``: the cells of a ``SampleRow`` for each turn.
+    ``programs``: those of a ``RecordedProgram``."""
 
     number: int
     reward: float | None
@@ -114,6 +128,7 @@ class TrajectoryRow(NamedTuple):
     metrics: Mapping[str, float]
     failure: str
     samples: Sequence[Sequence[Any]]
+    programs: Sequence[Sequence[Any]] = ()
 
 
 class Record(NamedTuple):
@@ -164,7 +179,7 @@ def unpack_record(record: bytes) -> Record:
 def rows_of(rows: bytes) -> list[TrajectoryRow]:
     """A row for each trajectory of a record. Raises ValueError for damaged ``rows``."""
     try:
-        return [*map(TrajectoryRow._make, _unpackb(rows))]
+        return [TrajectoryRow(*row) for row in _unpackb(rows)]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise ValueError(f"its rows are damaged: {error}") from error
 
@@ -204,6 +219,7 @@ def _row(trajectory: RecordedTrajectory) -> TrajectoryRow:
         trajectory.metrics,
         trajectory.failure,
         samples,
+        trajectory.programs,
     )
 
 

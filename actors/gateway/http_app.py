@@ -107,7 +107,8 @@ class _Calls:
         except ApiError as error:
             yield events.failure(error)
         finally:
-            task.cancel()
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # marks it as retrieved: the program has gone before the end
 
 
 class _Sent:

@@ -1,9 +1,10 @@
 """The gateway of a worker: one HTTP server for the sessions of all its trajectories.
 
-It listens on a free port of the loopback address from the first session on, and ends with its worker.
+It listens from the first session on, by default on a free port of the loopback address, and ends with its worker.
 """
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,18 +12,22 @@ from typing import Final
 
 from ..errors import RecipeError
 from ..workflow import Agent
+from .gateway_config import WAITING_CONNECTIONS, GatewayConfig
 from .model_call import ApiError
 from .session import Session
 from .trajectory_programs import TrajectoryPrograms
 
 _KEPT_NAMES: Final = 1000
-LOOPBACK: Final = "127.0.0.1"
+_ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 
 
 class GatewayServer:
     """Serves sessions by their names and keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: GatewayConfig | None = None, number: int = 0) -> None:
+        """``number``: of the worker, from 0."""
+        self._config = config or GatewayConfig()
+        self._number = number
         self._sessions: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}
         self._ended: deque[str] = deque(maxlen=_KEPT_NAMES)
@@ -69,6 +74,18 @@ class GatewayServer:
         """Ends the server, and with it all connections."""
         await self._stack.aclose()
 
+    def _listen(self) -> socket.socket:
+        """Raises RecipeError."""
+        host, port = self._config.listen, self._config.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            place = (host, port + self._number if port else 0)
+            return socket.create_server(place, family=family, backlog=WAITING_CONNECTIONS)
+        except (OSError, OverflowError) as error:
+            raise RecipeError(
+                f"the gateway can't listen on rollout.gateway.listen={host} (port {place[1]}): {error}"
+            ) from error
+
     async def _start(self) -> str:
         try:
             from .http_app import application  # an extra: only recipes with programs need it
@@ -77,4 +94,9 @@ class GatewayServer:
             raise RecipeError(
                 f"a gateway needs the extra: pip install 'flexmarl[gateway]' ({error})"
             ) from error
-        return await self._stack.enter_async_context(serve(application(self), LOOPBACK, 0))
+        listening = self._listen()
+        host = self._config.host or self._config.listen
+        if host in _ALL_ADDRESSES:
+            host = socket.gethostname()
+        await self._stack.enter_async_context(serve(application(self), listening))
+        return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"

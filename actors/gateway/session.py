@@ -92,7 +92,8 @@ class Session:
             self.refusal = error.problem
             raise
         except asyncio.CancelledError:
-            if task.cancelled():  # by ``close``
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller and caller.cancelling()):  # by ``close``
                 raise ApiError(410, f"the session {self.id} has ended", code="session_ended") from None
             task.cancel()
             raise

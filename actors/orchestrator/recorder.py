@@ -193,7 +193,7 @@ class StepRecord:
             tokens_per_s=self._generated_tokens / step_s,
             versions={policy: next_versions[policy] for policy in self._policies},
             generated_by=dict(self.versions),
-            figures=self.figures.numbers(),
+            figures=drop_hidden_zeros("step", self.figures.numbers()),
             workflow={name: fmean(values) for name, values in self._workflow.items()},
             by_agent={agent: record.numbers() for agent, record in self._agents.items()},
             by_policy={

@@ -141,7 +141,7 @@ class Rollout(Actor, RolloutApi):
             whole_tracebacks=self._setup.recipe.whole_tracebacks,
         )
         current_pool.set(self._processes)
-        self._gateways = GatewayServer()
+        self._gateways = GatewayServer(self._config.gateway, _worker_number(self.ref.name))
         with self._waits.setup():
             await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
@@ -535,6 +535,12 @@ class Rollout(Actor, RolloutApi):
         except InvalidRequest as error:
             raise type(error)(request.sample_id, f"agent {agent}: {error.problem}") from error
         return generation
+
+
+def _worker_number(name: str) -> int:
+    """That of ``rollout-3``; 0 for a worker of another name."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def _idle(route: TurnRoute, request: GenerateRequest) -> EngineFailed:

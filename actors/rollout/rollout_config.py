@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
+from ..gateway.gateway_config import GatewayConfig
 from ..messages import Truncation
 from .groups.group import Oversampled
 
@@ -142,6 +143,8 @@ class RolloutConfig(Config):
     drop_zero_advantage: bool = False
     """`true` leaves out samples of groups in which all rewards of the agent are equal, and groups without any other
     sample (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). For algorithms that compare a group's rewards."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0
     """Most further queries of a step, in place of dropped groups."""
 

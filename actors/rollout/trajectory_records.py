@@ -1,16 +1,21 @@
 """The record of a worker's trajectories, for people: made when a group or an evaluation's trajectory has ended."""
 
 from collections.abc import Mapping
+from typing import Final
 
+from ..gateway.program import ProgramEnd
 from ..messages import Sample
 from ..names import Step
-from ..recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ..recorded_trajectory import PromptPart, RecordedProgram, RecordedTrajectory, RecordedTurn
 from ..sample_id import turn_of
 from ..workflow import Prompt, Turn
 from .groups.group_run import GroupRun, TrajectoryEnd
 from .record_queue import RecordQueue, RunBlocking
 from .rollout_setup import RolloutSetup
 from .trajectory import Trajectory
+
+_KEPT_OUTPUT: Final = 2000
+"""Characters of a program's output. Rows are read whole by each reader: they stay small."""
 
 
 class TrajectoryRecords:
@@ -90,6 +95,7 @@ class TrajectoryRecords:
             trajectory.rewards.metrics,
             end.failure.error if end.failure else "",
             tuple(sorted(turns, key=lambda turn: turn.number)),
+            tuple(map(_recorded_program, trajectory.programs.ended)),
         )
 
 
@@ -104,6 +110,10 @@ def asked_prompt(prompt: Prompt) -> tuple[PromptPart, ...]:
         part if isinstance(part, str) else _number(part) if isinstance(part, Turn) else dict(part)
         for part in prompt
     )
+
+
+def _recorded_program(end: ProgramEnd) -> RecordedProgram:
+    return RecordedProgram(end.command, end.status, end.seconds, end.problem, end.output[-_KEPT_OUTPUT:])
 
 
 def _number(turn: Turn) -> int | str:

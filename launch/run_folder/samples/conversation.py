@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ....actors.recorded_trajectory import PromptPart, RecordedProgram, RecordedTrajectory, RecordedTurn
 from ....core.base.texts import printable
 
 Pieces = Callable[[RecordedTurn], Sequence[str]]
@@ -32,9 +32,20 @@ def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None
         said.append(facts_of(turn), style="dim not bold")
         console.print(said, soft_wrap=True)
         console.print(_answer(turn, pieces, coloured=console.color_system is not None), soft_wrap=True)
+    for program in trajectory.programs:
+        console.print(_program(program), soft_wrap=True)
     if trajectory.failure:
         console.print(Text(f"failed: {printable(trajectory.failure)}", style="bold red"), soft_wrap=True)
     console.print()
+
+
+def _program(program: RecordedProgram) -> Text:
+    end = program.problem or f"status {program.status}"
+    shown = Text(f"program {printable(program.command)}", style="bold")
+    shown.append(f"  {end} · {program.seconds:.1f} s", style="dim not bold")
+    if output := program.output.strip():
+        shown.append(f"\n{_indent(output)}", style="dim not bold")
+    return shown
 
 
 def title_of(trajectory: RecordedTrajectory) -> str:

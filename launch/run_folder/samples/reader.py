@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from urllib.parse import quote
 
 from ....actors.messages import Query
-from ....actors.recorded_trajectory import RecordedTrajectory, rows_of, turns_of
+from ....actors.recorded_trajectory import RecordedProgram, RecordedTrajectory, rows_of, turns_of
 from ...config.config_reading import read_yaml
 from ...errors import SamplesUnreadable
 from ..run_directory import RunDirectory
@@ -205,6 +205,7 @@ class Samples:
             yield RecordedTrajectory(
                 step, bool(evaluation), Query(query, text),
                 row.number, row.rewards, row.metrics, row.failure, turns[place],
+                tuple(map(RecordedProgram._make, row.programs)),
             )  # fmt: skip
 
     @contextmanager
