@@ -1,5 +1,5 @@
 """The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
-``Ask``, ``LimitReached``, ``in_process``, ``run_tools``; of a query source: ``QuerySource``, ``GroupEnd``,
+``Ask``, ``LimitReached``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query source: ``QuerySource``, ``GroupEnd``,
 ``ReplaySource``; for a client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .environments.process_pool import in_process
     from .environments.tool_runs import run_tools
     from .environments.verifiers_environment import verifiers_workflow
-    from .errors import LimitReached
+    from .errors import LimitReached, ProgramFailed
+    from .gateway.gateway import open_gateway
     from .messages import Query, StoreApi
     from .recipe.query_source import GroupEnd, QuerySource
     from .recipe.replay_source import ReplaySource
@@ -26,7 +27,8 @@ else:
         __name__,
         {
             "environments.environment": ["Ask", "Environment"],
-            "errors": ["LimitReached"],
+            "errors": ["LimitReached", "ProgramFailed"],
+            "gateway.gateway": ["open_gateway"],
             "environments.gymnasium_environment": ["GymnasiumEnvironment"],
             "environments.parallel_environment": ["ParallelEnvironment"],
             "environments.process_pool": ["in_process"],
@@ -47,6 +49,7 @@ __all__ = [
     "GymnasiumEnvironment",
     "LimitReached",
     "ParallelEnvironment",
+    "ProgramFailed",
     "Query",
     "QuerySource",
     "ReplaySource",
@@ -54,6 +57,7 @@ __all__ = [
     "StoreApi",
     "Turn",
     "in_process",
+    "open_gateway",
     "run_tools",
     "verifiers_workflow",
 ]

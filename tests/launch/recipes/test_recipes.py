@@ -14,12 +14,14 @@ from flexmarl.launch.simulate.simulation import simulate
 
 from .text_pairs import text_pairs
 
-TASKS = ("coder-tester", "countdown", "kuhn-poker", "plan-path", "tool-math")
+IN_MEMORY = ("coder-tester", "countdown", "kuhn-poker", "plan-path", "tool-math")
+TASKS = (*IN_MEMORY, "coding-harness")
+"""A program of a trajectory is in real time."""
 SIMULATED = ("engine.name=simulated", "trainer.name=simulated", "training.steps=2", "training.queries_per_step=4",
              "training.micro_batch=4", "evaluation.every=0", "checkpoint.every=0")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", IN_MEMORY)
 def test_two_steps_of_a_recipe_run_in_memory(name: str, tmp_path: Path) -> None:
     simulation = simulate(resolve(name, SIMULATED), tmp_path / "run", seed=1)
     assert simulation.result is not None and simulation.result.last_step == 2
