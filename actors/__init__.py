@@ -1,6 +1,6 @@
 """The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
-``Ask``, ``LimitReached``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query source: ``QuerySource``, ``GroupEnd``,
-``ReplaySource``; for a client of the experience store: ``StoreApi``.
+``Ask``, ``LimitReached``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query source:
+``QuerySource``, ``GroupEnd``, ``ReplaySource``; for a client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
 """

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from ..config_base import Config, Unit
 
-
 WAITING_CONNECTIONS: Final = 2048
 """The most that wait to be accepted: a thousand programs may begin at once."""
 

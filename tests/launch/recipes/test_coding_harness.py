@@ -12,6 +12,7 @@ from flexmarl.launch.recipes.coding_harness.harness import repair, review, value
 from flexmarl.launch.recipes.coding_harness.workflow import draw, workflow
 
 from ...actors.gateway.scripted_agents import ScriptedAgent
+from .text_pairs import text_pairs
 
 
 class FakeClient:
@@ -65,7 +66,9 @@ def test_tests_of_the_evaluation_are_never_trained_on() -> None:
     held_out = {test for query in recipe.eval_queries() for test in query.data["tests"]}
     trained = {test for position in range(500) for test in recipe.train_query(position).data["tests"]}
     assert held_out.isdisjoint(trained)
-    assert held_out.isdisjoint(prompt[6:].partition("<eos>")[0] for prompt, _ in recipe.sft("fixer", 0, 500))
+    assert held_out.isdisjoint(
+        prompt[6:].partition("<eos>")[0] for prompt, _ in text_pairs(recipe, "fixer", 0, 500)
+    )
 
 
 async def test_the_program_plays_a_trajectory() -> None:
