@@ -30,11 +30,11 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The turn that a request continues by ``messages``. Without a turn, ``messages`` are the whole conversation.
+    """The turn that a request continues by ``messages``, or by a text. Without a turn, they are the whole conversation.
     ``difference``: from an earlier conversation that it may be meant to continue; empty if there is none."""
 
     turn: Turn | None
-    messages: tuple[Message, ...]
+    messages: tuple[str | Message, ...]
     difference: str = ""
 
 
@@ -48,15 +48,35 @@ class _Node:
     next_turns: int = 0
 
 
+@dataclass(slots=True)
+class _Text:
+    """``text``: of the prompt and the answer."""
+
+    turn: Turn
+    text: str
+    parent: "_Text | None"
+    next_turns: int = 0
+
+
 class Conversations:
     """The turns of a session that have ended, by agent, tools and messages."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, _Node] = {}
         self._nodes: dict[str, list[_Node]] = {}
+        self._texts: dict[str, list[_Text]] = {}
 
-    def place(self, agent: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Place:
-        """The place of a request with these messages. The longest known conversation counts."""
+    def place(
+        self,
+        agent: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        text: str | None = None,
+    ) -> Place:
+        """The place of a request with these messages, or with a ``text``. The longest known conversation counts."""
+        if text is not None:
+            before = self._longest_text(agent, text)
+            return Place(None, (text,)) if before is None else Place(before.turn, (text[len(before.text) :],))
         number, node = self._longest(agent, messages, tools)
         if node is not None:
             return Place(node.turn, tuple(messages[number:]))
@@ -70,11 +90,14 @@ class Conversations:
         tools: Sequence[Mapping[str, Any]],
         answer: Message,
         turn: Turn,
+        text: str | None = None,
         *,
         begins_again: bool = False,
     ) -> Kind:
         """Adds a turn: ``answer`` as the program gets it. ``begins_again``: the turn has none of the tokens of those
         before it, though its messages continue them. Returns its kind."""
+        if text is not None:
+            return self._add_text(agent, text, turn)
         _, parent = (0, None) if begins_again else self._longest(agent, messages, tools)
         if parent is not None:
             kind: Kind = "branched" if parent.next_turns else "merged"
@@ -90,8 +113,25 @@ class Conversations:
 
     def main_turns(self, agent: str) -> list[Turn]:
         """The longest chain of the agent's turns that continue each other; the first one of equally long ones."""
-        chains = [_chain(node) for node in self._nodes.get(agent, ())]
+        chains = [_chain(node) for node in (*self._nodes.get(agent, ()), *self._texts.get(agent, ()))]
         return max(chains, key=len, default=[])
+
+    def _add_text(self, agent: str, text: str, turn: Turn) -> Kind:
+        parent = self._longest_text(agent, text)
+        self._texts.setdefault(agent, []).append(_Text(turn, text + turn.text, parent))
+        if parent is None:
+            return "begun"
+        parent.next_turns += 1
+        return "merged" if parent.next_turns == 1 else "branched"
+
+    def _longest_text(self, agent: str, text: str) -> "_Text | None":
+        """The turn with the longest text that ``text`` continues: one with something behind it."""
+        beginnings = [
+            node
+            for node in self._texts.get(agent, ())
+            if len(node.text) < len(text) and text.startswith(node.text)
+        ]
+        return max(beginnings, key=lambda node: len(node.text), default=None)
 
     def _is_rewritten(self, agent: str, messages: Sequence[Message]) -> bool:
         """True if ``messages``, which no known conversation begins, have answers all the same."""
@@ -122,7 +162,7 @@ class Conversations:
         return f"message {same} was {_excerpt(nearest.conversation[same])}, is {_excerpt(messages[same])}"
 
 
-def _chain(node: _Node) -> list[Turn]:
+def _chain(node: _Node | _Text) -> list[Turn]:
     """The turns up to that of ``node``."""
     turns = [node.turn]
     while node.parent is not None:

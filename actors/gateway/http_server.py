@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import uvicorn
-from starlette.applications import Starlette
 
 from .gateway_config import WAITING_CONNECTIONS
+from .http_app import Application
 
 _KEEP_ALIVE_S: Final = 75
 """Longer than the usual clients keep a connection: they would send a request on one that is being closed."""
@@ -18,7 +18,7 @@ _END_S: Final = 1
 
 
 @asynccontextmanager
-async def serve(application: Starlette, listening: socket.socket) -> AsyncIterator[None]:
+async def serve(application: Application, listening: socket.socket) -> AsyncIterator[None]:
     """Serves ``application`` while it is entered, and closes the socket then."""
     config = uvicorn.Config(
         application, log_config=None, access_log=False, lifespan="off", ws="none", backlog=WAITING_CONNECTIONS,

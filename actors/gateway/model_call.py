@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 Message = dict[str, Any]
 
@@ -10,8 +11,9 @@ Message = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """``model``: as the program names it. ``messages`` and ``tools`` are as ``Agent.generate`` takes them, ``options``
-    are its keyword arguments. ``choices``: the answers that are wanted. ``streams``: the text is wanted as it comes.
-    ``details``: of the request, for its API alone."""
+    are its keyword arguments. ``text``: the prompt if it is not messages. ``choices``: the answers that are wanted.
+    ``streams``: the text is wanted as it comes. ``details``: of the request, for its API alone. ``remembered``: what
+    a later request may name by ``id`` in the place of these messages; None if no API of it can."""
 
     model: str
     messages: tuple[Message, ...]
@@ -20,6 +22,15 @@ class ModelCall:
     choices: int = 1
     streams: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
+    text: str | None = None
+    remembered: tuple[Message, ...] | None = None
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end an answer, and are not shown."""
+        stop = self.options.get("stop") or ()
+        return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 class ApiError(Exception):

@@ -16,7 +16,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import structlog
 
@@ -30,9 +30,6 @@ from .conversations import Conversations, Place
 from .model_call import ApiError, Message, ModelCall
 from .trajectory_programs import TrajectoryPrograms
 
-OnChoiceText = Callable[[int, str], None]
-"""Called with the number of a choice, and its text so far."""
-
 MOST_OPEN_CALLS: Final = 64
 """At once. A program that asks for more has lost its way."""
 
@@ -40,6 +37,18 @@ TrainRule = Literal["main", "all"] | Callable[[Turn], bool]
 """The turns of an agent that are trained: its longest conversation, all, or those for which the function is true."""
 
 _log = structlog.get_logger()
+
+
+class Listener(Protocol):
+    """Listens to the choices of an answer."""
+
+    def hear(self, choice: int, text: str) -> None:
+        """Takes the text so far of a choice's turn."""
+        ...
+
+    def agreed(self, choice: int, answer: Answer) -> Answer:
+        """The answer as the program gets it. Raises ApiError if it has heard another text: then there is none."""
+        ...
 
 
 class Session:
@@ -61,6 +70,8 @@ class Session:
         self.counts: Counter[str] = Counter()
         """The numbers of turns by ``Kind``; of those that are ``retokenized``, and ``masked``: not trained; and of
         options that were changed, ``capped`` and ``warmed``."""
+        self.earlier: dict[str, tuple[Message, ...]] = {}
+        """The conversations that a request may name by the id of their last call."""
         self.error: Exception | None = None
         self.refusal = ""
         self.programs = programs or TrajectoryPrograms()
@@ -72,7 +83,7 @@ class Session:
         self._closed = False
         self._logged: set[str] = set()
 
-    async def answer(self, call: ModelCall, on_text: OnChoiceText | None = None) -> list[Answer]:
+    async def answer(self, call: ModelCall, listener: Listener | None = None) -> list[Answer]:
         """The choices of an answer. Raises ApiError."""
         if self._closed:
             raise ApiError(410, f"the session {self.id} has ended", code="session_ended")
@@ -80,7 +91,7 @@ class Session:
             raise ApiError(
                 429, f"{MOST_OPEN_CALLS} calls of this session are under way", code="too_many_calls"
             )
-        task = asyncio.create_task(self._answer(call, on_text), name=f"call of session {self.id}")
+        task = asyncio.create_task(self._answer(call, listener), name=f"call of session {self.id}")
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         try:
@@ -125,24 +136,28 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _answer(self, call: ModelCall, on_text: OnChoiceText | None) -> list[Answer]:
+    async def _answer(self, call: ModelCall, listener: Listener | None) -> list[Answer]:
         agent = self.agent_of(call.model)
-        place = self._conversations.place(agent, call.messages, call.tools)
+        place = self._conversations.place(agent, call.messages, call.tools, call.text)
         if place.difference:
             self._log_once("a program has rewritten its conversation", agent, place.difference)
         options = self._adapt(agent, call.options)
         try:
             with _refusals(), first_error():
                 try:
-                    turns = await self._generate(agent, place, call, options, on_text)
+                    turns = await self._generate(agent, place, call, options, listener)
                 except TurnsRewritten as error:
                     self._log_once(
                         "a chat template rewrites turns: they are tokenised again", agent, error.problem
                     )
                     place = Place(None, call.messages)
-                    turns = await self._generate(agent, place, call, {**options, "retokenize": True}, on_text)
+                    turns = await self._generate(
+                        agent, place, call, {**options, "retokenize": True}, listener
+                    )
                     self._count("retokenized", len(turns))
-            return [self._keep(agent, call, place, turn) for turn in turns]
+            return [
+                self._keep(agent, call, place, number, turn, listener) for number, turn in enumerate(turns)
+            ]
         except ApiError:
             raise
         except Exception as error:  # the workflow raises it: a program can't be asked what it is
@@ -155,16 +170,16 @@ class Session:
         place: Place,
         call: ModelCall,
         options: Mapping[str, Any],
-        on_text: OnChoiceText | None,
+        listener: Listener | None,
     ) -> list[Turn]:
         """One turn for each choice. Raises the error of the first that fails."""
-        parts: tuple[Turn | Message, ...] = _with_objects(place.messages)
+        parts: tuple[str | Turn | Message, ...] = _with_objects(place.messages)
         if place.turn is not None:
             parts = (place.turn, *parts)
 
         async def generate(number: int) -> Turn:
-            listener = None if on_text is None else lambda text: on_text(number, text)
-            return await self._agents[agent].generate(parts, tools=call.tools, on_text=listener, **options)
+            on_text = None if listener is None else lambda text: listener.hear(number, text)
+            return await self._agents[agent].generate(parts, tools=call.tools, on_text=on_text, **options)
 
         if call.choices == 1:
             return [await generate(0)]
@@ -173,11 +188,23 @@ class Session:
                 choices = [tasks.create_task(generate(number)) for number in range(call.choices)]
         return [choice.result() for choice in choices]
 
-    def _keep(self, agent: str, call: ModelCall, place: Place, turn: Turn) -> Answer:
-        answer = answer_of(turn, f"{self.id}{next(self._numbers)}")
+    def _keep(
+        self, agent: str, call: ModelCall, place: Place, number: int, turn: Turn, listener: Listener | None
+    ) -> Answer:
+        answer = answer_of(turn, f"{self.id}{next(self._numbers)}", call)
+        if listener is not None:
+            try:
+                answer = listener.agreed(number, answer)
+            except ApiError:  # no program has read the turn
+                self.programs.left_out.add(turn.sample_id)
+                self._count("masked")
+                raise
+        message = answer.message()
         kind = self._conversations.add(
-            agent, call.messages, call.tools, answer.message(), turn, begins_again=place.turn is None
+            agent, call.messages, call.tools, message, turn, call.text, begins_again=place.turn is None
         )
+        if call.remembered is not None and number == 0:
+            self.earlier[call.id] = (*call.remembered, message)
         self._count(kind)
         self.turns.append(turn)
         return answer
@@ -223,11 +250,11 @@ class Session:
             _log.info(event, agent=agent, **details)
 
 
-def _with_objects(messages: Sequence[Message]) -> tuple[Message, ...]:
+def _with_objects(messages: Sequence[str | Message]) -> tuple[str | Message, ...]:
     """``messages`` with the arguments of calls as objects, as chat templates take them: the APIs have them as text."""
     return tuple(
         {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
+        if isinstance(message, dict) and message.get("tool_calls")
         else message
         for message in messages
     )

@@ -76,11 +76,7 @@ def test_a_fault_costs_its_trajectory_and_is_named(runs_here: RunsHere) -> None:
         assert re.search(FAULTS[name], failure), (name, failure)
     (program,) = trajectories["q1"].programs
     assert program.status == -signal.SIGKILL
-    daemons = [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "program.py" in " ".join(child.cmdline())
-    ]
+    daemons = [child for child in psutil.Process().children(recursive=True) if is_program(child)]
     assert not daemons
 
 
@@ -116,13 +112,20 @@ def test_a_program_is_in_the_conversation_that_people_read(runs_here: RunsHere) 
 
 
 def programs(run: Launched) -> list[psutil.Process]:
-    return [process for process in run._processes() if "program.py" in " ".join(process.cmdline())]
+    return [process for process in run._processes() if is_program(process)]
+
+
+def is_program(process: psutil.Process) -> bool:
+    try:
+        return "program.py" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # or one that has ended, and that its parent has not looked at
+        return False
 
 
 @pytest.fixture
-def waiting(launcher: Launcher) -> Launched:
+def waiting(launcher: Launcher, request: pytest.FixtureRequest) -> Launched:
     """A run whose programs wait for nothing, with a worker of its own."""
-    run = launcher.train("waiting", "data={faults: [waits]}", "supervision.stall_s=1", recipe=RECIPE)
+    run = launcher.train(request.node.name, "data={faults: [waits]}", "supervision.stall_s=1", recipe=RECIPE)
     wait_until(lambda: programs(run) or run.process.poll() is not None, "programs have begun")
     assert run.process.poll() is None, run.text
     return run

@@ -1,12 +1,15 @@
 """The interface of an API: bodies of requests to calls, answers to bodies."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..answer import Answer
-from ..model_call import ApiError, ModelCall
+from ..model_call import ApiError, Message, ModelCall
 
 Body = Mapping[str, Any]
+Earlier = Mapping[str, Sequence[Message]]
+"""The conversations that a request may name by the id of their last call."""
 
 
 class AnswerEvents(Protocol):
@@ -34,7 +37,7 @@ class Api(Protocol):
 
     path: str
 
-    def read(self, body: Body) -> ModelCall:
+    def read(self, body: Body, earlier: Earlier) -> ModelCall:
         """Raises ApiError for an invalid body, and for one that asks for what no agent can do."""
         ...
 
@@ -49,3 +52,9 @@ class Api(Protocol):
     def failure(self, error: ApiError) -> dict[str, Any]:
         """The body of an error."""
         ...
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
+    """A server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"

@@ -1,27 +1,25 @@
 """OpenAI's chat API: ``/v1/chat/completions``."""
 
-import json
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..answer import Answer
 from ..model_call import ApiError, Message, ModelCall
-from .api import AnswerEvents, Api, Body
-from .openai_errors import openai_failure
-from .reading import checked_messages, checked_tools, choices_of, list_of, refuse, text_of_parts
-
-_OPTIONS: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-}
-"""The keys of a body that are options of a turn, with the names of these."""
+from .api import AnswerEvents, Api, Body, Earlier, event
+from .openai_common import openai_failure, options_of, token_name, usage
+from .reading import (
+    checked_messages,
+    checked_tools,
+    choices_of,
+    list_of,
+    mapping_of,
+    model_of,
+    refuse,
+    refuse_other,
+    text_of_parts,
+    tool_call,
+)
 
 
 class OpenaiChat(Api):
@@ -29,27 +27,30 @@ class OpenaiChat(Api):
 
     path = "/chat/completions"
 
-    def read(self, body: Body) -> ModelCall:
-        refuse(body, "response_format", ({"type": "text"},), "answers have no other form than text")
-        refuse(body, "tool_choice", ("auto", "none"), "nothing forces a model to call a tool")
+    def read(self, body: Body, earlier: Earlier) -> ModelCall:
+        refuse_other(body, "response_format", ({"type": "text"},), "answers have no other form than text")
+        refuse_other(body, "tool_choice", ("auto", "none"), "nothing forces a model to call a tool")
+        refuse_other(body, "modalities", (["text"],), "agents write text alone")
+        for key in ("functions", "function_call"):
+            refuse(body, key, "the form before tools is not served: pass tools")
         tools = [] if body.get("tool_choice") == "none" else list_of(body, "tools")
         messages = [_message(number, message) for number, message in enumerate(list_of(body, "messages"))]
-        if not messages:
-            raise ApiError(400, "messages is empty", parameter="messages")
-        stream_options = body.get("stream_options") or {}
         return ModelCall(
-            str(body.get("model")),
+            model_of(body),
             checked_messages(messages),
             checked_tools(tools),
-            {name: body[key] for key, name in _OPTIONS.items() if body.get(key) is not None},
+            options_of(body),
             choices_of(body),
             bool(body.get("stream")),
-            {"logprobs": bool(body.get("logprobs")), "usage": bool(stream_options.get("include_usage"))},
+            {
+                "logprobs": bool(body.get("logprobs")),
+                "usage": bool(mapping_of(body, "stream_options").get("include_usage")),
+            },
         )
 
     def answer(self, call: ModelCall, answers: Sequence[Answer]) -> dict[str, Any]:
         return {
-            "id": f"chatcmpl-{answers[0].id}",
+            "id": f"chatcmpl-{call.id}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": call.model,
@@ -86,14 +87,9 @@ def _message(number: int, message: Message) -> Message:
 
 def _call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f"{where}.tool_calls has one without a function's name", parameter="messages")
-    arguments = function.get("arguments") or "{}"
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+    if not isinstance(function, dict):
+        raise ApiError(400, f"{where}.tool_calls has one that is not of a function", parameter="messages")
+    return tool_call(call.get("id"), function.get("name"), function.get("arguments"))
 
 
 def _answer_message(answer: Answer) -> Message:
@@ -109,28 +105,17 @@ def _logprobs(answer: Answer) -> dict[str, Any]:
     pairs = zip(answer.turn.tokens, answer.turn.logprobs, strict=False)
     return {
         "content": [
-            {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            {"token": token_name(token), "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in pairs
         ],
         "refusal": None,
     }
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, int]:
-    """The tokens of a request, in the form of OpenAI's API."""
-    prompt = len(answers[0].turn.prompt_tokens)
-    completion = sum(len(answer.turn.tokens) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
 class _ChatEvents(AnswerEvents):
-    """The id of the answer is not known before its end: events have one of their own."""
-
     def __init__(self, call: ModelCall) -> None:
         self._call = call
-        self._sent = {number: ["", ""] for number in range(call.choices)}
         self._created = int(time.time())
-        self._id = f"chatcmpl-{id(self):x}{time.monotonic_ns():x}"
 
     def begin(self) -> bytes:
         return b"".join(
@@ -148,22 +133,31 @@ class _ChatEvents(AnswerEvents):
             if calls:
                 listed = [{"index": place, **call} for place, call in enumerate(calls)]
                 events.append(self._chunk(number, {"tool_calls": listed}))
-            events.append(self._chunk(number, {}, answer.finish))
+            logprobs = _logprobs(answer) if self._call.details["logprobs"] else None
+            events.append(self._chunk(number, {}, answer.finish, logprobs))
         if self._call.details["usage"]:
             events.append(self._event({"choices": [], "usage": usage(answers)}))
         return b"".join([*events, b"data: [DONE]\n\n"])
 
     def failure(self, error: ApiError) -> bytes:
-        return b"data: " + json.dumps(openai_failure(error)).encode() + b"\n\n"
+        return event(openai_failure(error))
 
-    def _chunk(self, choice: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        return self._event({"choices": [{"index": choice, "delta": delta, "finish_reason": finish}]})
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        """``logprobs``: of the whole answer, in its last chunk: text comes without its tokens."""
+        listed = {"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return self._event({"choices": [listed]})
 
     def _event(self, rest: dict[str, Any]) -> bytes:
         head = {
-            "id": self._id,
+            "id": f"chatcmpl-{self._call.id}",
             "object": "chat.completion.chunk",
             "created": self._created,
             "model": self._call.model,
         }
-        return b"data: " + json.dumps({**head, **rest}).encode() + b"\n\n"
+        return event({**head, **rest})

@@ -19,13 +19,14 @@ CALL = 'I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 class ScriptedAgent:
     """Gives its answers in order, or raises them, and records its prompts and options. Each character is a token, and
     each turn's prompt is the whole turn that it continues and the new messages' texts. ``held``: until it is set, no
-    answer is given after its text has been shown."""
+    answer is given after its text has been shown. ``failure``: raised there in the place of an answer."""
 
     def __init__(self, name: str, *answers: str | Exception) -> None:
         self.name = name
         self.prompts: list[Any] = []
         self.options: list[dict[str, Any]] = []
         self.held: asyncio.Event | None = None
+        self.failure: Exception | None = None
         self.cancelled = 0
         self._answers = list(answers)
 
@@ -46,6 +47,8 @@ class ScriptedAgent:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        if self.failure is not None:
+            raise self.failure
         prompt_tokens: tuple[int, ...] = ()
         for part in parts:
             if isinstance(part, Turn):
