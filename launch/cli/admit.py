@@ -24,7 +24,7 @@ from .options import RUN
     multiple=True,
     default=["watch"],
     show_default=True,
-    help="watch: status, steps, events and logs. judge: this, and its samples. submit: watch, and submit queries. "
+    help="watch: status, steps, events and logs. judge: this, and its samples. submit: watch, and submit queries and logs. "
     "stop: watch, and stop. May be repeated.",
 )
 def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:

@@ -18,6 +18,7 @@ from flexmarl.actors.messages import (
     GroupWaiting,
     InstanceApi,
     Loaded,
+    LoggedTrajectory,
     Published,
     Query,
     Sample,
@@ -233,13 +234,14 @@ async def start_step(
     *,
     allow_newer: bool = False,
     submitted: list[str] | None = None,
+    logged: dict[str, list[LoggedTrajectory]] | None = None,
 ) -> None:
     ranges = {
         PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
         for policy, oldest in versions.items()
     }
     await rollout.start_step(
-        rollout.writer, Step(step), list(enumerate(queries)), trajectories, ranges, submitted
+        rollout.writer, Step(step), list(enumerate(queries)), trajectories, ranges, submitted, logged
     )
 
 
