@@ -24,8 +24,8 @@ from .options import RUN
     multiple=True,
     default=["watch"],
     show_default=True,
-    help="watch: status, steps, events and logs. judge: this, and its samples. submit: watch, and submit queries and logs. "
-    "stop: watch, and stop. May be repeated.",
+    help="watch: status, steps, events and logs. judge: this, and its samples. submit: watch, and submit queries "
+    "and logs. stop: watch, and stop. May be repeated.",
 )
 def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
     """Write FILE, with which another user, host or service reaches a running run, and may do no more than --may.

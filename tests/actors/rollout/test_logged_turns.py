@@ -92,7 +92,7 @@ async def test_log_probs_that_are_unknown_reach_the_trainer_as_such(cluster: Fak
 async def test_its_reward_is_used_as_the_agents_algorithm_uses_rewards(
     credit: dict[str, Any], column: Column | None, expected: list[float]
 ) -> None:
-    """Where turns alone are rewarded it is the last one's; more of them than one are refused before."""
+    """A line has one reward: the last turn's where turns alone are rewarded. More turns than one are refused then."""
     columns = {} if column is None else {"reward": column}
     agents = {SOLVER: RolloutAgent(PolicyName("solver"), SamplingConfig(), CreditConfig(**credit), columns)}
     versions = {PolicyName("solver"): VersionRange.exactly(Version(3))}
