@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from .devices import Devices
+from .near_cores import stay_near
 
 
 def find_devices(names: Iterable[str]) -> Devices[Any] | None:
-    """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``.
+    """The devices for tensors on devices that PyTorch names ``names``: None if all are ``cpu``. From now on this
+    process stays on the cores near all devices that it sees.
 
     Raises UnknownDevice for one that this process does not see.
     """
@@ -16,4 +18,6 @@ def find_devices(names: Iterable[str]) -> Devices[Any] | None:
         return None
     from .cuda import CudaDevices  # imports PyTorch
 
-    return CudaDevices(names)
+    devices = CudaDevices(names)
+    stay_near(devices.seen())
+    return devices

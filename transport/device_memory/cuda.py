@@ -96,6 +96,10 @@ class CudaDevices(Devices[CudaBuffer]):
     def visible(self) -> list[str]:
         return list(self._visible)
 
+    def seen(self) -> list[str]:
+        """UUIDs of all devices that PyTorch sees, those that this process does not compute on too."""
+        return list(self._indices)
+
     def unreachable(self) -> frozenset[tuple[str, str]]:
         return frozenset(
             (device, peer)
