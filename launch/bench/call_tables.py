@@ -26,10 +26,10 @@ def _others_table(result: Mapping[str, Any]) -> Group:
     table = Table(title="in the same run", title_justify="left", title_style="bold")
     for number, column in enumerate(("", "p50 us", "p99 us", "calls/s", "start to first reply")):
         table.add_column(column, justify="right" if number else "left")
-    own = result.get("ipc") or result.get("tcp_curve")
-    if own:
-        figures = (own["call_p50_us"], own["call_p99_us"], own["calls_per_s"])
-        table.add_row("flexmarl", *map(compact, figures), f"{own['spawn_first_reply_s']:.2f} s")
+    of_flexmarl = result.get("ipc") or result.get("tcp_curve")
+    if of_flexmarl:
+        figures = (of_flexmarl["call_p50_us"], of_flexmarl["call_p99_us"], of_flexmarl["calls_per_s"])
+        table.add_row("flexmarl", *map(compact, figures), f"{of_flexmarl['spawn_first_reply_s']:.2f} s")
     missing, notes = [], []
     for library, figures in result["others"].items():
         if figures is None:

@@ -157,7 +157,7 @@ async def _calls(
                 **await _latencies("", None, echo, bare, seconds),
                 **await _latencies("dict_", _DICT, echo, bare, seconds),
                 **await _rates(echo, bare, seconds, options.in_flight),
-                **await _gathered(echo, bare, seconds, options.in_flight),
+                **await _gather_rates(echo, bare, seconds, options.in_flight),
                 **await _one_way(echo, bare, seconds),
             }
 
@@ -179,11 +179,11 @@ async def _latencies(
             microseconds[contender] += await bare.latency(argument, slice_s)
         else:
             microseconds[contender] += await one_after_another(bare.joined.call, slice_s)
-    own = prefix or "call_"
+    key_prefix = prefix or "call_"
     best = {"best_bare_p50_us": percentile(microseconds["best"], 0.5)} if argument is None else {}
     return {
-        f"{own}p50_us": percentile(microseconds["ours"], 0.5),
-        f"{own}p99_us": percentile(microseconds["ours"], 0.99),
+        f"{key_prefix}p50_us": percentile(microseconds["ours"], 0.5),
+        f"{key_prefix}p99_us": percentile(microseconds["ours"], 0.99),
         f"bare_{prefix}p50_us": percentile(microseconds["bare"], 0.5),
         f"bare_{prefix}p99_us": percentile(microseconds["bare"], 0.99),
         **best,
@@ -204,7 +204,7 @@ async def _rates(echo: ActorRef[Echo], bare: Bare, seconds: float, in_flight: in
     }
 
 
-async def _gathered(echo: ActorRef[Echo], bare: Bare, seconds: float, at_once: int) -> Figures:
+async def _gather_rates(echo: ActorRef[Echo], bare: Bare, seconds: float, at_once: int) -> Figures:
     per_s: dict[str, list[float]] = {"ours": [], "best": []}
     slice_s = seconds / _RATE_SLICES
     for contender in in_turns(_BEST, _RATE_SLICES):

@@ -29,7 +29,7 @@ class JoinedSocket:
         self.route: list[bytes] = []
         """The frames that precede each message: a ROUTER's, of its peer."""
         self._socket = socket
-        self._received = received
+        self._take_replies = received
         self._loop = asyncio.get_running_loop()
         self._in_tick = False
         self._queued: list[bytes] = []
@@ -60,7 +60,7 @@ class JoinedSocket:
     def _drain(self) -> None:
         try:
             while True:
-                self._received(self._socket.recv_multipart(zmq.NOBLOCK))
+                self._take_replies(self._socket.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return
 
@@ -76,7 +76,7 @@ class JoinedCalls:
         self._pack = msgpack.Packer().pack
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._last_id = 0
-        self._socket = JoinedSocket(socket, self._received)
+        self._socket = JoinedSocket(socket, self._take_replies)
         self.close = self._socket.close
 
     def call(self) -> asyncio.Future[Any]:
@@ -99,7 +99,7 @@ class JoinedCalls:
         self._socket.send(self._pack(message))
         return reply
 
-    def _received(self, frames: list[bytes]) -> None:
+    def _take_replies(self, frames: list[bytes]) -> None:
         for call_id, value in msgpack.unpackb(frames[0]):
             reply = self._replies.pop(call_id)
             if not reply.done():  # else its caller was cancelled
@@ -111,7 +111,7 @@ async def serve(socket: "zmq.Socket[bytes]") -> None:
     pack = msgpack.Packer().pack
     told = 0
 
-    def received(frames: list[bytes]) -> None:
+    def answer(frames: list[bytes]) -> None:
         nonlocal told
         joined.route = frames[:1]
         for kind, call_id, _actor, _endpoint, _timeout_s, _arguments, _keywords in msgpack.unpackb(frames[1]):
@@ -120,5 +120,5 @@ async def serve(socket: "zmq.Socket[bytes]") -> None:
             else:
                 joined.send(pack([call_id, told if kind == _COUNT else None]))
 
-    joined = JoinedSocket(socket, received)
+    joined = JoinedSocket(socket, answer)
     await asyncio.Event().wait()

@@ -21,5 +21,5 @@ async def describe() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     packages = ("flexmarl", "pyzmq", "msgpack", "uvloop", "numpy", "pydantic")
-    found = {package: importlib.metadata.version(package) for package in packages}
-    return {**found, "libzmq": zmq.zmq_version()}
+    by_package = {package: importlib.metadata.version(package) for package in packages}
+    return {**by_package, "libzmq": zmq.zmq_version()}

@@ -73,20 +73,20 @@ def network_of(*names: str) -> Iterator[tuple[Host, ...]]:
         for host in hosts:
             _ip("netns", "add", host.name)
             _ip("-n", host.name, "link", "set", "lo", "up")
-        for (first, one), (second, other) in combinations(enumerate(hosts, 1), 2):
-            _connect(one, f"veth{second}", other, f"veth{first}")
+        for (first, near), (second, far) in combinations(enumerate(hosts, 1), 2):
+            _connect(near, f"veth{second}", far, f"veth{first}")
         yield tuple(hosts)
     finally:
         for name in {host.name for host in hosts} & set(_existing()):
             _ip("netns", "delete", name)
 
 
-def _connect(one: Host, device: str, other: Host, other_device: str) -> None:
-    pair = ["link", "add", device, "netns", one.name, "type", "veth"]
-    _ip(*pair, "peer", "name", other_device, "netns", other.name)
-    for host, own, peer in ((one, device, other), (other, other_device, one)):
-        _ip("-n", host.name, "address", "add", host.address, "peer", peer.address, "dev", own)
-        _ip("-n", host.name, "link", "set", own, "up")
+def _connect(near: Host, near_device: str, far: Host, far_device: str) -> None:
+    pair = ["link", "add", near_device, "netns", near.name, "type", "veth"]
+    _ip(*pair, "peer", "name", far_device, "netns", far.name)
+    for host, device, peer in ((near, near_device, far), (far, far_device, near)):
+        _ip("-n", host.name, "address", "add", host.address, "peer", peer.address, "dev", device)
+        _ip("-n", host.name, "link", "set", device, "up")
 
 
 def enter(host: Host) -> None:
@@ -101,10 +101,10 @@ def remove_abandoned() -> list[str]:
     """Removes the namespaces of processes that have ended; returns their names."""
     if missing() is not None:
         return []
-    left = [name for name in _existing() if not psutil.pid_exists(int(name.split("-")[1]))]
-    for name in left:
+    names = [name for name in _existing() if not psutil.pid_exists(int(name.split("-")[1]))]
+    for name in names:
         _ip("netns", "delete", name)
-    return left
+    return names
 
 
 def _existing() -> list[str]:

@@ -97,7 +97,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     figures = medians(rounds)
     return {
         **{key: rounded(value) for key, value in figures.items()},
-        "rounds": {key: [rounded(one[key]) for one in rounds] for key in figures},
+        "rounds": {key: [rounded(of_round[key]) for of_round in rounds] for key in figures},
         "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "network": "two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
         "machine": described,
@@ -122,7 +122,7 @@ async def _round(
     whole = await _get(owner, [first], 1)
     all_four = await _get(owner, readers, 1)
     few = await _get(owner, [first], CHANGED)
-    (one,), four, (delta,) = whole.readers, all_four.readers, few.readers
+    (one_reader,), four, (delta,) = whole.readers, all_four.readers, few.readers
     one_copy = await first.ask("copy")
     copies = await asyncio.gather(*(reader.ask("copy") for reader in readers))
     more_s = max(0.0, max(copy["seconds"] for copy in copies) - one_copy["seconds"])
@@ -135,16 +135,16 @@ async def _round(
     four_s = max(reader["seconds"] for reader in four)
     return {
         "bare_gb_s": options.size_bytes / 1e9 / bare,
-        "get_gb_s": options.size_bytes / 1e9 / one["seconds"],
-        "get_share": bare / one["seconds"],
+        "get_gb_s": options.size_bytes / 1e9 / one_reader["seconds"],
+        "get_share": bare / one_reader["seconds"],
         "four_s": four_s,
-        "one_s": one["seconds"],
-        "readers_ratio": four_s / one["seconds"],
-        "readers_bound": 1 + more_s / one["seconds"],
-        "whole_arrives_s": one["arrived_s"],
+        "one_s": one_reader["seconds"],
+        "readers_ratio": four_s / one_reader["seconds"],
+        "readers_bound": 1 + more_s / one_reader["seconds"],
+        "whole_arrives_s": one_reader["arrived_s"],
         "delta_arrives_s": delta["arrived_s"],
-        "delta_ratio": delta["arrived_s"] / one["arrived_s"],
-        "delta_get_ratio": delta["seconds"] / one["seconds"],
+        "delta_ratio": delta["arrived_s"] / one_reader["arrived_s"],
+        "delta_get_ratio": delta["seconds"] / one_reader["seconds"],
         "delta_bytes_share": delta["got_bytes"] / options.size_bytes,
         "bare_cpu_s": bare_cpu_s,
         "one_cpu_s": whole.cpu_s,

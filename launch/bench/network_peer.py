@@ -123,15 +123,15 @@ class Peer:
         """Seconds of a Get into memory that exists, until the state could be read on this host, and of its processors
         for both.
         Raises BenchmarkFailed if other bytes have come."""
-        known = _HANDLES.validate_python(handle)
+        state = _HANDLES.validate_python(handle)
         before = self._transport.statistics().network
         assert before is not None, "it has a network"
         got_before, delta_before = before.got_bytes, before.got_delta_bytes
         started, cpu_before = time.perf_counter(), time.process_time()
-        async with self._transport.mapped(known, like=self._state, timeout_s=600):
+        async with self._transport.mapped(state, like=self._state, timeout_s=600):
             arrived_s = time.perf_counter() - started
             arrived_cpu_s = time.process_time() - cpu_before
-        await self._transport.get(known, into=self._state, timeout_s=600)
+        await self._transport.get(state, into=self._state, timeout_s=600)
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         if self._sum() != digest:
             raise BenchmarkFailed("a state came out different")
@@ -178,7 +178,7 @@ class Peer:
 
         started = time.perf_counter()
         ranges = ((0, half // 2), (half // 2, half))
-        await asyncio.gather(*(asyncio.to_thread(twice, *one) for one in ranges))
+        await asyncio.gather(*(asyncio.to_thread(twice, *part) for part in ranges))
         return {"seconds": time.perf_counter() - started}
 
     async def bare(self, port: int, address: str, connections: int) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Peer:
     def _receive(self, port: int, address: str, connections: int) -> float:
         part = len(self._memory) // connections
 
-        def one(number: int) -> None:
+        def receive_part(number: int) -> None:
             with closing(create_connection((address, port))) as raw:
                 connection = secure(raw, self._bulk, server=False)
                 start = number * part
@@ -201,7 +201,7 @@ class Peer:
                     got += connection.recv_into(self._memory[start + got : start + part])
                 connection.close()
 
-        threads = [threading.Thread(target=one, args=(number,)) for number in range(connections)]
+        threads = [threading.Thread(target=receive_part, args=(number,)) for number in range(connections)]
         started = time.perf_counter()
         for thread in threads:
             thread.start()

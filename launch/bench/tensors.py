@@ -76,7 +76,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     by_size = {
         str(size): {
             **{key: rounded(value) for key, value in figures[size].items()},
-            "rounds": {key: [rounded(one[key]) for one in rounds[size]] for key in figures[size]},
+            "rounds": {key: [rounded(of_round[key]) for of_round in rounds[size]] for key in figures[size]},
             "goals": [asdict(verdict) for verdict in judge(GOALS, figures[size])],
         }
         for size in options.sizes
@@ -121,7 +121,7 @@ async def _set_and_get(
     setter: ActorRef[TensorSetter], getter: ActorRef[TensorGetter], size: int, tensors: int
 ) -> tuple[float, float]:
     """Seconds of a Set and of a Get, the shortest of a few: both after others of the same size."""
-    await asyncio.gather(*(one.within(_TIMEOUT_S).prepare(size, tensors) for one in (setter, getter)))
+    await asyncio.gather(*(actor.within(_TIMEOUT_S).prepare(size, tensors) for actor in (setter, getter)))
     sets, gets = [], []
     for _ in range(2 + _REPEATED):  # a state has two places in memory: after two Sets both exist
         handle, set_s = await setter.within(_TIMEOUT_S).set()

@@ -185,10 +185,10 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
 def _refuse_unknown_name(raw: dict[str, Any], keys: Sequence[str], override: str) -> None:
     """Agents and policies have defaults, so a misspelt name would be a further agent or policy."""
     kind = _NAMED_SECTIONS.get(keys[0])
-    known = raw.get(keys[0])
-    if kind and len(keys) > 1 and isinstance(known, dict) and keys[1] not in known:
+    names = raw.get(keys[0])
+    if kind and len(keys) > 1 and isinstance(names, dict) and keys[1] not in names:
         raise ConfigError(
-            f"override {override!r}: there is no {kind} {keys[1]!r}; there are: {', '.join(map(str, known))}"
+            f"override {override!r}: there is no {kind} {keys[1]!r}; there are: {', '.join(map(str, names))}"
         )
 
 

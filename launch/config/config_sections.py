@@ -127,8 +127,10 @@ class PolicyConfig(Config):
     @model_serializer(mode="wrap")
     def _without_training(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A frozen policy is written without the keys that it may not have."""
-        found: dict[str, Any] = plain(self)
-        return found if self.train else {key: each for key, each in found.items() if key not in OF_TRAINING}
+        fields: dict[str, Any] = plain(self)
+        if self.train:
+            return fields
+        return {key: value for key, value in fields.items() if key not in OF_TRAINING}
 
     @model_validator(mode="after")
     def _endpoint_is_never_trained(self) -> "PolicyConfig":

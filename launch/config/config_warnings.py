@@ -6,30 +6,30 @@ from .run_config import RunConfig
 
 def warnings_about(config: RunConfig) -> list[str]:
     """One line each; none of them stops a run."""
-    found = []
+    warnings = []
     if config.deterministic and any(policy.engine.max_batch > 1 for policy in config.policies.values()):
-        found.append(
+        warnings.append(
             "deterministic: engines generate one turn at a time and keep nothing of it for later prompts: "
             "turns that are computed together round together"
         )
     for name, policy in config.policies.items():
         model = policy.used_model
         if model is not None and model.device != "cpu" and model.dtype == "float32":
-            found.append(
+            warnings.append(
                 f"policy {name}: model.dtype=float32 on a GPU is several times slower than bfloat16, with twice the "
                 "memory for activations and for the engine"
             )
         reason = policy.algorithm.whole_batch_reason
         if reason is not None and config.mode != "sync":
-            found.append(sync_warning(name, policy.algorithm.name, reason))
+            warnings.append(sync_warning(name, policy.algorithm.name, reason))
         if config.mode == "async" and not policy.engine.resumable:
-            found.append(
+            warnings.append(
                 f"policy {name}: the engine {policy.engine.name} can't resume turns: those that new weights "
                 "interrupt begin again"
             )
         if config.mode == "async" and policy.train and policy.algorithm.correction == "none":
-            found.append(
+            warnings.append(
                 f"policy {name}: samples that are older than the policy are trained as if they were not; its "
                 "algorithm.correction=decoupled accounts for that (AReaL, arXiv 2505.24298)"
             )
-    return found
+    return warnings

@@ -35,11 +35,11 @@ def problems_of(config: "RunConfig") -> list[str]:
 
 def reference_problems(config: "RunConfig") -> list[str]:
     """Names of policies that do not exist, and policies that no agent names. The other checks follow the names."""
-    known = ", ".join(config.policies)
+    names = ", ".join(config.policies)
     problems = []
     for name, agent in config.agents.items():
         if agent.policy not in config.policies:
-            choice = f"; there are: {known}. Write one of them, or" if known else ":"
+            choice = f"; there are: {names}. Write one of them, or" if names else ":"
             problems.append(
                 f"agents.{name}.policy={agent.policy!r}: there is no such policy{choice} add policies.{agent.policy} "
                 "with a model"
@@ -52,7 +52,7 @@ def reference_problems(config: "RunConfig") -> list[str]:
             )
         if section.pool_of is not None and (learner := section.pool_of.policy) not in config.policies:
             problems.append(
-                f"policies.{policy}.pool_of.policy={learner!r}: there is no such policy; there are: {known}"
+                f"policies.{policy}.pool_of.policy={learner!r}: there is no such policy; there are: {names}"
             )
     return problems
 

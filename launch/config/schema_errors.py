@@ -46,8 +46,8 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
             return f"{key}: there is no such key (value {value!r}); allowed: {', '.join(keys)}{near}"
         return f"{key}: {remedy}"
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
-        known = item["ctx"].get("expected_tags", "").replace("'", "")
-        return f"{key}.name={value.get('name')!r}: there is no such {location[-1]}; there are: {known}"
+        names = item["ctx"].get("expected_tags", "").replace("'", "")
+        return f"{key}.name={value.get('name')!r}: there is no such {location[-1]}; there are: {names}"
     if kind == "missing":
         return f"{key}: is missing{_misspelt(str(location[-1]), value)}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
