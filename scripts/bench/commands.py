@@ -14,7 +14,7 @@ from flexmarl.launch.cli.exit_status import exit_status
 FOLDER = Path(__file__).parent
 # Each command NAME is the function NAME of the module NAME in this folder.
 BENCHMARKS = (
-    "balance", "chats", "kill_storm", "memory", "pipeline", "pool", "race_trl", "rollout", "router", "samples",
+    "balance", "chats", "kill_storm", "memory", "merge", "pipeline", "pool", "race_trl", "rollout", "router", "samples",
     "stalls", "start", "store", "store_storm", "swap", "updates",
 )  # fmt: skip
 
