@@ -12,7 +12,7 @@ calls in other forms, of which this module knows nothing: see ``foreign_form``.
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -84,6 +84,23 @@ def _tool_call(call: WrittenCall, names: Collection[str]) -> ToolCall:
     if not error and call.name not in names:
         error = f"there is no tool {call.name}; there is: {', '.join(names) or 'none'}"
     return ToolCall(call.name, json.loads(call.arguments), error, call.id)
+
+
+def call_text(function: Mapping[str, Any]) -> str:
+    """A call as text. Arguments that are JSON of a model's own may be invalid: the reader finds that out."""
+    arguments = function.get("arguments") or "{}"
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f'{CALL_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n{CALL_END}'
+
+
+def with_calls_as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with its calls in the content: for readers without fields for them."""
+    plain = {key: value for key, value in message.items() if key != "tool_calls"}
+    if calls := message.get("tool_calls"):
+        written = (call_text(call["function"]) for call in calls)
+        plain["content"] = "\n".join(filter(None, (message.get("content"), *written)))
+    return plain
 
 
 def parse_answer(text: str) -> Answer:

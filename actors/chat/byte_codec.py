@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from .answer import with_calls_as_text
 from .text_codec import TextCodec
 
 END_OF_SEQUENCE: Final = 0
@@ -24,5 +25,6 @@ class ByteCodec(TextCodec):
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         lines = [f"tool: {json.dumps(tool)}" for tool in tools]
-        lines += [f"{message['role']}: {message.get('content') or ''}" for message in messages]
+        plain = map(with_calls_as_text, messages)
+        lines += [f"{message['role']}: {message.get('content') or ''}" for message in plain]
         return "\n".join([*lines, "assistant: "])

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from .answer import CALL_BEGIN, CALL_END
+from .answer import CALL_BEGIN, CALL_END, with_calls_as_text
 from .template_messages import template_messages
 from .text_codec import TextCodec
 
@@ -27,6 +27,9 @@ class TokenizerCodec(TextCodec):
         self._backend = backend
         self._left_out = _all_but_marks(backend)
         self._has_template = tokenizer.chat_template is not None
+        # A template without the field would leave the calls out.
+        has_calls = "tool_calls" in str(tokenizer.chat_template)
+        self._plain = template_messages if has_calls else _with_calls_as_text
         template: Any = tokenizer.apply_chat_template  # its types are narrower than templates are
         self._render = partial(template, **(options or {}), add_generation_prompt=True, tokenize=False)
         self.name: str = tokenizer.name_or_path
@@ -46,11 +49,15 @@ class TokenizerCodec(TextCodec):
         if not self._has_template:
             raise ValueError(f"the tokenizer {self.name} has no chat template: give the prompt as text")
         try:
-            text: str = self._render(template_messages(messages), tools=[*tools] or None)
+            text: str = self._render(self._plain(messages), tools=[*tools] or None)
         except Exception as error:  # a template is a program of its author's
             problem = f"{type(error).__name__}: {error}"
             raise ValueError(f"the chat template of {self.name} failed: {problem}") from error
         return text
+
+
+def _with_calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [*map(with_calls_as_text, messages)]
 
 
 def _all_but_marks(backend: Any) -> frozenset[int] | None:

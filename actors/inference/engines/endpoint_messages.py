@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...chat.answer import CALL_BEGIN, CALL_END, parse_answer
+from ...chat.answer import CALL_BEGIN, call_text, parse_answer, with_calls_as_text
 from ...chat.byte_codec import ByteCodec
 from ...errors import EndpointFailed, InvalidRequest
 from ..inference_config import OpenaiEngineConfig
@@ -60,9 +60,7 @@ def _with_calls(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any
         if not fields:
             yield dict(message)
         elif not results:
-            written = [_call_text(field["function"]) for field in message.get("tool_calls") or ()]
-            plain = {key: value for key, value in message.items() if key != "tool_calls"}
-            yield plain | {"content": "\n".join(filter(None, (message.get("content"), *written)))}
+            yield with_calls_as_text(message)
         else:
             named = {result.get("tool_call_id") for result in messages[place + 1 : place + 1 + results]}
             waiting = [field["id"] for field in fields[:results] if field["id"] not in named]
@@ -109,14 +107,8 @@ def _text_of(message: Mapping[str, Any]) -> str | None:
     text, calls = message.get("content"), message.get("tool_calls") or ()
     if not calls:
         return text
-    written = [_call_text(call["function"]) for call in calls]
+    written = [call_text(call["function"]) for call in calls]
     return "\n".join([text, *written] if text else written)
-
-
-def _call_text(function: Mapping[str, Any]) -> str:
-    """A call as text. Its arguments are JSON of the model's own, which may be invalid: the workflow finds that out."""
-    arguments = function["arguments"] or "{}"
-    return f'{CALL_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n{CALL_END}'
 
 
 class StreamedAnswer:

@@ -12,13 +12,13 @@ from ....actors.chat.tokenizer_codec import TokenizerCodec
 from ....actors.messages import ModelConfig
 
 _REWRITES = (
-    "its chat template rewrites {answers} of earlier turns, and the library renderers has no family for the tokenizer "
-    "{name}: a conversation continues behind them only by generate(..., retokenize=True), which tokenises its turns "
-    "again, and for the trainer each of them is a sequence of its own. model.renderer names a family"
+    "policy {policy}: its chat template rewrites {answers} of earlier turns, and the library renderers has no family "
+    "for the tokenizer {name}: a conversation continues behind them only by generate(..., retokenize=True), which "
+    "tokenises its turns again, and for the trainer each of them is a sequence of its own. model.renderer names a family"
 )
 _KEEPS = (
-    "its chat template rewrites {answers} of earlier turns. Here they stay as they were generated (renderers, family "
-    "{family}): an engine that takes the template after training reads other prompts"
+    "policy {policy}: its chat template rewrites {answers} of earlier turns. Here they stay as they were generated "
+    "(renderers, family {family}): an engine that takes the template after training reads other prompts"
 )
 
 
@@ -32,15 +32,15 @@ def chat_problem(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> str 
 
 
 def chat_warnings(
-    model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, has_tools: bool
+    policy: str, model: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, has_tools: bool
 ) -> Iterator[str]:
     """To be called once ``chat_problem`` has none. ``has_tools``: the recipe has tools."""
     codec, end = model_codec(model, tokenizer), tokenizer.eos_token_id
     family = codec.family if isinstance(codec, RendererCodec) else None
     if has_tools and family is None and (reason := foreign_form(tokenizer)) is not None:
-        yield f"calls of tools in its answers are not recognised: {reason}"
+        yield f"policy {policy}: calls of tools in its answers are not recognised: {reason}"
     if answers := rewritten_answers(TokenizerCodec(tokenizer, model.template_options), end):
         if family is None:
-            yield _REWRITES.format(answers=answers, name=codec.name)
+            yield _REWRITES.format(policy=policy, answers=answers, name=codec.name)
         elif not rewritten_answers(codec, end):
-            yield _KEEPS.format(answers=answers, family=family)
+            yield _KEEPS.format(policy=policy, answers=answers, family=family)

@@ -116,10 +116,10 @@ def model_findings(config: RunConfig) -> ModelFindings:
                 findings.cached |= cached
                 if has_messages or model.renderer not in ("auto", "template"):
                     tokenizer = load_tokenizer(model, local_files_only=cached)
-                    warnings = chat_warnings(model, tokenizer, has_tools=has_tools)
+                    warnings = chat_warnings(name, model, tokenizer, has_tools=has_tools)
                     if (text := chat_problem(model, tokenizer)) is not None:
                         tried[key], warnings = _CanNotLoad("renderer", model.renderer, text), iter(())
-                    findings.warnings += [f"policy {name}: {warning}" for warning in warnings]
+                    findings.warnings += warnings
         if (problem := tried[key]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
         elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):

@@ -22,6 +22,11 @@ FORGETTING = CHATML.replace(
     "{{ message.content }}",
     "{{ message.content.split('</think>')[-1] if message.role == 'assistant' else message.content }}",
 )
+CALLS = CHATML.replace(
+    "{{ message.content }}",
+    "{{ message.content or '' }}{% for call in message.tool_calls or [] %}<tool_call>\n"
+    "{{ call.function | tojson }}\n</tool_call>{% endfor %}",
+)
 WITHOUT_TOOL_RESULTS = CHATML.replace(
     "{% for message in messages %}", "{% for message in messages if message.role != 'tool' %}"
 )

@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.chat.answer import parse_answer
+from flexmarl.actors.chat.byte_codec import ByteCodec
 from flexmarl.actors.chat.chat_prompt import chat_prompt
+from flexmarl.actors.chat.text_codec import TextCodec
 from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.errors import InvalidRequest
 from flexmarl.actors.messages import Chat
 
 from .chat_tokenizer import (
+    CALLS,
     CHATML,
     END,
     FAILING,
@@ -142,3 +145,14 @@ def test_an_answer_continues_by_its_text_where_its_message_has_fields() -> None:
     assert second[: len(first) + len(generated)] == first + generated
     rest = shown(second[len(first) + len(generated) :])
     assert rest == "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
+@pytest.mark.parametrize("one", [codec(), codec(CALLS), ByteCodec("bytes")])
+def test_a_prompt_of_messages_has_their_calls_also_without_a_field_in_the_template(
+    one: TextCodec, arguments: object
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    message = {"role": "assistant", "content": "So.", "tool_calls": [call]}
+    text = one.chat_text((FIRST, message, SECOND), ())
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>' in text and "So." in text

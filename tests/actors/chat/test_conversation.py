@@ -10,13 +10,8 @@ from flexmarl.actors.chat.conversation import Conversation, conversation_of, con
 from flexmarl.actors.chat.tokenizer_codec import TokenizerCodec
 from flexmarl.actors.messages import Chat
 
-from .chat_tokenizer import CHATML, END, FORGETTING, TRIMMING, WITHOUT_TOOL_RESULTS, chat_tokenizer
+from .chat_tokenizer import CALLS, CHATML, END, FORGETTING, TRIMMING, WITHOUT_TOOL_RESULTS, chat_tokenizer
 
-CALLS = CHATML.replace(
-    "{{ message.content }}",
-    "{{ message.content or '' }}{% for call in message.tool_calls or [] %}<tool_call>\n"
-    "{{ call.function | tojson }}\n</tool_call>{% endfor %}",
-)
 ENDLESS = CHATML.replace("<|im_end|>", "")
 SYSTEM = {"role": "system", "content": "Be short."}
 FIRST = {"role": "user", "content": "1+1?"}

@@ -38,7 +38,7 @@ def test_a_template_that_rewrites_turns_is_said_with_its_cost(
     tokenizer = qwen3_tokenizer(source) if template is None else chat_tokenizer(template)
     config = model(str(tmp_path) if source == "folder" else source, renderer=renderer)
     assert chat_problem(config, tokenizer) is None
-    warnings = list(chat_warnings(config, tokenizer, has_tools=True))
+    warnings = list(chat_warnings("solver", config, tokenizer, has_tools=True))
     rewriting = [text for text in warnings if "not recognised" not in text]
     assert len(rewriting) == bool(warning) and all(warning in text for text in rewriting)
 
