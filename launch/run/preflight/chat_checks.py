@@ -14,7 +14,7 @@ from ....actors.messages import ModelConfig
 _REWRITES = (
     "policy {policy}: its chat template rewrites {answers} of earlier turns, and the library renderers has no family "
     "for the tokenizer {name}: a conversation continues behind them only by generate(..., retokenize=True), which "
-    "tokenises its turns again, and for the trainer each of them is a sequence of its own. model.renderer names a family"
+    "tokenises its turns again, and for the trainer each is a sequence of its own. model.renderer names a family"
 )
 _KEEPS = (
     "policy {policy}: its chat template rewrites {answers} of earlier turns. Here they stay as they were generated "
