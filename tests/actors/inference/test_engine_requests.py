@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from pydantic import TypeAdapter
 
 from flexmarl.actors.chat.answer import WrittenCall
 from flexmarl.actors.chat.byte_codec import ByteCodec
@@ -11,6 +12,7 @@ from flexmarl.actors.inference.engine_requests import engine_request, generation
 from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
 from flexmarl.actors.messages import Chat, GenerateRequest, Generation, VersionRange
 from flexmarl.actors.names import PolicyName, Version
+from flexmarl.core.protocol.codec import Encoder, unpack
 
 PROMPT = (4, 5, 4, 7, 8)
 SOLVER = PolicyName("solver")
@@ -49,6 +51,8 @@ def test_an_answer_to_messages_has_its_parts() -> None:
     (call,), (other,) = first.calls, second.calls
     assert call == replace(other, id=call.id) == WrittenCall("add", '{"a": 1}', id=call.id)
     assert call.id != other.id and len(call.id) == 9 and call.id.isalnum()
+    whole = Generation("x", PROMPT, (98,), (-0.5,), THREE, "stop", first)
+    assert TypeAdapter(Generation).validate_python(unpack(Encoder().pack(whole))) == whole
     cut = replace(result, finish_reason="interrupted")
     assert generation_of(THREE, replace(request, chat=Chat(())), PROMPT, cut, CODEC).answer is None
 
