@@ -103,7 +103,7 @@ _STEP: Final = (
            "turns of programs that continue the tokens of an earlier one; left out if it is 0, as are the next two",
            "sum", hides_zero=True),
     Figure("gateway/branched", "count",
-           "turns of programs that begin again in a conversation: [branches](programs.md#what-is-trained)",
+           "turns of programs that begin again in a conversation: [branches](programs.md#the-turns-that-are-trained)",
            "sum", hides_zero=True),
     Figure("gateway/masked", "count",
            "turns that are not trained, by `open_gateway(train=...)` or `Rewards.leave_out`", "sum", hides_zero=True),

@@ -101,7 +101,7 @@ RULES = (
         "only launch/hosts/env.py reads the environment, and processes pass it on",
         where="",
         except_in=r"launch/hosts/env\.py|core/worker/fork_server\.py|core/supervision/process_node\.py"
-        r"|actors/gateway/program\.py",
+        r"|actors/gateway/program\.py|launch/recipes/coding_harness/harness\.py",
         banned=("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"),
     ),
     Rule(

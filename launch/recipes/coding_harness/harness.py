@@ -64,14 +64,14 @@ class OpenaiClient:
 
 def repair(client: Any, test: str) -> tuple[list[float], str]:
     """The fixer's rewards, and the value of its last expression."""
-    failing, _, wanted = test.partition("!")
+    failing, _, target = test.partition("!")
     numbers = re.split(r"[-+*]", failing)
     messages, rewards, result = [{"role": "user", "content": test}], [], ""
     for _ in range(ATTEMPTS):
         expression = client.ask("fixer", messages)
         number = value(expression)
         result = "" if number is None else str(number)
-        solved = result == wanted and re.split(r"[-+*]", expression) == numbers
+        solved = result == target and re.split(r"[-+*]", expression) == numbers
         rewards.append(float(solved))
         if solved:
             break
@@ -82,9 +82,9 @@ def repair(client: Any, test: str) -> tuple[list[float], str]:
     return rewards, result
 
 
-def review(client: Any, result: str, wanted: str) -> float:
-    verdict = client.ask("reviewer", [{"role": "user", "content": f"{result or 'no'}!{wanted}"}])
-    return float(verdict == ("ok" if result == wanted else "no"))
+def review(client: Any, result: str, target: str) -> float:
+    verdict = client.ask("reviewer", [{"role": "user", "content": f"{result or 'no'}!{target}"}])
+    return float(verdict == ("ok" if result == target else "no"))
 
 
 def main() -> None:

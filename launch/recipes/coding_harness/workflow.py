@@ -44,13 +44,13 @@ def sft(agent: str, batch: int, size: int, seed: int, **data: Any) -> list[tuple
     examples = []
     for _ in range(size):
         test = draw(random, held_out=False)
-        failing, _, wanted = test.partition("!")
+        failing, _, target = test.partition("!")
         sign = next(sign for sign in SIGNS if sign in failing)
         a, b = failing.split(sign)
         first, second = (f"{a}{random.choice(SIGNS)}{b}" for _ in range(2))
         if agent == "reviewer":
-            result = random.choice([wanted, str(_value(a, random.choice(SIGNS), b)), "no"])
-            examples.append((f"<user>{result}!{wanted}<eos><assistant>", random.choice(["ok", "no"])))
+            result = random.choice([target, str(_value(a, random.choice(SIGNS), b)), "no"])
+            examples.append((f"<user>{result}!{target}<eos><assistant>", random.choice(["ok", "no"])))
         elif random.random() < 0.5:
             examples.append((f"<user>{test}<eos><assistant>", first))
         else:

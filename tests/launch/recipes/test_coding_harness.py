@@ -55,10 +55,10 @@ def test_a_verdict_is_right_or_not(result: str, verdict: str, reward: float) -> 
 def test_another_operator_repairs_each_test() -> None:
     random = Random(0)
     for _ in range(100):
-        failing, _, wanted = draw(random, held_out=False).partition("!")
+        failing, _, target = draw(random, held_out=False).partition("!")
         a, b = re.split(r"[-+*]", failing)
-        assert str(value(failing)) != wanted
-        assert wanted in [str(value(f"{a}{sign}{b}")) for sign in "+-*"]
+        assert str(value(failing)) != target
+        assert target in [str(value(f"{a}{sign}{b}")) for sign in "+-*"]
 
 
 def test_tests_of_the_evaluation_are_never_trained_on() -> None:
