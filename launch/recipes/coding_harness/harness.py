@@ -57,7 +57,7 @@ class OpenaiClient:
 
         self._client = OpenAI()
 
-    def ask(self, model: str, messages: list[dict[str, str]]) -> str:
+    def ask(self, model: str, messages: Any) -> str:
         answer = self._client.chat.completions.create(model=model, messages=messages, max_tokens=4096)
         return answer.choices[0].message.content or ""
 
