@@ -97,8 +97,10 @@ class ProgramFailed(FlexmarlError):
         last = "\n".join(["; its last lines:", *lines]) if lines else ""
         super().__init__(f"the program {command} {how}{refused}{last}")
         self.command = command
+        self.how = how
         self.status = status
         self.output = output
+        self.refusal = refusal
 
 
 class TooManyFailures(FlexmarlError):

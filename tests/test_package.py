@@ -131,7 +131,7 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     assert wheel.metadata["Version"] == flexmarl.__version__
     assert wheel.metadata["License-Expression"] == "Apache-2.0"
     assert wheel.metadata.get_all("License-File") == ["LICENSE"]
-    sinks = {"tensorboard", "wandb", "mlflow", "prometheus"}
+    sinks = {"gateway", "tensorboard", "wandb", "mlflow", "prometheus"}
     environments = {"verifiers", "gymnasium", "pettingzoo"}
     extras = {"vllm", "lora", "openai", "datasets", "service", "bench", "dev"} | sinks | environments
     assert set(wheel.metadata.get_all("Provides-Extra", [])) == extras

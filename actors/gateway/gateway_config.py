@@ -18,6 +18,6 @@ class GatewayConfig(Config):
     requests have a key, and are not encrypted."""
     port: Annotated[int, Field(ge=0, le=65535), Unit("port")] = 0
     """Port of the first worker; the next worker has the next one. 0: any free one."""
-    host: str = ""
-    """Name or address under which programs reach it; empty: `listen`, or this host's name if it listens on all
+    host: str | None = None
+    """Name or address under which programs reach it; null: `listen`, or this host's name if it listens on all
     addresses."""

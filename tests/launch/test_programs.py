@@ -36,8 +36,8 @@ def test_a_program_plays_each_trajectory(runs_here: RunsHere) -> None:
         assert (step["workflow/begun"], step["workflow/merged"], step["workflow/turns"]) == (2.0, 2.0, 4.0)
         assert (step["turns/solver"], step["turns/checker"]) == (12, 4)
         assert (step["reward/solver"], step["turn_reward/checker"]) == (1.0, 0.5)
-        assert step["gateway/merged"] == 8
-        assert "gateway/branched" not in step
+        assert step["gateway_merged"] == 8
+        assert "gateway_branched" not in step
 
 
 def test_a_conversation_of_a_program_keeps_its_tokens(runs_here: RunsHere) -> None:
@@ -91,7 +91,7 @@ def test_turns_that_are_not_trained_are_left_out_and_counted(runs_here: RunsHere
     assert run.status == 0, run.text
     (step,) = run.metrics
     assert step["samples/solver"] == 4 * 3, "the longest conversation"
-    assert step["gateway/masked"] == 4 * (1 + 10)
+    assert step["gateway_masked"] == 4 * (1 + 10)
     assert step["samples/checker"] == 4
 
 

@@ -24,9 +24,10 @@ SOLVER, JUDGE, PAST = PolicyName("solver"), PolicyName("judge"), PolicyName("pas
 OF_SOLVER, OF_JUDGE = AgentName("solver"), AgentName("judge")
 FAILURE = TrajectoryFailure("t", "e", "")
 OF_GROUP: Numbers = {
-    "replaced_trajectories": 2, "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3,
-    "resumed_turns": 2, "resumed_tokens": 9, "late_trajectories": 4, "gateway/merged": 5, "gateway/branched": 1,
-    "gateway/masked": 2,
+    "logged_trajectories": 0, "replaced_trajectories": 2, "oversampled_trajectories": 1, "limited_trajectories": 1,
+    "retried_turns": 3,
+    "resumed_turns": 2, "resumed_tokens": 9, "late_trajectories": 4, "gateway_merged": 5, "gateway_branched": 1,
+    "gateway_masked": 2,
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
@@ -46,10 +47,11 @@ LINE = {
     "step": 3, "time_s": 64.5, "step_s": 10.0, "rollout_s": 11.0, "tokens": 120, "tokens_per_s": 12.0,
     "overlap_s": 5.0, "stale_samples": 3, "max_staleness": 1, "failed_trajectories": 1, "late_trajectories": 4,
     "replaced_trajectories": 2,
-    "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3, "resumed_turns": 2,
+    "logged_trajectories": 0, "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3,
+    "resumed_turns": 2,
     "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1,
-    "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway/merged": 5, "gateway/branched": 1,
-    "gateway/masked": 2, "eval_s": 1.5, "versions": {"solver": 8, "judge": 2},
+    "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
+    "gateway_masked": 2, "eval_s": 1.5, "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
     "zero_advantage_groups/solver": 1, "turns/solver": 12, "tokens/solver": 120, "truncated_turns/solver": 4,
     "turn_tokens_p10/solver": 5.0, "turn_tokens_p50/solver": 10.0, "turn_tokens_p90/solver": 15.0,

@@ -211,10 +211,10 @@ class GroupRun:
     def _gateway_figures(self) -> dict[str, int | float]:
         trajectories = self.trajectories.values()
         counts = {
-            f"gateway/{kind}": sum(trajectory.programs.counts[kind] for trajectory in trajectories)
+            f"gateway_{kind}": sum(trajectory.programs.counts[kind] for trajectory in trajectories)
             for kind in ("merged", "branched")
         }
-        return {**counts, "gateway/masked": sum(len(trajectory.left_out) for trajectory in trajectories)}
+        return {**counts, "gateway_masked": sum(len(trajectory.left_out) for trajectory in trajectories)}
 
     def _close_logged(
         self,

@@ -14,6 +14,7 @@ from flexmarl.actors.gateway import http_app
 from flexmarl.actors.gateway.gateway import Gateway
 from flexmarl.actors.gateway.trajectory_programs import ProgramSampling
 
+from ...patience import PATIENCE_S
 from .clients import QUESTION, RESULT, scripted
 from .scripted_agents import TOOL, ScriptedAgent
 
@@ -303,7 +304,7 @@ async def test_a_body_has_a_limit_of_time() -> None:
                 "content-length: 9",
             )
             writer.write("\r\n".join((*lines, "", "")).encode())
-            reply = await asyncio.wait_for(reader.read(), 60)
+            reply = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert reply.startswith(b"HTTP/1.1 408")
             writer.close()
 

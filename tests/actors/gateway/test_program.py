@@ -20,6 +20,8 @@ from flexmarl.actors.errors import ProgramFailed
 from flexmarl.actors.gateway import program as program_module
 from flexmarl.actors.gateway.program import ProgramEnd, run_program
 
+from ...patience import PATIENCE_S
+
 MARK = "FLEXMARL_TEST_PROGRAM"
 SECONDS = str(1_000_000 + os.getpid())
 """The argument by which the sleeping processes of this one's tests are known."""
@@ -69,9 +71,10 @@ def sleepers() -> list[int]:
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> None:
-    end_s = time.monotonic() + 60.0
+    end_s = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < end_s, what
+        if time.monotonic() > end_s:
+            pytest.fail(what)
         time.sleep(0.02)
 
 
