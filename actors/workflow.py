@@ -67,7 +67,7 @@ class Turn:
 
     @property
     def reasoning(self) -> str:
-        """The text that the model has thought before its answer; empty if there is none."""
+        """The text that the model has thought before its answer, or an empty text."""
         return self.parts.reasoning
 
     @property

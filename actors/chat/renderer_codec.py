@@ -57,8 +57,8 @@ class RendererCodec(TokenizerCodec):
 
     @cached_property
     def _renderer(self) -> Any:
-        """None if the family is unknown. Raises ValueError if there is none of this name, if it has no such options,
-        and if the tokenizer lacks the family's special tokens."""
+        """The library's renderer; None for a model of an unknown family. Raises ValueError for an unknown name of a
+        family or of an option, and if the tokenizer lacks the family's special tokens."""
         family: str | None = self._family
         try:
             import renderers

@@ -17,7 +17,7 @@ def rewritten_answers(codec: TextCodec, end: int | None) -> str:
     empty if all conversations do, or none can begin. ``end``: the token that ends an answer."""
     try:
         prompt = chat_prompt("", Chat((_QUESTION,)), (), (), codec)
-    except Exception:  # noqa: BLE001  # of a tokenizer that lacks these words: its own recipe's are another matter
+    except Exception:  # noqa: BLE001  # the tokenizer's: one of a few words has no token for those of the question
         return ""
     for name, text in _ANSWERS.items():
         message: dict[str, Any] = codec.parse(prompt, codec.encode(text, False), text, ()).message

@@ -4,21 +4,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from ..chat.answer import CALL_BEGIN
+from ..chat.answer import CALL_BEGIN, WrittenCall
 from ..workflow import Turn
 from .model_call import ApiError, ModelCall
 
 THOUGHT_BEGIN: Final = "<think>"
 THOUGHT_END: Final = "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """A call of a tool. ``arguments``: JSON."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +21,7 @@ class Answer:
     turn: Turn
     content: str
     reasoning: str = ""
-    calls: tuple[AnsweredCall, ...] = ()
+    calls: tuple[WrittenCall, ...] = ()
     stop: str | None = None
 
     @property
@@ -68,8 +59,8 @@ def answer_of(turn: Turn, answer_id: str, call: ModelCall) -> Answer:
         reasoning, content = _split_thought(turn.text)
         calls = ()
     content, stop = _cut(content, call.stops)
-    answered = tuple(AnsweredCall(call.id, call.name, call.arguments) for call in calls if not call.error)
-    return Answer(answer_id, turn, content.strip(), reasoning.strip(), answered, stop)
+    readable = tuple(call for call in calls if not call.error)
+    return Answer(answer_id, turn, content.strip(), reasoning.strip(), readable, stop)
 
 
 class SentText:

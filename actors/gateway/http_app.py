@@ -266,7 +266,8 @@ class _Stream:
             await self._request.send(self._end(work))
         finally:
             gone.cancel()
-            work.cancel()
+            if not work.cancel() and not work.cancelled():
+                work.exception()  # marks it as retrieved: the program has gone before the end
 
     def hear(self, choice: int, text: str) -> None:
         """See ``Listener``."""

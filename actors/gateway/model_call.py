@@ -34,8 +34,8 @@ class ModelCall:
 
 
 class ApiError(Exception):
-    """The refusal or the failure of a request. ``status``: of HTTP. ``code``: the API's short name of the reason, or
-    an own one. ``parameter``: the key of the request at fault; empty if there is none."""
+    """The refusal or the failure of a request. ``status``: of HTTP. ``code``: the reason's short name, as the API
+    has it or as the gateway does. ``parameter``: the key of the request at fault, or empty."""
 
     def __init__(
         self, status: int, problem: str, *, code: str = "invalid_request", parameter: str = ""

@@ -90,7 +90,8 @@ def _reap(ended: dict[int, int]) -> None:
 
 
 def _kill_descendants(ended: dict[int, int]) -> None:
-    """Returns when there are none. Those of a killed child are children before its exit can be seen."""
+    """Kills all processes that the program has left. Those of a killed child are children of this process before the
+    child's exit can be seen."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -47,7 +47,7 @@ class Listener(Protocol):
         ...
 
     def agreed(self, choice: int, answer: Answer) -> Answer:
-        """The answer as the program gets it. Raises ApiError if it has heard another text: then there is none."""
+        """The answer as the program gets it. Raises ApiError if the program has got another text already."""
         ...
 
 

@@ -4,7 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..answer import Answer, AnsweredCall
+from ...chat.answer import WrittenCall
+from ..answer import Answer
 from ..model_call import ApiError, ModelCall
 from .api import AnswerEvents, event
 
@@ -81,7 +82,7 @@ def _part(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _function_call(call: ModelCall, number: int, tool_call: AnsweredCall, *, begins: bool = False) -> Item:
+def _function_call(call: ModelCall, number: int, tool_call: WrittenCall, *, begins: bool = False) -> Item:
     return {
         "id": f"fc_{call.id}_{number}",
         "type": "function_call",
@@ -166,7 +167,7 @@ class ResponseEvents(AnswerEvents):
         self._number += 1
         return events
 
-    def _function_call(self, tool_call: AnsweredCall) -> bytes:
+    def _function_call(self, tool_call: WrittenCall) -> bytes:
         self._item = _function_call(self._call, self._number, tool_call, begins=True)
         events = self._event("response.output_item.added", output_index=self._number, item=self._item)
         events += self._of_item("response.function_call_arguments.delta", delta=tool_call.arguments)

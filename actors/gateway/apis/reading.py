@@ -60,7 +60,7 @@ def model_of(body: Mapping[str, Any]) -> str:
 
 
 def list_of(body: Mapping[str, Any], key: str, kind: type = dict) -> list[Any]:
-    """The list at ``key``; an empty one if there is none. Raises ApiError."""
+    """The list at ``key``, or an empty list. Raises ApiError for another kind of value."""
     values = body.get(key)
     if values is None:
         return []
@@ -75,7 +75,7 @@ def list_of(body: Mapping[str, Any], key: str, kind: type = dict) -> list[Any]:
 
 
 def mapping_of(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object at ``key``; an empty one if there is none. Raises ApiError."""
+    """The object at ``key``, or an empty object. Raises ApiError for another kind of value."""
     value = body.get(key)
     if value is None:
         return {}

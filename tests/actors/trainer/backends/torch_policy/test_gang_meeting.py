@@ -127,9 +127,8 @@ def test_a_collective_outlives_the_deadline_of_the_meeting_and_ends_by_an_abort(
         assert is_cut(str(stopped.receive()))
 
 
-def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
-    meeting = Meeting(LOOPBACK)
-    membership = Membership(0, 2, meeting.address, CPU, PATIENCE_S)
+def join_in_thread(membership: Membership) -> tuple[list[str], threading.Thread]:
+    """The errors of a join, and the thread in which it has begun."""
     ends: list[str] = []
 
     def join() -> None:
@@ -140,6 +139,13 @@ def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
 
     joining = threading.Thread(target=join)
     joining.start()
+    return ends, joining
+
+
+def test_an_abort_ends_a_meeting_that_waits_for_others() -> None:
+    meeting = Meeting(LOOPBACK)
+    membership = Membership(0, 2, meeting.address, CPU, PATIENCE_S)
+    ends, joining = join_in_thread(membership)
     while joining.is_alive():  # an abort between two steps of joining has no effect yet
         membership.abort()
         joining.join(0.05)
@@ -160,16 +166,7 @@ def test_an_abort_ends_a_join_whose_meeting_is_gone(monkeypatch: pytest.MonkeyPa
         return store(*arguments, **settings)
 
     monkeypatch.setattr(gang_meeting.c10d, "TCPStore", reach)
-    ends: list[str] = []
-
-    def join() -> None:
-        try:
-            membership.join()
-        except RuntimeError as error:
-            ends.append(str(error))
-
-    joining = threading.Thread(target=join)
-    joining.start()
+    ends, joining = join_in_thread(membership)
     assert tries.wait(PATIENCE_S)
     membership.abort()
     joining.join(PATIENCE_S)
