@@ -7,10 +7,7 @@ It speaks ASGI itself: a framework's routes and requests would be most of what a
 """
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from .answer import Answer, SentText
 from .apis.anthropic_messages import anthropic_failure
@@ -18,22 +15,23 @@ from .apis.api import AnswerEvents, Api
 from .apis.models import anthropic_models, openai_models
 from .apis.openai_common import openai_failure
 from .apis.table import APIS
+from .http_request import (
+    Application,
+    Failure,
+    Gone,
+    HttpRequest,
+    Receive,
+    Scope,
+    Send,
+    check_method,
+    refuse,
+    until_gone,
+)
 from .model_call import ApiError, ModelCall
 from .session import Session
 
-MOST_BODY_BYTES: Final = 32 << 20
 MOST_OPEN_REQUESTS: Final = 8192
 """At once, of all sessions."""
-BODY_S: Final = 60.0
-"""The time for a request to come."""
-SEND_S: Final = 60.0
-"""The time for a part of an answer to be taken."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-Failure = Callable[[ApiError], dict[str, Any]]
 
 
 class Sessions(Protocol):
@@ -49,101 +47,6 @@ def application(sessions: Sessions) -> Application:
     return _Gateway(sessions)
 
 
-class _Request:
-    """``session``: that of the URL, if it has one. ``path``: behind the ``/v1``; empty if there is none."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.method: str = scope["method"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.receive = receive
-        self.session, self.path = _place(scope["path"])
-        self._send = send
-
-    @property
-    def key(self) -> str:
-        """In the header of either API; empty without one."""
-        scheme, _, key = self.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        if scheme.lower() == "bearer":
-            return key.strip()
-        return self.headers.get(b"x-api-key", b"").decode("latin-1")
-
-    @property
-    def is_anthropic(self) -> bool:
-        """True if a client of Anthropic's API sends it."""
-        return b"anthropic-version" in self.headers
-
-    async def body(self) -> Mapping[str, Any]:
-        """Raises ApiError, and _Gone."""
-        try:
-            async with asyncio.timeout(BODY_S):
-                content = await self._content()
-        except TimeoutError:
-            raise ApiError(408, f"the body has not come within {BODY_S:g} s", code="timeout") from None
-        try:
-            body = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise ApiError(400, "the body is not a JSON object")
-        return body
-
-    async def _content(self) -> bytes:
-        content = b""
-        chunks: list[bytes] = []
-        size = int(self.headers.get(b"content-length", b"0"))
-        more = True
-        while more:
-            if size > MOST_BODY_BYTES:
-                raise ApiError(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB", code="too_large")
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            chunks.append(message.get("body", b""))
-            more = message.get("more_body", False)
-            if more:
-                size = max(size, sum(map(len, chunks)))
-        return content.join(chunks)
-
-    async def until_gone(self) -> None:
-        """Returns when the program has closed the connection."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Sends the head of the answer."""
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def send(self, body: bytes, *, more: bool = False) -> None:
-        """Sends a part of the answer. Raises _Gone if the program does not take it."""
-        try:
-            async with asyncio.timeout(SEND_S):
-                await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        except (TimeoutError, OSError):
-            raise _Gone from None
-
-    async def send_json(
-        self, body: Mapping[str, Any], status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> None:
-        """Sends the whole answer."""
-        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-        length = (b"content-length", str(len(content)).encode())
-        await self.begin(status, [(b"content-type", b"application/json"), length, *headers])
-        await self.send(content)
-
-
-def _place(path: str) -> tuple[str | None, str]:
-    """The session that a path names, and what is behind its ``/v1``."""
-    session = None
-    if path.startswith("/sessions/"):
-        session, _, path = path.removeprefix("/sessions/").partition("/")
-        path = f"/{path}"
-    return session, path.removeprefix("/v1") if path.startswith("/v1/") else ""
-
-
-class _Gone(Exception):
-    """The program has closed the connection, or takes no more of its answer."""
-
-
 class _Gateway:
     """Answers all requests of a server."""
 
@@ -153,21 +56,21 @@ class _Gateway:
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = _Request(scope, receive, send)
+        request = HttpRequest(scope, receive, send)
         api = self._apis.get(request.path)
         self._open += 1
         try:
             await (self._other(request) if api is None else self._call(request, api))
         except ApiError as error:
-            await _refuse(request, error, _failure_of(request) if api is None else api.failure)
-        except _Gone:
+            await refuse(request, error, _failure_of(request) if api is None else api.failure)
+        except Gone:
             pass  # no one is there to be answered
         finally:
             self._open -= 1
 
-    async def _call(self, request: _Request, api: Api) -> None:
+    async def _call(self, request: HttpRequest, api: Api) -> None:
         """Answers a request of one of the APIs."""
-        _check_method(request, "POST")
+        check_method(request, "POST")
         session = self._sessions.session(request.session, request.key)
         if self._open > MOST_OPEN_REQUESTS:
             raise ApiError(429, f"{MOST_OPEN_REQUESTS} requests are under way", code="too_many_calls")
@@ -176,14 +79,14 @@ class _Gateway:
         if call.streams:
             await _Stream(request, session, call, api.events(call)).run()
             return
-        async with _until_gone(request, session.answer(call)) as answers:
+        async with until_gone(request, session.answer(call)) as answers:
             await request.send_json(api.answer(call, answers))
 
-    async def _other(self, request: _Request) -> None:
+    async def _other(self, request: HttpRequest) -> None:
         """Answers a request of no API."""
         path, _, model = request.path.removeprefix("/").partition("/")
         if path == "models":
-            _check_method(request, "GET")
+            check_method(request, "GET")
             session = self._sessions.session(request.session, request.key)
             if model:
                 session.agent_of(model)
@@ -196,46 +99,14 @@ class _Gateway:
         raise ApiError(404, f"there is no such path; there is: {served}", code="not_found")
 
 
-def _failure_of(request: _Request) -> Failure:
+def _failure_of(request: HttpRequest) -> Failure:
     return anthropic_failure if request.is_anthropic else openai_failure
-
-
-def _check_method(request: _Request, method: str) -> None:
-    """Raises ApiError."""
-    if request.method != method:
-        raise ApiError(405, f"{request.method} is not served here, {method} is", code="method_not_allowed")
-
-
-async def _refuse(request: _Request, error: ApiError, failure: Failure) -> None:
-    # Programs would try again: what has failed here fails again, or costs a further turn.
-    headers = [(b"x-should-retry", b"false")]
-    if error.status in (408, 413):  # the rest of the body may still come
-        headers.append((b"connection", b"close"))
-    try:
-        await request.send_json(failure(error), error.status, tuple(headers))
-    except _Gone:
-        pass
-
-
-@asynccontextmanager
-async def _until_gone(request: _Request, work: Any) -> Any:
-    """The result of ``work``, which ends with the connection. Raises ApiError, or _Gone."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(request.until_gone())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise _Gone
-        yield task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
 
 
 class _Stream:
     """An answer as server-sent events. A program that goes ends it, and with it the turn."""
 
-    def __init__(self, request: _Request, session: Session, call: ModelCall, events: AnswerEvents) -> None:
+    def __init__(self, request: HttpRequest, session: Session, call: ModelCall, events: AnswerEvents) -> None:
         self._request = request
         self._session = session
         self._call = call
@@ -246,7 +117,7 @@ class _Stream:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Sends the whole answer. Raises ApiError if it fails before its first event, and _Gone."""
+        """Sends the whole answer. Raises ApiError if it fails before its first event, and Gone."""
         work = asyncio.create_task(self._session.answer(self._call, self))
         gone = asyncio.create_task(self._request.until_gone())
         for task in (work, gone):
@@ -260,7 +131,7 @@ class _Stream:
             await self._request.send(self._events.begin(), more=True)
             while not work.done():
                 if gone.done():
-                    raise _Gone
+                    raise Gone
                 await self._send_texts()
                 await self._news.wait()
             await self._request.send(self._end(work))

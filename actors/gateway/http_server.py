@@ -9,7 +9,7 @@ from typing import Final
 import uvicorn
 
 from .gateway_config import WAITING_CONNECTIONS
-from .http_app import Application
+from .http_request import Application
 
 _KEEP_ALIVE_S: Final = 75
 """Longer than the usual clients keep a connection: they would send a request on one that is being closed."""

@@ -10,7 +10,7 @@ from unittest import mock
 import httpx2
 import pytest
 
-from flexmarl.actors.gateway import http_app
+from flexmarl.actors.gateway import http_app, http_request
 from flexmarl.actors.gateway.gateway import Gateway
 from flexmarl.actors.gateway.trajectory_programs import ProgramSampling
 
@@ -283,7 +283,7 @@ async def test_a_body_has_a_limit_of_size() -> None:
         for _ in range(1000):
             yield b" " * 1000
 
-    with mock.patch.object(http_app, "MOST_BODY_BYTES", 10_000):
+    with mock.patch.object(http_request, "MOST_BODY_BYTES", 10_000):
         async with connected() as (client, _, _):
             assert (await client.post("messages", content=b" " * 10_001)).status_code == 413
             try:
@@ -293,7 +293,7 @@ async def test_a_body_has_a_limit_of_size() -> None:
 
 
 async def test_a_body_has_a_limit_of_time() -> None:
-    with mock.patch.object(http_app, "BODY_S", 0.05):
+    with mock.patch.object(http_request, "BODY_S", 0.05):
         async with connected() as (_, gateway, _):
             host, port = gateway.url.split("/")[2].split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
