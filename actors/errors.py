@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from ..core.errors import FlexmarlError
 
@@ -51,6 +51,18 @@ class NotJudged(FlexmarlError):
         self.agent = agent
         self.sample_id = sample_id
         self.limit = limit
+
+
+SessionFate = Literal["expired", "closed", "lost"]
+
+
+class SessionUnrewarded(FlexmarlError):
+    """A session that a program outside the run has opened ended without rewards: its trajectory is late."""
+
+    def __init__(self, fate: SessionFate, problem: str) -> None:
+        super().__init__(f"{fate}: {problem}")
+        self.fate = fate
+        self.problem = problem
 
 
 class LimitReached(FlexmarlError):

@@ -100,13 +100,17 @@ _STEP: Final = (
         ("restarted_groups", "count", "groups that were begun again, because their rollout worker was lost"),
     ),
     Figure("gateway_merged", "count",
-           "turns of programs that continue the tokens of an earlier one; left out if it is 0, as are the next two",
+           "turns of programs that continue the tokens of an earlier one; left out if it is 0, as are the next five",
            "sum", hides_zero=True),
     Figure("gateway_branched", "count",
            "turns of programs that begin again in a conversation: [branches](programs.md#the-turns-that-are-trained)",
            "sum", hides_zero=True),
     Figure("gateway_masked", "count",
            "turns that are not trained, by `open_gateway(train=...)` or `Rewards.leave_out`", "sum", hides_zero=True),
+    Figure("expired_sessions", "count",
+           "[sessions](programs.md#from-a-service) that got no rewards before they expired", "sum", hides_zero=True),
+    Figure("closed_sessions", "count", "sessions that were closed without rewards", "sum", hides_zero=True),
+    Figure("lost_sessions", "count", "sessions whose rollout worker was lost", "sum", hides_zero=True),
     Figure("eval_s", "s", "time of the evaluation after the step; not in `step_s`"),
 )  # fmt: skip
 

@@ -147,6 +147,15 @@ class RewardsLate:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayListens:
+    """Services open sessions at ``url``, with the key in ``key_file``."""
+
+    url: str
+    key_file: str
+    event: Literal["gateway_listens"] = "gateway_listens"
+
+
+@dataclass(frozen=True, slots=True)
 class StoreBlocked:
     """Writes wait for space in memory or on disk. ``problem``: the limit or the error of the disk."""
 
@@ -428,6 +437,7 @@ RunEvent = Annotated[
     | ColumnsAwaited
     | GroupLate
     | RewardsLate
+    | GatewayListens
     | StoreBlocked
     | StoreUnblocked
     | ActorSilent

@@ -7,6 +7,7 @@ It speaks ASGI itself: a framework's routes and requests would be most of what a
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from .answer import Answer, SentText
@@ -30,6 +31,7 @@ from .http_request import (
 from .model_call import ApiError, ModelCall
 from .session import Session
 
+_APIS: Final[Mapping[str, Api]] = {api.path: api for api in APIS}
 MOST_OPEN_REQUESTS: Final = 8192
 """At once, of all sessions."""
 
@@ -52,17 +54,16 @@ class _Gateway:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._apis = {api.path: api for api in APIS}
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive, send)
-        api = self._apis.get(request.path)
+        api = _APIS.get(request.path)
         self._open += 1
         try:
             await (self._other(request) if api is None else self._call(request, api))
         except ApiError as error:
-            await refuse(request, error, _failure_of(request) if api is None else api.failure)
+            await refuse(request, error, failure_of(request))
         except Gone:
             pass  # no one is there to be answered
         finally:
@@ -95,11 +96,14 @@ class _Gateway:
             return
         if request.path == "/messages/count_tokens":
             raise ApiError(404, "tokens are counted where a turn is generated: see the usage of an answer")
-        served = ", ".join(f"/v1{path}" for path in (*self._apis, "/models"))
+        served = ", ".join(f"/v1{path}" for path in (*_APIS, "/models"))
         raise ApiError(404, f"there is no such path; there is: {served}", code="not_found")
 
 
-def _failure_of(request: HttpRequest) -> Failure:
+def failure_of(request: HttpRequest) -> Failure:
+    """Writes errors in the form of the API that the request is for."""
+    if (api := _APIS.get(request.path)) is not None:
+        return api.failure
     return anthropic_failure if request.is_anthropic else openai_failure
 
 

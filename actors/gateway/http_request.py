@@ -29,6 +29,7 @@ class HttpRequest:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
         self.session, self.path = _place(scope["path"])
+        self._scheme: str = scope.get("scheme", "http")
         self._send = send
 
     @property
@@ -44,29 +45,37 @@ class HttpRequest:
         """True if a client of Anthropic's API sends it."""
         return b"anthropic-version" in self.headers
 
+    @property
+    def base_url(self) -> str:
+        """The address that it was sent to."""
+        host = self.headers.get(b"host", b"").decode("latin-1")
+        return f"{self._scheme}://{host}"
+
     async def body(self) -> Mapping[str, Any]:
         """Raises ApiError, and Gone."""
         try:
-            async with asyncio.timeout(BODY_S):
-                content = await self._content()
-        except TimeoutError:
-            raise ApiError(408, f"the body has not come within {BODY_S:g} s", code="timeout") from None
-        try:
-            body = json.loads(content)
+            body = json.loads(await self.content(MOST_BODY_BYTES))
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error}") from None
         if not isinstance(body, dict):
             raise ApiError(400, "the body is not a JSON object")
         return body
 
-    async def _content(self) -> bytes:
-        content = b""
+    async def content(self, most: int) -> bytes:
+        """The bytes of its body, at most so many. Raises ApiError, and Gone."""
+        try:
+            async with asyncio.timeout(BODY_S):
+                return await self._content(most)
+        except TimeoutError:
+            raise ApiError(408, f"the body has not come within {BODY_S:g} s", code="timeout") from None
+
+    async def _content(self, most: int) -> bytes:
         chunks: list[bytes] = []
         size = int(self.headers.get(b"content-length", b"0"))
         more = True
         while more:
-            if size > MOST_BODY_BYTES:
-                raise ApiError(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB", code="too_large")
+            if size > most:
+                raise ApiError(413, f"the body has more than {most >> 20} MiB", code="too_large")
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise Gone
@@ -74,7 +83,7 @@ class HttpRequest:
             more = message.get("more_body", False)
             if more:
                 size = max(size, sum(map(len, chunks)))
-        return content.join(chunks)
+        return b"".join(chunks)
 
     async def until_gone(self) -> None:
         """Returns when the program has closed the connection."""
@@ -125,7 +134,7 @@ def check_method(request: HttpRequest, method: str) -> None:
 async def refuse(request: HttpRequest, error: ApiError, failure: Failure) -> None:
     """Answers with an error, in the form of the API."""
     # Programs would try again: what has failed here fails again, or costs a further turn.
-    headers = [(b"x-should-retry", b"false")]
+    headers = [(b"retry-after", b"1") if error.status == 503 else (b"x-should-retry", b"false")]
     if error.status in (408, 413):  # the rest of the body may still come
         headers.append((b"connection", b"close"))
     try:
@@ -146,4 +155,7 @@ async def until_gone(request: HttpRequest, work: Any) -> Any:
         yield task.result()
     finally:
         gone.cancel()
-        task.cancel()
+        if task.cancel():
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # marks it as retrieved: no one is there to be answered

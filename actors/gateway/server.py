@@ -8,11 +8,14 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
 from typing import Final
 
 from ..errors import RecipeError
 from ..workflow import Agent
 from .gateway_config import WAITING_CONNECTIONS, GatewayConfig
+from .http_app import application
+from .http_request import Application
 from .model_call import ApiError
 from .session import Session
 from .trajectory_programs import TrajectoryPrograms
@@ -43,12 +46,15 @@ class GatewayServer:
         agents: Mapping[str, Agent],
         models: Mapping[str, str],
         programs: TrajectoryPrograms | None = None,
+        name: str = "",
     ) -> AsyncIterator[Session]:
-        """A session, see there, for as long as it is entered. Raises RecipeError if the server can't be started."""
-        async with self._opening:
-            if not self.address:
-                self.address = await self._start()
-        session = Session(agents, models, programs)
+        """A session, see there, for as long as it is entered. ``name``: of one whose requests are carried to
+        ``application``, not to a port of this host. Raises RecipeError if the server can't be started."""
+        if not name:
+            async with self._opening:
+                if not self.address:
+                    self.address = await self._start()
+        session = Session(agents, models, programs, name)
         self._sessions[session.id] = self._by_key[session.key] = session
         try:
             yield session
@@ -56,6 +62,11 @@ class GatewayServer:
             del self._sessions[session.id], self._by_key[session.key]
             self._ended += (session.id, session.key)
             await session.close()
+
+    @cached_property
+    def application(self) -> Application:
+        """The ASGI application that serves the sessions."""
+        return application(self)
 
     def session(self, name: str | None, key: str) -> Session:
         """See ``http_app.Sessions``."""
@@ -88,15 +99,17 @@ class GatewayServer:
 
     async def _start(self) -> str:
         try:
-            from .http_app import application  # an extra: only recipes with programs need it
-            from .http_server import serve
+            from .http_server import serve  # an extra: only recipes with programs need it
         except ImportError as error:
-            raise RecipeError(
-                f"a gateway needs the extra: pip install 'flexmarl[gateway]' ({error})"
-            ) from error
+            raise missing_extra(error) from error
         listening = self._listen()
         host = self._config.host or self._config.listen
         if host in _ALL_ADDRESSES:
             host = socket.gethostname()
-        await self._stack.enter_async_context(serve(application(self), listening))
+        await self._stack.enter_async_context(serve(self.application, listening))
         return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+
+
+def missing_extra(error: ImportError) -> RecipeError:
+    """The error for a package that is not installed."""
+    return RecipeError(f"a gateway needs the extra: pip install 'flexmarl[gateway]' ({error})")

@@ -61,8 +61,10 @@ class Session:
         agents: Mapping[str, Agent],
         models: Mapping[str, str],
         programs: TrajectoryPrograms | None = None,
+        name: str = "",
     ) -> None:
-        self.id = secrets.token_urlsafe(9)
+        """``name``: its id; empty: a random one."""
+        self.id = name or secrets.token_urlsafe(9)
         self.key = f"fm-{secrets.token_urlsafe(24)}"
         self.models = {**{agent: agent for agent in agents}, **models}
         self.turns: list[Turn] = []

@@ -51,6 +51,15 @@ from .rollouts import (
 )
 from .routing import RouteAssigned, RouterApi, RouteRefused, RouteRequest, Routes, TurnEnded
 from .running import WORK_TIMEOUT_S, ConsoleApi, OrchestratorApi, RunResult, SupervisorApi
+from .sessions import (
+    CarriedAnswer,
+    CarriedRequest,
+    CarrierApi,
+    SessionRewards,
+    SessionsApi,
+    SessionTerms,
+    SessionTurnReward,
+)
 from .slots import (
     BaseState,
     GangPlace,
@@ -85,6 +94,9 @@ __all__ = [
     "AnsweredTurn",
     "ArchiveApi",
     "BaseState",
+    "CarriedAnswer",
+    "CarriedRequest",
+    "CarrierApi",
     "Chat",
     "ConsoleApi",
     "EvaluationEnd",
@@ -125,6 +137,10 @@ __all__ = [
     "SavedRest",
     "SavedWeights",
     "Selection",
+    "SessionRewards",
+    "SessionTerms",
+    "SessionTurnReward",
+    "SessionsApi",
     "SlotApi",
     "SlotLife",
     "SlotStepped",

@@ -10,6 +10,7 @@ from ..errors import RecipeError, WorkerReplaced
 from ..figures import Numbers, check_figures
 from ..names import AgentName, PolicyName, Step, Version
 from .generating import TextApi, VersionRange
+from .sessions import CarrierApi
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ class EvaluationEnd:
     failure: TrajectoryFailure | None = None
 
 
-class RolloutApi(TextApi, Protocol):
+class RolloutApi(TextApi, CarrierApi, Protocol):
     """A rollout worker. Work is meant for one of its lives, which ``writer`` names; a later one raises
     WorkerReplaced."""
 
@@ -260,13 +261,16 @@ class RolloutApi(TextApi, Protocol):
         versions: dict[PolicyName, VersionRange],
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
+        sessions: list[str] | None = None,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
         ``queries``: each with the number of its draw, over the run. ``versions``: may generate the turns, by policy;
         the newest of them that the instances serve does. ``submitted``: the ids of the queries that a program has
         submitted: the reports of their groups have their trajectories. ``logged``: by id of the query, the trajectories
-        of a group that ended before: no workflow runs for it. May be called again for the same step.
+        of a group that ended before: no workflow runs for it. ``sessions``: the ids of the queries that a program
+        outside the run plays, and no workflow: their groups have one trajectory. May be called again for the same
+        step.
         """
 
     async def give_up(self, step: Step, query: str, reason: str) -> None:

@@ -22,10 +22,13 @@ class OrchestratorApi(Protocol):
         """Ends the run after the steps under way, with a checkpoint."""
 
     @endpoint(raises=[QueriesRefused])
-    async def submit(self, queries: list[Query], judged: bool = True) -> list[QueryAnswer]:
+    async def submit(
+        self, queries: list[Query], judged: bool = True, *, sessions: bool = False
+    ) -> list[QueryAnswer]:
         """Rolls out and trains queries from outside: at once under ``async``, else in the next step that begins, or,
         beyond its size, in later ones; they take the place of drawn ones. Returns the answers, in their order, once all
-        are rolled out; if not ``judged``, without waiting for rewards from outside."""
+        are rolled out; if not ``judged``, without waiting for rewards from outside. ``sessions``: each is one
+        trajectory, which a program outside the run plays."""
 
     @endpoint(raises=[QueriesRefused])
     async def submit_logged(self, groups: list[LoggedGroup]) -> list[QueryAnswer]:

@@ -210,8 +210,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._refuse_late("the run is being stopped")
 
     @endpoint
-    async def submit(self, queries: list[Query], judged: bool = True) -> list[QueryAnswer]:
-        return await self._queries.submissions.submit(queries, judged=judged)
+    async def submit(
+        self, queries: list[Query], judged: bool = True, *, sessions: bool = False
+    ) -> list[QueryAnswer]:
+        return await self._queries.submissions.submit(queries, judged=judged, sessions=sessions)
 
     @endpoint
     async def submit_logged(self, groups: list[LoggedGroup]) -> list[QueryAnswer]:
@@ -467,14 +469,16 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         trajectories = self._setup.trajectories_per_query
         await self._workers.begin(
             [
-                *(
-                    GroupWork(step, 0, query, len(logged) or trajectories, ranges, True, logged)
-                    for query in submitted
-                    for logged in [self._queries.submissions.logged(step, query.id)]
-                ),
+                *(self._submitted_work(step, query, ranges) for query in submitted),
                 *(GroupWork(step, number, query, trajectories, ranges) for number, query in draws),
             ]
         )
+
+    def _submitted_work(self, step: Step, query: Query, ranges: dict[PolicyName, VersionRange]) -> GroupWork:
+        logged = self._queries.submissions.logged(step, query.id)
+        is_session = self._queries.submissions.is_session(step, query.id)
+        trajectories = 1 if is_session else len(logged) or self._setup.trajectories_per_query
+        return GroupWork(step, 0, query, trajectories, ranges, True, logged, is_session)
 
     async def _train(self, decision: Train) -> None:
         try:

@@ -78,7 +78,7 @@ class Listener(Protocol):
 @dataclass(frozen=True, slots=True)
 class GroupWork:
     """A query's group. ``position``: the number of the query's draw, over the run. ``submitted``: it was not drawn.
-    ``logged``: its trajectories, if they ended before."""
+    ``logged``: its trajectories, if they ended before. ``is_session``: a program outside the run plays it."""
 
     step: Step
     position: int
@@ -87,6 +87,7 @@ class GroupWork:
     versions: dict[PolicyName, VersionRange]
     submitted: bool = False
     logged: list[LoggedTrajectory] = field(default_factory=list)
+    is_session: bool = False
 
     @property
     def key(self) -> GroupKey:
@@ -308,11 +309,13 @@ class RolloutWorkers:
         queries = [(group.position, group.query) for group in groups]
         submitted = [group.query.id for group in groups if group.submitted]
         logged = {group.query.id: group.logged for group in groups if group.logged}
-        # The number of trajectories is one for all groups that have still to run.
-        trajectories = next((group.trajectories for group in groups if not group.logged), 1)
+        sessions = [group.query.id for group in groups if group.is_session]
+        # The number of trajectories is one for all groups whose workflow has still to run.
+        drawn = (group.trajectories for group in groups if not (group.logged or group.is_session))
+        trajectories = next(drawn, 1)
         try:
             await ref.api.start_step(
-                writer, first.step, queries, trajectories, first.versions, submitted, logged
+                writer, first.step, queries, trajectories, first.versions, submitted, logged, sessions
             )
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
             await self._lose(writer, error)

@@ -16,7 +16,7 @@ orchestrator finds the report there; groups without one are begun again by anoth
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -34,6 +34,7 @@ from ..errors import (
     InvalidRequest,
     NotJudged,
     RecipeError,
+    SessionUnrewarded,
     WorkerReplaced,
     WriterRetired,
     WrongPolicy,
@@ -43,6 +44,8 @@ from ..gateway.gateway import current_server
 from ..gateway.server import GatewayServer
 from ..gateway.trajectory_programs import ProgramSampling, current_programs
 from ..messages import (
+    CarriedAnswer,
+    CarriedRequest,
     EvaluationEnd,
     EvaluationTrajectory,
     GenerateRequest,
@@ -50,6 +53,7 @@ from ..messages import (
     LoggedTrajectory,
     Query,
     RolloutApi,
+    SessionRewards,
     TextTo,
     TrajectoryFailure,
     VersionRange,
@@ -69,6 +73,8 @@ from .groups.group import Abort, Close, Decision, Drop, Group, GroupRules, Start
 from .groups.group_run import GivenUp, GroupClosingRules, GroupRun, RewardsAwaited, TrajectoryEnd
 from .logged_turns import take_logged
 from .outside_rewards import OutsideRewards
+from .outside_sessions import LIMIT as SESSION_LIMIT
+from .outside_sessions import OutsideSessions
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
 from .rollout_waits import RolloutWaits
@@ -142,6 +148,7 @@ class Rollout(Actor, RolloutApi):
         )
         current_pool.set(self._processes)
         self._gateways = GatewayServer(self._config.gateway, _worker_number(self.ref.name))
+        self._sessions = OutsideSessions(self._setup.gateway, self._gateways, self._agents, self.ref)
         with self._waits.setup():
             await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
@@ -186,6 +193,7 @@ class Rollout(Actor, RolloutApi):
         versions: dict[PolicyName, VersionRange],
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
+        sessions: list[str] | None = None,
     ) -> None:
         self._check_incarnation(writer)
         refuse_equal_ids([query for _, query in queries], f"step {step}")
@@ -199,7 +207,8 @@ class Rollout(Actor, RolloutApi):
         )
         for position, query in queries:
             ended = (logged or {}).get(query.id, ())
-            rules = GroupRules(size=len(ended)) if ended else drawn
+            is_session = query.id in (sessions or ())
+            rules = GroupRules(size=len(ended) or 1) if ended or is_session else drawn
             is_submitted = query.id in (submitted or ())
             # An answer is for a person: it is there when the rewards alone are missing.
             grace_s = 0.0 if is_submitted else None if self._setup.steps_wait else config.reward_grace_s
@@ -207,6 +216,7 @@ class Rollout(Actor, RolloutApi):
             run.logged = ended
             is_let_go = grace_s is not None and not self._setup.steps_wait
             run.leaves_out_late = is_let_go or config.late_rewards_after_s is not None
+            run.is_session = is_session
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -230,6 +240,16 @@ class Rollout(Actor, RolloutApi):
                     tasks.create_task(self._run_evaluation(step, work, exactly)) for work in trajectories
                 ]
         return [task.result() for task in running]
+
+    @endpoint
+    async def carry(self, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
+        async with aclosing(self._sessions.carry(request)) as parts:
+            async for part in parts:
+                yield part
+
+    @endpoint
+    async def settle_session(self, session: str, rewards: SessionRewards | None) -> str:
+        return self._sessions.settle(session, rewards)
 
     @endpoint
     async def take_text(self, stream: int, start: int, text: str) -> None:
@@ -393,11 +413,15 @@ class Rollout(Actor, RolloutApi):
             for agent, settings in self._agents.items()
         }
         handles = AgentHandles(self.generate, self._agents, trajectory)
-        returned = await self._recipe.workflow(trajectory.query, handles)
+        assert trajectory.deadline is not None, "it runs"
+        if trajectory.is_session:  # the program's time
+            with trajectory.deadline.paused(), self._waits.judge(trajectory, SESSION_LIMIT):
+                returned = await self._sessions.play(trajectory, handles)
+        else:
+            returned = await self._recipe.workflow(trajectory.query, handles)
         trajectory.close()
         trajectory.leave_out(returned)
         trajectory.check_columns()
-        assert trajectory.deadline is not None, "it runs"
         # This time is the judge's.
         with trajectory.deadline.paused(), self._waits.judge(trajectory, self._outside.limit):
             outside = await self._outside.of(trajectory)
@@ -433,6 +457,7 @@ class Rollout(Actor, RolloutApi):
         agent = trajectory.agent_that_overran(error)
         on_timeout = agent and (self._agents[agent].sampling.on_timeout or self._config.on_timeout)
         late = isinstance(error, NotJudged) and trajectory.leaves_out_late
+        late = late or isinstance(error, SessionUnrewarded)
         return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error, late)
 
     async def generate(

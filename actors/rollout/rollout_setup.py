@@ -7,7 +7,7 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..columns.declared_columns import Column
 from ..credit.credit_config import CreditConfig
-from ..messages import ArchiveApi, ConsoleApi, OrchestratorApi, RouterApi, StoreApi
+from ..messages import ArchiveApi, ConsoleApi, OrchestratorApi, RouterApi, SessionsApi, StoreApi
 from ..names import AgentName, PolicyName
 from ..recipe.recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
@@ -50,7 +50,8 @@ class RolloutSetup:
     """``store_dir``: the store's folder on disk. ``logs``: the run's, which all hosts share. ``encrypted``: bulk
     between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded.
     ``console``: is notified if the recipe's ``teardown`` fails. ``steps_wait``: a step waits for all of its groups
-    (``strict``, ``sync``); else some, whose rewards come late, may be in another one, or in none."""
+    (``strict``, ``sync``); else some, whose rewards come late, may be in another one, or in none. ``gateway``:
+    at which programs outside the run open sessions."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -65,3 +66,4 @@ class RolloutSetup:
     archive: ActorRef[ArchiveApi] | None = None
     console: ActorRef[ConsoleApi] | None = None
     steps_wait: bool = True
+    gateway: ActorRef[SessionsApi] | None = None

@@ -63,6 +63,8 @@ class Trajectory:
         """Called when its workflow has returned, and rewards from outside are missing."""
         self.leaves_out_late = False
         """True if it is late, and no failure, when those are not there in time."""
+        self.is_session = False
+        """True if a program outside the run plays it, and no workflow."""
         self.active_at = asyncio.get_running_loop().time()
         """The time at which its last turn began or ended."""
         self.programs = TrajectoryPrograms()

@@ -212,6 +212,23 @@ def comparison_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def gateway_problem(config: "RunConfig") -> str | None:
+    """Refuses a gateway whose sessions would teach nothing, or decide what is trained."""
+    if config.gateway.listen is None:
+        return None
+    key = f"gateway.listen={config.gateway.listen}"
+    if config.deterministic:
+        return f"{key}: the time at which sessions come decides what is trained, which deterministic=true rules out"
+    for name, agent in config.trained_agents.items():
+        if agent.algorithm.row.estimator.compares:
+            alone = ", ".join(name for name, row in ALGORITHMS.items() if not row.estimator.compares)
+            return (
+                f"{key}: a session is one trajectory, and agents.{name}.algorithm.name={agent.algorithm.name} compares "
+                f"those of a query, so that it would teach nothing; {alone} do with one"
+            )
+    return None
+
+
 # --------------------------------------------------------------------------- agents and their policies
 
 
@@ -384,6 +401,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     updates_problem,
     group_size_problem,
     comparison_problem,
+    gateway_problem,
     training_problem,
     frozen_agent_problem,
     past_versions_problem,

@@ -16,6 +16,7 @@ from ...actors.recipe.recipe import RecipeConfig
 from ...actors.rollout.rollout_config import RolloutConfig
 from ...actors.store.store_config import StoreConfig
 from ...actors.trainer.pool.pool_config import PoolConfig, StaticPoolConfig
+from ..gateway.gateway_config import GatewayConfig
 from ..hosts.env import shows_whole_tracebacks
 from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
@@ -71,6 +72,7 @@ class RunConfig(Config):
     supervision: SupervisionConfig = SupervisionConfig()
     hosts: HostsConfig = HostsConfig()
     network: NetworkConfig = NetworkConfig()
+    gateway: GatewayConfig = GatewayConfig()
     sinks: SinkConfigs = ()
     """Programs that get the metrics too: names, functions `file.py:function`, or sections with a `name` and the keys
     [below](#sinkstensorboard)."""

@@ -21,6 +21,7 @@ from ...actors.messages import (
     RolloutApi,
     RouterApi,
     RunResult,
+    SessionsApi,
     SlotApi,
     StoreApi,
     TrainerApi,
@@ -54,7 +55,8 @@ class ActorLauncher:
     """Starts the actors of a run on all of its hosts, watches them, and waits for the end of the training.
 
     ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of the GPUs of each actor that sees
-    no other ones. ``archive``: the file of recorded trajectories; None: the run records nothing.
+    no other ones. ``archive``: the file of recorded trajectories; None: the run records nothing. ``gateway``: of
+    sessions that services open; None: there is none.
     """
 
     config: RunConfig
@@ -64,6 +66,7 @@ class ActorLauncher:
     resume: tuple[Path, RunState] | None
     own_gpus: Mapping[str, tuple[str, ...]]
     archive: ActorRef[ArchiveApi] | None = None
+    gateway: ActorRef[SessionsApi] | None = None
 
     async def train(
         self, began: Callable[[ActorRef[OrchestratorApi]], None], stalls: StallWatch
@@ -132,6 +135,7 @@ class ActorLauncher:
             },
             slots=[await reserve(f"slot-{n}", SlotApi) for n in range(slots)],
             archive=self.archive,
+            gateway=self.gateway,
         )
 
     def _prepare_store(self) -> bool:

@@ -17,6 +17,7 @@ from ...actors.messages import (
     OrchestratorApi,
     RolloutApi,
     RouterApi,
+    SessionsApi,
     SlotApi,
     StoreApi,
     SupervisorApi,
@@ -68,7 +69,7 @@ class References:
     """References to all actors of a run; ``workers`` are named ``rollout-<number>``; ``instances`` by policy,
     ``<policy>-<number>``, those of several policies by the first of them; ``slots``, of a shared pool,
     ``slot-<number>``. ``supervisor``: of the actors that are restarted alone. ``archive``: of recorded
-    trajectories; None if they are not recorded."""
+    trajectories; None if they are not recorded. ``gateway``: None if programs outside the run open no sessions."""
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
@@ -80,6 +81,7 @@ class References:
     instances: dict[PolicyName, list[ActorRef[InstanceApi]]]
     slots: list[ActorRef[SlotApi]] = field(default_factory=list)
     archive: ActorRef[ArchiveApi] | None = None
+    gateway: ActorRef[SessionsApi] | None = None
 
 
 def actor_specs(
@@ -166,6 +168,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         encrypted=config.network.encrypted,
         archive=references.archive,
         console=references.console,
+        gateway=references.gateway,
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from ...actors.messages import ArchiveApi, OrchestratorApi, RunResult
+from ...actors.messages import ArchiveApi, OrchestratorApi, RunResult, SessionsApi
 from ...actors.run_events import RunEvent
 from ...actors.step_metrics import StepMetrics
 from ...core.base.threads import in_thread
@@ -36,6 +36,7 @@ from ...core.telemetry import LogLevel
 from ..config.config_reading import flattened
 from ..config.config_warnings import warnings_about
 from ..errors import Interrupted
+from ..gateway.gateway import opened_front
 from ..hosts import env
 from ..hosts.nodes.joined_cluster import NodeRequest, joined_cluster
 from ..monitoring.console.display import Display
@@ -245,7 +246,11 @@ class Run:
                 self.request_stop,
             )
             await system.add(control, CONTROL)
-            return await control.reported(self._on_its_nodes(system, runtime_dir, console, archive))
+            find = partial(control.find, "orchestrator", OrchestratorApi)
+            async with opened_front(system, config, directory, find, console.ref) as gateway:
+                return await control.reported(
+                    self._on_its_nodes(system, runtime_dir, console, archive, gateway)
+                )
 
     async def _archive(self, system: ActorSystem) -> ActorRef[ArchiveApi] | None:
         start = self._prepared.start
@@ -260,6 +265,7 @@ class Run:
         runtime_dir: Path,
         console: RunConsole,
         archive: ActorRef[ArchiveApi] | None,
+        gateway: ActorRef[SessionsApi] | None,
     ) -> RunResult:
         start, directory = self._prepared.start, self.directory
         environment = {**env.actor_environment(), **self._prepared.environment}
@@ -288,7 +294,7 @@ class Run:
             cluster.take_up = supervision.take_up
             own_gpus = cluster.placement.own_gpus()
             launcher = ActorLauncher(
-                start.config, directory, supervision, console, start.checkpoint, own_gpus, archive
+                start.config, directory, supervision, console, start.checkpoint, own_gpus, archive, gateway
             )
             return await self._train(launcher, [system.failure, cluster.failure])
 

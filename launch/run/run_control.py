@@ -181,9 +181,10 @@ class RunControl(Actor):
     @endpoint
     async def store(self) -> ActorRef[StoreApi]:
         """The run's store. Waits until it is being started."""
-        return await self._find("store", StoreApi)
+        return await self.find("store", StoreApi)
 
-    async def _find(self, actor: str, api: type[Api]) -> ActorRef[Api]:
+    async def find(self, actor: str, api: type[Api]) -> ActorRef[Api]:
+        """The actor of the run, once it is being started."""
         while True:
             changed = self._broadcast.changes.next
             try:
@@ -195,7 +196,7 @@ class RunControl(Actor):
     async def submit(self, queries: list[Query], judged: bool = True) -> list[QueryAnswer]:
         """See ``ConnectedRun.submit``."""
         self._refuse_deterministic()
-        orchestrator = await self._find("orchestrator", OrchestratorApi)
+        orchestrator = await self.find("orchestrator", OrchestratorApi)
         try:
             return await orchestrator.within(WORK_TIMEOUT_S).submit(queries, judged)
         except (ActorDead, ActorFailed) as error:
@@ -206,7 +207,7 @@ class RunControl(Actor):
         """See ``ConnectedRun.submit_logged``."""
         self._refuse_deterministic()
         groups = await self.system.run_blocking(logged_groups, self._config, lines)
-        orchestrator = await self._find("orchestrator", OrchestratorApi)
+        orchestrator = await self.find("orchestrator", OrchestratorApi)
         try:
             return await orchestrator.within(WORK_TIMEOUT_S).submit_logged(groups)
         except (ActorDead, ActorFailed) as error:

@@ -14,6 +14,7 @@
         report.html      written at the end
         sinks/           series that a resumed run extends (``monitoring/sinks/sink_series.py``), and sinks' folders
         address          of the launcher, while it runs
+        gateway.key      of services that open sessions
         lock             locked by the process that works on the run
 
 A new run never touches an existing folder; a resumed run first removes the metrics of later steps than its checkpoint.
@@ -56,6 +57,7 @@ class RunDirectory:
         self.sinks = path / "sinks"
         self.report = path / "report.html"
         self.control_address = path / "address"
+        self.gateway_key = path / "gateway.key"
         self.lock = path / "lock"
 
     @staticmethod

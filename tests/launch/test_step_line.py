@@ -27,7 +27,7 @@ OF_GROUP: Numbers = {
     "logged_trajectories": 0, "replaced_trajectories": 2, "oversampled_trajectories": 1, "limited_trajectories": 1,
     "retried_turns": 3,
     "resumed_turns": 2, "resumed_tokens": 9, "late_trajectories": 4, "gateway_merged": 5, "gateway_branched": 1,
-    "gateway_masked": 2,
+    "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
@@ -51,7 +51,8 @@ LINE = {
     "resumed_turns": 2,
     "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
-    "gateway_masked": 2, "eval_s": 1.5, "versions": {"solver": 8, "judge": 2},
+    "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1, "eval_s": 1.5,
+    "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
     "zero_advantage_groups/solver": 1, "turns/solver": 12, "tokens/solver": 120, "truncated_turns/solver": 4,
     "turn_tokens_p10/solver": 5.0, "turn_tokens_p50/solver": 10.0, "turn_tokens_p90/solver": 15.0,

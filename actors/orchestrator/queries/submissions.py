@@ -39,11 +39,12 @@ _MOST_WAITING: Final = 10_000
 @dataclass(slots=True)
 class _Submission:
     """``judged``: the program waits for rewards from outside too. ``logged``: its trajectories, if they ended
-    before."""
+    before. ``is_session``: the program plays it itself."""
 
     query: Query
     judged: bool
     logged: list[LoggedTrajectory] = field(default_factory=list)
+    is_session: bool = False
     answer: asyncio.Future[QueryAnswer] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -61,11 +62,13 @@ class Submissions:
         """Those that a step has taken, by step and id."""
         self._refusal = ""
 
-    async def submit(self, queries: Sequence[Query], *, judged: bool = True) -> list[QueryAnswer]:
+    async def submit(
+        self, queries: Sequence[Query], *, judged: bool = True, sessions: bool = False
+    ) -> list[QueryAnswer]:
         """Waits until all have been rolled out; if not ``judged``, without their rewards from outside. Those that wait
-        are withdrawn if this is cancelled. Raises QueriesRefused."""
+        are withdrawn if this is cancelled. ``sessions``: see ``is_session``. Raises QueriesRefused."""
         self._check(queries, self.waiting)
-        submissions = [_Submission(query, judged) for query in queries]
+        submissions = [_Submission(query, judged, is_session=sessions) for query in queries]
         self._waiting.extend(submissions)
         self.notify()
         return await asyncio.gather(*(submission.answer for submission in submissions))
@@ -146,6 +149,11 @@ class Submissions:
         """The trajectories of a query that the step has taken, if they ended before."""
         submission = self._open.get((step, query))
         return [] if submission is None else submission.logged
+
+    def is_session(self, step: Step, query: str) -> bool:
+        """True if a program outside the run plays this query of the step itself."""
+        submission = self._open.get((step, query))
+        return submission is not None and submission.is_session
 
     def waits(self, group: GroupWaiting) -> None:
         """A group lacks nothing but rewards from outside: answers a program that does not wait for those. The query is

@@ -9,6 +9,7 @@ from functools import partial
 from statistics import fmean
 
 from ...credit.credit_config import CreditConfig
+from ...errors import SessionUnrewarded
 from ...figures import StepFigures
 from ...messages import (
     AgentTurns,
@@ -77,11 +78,11 @@ class GroupRun:
     waits for its answer. ``grace_s``: seconds after which a trajectory that lacks rewards from outside counts as
     ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
     failure. ``logged``: its trajectories, if they ended before; the step has only samples of them, and no figures of
-    generating and rewarding. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so
-    are ``ended``, the ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited.
-    ``announced``: the orchestrator knows that the group waits. ``late``: the number of trajectories that are left out,
-    because rewards came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories
-    that count."""
+    generating and rewarding. ``is_session``: a program outside the run plays it. ``clock``: the time in seconds.
+    ``trajectories`` and ``tasks`` are by number, and so are ``ended``, the ends until now. ``awaited``: the
+    trajectories that wait for rewards from outside, or have waited. ``announced``: the orchestrator knows that the
+    group waits. ``late``: the number of trajectories that are left out, because rewards came too late or not at all.
+    ``credited_turns``: once it has closed, all turns of the trajectories that count."""
 
     step: Step
     query: Query
@@ -93,6 +94,7 @@ class GroupRun:
     grace_s: float | None = None
     leaves_out_late: bool = False
     logged: Sequence[LoggedTrajectory] = ()
+    is_session: bool = False
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class GroupRun:
         """Makes the trajectory that a Start of the group has decided."""
         trajectory = Trajectory(self.query, self.step, number, self.versions)
         trajectory.leaves_out_late = self.leaves_out_late
+        trajectory.is_session = self.is_session
         if self.grace_s is not None:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory
@@ -155,8 +158,16 @@ class GroupRun:
 
     def with_late(self, reason: str) -> str:
         """``reason`` for which the group is dropped, with the trajectories that had no reward in time."""
+        if unrewarded := self._unrewarded:
+            return str(unrewarded[0])
         late = sum(end.late for end in self.ended.values())
         return f"{reason}; {late} had no reward in time" if late else reason
+
+    @property
+    def _unrewarded(self) -> list[SessionUnrewarded]:
+        """The errors of sessions that ended without rewards."""
+        errors = (end.error for end in self.ended.values())
+        return [error for error in errors if isinstance(error, SessionUnrewarded)]
 
     def give_up(self, reason: str) -> list[Decision]:
         """No step can train the group any more."""
@@ -200,6 +211,7 @@ class GroupRun:
                 "retried_turns": sum(trajectory.retried_turns for trajectory in self.trajectories.values()),
                 "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
                 **self._gateway_figures(),
+                **Counter(f"{unrewarded.fate}_sessions" for unrewarded in self._unrewarded),
                 "resumed_turns": len(resumed_turns),
                 # The place of the last change: all tokens before it were kept from earlier versions.
                 "resumed_tokens": sum(sample.version_changes[-2] for sample in resumed_turns),

@@ -11,6 +11,7 @@ from ....actors.run_events import (
     CheckpointSaved,
     ColumnsAwaited,
     Evaluated,
+    GatewayListens,
     InstanceChanged,
     InstanceMoved,
     NodeJoined,
@@ -121,6 +122,8 @@ def note_of(event: RunEvent, total_steps: int) -> str | None:
             return f"node {event.node} joined: {count(event.cores, 'core')}, {count(event.gpus, 'GPU')}"
         case SinkOpened():
             return f"sink {event.sink}: {event.place}"
+        case GatewayListens():
+            return f"sessions are opened at {event.url}/sessions, with the key in {event.key_file}"
         case StoreUnblocked():
             return "the store has space again"
         case RunContinued():

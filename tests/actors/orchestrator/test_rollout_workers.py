@@ -362,6 +362,7 @@ class Worker(Actor):
         versions: dict[PolicyName, VersionRange],
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
+        sessions: list[str] | None = None,
     ) -> None: ...
 
 

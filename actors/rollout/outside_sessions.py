@@ -1,0 +1,167 @@
+"""Sessions that programs outside the run have opened at its gateway, and that this worker plays.
+
+    begin ─> the gateway gives its address to the program ─> calls ─┬─> rewards: the trajectory ends as any other
+                                                                    ├─> closed, or expired: it is late
+                                                                    └─> this worker dies: lost, it never begins again
+
+Requests come by messages of the gateway, so that a session is reached on every host, by the run's one address.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from ...core.ref import ActorRef
+from ..columns.declared_columns import outside_reward
+from ..errors import InvalidReward, RecipeError, SessionUnrewarded
+from ..gateway.carried import answer_carried
+from ..gateway.server import GatewayServer
+from ..gateway.session import Session
+from ..messages import (
+    CarriedAnswer,
+    CarriedRequest,
+    CarrierApi,
+    SessionRewards,
+    SessionsApi,
+)
+from ..names import AgentName
+from ..workflow import Agents, Rewards, Turn
+from .rollout_setup import RolloutAgent
+from .trajectory import Trajectory
+from .trajectory_rewards import trajectory_rewards
+
+_ANSWER_TIMEOUT_S: Final = 300.0
+LIMIT: Final = "the session's expiry"
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    session: Session
+    trajectory: Trajectory
+    end: "asyncio.Future[Rewards]"
+
+
+class OutsideSessions:
+    """The open ones, by name: the id of the query."""
+
+    def __init__(
+        self,
+        front: ActorRef[SessionsApi] | None,
+        server: GatewayServer,
+        agents: Mapping[AgentName, RolloutAgent],
+        worker: ActorRef[CarrierApi],
+    ) -> None:
+        """``front``: the run's gateway."""
+        self._front = front
+        self._server = server
+        self._agents = agents
+        self._worker = worker
+        self._open: dict[str, _Open] = {}
+
+    async def play(self, trajectory: Trajectory, agents: Agents) -> Rewards:
+        """Is the workflow of a session. Raises SessionUnrewarded."""
+        assert self._front is not None, "only the gateway submits sessions"
+        front, name = self._front.within(_ANSWER_TIMEOUT_S), trajectory.query.id
+        terms = await front.begin_session(name, self._worker)
+        if terms is None:
+            raise SessionUnrewarded(
+                "lost", "its rollout worker was lost, or the service has not waited for it"
+            )
+        async with self._enter(trajectory, agents, terms.models) as opened:
+            await front.session_opened(name, opened.session.key)
+            try:
+                async with asyncio.timeout(terms.lives_s) as deadline:
+                    return await opened.end
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise SessionUnrewarded("expired", f"no rewards within {terms.lives_s:g} s") from None
+
+    @asynccontextmanager
+    async def _enter(
+        self, trajectory: Trajectory, agents: Agents, models: Mapping[str, str]
+    ) -> AsyncGenerator[_Open]:
+        name = trajectory.query.id
+        async with self._server.opened(agents, models, trajectory.programs, name) as session:
+            opened = _Open(session, trajectory, asyncio.get_running_loop().create_future())
+            self._open[name] = opened
+            try:
+                yield opened
+            finally:
+                del self._open[name]
+                opened.end.cancel()
+
+    def carry(self, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
+        """See ``CarrierApi``."""
+        return answer_carried(self._server.application, request)
+
+    def settle(self, name: str, rewards: SessionRewards | None) -> str:
+        """See ``CarrierApi.settle_session``. From here on no turn is added to the trajectory: one that ended before the
+        session does could lack a reward, which would end the run."""
+        opened = self._open.get(name)
+        if opened is None or opened.end.done():
+            return "the session has ended"
+        if opened.session.error is not None:
+            opened.end.set_exception(opened.session.error)
+            return f"the session has failed: {opened.session.error}"
+        try:
+            returned = self._check(opened, rewards)
+        except (InvalidReward, RecipeError) as error:
+            return str(error)
+        opened.trajectory.close()
+        if returned is None:
+            opened.end.set_exception(SessionUnrewarded("closed", "the program has closed it without rewards"))
+        else:
+            opened.end.set_result(returned)
+        return ""
+
+    def _check(self, opened: _Open, rewards: SessionRewards | None) -> Rewards | None:
+        """The rewards as a workflow returns them; None for a session that is closed without any. Raises InvalidReward
+        and RecipeError for those that no trajectory may have."""
+        turns = opened.trajectory.turns_to_reward()
+        outside = {
+            turn.sample_id: math.nan
+            for turn in turns
+            if outside_reward(self._agents[turn.agent].columns) is not None
+        }
+        judged = bool(turns) and len(outside) == len(turns)
+        if rewards is None:
+            return Rewards() if judged else None  # the judge of the columns gives them
+        if not turns:
+            raise InvalidReward("the session has no turn that has ended")
+        trajectory_rewards(
+            opened.trajectory.name,
+            _rewards(rewards, opened.session),
+            turns,
+            self._agents,
+            punish=False,
+            outside=dict.fromkeys(outside, 0.0),
+        )
+        return _rewards(rewards, opened.session)
+
+
+def _rewards(rewards: SessionRewards, session: Session) -> Rewards:
+    """Raises InvalidReward."""
+    if "metrics" in rewards.agents:
+        raise InvalidReward("there is no agent 'metrics'")
+    result = Rewards(metrics=rewards.metrics, **rewards.agents)
+    if rewards.team is not None:
+        result.of_team(rewards.team)
+    for of_turn in rewards.turns:
+        result.of(_turn(of_turn.turn, session), of_turn.reward)
+    return result
+
+
+def _turn(name: int | str, session: Session) -> Turn:
+    """The turn with this number, or whose answer has this id: an API's prefix, the session's name, the number."""
+    number = name
+    if isinstance(name, str):
+        digits = name.rpartition(session.id)[2] if session.id in name else ""
+        number = int(digits) if digits.isdecimal() else -1
+    if not isinstance(number, int) or not 0 <= number < len(session.turns):
+        turns = len(session.turns)
+        raise InvalidReward(f"turn {name!r}: the session has {turns} turns that have ended, numbered from 0")
+    return session.turns[number]
