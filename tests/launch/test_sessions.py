@@ -16,7 +16,7 @@ import flexmarl
 
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, json_lines
-from .in_process import run_in_loop, wait_for_step
+from .in_process import end_of, run_in_loop, wait_for_step
 
 SERVED = (
     *SIMULATED,
@@ -101,3 +101,139 @@ async def test_a_session_is_played_rewarded_and_trained(tmp_path: Path) -> None:
         assert (ended.status_code, ended.json()["state"]) == (200, "rewarded"), ended.text
     names = [name for name in trained(tmp_path / "run").elements() if session["id"] in name]
     assert len(names) == 2 == len(set(names))
+
+
+async def refusal(response: httpx2.Response, status: int) -> str:
+    """The message of a refused request."""
+    assert response.status_code == status, response.text
+    message: str = response.json()["error"]["message"]
+    return message
+
+
+async def test_each_of_many_sessions_is_trained_once_or_counted(tmp_path: Path) -> None:
+    async with held_run(tmp_path, *ASYNC) as (run, _), service_of(run) as service:
+        sessions = await asyncio.gather(*(opened(service, lives_s=60) for _ in range(16)))
+        brief = await asyncio.gather(*(opened(service, lives_s=0.3) for _ in range(4)))
+        await asyncio.gather(
+            *(talk(session, turns=1 + number % 3) for number, session in enumerate(sessions))
+        )
+        for session in sessions[:12]:
+            rewards = {"turns": [{"turn": 0, "reward": 0.25}], "team": 1.0, "metrics": {"stars": 4.0}}
+            ended = await service.post(f"/sessions/{session['id']}/rewards", json=rewards)
+            assert ended.json()["state"] == "rewarded", ended.text
+        for session in sessions[12:]:
+            ended = await service.delete(f"/sessions/{session['id']}")
+            assert ended.json()["state"] == "closed", ended.text
+        for session in brief:
+            while (state := (await service.get(f"/sessions/{session['id']}")).json())["state"] == "open":
+                await asyncio.sleep(0.02)
+            assert (state["state"], state["reason"]) == ("expired", "no rewards within 0.3 s")
+        again = await service.post(f"/sessions/{brief[0]['id']}/rewards", json={"agents": {"solver": 1.0}})
+        assert "has ended, expired" in await refusal(again, 410)
+    counts = trained(tmp_path / "run")
+    assert set(counts.values()) == {1}
+    expected = {session["id"]: 1 + number % 3 for number, session in enumerate(sessions[:12])}
+    of_sessions = Counter(name.partition(":")[2].rsplit("_", 2)[0] for name in counts)
+    assert {name: of_sessions[name] for name in expected} == expected
+    assert not any(of_sessions[session["id"]] for session in (*sessions[12:], *brief))
+    lines = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line.get("expired_sessions", 0) for line in lines) == 4
+    assert sum(line.get("closed_sessions", 0) for line in lines) == 4
+    assert sum(line["failed_trajectories"] + line["failed_submitted_trajectories"] for line in lines) == 0
+    assert {line["sample"] for line in events(tmp_path / "run", "rewards_late")} == {brief[0]["id"]}
+
+
+async def test_wrong_keys_and_bodies_are_refused_with_the_reason_and_end_nothing(tmp_path: Path) -> None:
+    async with held_run(tmp_path, *ASYNC) as (run, _), service_of(run) as service:
+        session, other = await opened(service), await opened(service)
+        place = f"/sessions/{session['id']}"
+        of_program = {"authorization": f"Bearer {session['key']}"}
+        call = {"model": "solver", "messages": [{"role": "user", "content": "1="}]}
+        chat = "/v1/chat/completions"
+        refused = [
+            (await service.post("/sessions", json={}, headers=of_program), 401, "gateway.key_file"),
+            (
+                await service.post(f"{place}/rewards", json={"team": 1}, headers=of_program),
+                401,
+                "gateway.key_file",
+            ),
+            (await service.post(place + chat, json=call), 401, "not the one of session"),
+            (
+                await service.post(f"/sessions/{other['id']}{chat}", json=call, headers=of_program),
+                401,
+                "not the one",
+            ),
+            (
+                await service.post("/sessions/none" + chat, json=call, headers=of_program),
+                404,
+                "there is no session",
+            ),
+            (await service.post("/sessions", json={"models": {"gpt": "nobody"}}), 422, "there is: solver"),
+            (await service.post("/sessions", json={"lives_s": 1e9}), 422, "gateway.session_s=3600"),
+            (await service.post("/sessions", json={"metadata": 3}), 422, "metadata"),
+            (await service.post("/sessions", content=b"["), 422, "JSON"),
+            (await service.post(f"{place}/rewards", json={"team": 1.0}), 422, "no turn that has ended"),
+            (await service.post(f"{place}/rewards", json={}), 422, "no rewards"),
+        ]
+        for response, status, words in refused:
+            assert words in await refusal(response, status)
+        (answer,) = await talk(session, turns=1)
+        for rewards, words in (
+            ({"agents": {"nobody": 1.0}}, "nobody"),
+            ({"metrics": {"stars": 1.0}, "turns": [{"turn": 7, "reward": 1.0}]}, "turn 7"),
+            ({"agents": {"solver": "much"}}, "agents.solver"),
+        ):
+            assert words in await refusal(await service.post(f"{place}/rewards", json=rewards), 422)
+        named = {"turns": [{"turn": answer["id"], "reward": 1.0}]}
+        assert (await service.post(f"{place}/rewards", json=named)).json()["state"] == "rewarded"
+        response = await service.post(place + chat, json=call, headers=of_program)
+        assert "rewarded" in await refusal(response, 410)
+        file = Path(run.directory.path / "gateway.key")
+        assert file.stat().st_mode & 0o077 == 0
+        logs = "".join(path.read_text() for path in (run.directory.path / "logs").iterdir())
+        assert file.read_text() not in logs and session["key"] not in logs
+
+
+async def test_a_session_whose_worker_is_lost_ends_and_says_so(tmp_path: Path) -> None:
+    async with held_run(tmp_path, *ASYNC) as (run, _), service_of(run) as service:
+        session = await opened(service)
+        await talk(session, turns=1)
+        end_of("rollout-0")
+        rewards = {"agents": {"solver": 1.0}}
+        while (state := (await service.get(f"/sessions/{session['id']}")).json())["state"] == "open":
+            await asyncio.sleep(0.02)
+        assert (state["state"], state["reason"]) == ("lost", "its rollout worker was lost")
+        response = await service.post(f"/sessions/{session['id']}/rewards", json=rewards)
+        assert "its rollout worker was lost" in await refusal(response, 410)
+        after = await opened(service)
+        await talk(after)
+        ended = await service.post(f"/sessions/{after['id']}/rewards", json=rewards)
+        assert ended.json()["state"] == "rewarded", ended.text
+    counts = trained(tmp_path / "run")
+    assert set(counts.values()) == {1} and not any(session["id"] in name for name in counts)
+    lines = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line.get("lost_sessions", 0) for line in lines) == 1
+    assert [line["sample"] for line in events(tmp_path / "run", "rewards_late")] == [session["id"]]
+
+
+async def test_under_strict_a_session_begins_with_the_next_step_and_holds_it(tmp_path: Path) -> None:
+    async with (
+        held_run(tmp_path, *SERVED, "gateway.open_timeout_s=0.5") as (run, hold),
+        service_of(run) as service,
+    ):
+        assert "no rollout worker has begun it" in await refusal(
+            await service.post("/sessions", json={}), 503
+        )
+        hold.unlink()
+        while (response := await service.post("/sessions", json={})).status_code == 503:
+            assert response.headers["retry-after"] == "1"
+        session = response.json()
+        step = len(json_lines(run.directory.metrics))
+        await talk(session, turns=3)
+        assert len(json_lines(run.directory.metrics)) <= step + 1, "the session holds its step"
+        ended = await service.post(f"/sessions/{session['id']}/rewards", json={"agents": {"solver": 1.0}})
+        assert ended.json()["state"] == "rewarded", ended.text
+    assert sum(session["id"] in name for name in trained(tmp_path / "run")) == 3
+    with flexmarl.Samples(tmp_path / "run") as samples:
+        (trajectory,) = [one for one in samples.trajectories() if one.query.id == session["id"]]
+    assert len({turn.version for turn in trajectory.turns}) == 1
