@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Literal, Protocol
@@ -69,6 +69,8 @@ class Session:
         self.models = {**{agent: agent for agent in agents}, **models}
         self.turns: list[Turn] = []
         """Those that have ended, in the order of their ends."""
+        self.turns_of_calls: defaultdict[str, list[Turn]] = defaultdict(list)
+        """The same, by the id of the call: its choices."""
         self.counts: Counter[str] = Counter()
         """The numbers of turns by ``Kind``; of those that are ``retokenized``, and ``masked``: not trained; and of
         options that were changed, ``capped`` and ``warmed``."""
@@ -209,6 +211,7 @@ class Session:
             self.earlier[call.id] = (*call.remembered, message)
         self._count(kind)
         self.turns.append(turn)
+        self.turns_of_calls[call.id].append(turn)
         return answer
 
     def _adapt(self, agent: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ class SessionTerms:
 
 @dataclass(frozen=True, slots=True)
 class SessionTurnReward:
-    """``turn``: its number among the session's turns, from 0 in the order of their ends, or the id of its answer."""
+    """``turn``: its number among the session's turns, from 0 in the order of their ends, or the id of its answer, if
+    that has one choice."""
 
     turn: int | str
     reward: float

@@ -194,6 +194,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         )
         self._queries.submissions.notify = self._begin_submitted
         self._stop_asked = self._finishing = False
+        self._stop = asyncio.Event()
         self._pipeline: Pipeline | None = None
 
     # ------------------------------------------------------------------ endpoints
@@ -205,6 +206,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
     @endpoint
     async def stop(self) -> None:
         self._stop_asked = True
+        self._stop.set()
         if self._pipeline is not None and not self._finished.done():
             self._carry_out(self._pipeline.request_stop())
             self._refuse_late("the run is being stopped")
@@ -340,6 +342,9 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         versions = await self._publish_all()
         if is_tuned and self._plan.save_every:
             await self._save_fine_tuned(versions)
+        if self._setup.serves:
+            await self._serve()
+            return
         self._started = self._last_end = self.system.clock()
         before = resumed.step if resumed else Step(0)
         plan = replace(
@@ -354,6 +359,13 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
                     self._carry_out(self._pipeline.request_stop())
                 self._carry_out(self._pipeline.start())
                 await self._finished
+
+    async def _serve(self) -> None:
+        """Waits until the run is stopped: nothing but its person ends it."""
+        await self._tell_console("phase", "serving", None, None)
+        await self._stop.wait()
+        self._finishing = True
+        await self._console.within(WORK_TIMEOUT_S).ended(RunResult(Step(0), True, {}, ""))
 
     async def _save_fine_tuned(self, versions: dict[PolicyName, Version]) -> None:
         """Makes the checkpoint of step 0. Supervised batches may have taken hours, and the first mistake of a workflow

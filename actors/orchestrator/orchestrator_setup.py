@@ -28,7 +28,8 @@ class OrchestratorSetup:
 
     ``supervisor``: restarts the workers. ``checkpoints_kept``: the newest that stay in ``checkpoints``.
     ``max_failed_share``: of a step's trajectories. ``data_timeout_s``: of a draw from the recipe's query
-    source, or a call of its ``eval_queries``.
+    source, or a call of its ``eval_queries``. ``serves``: nothing is trained or evaluated, the policies are served
+    until the run is stopped.
     """
 
     plan: Plan
@@ -49,3 +50,4 @@ class OrchestratorSetup:
     data_timeout_s: float = 600.0
     evaluation: EvaluationRules = field(default_factory=EvaluationRules)
     opponents: OpponentsSetup = field(default_factory=OpponentsSetup)
+    serves: bool = False

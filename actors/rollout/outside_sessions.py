@@ -9,6 +9,7 @@ Requests come by messages of the gateway, so that a session is reached on every 
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,12 +18,9 @@ from typing import Final
 from ...core.ref import ActorRef
 from ..columns.declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError, SessionUnrewarded
-from ..gateway.carried import answer_carried
 from ..gateway.server import GatewayServer
 from ..gateway.session import Session
 from ..messages import (
-    CarriedAnswer,
-    CarriedRequest,
     CarrierApi,
     SessionRewards,
     SessionsApi,
@@ -94,10 +92,6 @@ class OutsideSessions:
                 del self._open[name]
                 opened.end.cancel()
 
-    def carry(self, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
-        """See ``CarrierApi``."""
-        return answer_carried(self._server.application, request)
-
     def settle(self, name: str, rewards: SessionRewards | None) -> str:
         """See ``CarrierApi.settle_session``. From here on no turn is added to the trajectory: one that ended before the
         session does could lack a reward, which would end the run."""
@@ -156,12 +150,14 @@ def _rewards(rewards: SessionRewards, session: Session) -> Rewards:
 
 
 def _turn(name: int | str, session: Session) -> Turn:
-    """The turn with this number, or whose answer has this id: an API's prefix, the session's name, the number."""
-    number = name
-    if isinstance(name, str):
-        digits = name.rpartition(session.id)[2] if session.id in name else ""
-        number = int(digits) if digits.isdecimal() else -1
-    if not isinstance(number, int) or not 0 <= number < len(session.turns):
-        turns = len(session.turns)
-        raise InvalidReward(f"turn {name!r}: the session has {turns} turns that have ended, numbered from 0")
-    return session.turns[number]
+    """The turn with this number, or whose answer has this id: an API's prefix, and the call's id."""
+    if isinstance(name, int):
+        choices = session.turns[name : name + 1] if name >= 0 else []
+    else:
+        choices = session.turns_of_calls.get(re.split("[-_]", name)[-1], [])
+    if len(choices) == 1:
+        return choices[0]
+    if choices:
+        raise InvalidReward(f"turn {name!r}: the answer has {len(choices)} choices: name each by its number")
+    turns = len(session.turns)
+    raise InvalidReward(f"turn {name!r}: the session has {turns} turns that have ended, numbered from 0")

@@ -40,7 +40,9 @@ from ..errors import (
     WrongPolicy,
     WrongVersion,
 )
+from ..gateway.carried import answer_carried
 from ..gateway.gateway import current_server
+from ..gateway.http_app import application
 from ..gateway.server import GatewayServer
 from ..gateway.trajectory_programs import ProgramSampling, current_programs
 from ..messages import (
@@ -78,6 +80,7 @@ from .outside_sessions import OutsideSessions
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
 from .rollout_waits import RolloutWaits
+from .served_agents import served_agents
 from .trajectory import Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
@@ -149,6 +152,12 @@ class Rollout(Actor, RolloutApi):
         current_pool.set(self._processes)
         self._gateways = GatewayServer(self._config.gateway, _worker_number(self.ref.name))
         self._sessions = OutsideSessions(self._setup.gateway, self._gateways, self._agents, self.ref)
+        self._carried_to = self._gateways.application
+        if self._setup.serves:
+            served = served_agents(
+                self.generate, self._agents, self._config.trajectory_timeout_s, self.writer
+            )
+            self._carried_to = application(served)
         with self._waits.setup():
             await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
@@ -243,7 +252,7 @@ class Rollout(Actor, RolloutApi):
 
     @endpoint
     async def carry(self, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
-        async with aclosing(self._sessions.carry(request)) as parts:
+        async with aclosing(answer_carried(self._carried_to, request)) as parts:
             async for part in parts:
                 yield part
 

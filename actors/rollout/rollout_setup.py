@@ -51,7 +51,7 @@ class RolloutSetup:
     between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded.
     ``console``: is notified if the recipe's ``teardown`` fails. ``steps_wait``: a step waits for all of its groups
     (``strict``, ``sync``); else some, whose rewards come late, may be in another one, or in none. ``gateway``:
-    at which programs outside the run open sessions."""
+    at which programs outside the run open sessions. ``serves``: requests go to the agents, and no session is opened."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -67,3 +67,4 @@ class RolloutSetup:
     console: ActorRef[ConsoleApi] | None = None
     steps_wait: bool = True
     gateway: ActorRef[SessionsApi] | None = None
+    serves: bool = False

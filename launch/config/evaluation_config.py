@@ -20,6 +20,7 @@ from .config_sections import OF_TRAINING
 from .model_files import saved_weights
 from .run_config import RunConfig
 
+_NEVER_S: Final = 1e9
 _OF_TRAINED_AGENTS: Final = ("algorithm", "columns")
 
 
@@ -51,6 +52,17 @@ def evaluation_config(
     raw["training"]["steps"] = 0
     raw.pop("pool")  # of training
     return check(raw, f"the evaluation of {source}")
+
+
+def serving_config(
+    source: Path, recipe: str | None, settings: list[str], listen: str, key_file: Path | None
+) -> RunConfig:
+    """The config of a run that serves the policies in ``source``: as ``evaluation_config``. Raises ConfigError."""
+    raw = evaluation_config(source, recipe, settings, None).model_dump(mode="json")
+    raw["gateway"] |= {"serves": True, "listen": listen, "key_file": key_file}
+    raw["checks"]["trajectory"] = False
+    raw["supervision"]["stall_s"] = _NEVER_S  # without requests nothing ends
+    return check(raw, f"the serving of {source}")
 
 
 def _run_of(source: Path) -> RunDirectory | None:

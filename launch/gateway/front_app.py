@@ -95,7 +95,7 @@ class _FrontApp:
 
     async def _carry(self, request: HttpRequest) -> None:
         """Carries one, until the worker's answer has ended or the program has gone."""
-        session = self._front.session_of_call(request.session, request.key)
+        session = await self._front.session_of_call(request.session, request.key)
         if self._carried >= _MOST_CARRIED:
             raise ApiError(429, f"{_MOST_CARRIED} requests are under way", code="too_many_calls")
         self._carried += 1
@@ -107,7 +107,7 @@ class _FrontApp:
                 if name not in _NOT_CARRIED
             ]
             headers.append(("authorization", f"Bearer {session.key}"))
-            path = f"/sessions/{session.name}/v1{request.path}"
+            path = f"{session.path}/v1{request.path}"
             carried = CarriedRequest(request.method, path, headers, body)
             async with until_gone(request, self._answer(request, session, carried)):
                 pass

@@ -1,14 +1,15 @@
 """The gateway of a run, made from its config."""
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Protocol, TypeVar
 
 from ...actors.errors import ConfigError
 from ...actors.gateway.gateway_config import WAITING_CONNECTIONS
 from ...actors.gateway.server import missing_extra
-from ...actors.messages import ConsoleApi, OrchestratorApi, SessionsApi
+from ...actors.messages import ConsoleApi, OrchestratorApi, RolloutApi, SessionsApi
 from ...actors.run_events import GatewayListens
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
@@ -18,17 +19,25 @@ from .gateway_config import address_of
 from .service_key import service_key
 from .session_front import SessionFront
 
+Api = TypeVar("Api")
+
+
+class Find(Protocol):
+    """Returns an actor of the run, once it is being started."""
+
+    def __call__(self, actor: str, api: type[Api]) -> Awaitable[ActorRef[Api]]: ...
+
 
 @asynccontextmanager
 async def opened_front(
     system: ActorSystem,
     config: RunConfig,
     directory: RunDirectory,
-    find: Callable[[], Awaitable[ActorRef[OrchestratorApi]]],
+    find: Find,
     console: ActorRef[ConsoleApi],
 ) -> AsyncIterator[ActorRef[SessionsApi] | None]:
     """The gateway of a run, as an actor of the launcher's and a server that ends with the context; None if the config
-    has none. ``find``: returns the orchestrator once it is there. Raises ConfigError, and RecipeError without the
+    has none. Raises ConfigError, and RecipeError without the
     extra."""
     if config.gateway.listen is None:
         yield None
@@ -41,7 +50,15 @@ async def opened_front(
     key_file = config.gateway.key_file or directory.gateway_key
     key = await system.run_blocking(service_key, config.gateway.key_file, directory.gateway_key)
     notify = partial(console.tell_nowait, "event")
-    front = SessionFront(config.gateway, key, tuple(config.agents), find, notify)
+    workers = [partial(find, f"rollout-{number}", RolloutApi) for number in range(config.rollout.workers)]
+    front = SessionFront(
+        config.gateway,
+        key,
+        tuple(config.agents),
+        partial(find, "orchestrator", OrchestratorApi),
+        notify,
+        workers if config.gateway.serves else (),
+    )
     listening = _listen(config.gateway.listen)
     reference = await system.add(front, "gateway")
     async with serve(application(front), listening):

@@ -30,6 +30,9 @@ class GatewayConfig(Config):
     open_timeout_s: Seconds = 60.0
     """Time within which a new session must be at a rollout worker. Under `strict` and `sync` that is when the next step
     begins. Then the request is refused, and the service asks again."""
+    serves: bool = False
+    """`true`: nothing is trained or evaluated, and requests with the key go to the agents, until the run is stopped.
+    `flexmarl serve` sets it."""
     max_sessions: Annotated[Count, Unit("sessions")] = 1000
     """Most open sessions. A further one is refused."""
 

@@ -66,6 +66,11 @@ class OutsideSession:
             self.state, self.reason = state, reason
 
     @property
+    def path(self) -> str:
+        """The beginning of its requests at the worker; empty for agents that are served without sessions."""
+        return f"/sessions/{self.name}" if self.name else ""
+
+    @property
     def has_ended(self) -> bool:
         """True once nothing can be asked of it."""
         return self.state not in ("opening", "open")

@@ -9,9 +9,10 @@ its conversation. Rewards of a session that has ended are late, and counted as s
 """
 
 import asyncio
+import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final
 
 from ...actors.errors import QueriesRefused
@@ -43,7 +44,8 @@ _TRAINED_WITHIN_S: Final = 20.0
 
 class SessionFront(Actor, SessionsApi):
     """``key``: of services. ``agents``: of the run. ``find``: returns the orchestrator once it is there. ``notify``:
-    of an event of the run."""
+    of an event of the run. ``served``: return the workers that serve the agents of a run without sessions, once they
+    are there."""
 
     def __init__(
         self,
@@ -52,12 +54,14 @@ class SessionFront(Actor, SessionsApi):
         agents: tuple[str, ...],
         find: Callable[[], Awaitable[ActorRef[OrchestratorApi]]],
         notify: Callable[[RunEvent], None],
+        served: Sequence[Callable[[], Awaitable[ActorRef[CarrierApi]]]] = (),
     ) -> None:
         self._config = config
         self._key = key.encode()
         self._agents = agents
         self._find = find
         self._notify = notify
+        self._served = itertools.cycle(served) if served else None
         # Names of another life of the run are known as such: its sessions are lost, not mistyped.
         self._life = secrets.token_hex(3)
         self._open: dict[str, OutsideSession] = {}
@@ -91,6 +95,8 @@ class SessionFront(Actor, SessionsApi):
 
     async def open(self, request: SessionRequest) -> OutsideSession:
         """Returns when a worker has begun the session. Raises ApiError."""
+        if self._served is not None:
+            raise ApiError(409, "the agents are served without training: ask /v1", code="no_sessions")
         if len(self._open) >= self._config.max_sessions:
             limit = f"gateway.max_sessions={self._config.max_sessions}"
             raise ApiError(429, f"{limit} are open: end some, or try again", code="too_many_sessions")
@@ -101,10 +107,10 @@ class SessionFront(Actor, SessionsApi):
         try:
             await asyncio.wait({task, session.opened}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if session.state != "open":
+            if not session.opened.done():
                 session.end("refused", f"no rollout worker has begun it within {timeout_s:g} s")
                 task.cancel()
-        if session.state != "open":
+        if not session.opened.done():
             raise ApiError(503, f"the session does not begin: {session.reason}", code="not_begun")
         return session
 
@@ -169,8 +175,12 @@ class SessionFront(Actor, SessionsApi):
 
     # ------------------------------------------------------------------ the programs' side
 
-    def session_of_call(self, name: str | None, key: str) -> OutsideSession:
+    async def session_of_call(self, name: str | None, key: str) -> OutsideSession:
         """The session that a program's request is for, by its URL, or by the key alone. Raises ApiError."""
+        if self._served is not None and name is None:
+            self.check_service(key)
+            terms = SessionTerms({}, self._config.session_s)
+            return OutsideSession("", terms, "open", await next(self._served)(), key)
         of_key = self._by_key.get(key)
         if name is None:
             if of_key is None:

@@ -169,6 +169,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         archive=references.archive,
         console=references.console,
         gateway=references.gateway,
+        serves=config.gateway.serves,
     )
 
 
@@ -253,4 +254,5 @@ def _orchestrator_setup(
         resume_from=resume_from,
         data_timeout_s=config.training.data_timeout_s,
         evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
+        serves=config.gateway.serves,
     )

@@ -246,8 +246,7 @@ class Run:
                 self.request_stop,
             )
             await system.add(control, CONTROL)
-            find = partial(control.find, "orchestrator", OrchestratorApi)
-            async with opened_front(system, config, directory, find, console.ref) as gateway:
+            async with opened_front(system, config, directory, control.find, console.ref) as gateway:
                 return await control.reported(
                     self._on_its_nodes(system, runtime_dir, console, archive, gateway)
                 )

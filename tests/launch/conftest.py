@@ -246,6 +246,9 @@ class Launcher:
     def resume(self, name: str, *words: str) -> Launched:
         return self._launch(name, "train", "--resume", str(self.runs / name), *words)
 
+    def serve(self, name: str, source: Path, *words: str) -> Launched:
+        return self._launch(name, "serve", str(source), "--runs", str(self.runs), "--name", name, *words)
+
     def _launch(self, name: str, *arguments: str, prelude: str = UNCHECKED, **options: Any) -> Launched:
         launched = Launched(self.runs / name, *arguments, prelude=prelude, **options)
         self._launched.append(launched)
