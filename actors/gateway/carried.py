@@ -8,14 +8,17 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from ..messages import CarriedAnswer, CarriedRequest
+from .http_request import Application
 
 _PARTS: Final = 64
+"""Those that wait to be taken: a slow reader slows the answer."""
 
 
-async def answer_carried(application: Any, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
+async def answer_carried(application: Application, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
     """The answer of an ASGI application, in parts. Closing it ends the request, as a connection's end does."""
     gone = asyncio.Event()
-    parts: asyncio.Queue[CarriedAnswer | None] = asyncio.Queue(_PARTS)
+    parts: asyncio.Queue[CarriedAnswer | None] = asyncio.Queue()
+    room = asyncio.Semaphore(_PARTS)
     bodies = iter([{"type": "http.request", "body": request.body, "more_body": False}])
 
     async def receive() -> dict[str, Any]:
@@ -29,24 +32,24 @@ async def answer_carried(application: Any, request: CarriedRequest) -> AsyncGene
             headers = [
                 (name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]
             ]
-            await parts.put(CarriedAnswer(status=message["status"], headers=headers))
+            parts.put_nowait(CarriedAnswer(status=message["status"], headers=headers))
         elif body := message.get("body"):
-            await parts.put(CarriedAnswer(bytes(body)))
+            await room.acquire()
+            parts.put_nowait(CarriedAnswer(bytes(body)))
 
-    async def work() -> None:
-        try:
-            await application(_scope(request), receive, send)
-        finally:
-            await parts.put(None)
-
-    task = asyncio.create_task(work(), name=f"{request.method} {request.path}")
+    work = application(_scope(request), receive, send)
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda _: parts.put_nowait(None))
     try:
         while (part := await parts.get()) is not None:
             yield part
-        await task  # raises its error
+            if not part.status:
+                room.release()
+        task.result()  # raises its error
     finally:
         gone.set()
         task.cancel()
+        await asyncio.wait({task})
 
 
 def _scope(request: CarriedRequest) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ...core.actor import endpoint
 from ...core.ref import ActorRef
@@ -11,10 +11,11 @@ from ...core.ref import ActorRef
 @dataclass(frozen=True, slots=True)
 class SessionTerms:
     """``models``: further names of agents, as the program asks for them. ``lives_s``: seconds after which the session
-    expires."""
+    expires. ``train``: the turns of each agent that are trained, see ``open_gateway``; without one, all."""
 
     models: dict[str, str]
     lives_s: float
+    train: dict[str, Literal["all", "main"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class CarriedRequest:
 
     method: str
     path: str
-    headers: list[tuple[str, str]]
-    body: bytes
+    headers: list[tuple[str, str]] = field(repr=False)
+    body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class CarrierApi(Protocol):
     def carry(self, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
         """Answers a request to one of its sessions. The end of the stream ends the request."""
 
-    async def settle_session(self, session: str, rewards: SessionRewards | None) -> str:
-        """Ends a session with these rewards, or without any. Empty if it has ended; else the reason for which it has
-        not."""
+    async def settle_session(self, session: str, rewards: SessionRewards | None) -> str | None:
+        """Ends a session with these rewards, or without any. Empty if they are taken; else the reason for which they
+        are not. None: it has ended before."""
 
 
 class SessionsApi(Protocol):
@@ -73,5 +74,5 @@ class SessionsApi(Protocol):
     async def begin_session(self, session: str, worker: ActorRef[CarrierApi]) -> SessionTerms | None:
         """A worker has got the session. None: it is no longer wanted, or another worker had it and is lost."""
 
-    async def session_opened(self, session: str, key: str) -> None:
-        """The session can be asked, with this key."""
+    async def session_opened(self, session: str, key: str) -> bool:
+        """The session can be asked, with this key. False: it is no longer wanted."""

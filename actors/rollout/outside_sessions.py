@@ -69,7 +69,8 @@ class OutsideSessions:
                 "lost", "its rollout worker was lost, or the service has not waited for it"
             )
         async with self._enter(trajectory, agents, terms.models) as opened:
-            await front.session_opened(name, opened.session.key)
+            if not await front.session_opened(name, opened.session.key):
+                raise SessionUnrewarded("lost", "the service has not waited for it")
             try:
                 async with asyncio.timeout(terms.lives_s) as deadline:
                     return await opened.end
@@ -92,12 +93,12 @@ class OutsideSessions:
                 del self._open[name]
                 opened.end.cancel()
 
-    def settle(self, name: str, rewards: SessionRewards | None) -> str:
+    def settle(self, name: str, rewards: SessionRewards | None) -> str | None:
         """See ``CarrierApi.settle_session``. From here on no turn is added to the trajectory: one that ended before the
         session does could lack a reward, which would end the run."""
         opened = self._open.get(name)
         if opened is None or opened.end.done():
-            return "the session has ended"
+            return None
         if opened.session.error is not None:
             opened.end.set_exception(opened.session.error)
             return f"the session has failed: {opened.session.error}"

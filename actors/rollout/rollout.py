@@ -257,7 +257,7 @@ class Rollout(Actor, RolloutApi):
                 yield part
 
     @endpoint
-    async def settle_session(self, session: str, rewards: SessionRewards | None) -> str:
+    async def settle_session(self, session: str, rewards: SessionRewards | None) -> str | None:
         return self._sessions.settle(session, rewards)
 
     @endpoint

@@ -16,6 +16,7 @@ from ...core.system import ActorSystem
 from ..config.run_config import RunConfig
 from ..run_folder.run_directory import RunDirectory
 from .gateway_config import address_of
+from .served_front import ServedFront
 from .service_key import service_key
 from .session_front import SessionFront
 
@@ -50,17 +51,16 @@ async def opened_front(
     key_file = config.gateway.key_file or directory.gateway_key
     key = await system.run_blocking(service_key, config.gateway.key_file, directory.gateway_key)
     notify = partial(console.tell_nowait, "event")
-    workers = [partial(find, f"rollout-{number}", RolloutApi) for number in range(config.rollout.workers)]
-    front = SessionFront(
-        config.gateway,
-        key,
-        tuple(config.agents),
-        partial(find, "orchestrator", OrchestratorApi),
-        notify,
-        workers if config.gateway.serves else (),
-    )
     listening = _listen(config.gateway.listen)
-    reference = await system.add(front, "gateway")
+    front: SessionFront | ServedFront
+    reference = None
+    if config.gateway.serves:
+        workers = [partial(find, f"rollout-{number}", RolloutApi) for number in range(config.rollout.workers)]
+        front = ServedFront(key, workers, config.gateway.open_timeout_s)
+    else:
+        orchestrator = partial(find, "orchestrator", OrchestratorApi)
+        front = SessionFront(config.gateway, key, tuple(config.agents), orchestrator, notify)
+        reference = await system.add(front, "gateway")
     async with serve(application(front), listening):
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

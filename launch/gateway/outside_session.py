@@ -1,9 +1,10 @@
 """A session that a service has opened, from the request to its end, as the run's gateway knows it.
 
-opening ─> open ─┬─> rewarded    its rewards are trained
-                 ├─> late        they came too late for every step
-                 ├─> closed, expired, lost    it has none
-                 └─> refused     no worker has begun it
+opening ─┬─> open ─┬─> ending ─┬─> rewarded    its rewards are trained
+         │         │           ├─> late        they came too late for every step
+         │         │           └─> closed      it has none
+         │         └─> expired, lost           the same
+         └─> refused     no worker has begun it
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from typing import Any, Final, Literal
 from ...actors.messages import CarrierApi, QueryAnswer, SessionTerms
 from ...core.ref import ActorRef
 
-State = Literal["opening", "open", "rewarded", "late", "closed", "expired", "lost", "refused"]
+State = Literal["opening", "open", "ending", "rewarded", "late", "closed", "expired", "lost", "refused"]
+_UNENDED: Final[tuple[State, ...]] = ("opening", "open", "ending")
 _FATES: Final[tuple[State, ...]] = ("closed", "expired", "lost")
 
 
@@ -38,17 +40,28 @@ class OutsideSession:
     def begin(self, worker: ActorRef[CarrierApi]) -> SessionTerms | None:
         """A worker has got it; None if it may not begin."""
         if self.state != "opening" or self.worker is not None:
-            self.end("lost", "its rollout worker was lost")
+            self.lose()
             return None
         self.worker = worker
         return self.terms
 
-    def open(self, key: str) -> None:
-        """It can be asked."""
-        if self.state == "opening":
-            self.state, self.key = "open", key
-            self.expires = time.time() + self.terms.lives_s
-            self.opened.set_result(None)
+    def open(self, key: str) -> bool:
+        """It can be asked. False if it is no longer wanted."""
+        if self.state != "opening":
+            return False
+        self.state, self.key = "open", key
+        self.expires = time.time() + self.terms.lives_s
+        self.opened.set_result(None)
+        return True
+
+    def settle(self) -> None:
+        """Its worker has taken its rewards, or its end without any."""
+        if self.state == "open":
+            self.state = "ending"
+
+    def lose(self) -> None:
+        """No other worker has its conversation."""
+        self.end("lost", "its rollout worker was lost")
 
     def answer(self, answer: QueryAnswer) -> None:
         """Its trajectory has ended."""
@@ -62,18 +75,13 @@ class OutsideSession:
 
     def end(self, state: State, reason: str) -> None:
         """The first end counts."""
-        if self.state in ("opening", "open"):
+        if not self.has_ended:
             self.state, self.reason = state, reason
 
     @property
-    def path(self) -> str:
-        """The beginning of its requests at the worker; empty for agents that are served without sessions."""
-        return f"/sessions/{self.name}" if self.name else ""
-
-    @property
     def has_ended(self) -> bool:
-        """True once nothing can be asked of it."""
-        return self.state not in ("opening", "open")
+        """True once its fate is known."""
+        return self.state not in _UNENDED
 
     def for_service(self) -> dict[str, Any]:
         """Its state, for the one that has opened it."""

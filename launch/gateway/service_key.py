@@ -5,11 +5,18 @@ from pathlib import Path
 from typing import Final
 
 from ...actors.errors import ConfigError
+from ...actors.gateway.model_call import ApiError
 from ...core.durable.files import replace_private
 from ...core.errors import UnsafeKeys
 from ...core.wire.curve import read_private
 
 _SHORTEST: Final = 16
+
+
+def check_key(key: str, expected: bytes) -> None:
+    """Raises ApiError for another key than that of services."""
+    if not secrets.compare_digest(key.encode(), expected):
+        raise ApiError(401, "the key is not the one of gateway.key_file", code="invalid_api_key")
 
 
 def service_key(key_file: Path | None, place: Path) -> str:

@@ -9,10 +9,11 @@ its conversation. Rewards of a session that has ended are late, and counted as s
 """
 
 import asyncio
-import itertools
+import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from ...actors.errors import QueriesRefused
@@ -33,8 +34,10 @@ from ...actors.run_events import RewardsLate, RunEvent
 from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, FlexmarlError
 from ...core.ref import ActorRef
+from .call_route import CallRoute
 from .gateway_config import GatewayConfig
 from .outside_session import OutsideSession
+from .service_key import check_key
 from .session_request import SessionRequest
 
 _KEPT_ENDED: Final = 10_000
@@ -44,8 +47,7 @@ _TRAINED_WITHIN_S: Final = 20.0
 
 class SessionFront(Actor, SessionsApi):
     """``key``: of services. ``agents``: of the run. ``find``: returns the orchestrator once it is there. ``notify``:
-    of an event of the run. ``served``: return the workers that serve the agents of a run without sessions, once they
-    are there."""
+    of an event of the run."""
 
     def __init__(
         self,
@@ -54,19 +56,18 @@ class SessionFront(Actor, SessionsApi):
         agents: tuple[str, ...],
         find: Callable[[], Awaitable[ActorRef[OrchestratorApi]]],
         notify: Callable[[RunEvent], None],
-        served: Sequence[Callable[[], Awaitable[ActorRef[CarrierApi]]]] = (),
     ) -> None:
         self._config = config
         self._key = key.encode()
         self._agents = agents
         self._find = find
         self._notify = notify
-        self._served = itertools.cycle(served) if served else None
         # Names of another life of the run are known as such: its sessions are lost, not mistyped.
         self._life = secrets.token_hex(3)
         self._open: dict[str, OutsideSession] = {}
         self._ended: OrderedDict[str, OutsideSession] = OrderedDict()
         self._by_key: dict[str, OutsideSession] = {}
+        """Also those that have ended."""
 
     async def on_stop(self) -> None:
         for session in [*self._open.values()]:
@@ -81,22 +82,21 @@ class SessionFront(Actor, SessionsApi):
         return None if opened is None else opened.begin(worker)
 
     @endpoint
-    async def session_opened(self, session: str, key: str) -> None:
-        if (opened := self._open.get(session)) is not None:
-            opened.open(key)
-            self._by_key[key] = opened
+    async def session_opened(self, session: str, key: str) -> bool:
+        opened = self._open.get(session)
+        if opened is None or not opened.open(key):
+            return False
+        self._by_key[key] = opened
+        return True
 
     # ------------------------------------------------------------------ the services' side
 
     def check_service(self, key: str) -> None:
         """Raises ApiError for another key than that of services."""
-        if not secrets.compare_digest(key.encode(), self._key):
-            raise ApiError(401, "the key is not the one of gateway.key_file", code="invalid_api_key")
+        check_key(key, self._key)
 
     async def open(self, request: SessionRequest) -> OutsideSession:
         """Returns when a worker has begun the session. Raises ApiError."""
-        if self._served is not None:
-            raise ApiError(409, "the agents are served without training: ask /v1", code="no_sessions")
         if len(self._open) >= self._config.max_sessions:
             limit = f"gateway.max_sessions={self._config.max_sessions}"
             raise ApiError(429, f"{limit} are open: end some, or try again", code="too_many_sessions")
@@ -106,6 +106,10 @@ class SessionFront(Actor, SessionsApi):
         timeout_s = self._config.open_timeout_s
         try:
             await asyncio.wait({task, session.opened}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if session.opened.done():  # the service has gone, and does not get its key
+                self.background(self._close(session), f"end of session {session.name}")
+            raise
         finally:
             if not session.opened.done():
                 session.end("refused", f"no rollout worker has begun it within {timeout_s:g} s")
@@ -113,6 +117,10 @@ class SessionFront(Actor, SessionsApi):
         if not session.opened.done():
             raise ApiError(503, f"the session does not begin: {session.reason}", code="not_begun")
         return session
+
+    async def _close(self, session: OutsideSession) -> None:
+        with contextlib.suppress(ApiError):
+            await self.settle(session.name, None)
 
     async def _follow(self, session: OutsideSession, query: Query) -> None:
         """Submits the session's query, and notes its end."""
@@ -127,10 +135,10 @@ class SessionFront(Actor, SessionsApi):
         finally:
             session.end("lost", "the run has ended")
             del self._open[session.name]
-            self._by_key.pop(session.key, None)
             self._ended[session.name] = session
             if len(self._ended) > _KEPT_ENDED:
-                self._ended.popitem(last=False)
+                _, forgotten = self._ended.popitem(last=False)
+                self._by_key.pop(forgotten.key, None)
 
     def session(self, name: str) -> OutsideSession:
         """The session of that name, also one that has ended. Raises ApiError."""
@@ -149,17 +157,27 @@ class SessionFront(Actor, SessionsApi):
         if session.has_ended:
             self._count_late(session, rewards)
             raise _end_error(session)
-        if session.worker is None or session.task is None:
+        if session.worker is None or session.task is None or session.state == "opening":
             raise ApiError(409, f"the session {name} is not open yet", code="not_begun")
+        if session.state == "ending":
+            raise ApiError(
+                409, f"the session {name} has its rewards, or its end, already", code="session_ending"
+            )
         try:
             problem = await session.worker.within(_SETTLE_TIMEOUT_S).settle_session(name, rewards)
         except ActorDead:
-            self._lose(session)
-            self._count_late(session, rewards)
-            raise _end_error(session) from None
+            session.lose()
+            problem = None
+        except FlexmarlError as error:
+            raise ApiError(502, f"the session's rollout worker: {error}", code="worker_failed") from error
         if problem:
             raise ApiError(422, problem, code="invalid_rewards")
+        if problem == "":
+            session.settle()
         await asyncio.wait({session.task}, timeout=_TRAINED_WITHIN_S)
+        if problem is None:  # it has ended before
+            self._count_late(session, rewards)
+            raise _end_error(session)
         return session
 
     def _count_late(self, session: OutsideSession, rewards: SessionRewards | None) -> None:
@@ -170,31 +188,21 @@ class SessionFront(Actor, SessionsApi):
                 if of_agent:
                     self._notify(RewardsLate(AgentName(agent), 1, session.name))
 
-    def _lose(self, session: OutsideSession) -> None:
-        session.end("lost", "its rollout worker was lost")
-
     # ------------------------------------------------------------------ the programs' side
 
-    async def session_of_call(self, name: str | None, key: str) -> OutsideSession:
-        """The session that a program's request is for, by its URL, or by the key alone. Raises ApiError."""
-        if self._served is not None and name is None:
-            self.check_service(key)
-            terms = SessionTerms({}, self._config.session_s)
-            return OutsideSession("", terms, "open", await next(self._served)(), key)
-        of_key = self._by_key.get(key)
-        if name is None:
-            if of_key is None:
-                raise ApiError(401, "the key is of no open session", code="invalid_api_key")
-            return of_key
-        session = self.session(name)
-        if session.has_ended:
-            raise _end_error(session)
+    async def route(self, name: str | None, key: str) -> CallRoute:
+        """See ``front_app.Calls``. The session is that of the URL, or of the key alone."""
+        session = self._by_key.get(key) if name is None else self.session(name)
+        if session is None:
+            raise ApiError(401, "the key is of no session", code="invalid_api_key")
         if not session.key or not secrets.compare_digest(key.encode(), session.key.encode()):
             raise ApiError(401, f"the key is not the one of session {name}", code="invalid_api_key")
-        return session
+        if session.state != "open":
+            raise _end_error(session)
+        return CallRoute(f"/sessions/{session.name}", session.key, partial(self._carry, session))
 
-    async def carry(self, session: OutsideSession, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
-        """The worker's answer to a program's request. Raises ApiError if the worker is lost before its first part."""
+    async def _carry(self, session: OutsideSession, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
+        """Raises ApiError if the worker is lost before its first part."""
         assert session.worker is not None, "the session is open"
         begun = False
         try:
@@ -202,12 +210,13 @@ class SessionFront(Actor, SessionsApi):
                 yield part
                 begun = True
         except ActorDead:
-            self._lose(session)
+            session.lose()
             if not begun:
                 raise _end_error(session) from None
             raise
 
 
 def _end_error(session: OutsideSession) -> ApiError:
-    ended = f"the session {session.name} has ended, {session.state}: {session.reason}"
+    reason = f", {session.state}: {session.reason}" if session.has_ended else ""
+    ended = f"the session {session.name} has ended{reason}"
     return ApiError(410, ended, code="session_ended")
