@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .gateway_config import WAITING_CONNECTIONS
 from .http_request import Application
@@ -16,13 +17,20 @@ _KEEP_ALIVE_S: Final = 75
 
 _END_S: Final = 1
 
+MOST_HEAD_BYTES: Final = 64 << 10
+"""The size of a request's line and headers together. One that comes in a single read may be as large as that."""
+
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
+
 
 @asynccontextmanager
 async def serve(application: Application, listening: socket.socket) -> AsyncIterator[None]:
     """Serves ``application`` while it is entered, and closes the socket then."""
     config = uvicorn.Config(
-        application, log_config=None, access_log=False, lifespan="off", ws="none", backlog=WAITING_CONNECTIONS,
-        timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_END_S,
+        application, http=_BoundedHeads, log_config=None, access_log=False, lifespan="off", ws="none",
+        backlog=WAITING_CONNECTIONS, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_END_S,
     )  # fmt: skip
     config.load()
     server = uvicorn.Server(config)
@@ -37,3 +45,29 @@ async def serve(application: Application, listening: socket.socket) -> AsyncIter
             server.should_exit = server.force_exit = True
             await ticking
             await server.shutdown([listening])
+
+
+class _BoundedHeads(HttpToolsProtocol):
+    """A connection that ends at a head without end: the parser would keep all of it, since it knows no limit."""
+
+    _ended_heads = 0
+    _head_bytes = 0
+    _in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head, before = self._in_head, self._ended_heads
+        super().data_received(data)
+        is_same_head = was_in_head and self._in_head and self._ended_heads == before
+        self._head_bytes = self._head_bytes + len(data) if is_same_head else 0
+        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._ended_heads += 1
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()

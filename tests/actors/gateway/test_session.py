@@ -10,7 +10,7 @@ from flexmarl.actors.deadline import Deadline
 from flexmarl.actors.errors import LimitReached, TurnsRewritten
 from flexmarl.actors.gateway.answer import Answer
 from flexmarl.actors.gateway.model_call import ApiError, Message, ModelCall
-from flexmarl.actors.gateway.session import Session
+from flexmarl.actors.gateway.session import MOST_OPEN_CALLS, Session
 from flexmarl.actors.gateway.trajectory_programs import ProgramSampling, TrajectoryPrograms
 from flexmarl.core.testing import virtual_time
 
@@ -152,6 +152,24 @@ def test_the_time_of_answers_is_not_the_programs() -> None:
             await call
             await asyncio.sleep(11.0)
             assert deadline.overran.done()
+
+    play(body())
+
+
+def test_calls_have_a_limit_of_number() -> None:
+    async def body() -> None:
+        solver = ScriptedAgent("solver", *["3"] * (MOST_OPEN_CALLS + 1))
+        solver.held = asyncio.Event()
+        session = session_of(solver)
+        calls = [asyncio.create_task(ask(session, ASK)) for _ in range(MOST_OPEN_CALLS)]
+        while len(solver.prompts) < MOST_OPEN_CALLS:
+            await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            await ask(session, ASK)
+        assert (refused.value.status, refused.value.code) == (429, "too_many_calls")
+        solver.held.set()
+        await asyncio.gather(*calls)
+        assert (await ask(session, ASK)).content == "3"
 
     play(body())
 

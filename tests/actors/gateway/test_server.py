@@ -1,0 +1,82 @@
+"""The address of a worker's server."""
+
+import socket
+
+import httpx2
+import psutil
+import pytest
+
+from flexmarl.actors.errors import RecipeError
+from flexmarl.actors.gateway.gateway_config import GatewayConfig
+from flexmarl.actors.gateway.server import GatewayServer
+
+from .clients import RESULT
+from .scripted_agents import ScriptedAgent
+
+BODY = {"model": "solver", "messages": [{"role": "user", "content": "1 + 2?"}]}
+
+
+def address_of_this_host() -> str:
+    """Not the one that gateways listen on by themselves: as a container has it, if this machine has such a one."""
+    addresses = [
+        address.address
+        for of_interface in psutil.net_if_addrs().values()
+        for address in of_interface
+        if address.family == socket.AF_INET and not address.address.startswith("127.")
+    ]
+    return next(iter(addresses), "127.0.0.2")
+
+
+async def statuses(server: GatewayServer) -> list[int]:
+    """The answers to a request with the session's key, and to one without a key."""
+    async with (
+        server.opened({"solver": ScriptedAgent("solver", RESULT)}, {}) as session,
+        httpx2.AsyncClient(timeout=60, trust_env=False) as client,
+    ):
+        url = f"{server.address}/sessions/{session.id}/v1/chat/completions"
+        with_key = await client.post(url, json=BODY, headers={"x-api-key": session.key})
+        without = await client.post(url, json=BODY)
+    return [with_key.status_code, without.status_code]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0", "the address"])
+async def test_another_address_than_the_loopbacks_needs_the_key(listen: str) -> None:
+    address = address_of_this_host()
+    server = GatewayServer(GatewayConfig(listen=address if listen == "the address" else listen, host=address))
+    try:
+        assert await statuses(server) == [200, 401]
+        assert server.address.startswith(f"http://{address}:")
+    finally:
+        await server.close()
+
+
+async def test_all_addresses_are_reached_by_the_hosts_name_unless_told_otherwise() -> None:
+    server = GatewayServer(GatewayConfig(listen="0.0.0.0"))
+    try:
+        async with server.opened({}, {}):
+            assert server.address.startswith(f"http://{socket.gethostname()}:")
+    finally:
+        await server.close()
+
+
+async def test_the_loopback_alone_is_the_default() -> None:
+    server = GatewayServer()
+    try:
+        assert await statuses(server) == [200, 401]
+        address = address_of_this_host()
+        port = int(server.address.rpartition(":")[2])
+        with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+            other.connect((address, port))
+    finally:
+        await server.close()
+
+
+async def test_each_worker_has_a_port_of_its_own() -> None:
+    """The first worker's is another program's here: both say which one they have wanted."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for number in (0, 1):
+            server = GatewayServer(GatewayConfig(port=port - number), number)
+            with pytest.raises(RecipeError, match=rf"can't listen on .*=127\.0\.0\.1 \(port {port}\)"):
+                async with server.opened({}, {}):
+                    pass
