@@ -34,6 +34,8 @@ class Answer:
     def message(self) -> dict[str, Any]:
         """The message of the answer as the program is expected to send it back, in the form of OpenAI's API."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if self.calls:
             message["tool_calls"] = [
                 {

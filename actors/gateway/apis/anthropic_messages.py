@@ -141,19 +141,23 @@ def _messages(where: str, message: Mapping[str, Any]) -> Iterator[Message]:
 
 
 def _assistant(where: str, content: Any) -> Message:
-    """An answer of the conversation. Its thoughts are those of the turn that it is, if the session has given it."""
+    """An answer of the conversation."""
     if not isinstance(content, list):
         return {"role": "assistant", "content": text_of_parts(content, f"{where}.content")}
-    texts, calls = [], []
+    thoughts, texts, calls = [], [], []
     for block in content:
         match block:
             case {"type": "tool_use", "name": name, "input": arguments}:
                 calls.append(tool_call(block.get("id"), name, json.dumps(arguments)))
+            case {"type": "thinking", "thinking": str(thought)}:
+                thoughts.append(thought)
             case {"type": "thinking" | "redacted_thinking"}:
                 pass
             case _:
                 texts.append(block)
     message: Message = {"role": "assistant", "content": text_of_parts(texts, f"{where}.content")}
+    if reasoning := "\n".join(filter(None, thoughts)):
+        message["reasoning_content"] = reasoning
     return {**message, "tool_calls": calls} if calls else message
 
 

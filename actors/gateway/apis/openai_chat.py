@@ -79,6 +79,9 @@ def _message(number: int, message: Message) -> Message:
     role = message.get("role")
     kept: Message = {"role": "system" if role == "developer" else role}
     kept["content"] = text_of_parts(message.get("content"), f"{where}.content")
+    # A history that begins again is tokenised with it: some templates keep it behind the last question.
+    if reasoning := text_of_parts(message.get("reasoning_content"), f"{where}.reasoning_content"):
+        kept["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
         kept["tool_calls"] = [_call(where, call) for call in calls]
     kept |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
@@ -95,8 +98,6 @@ def _call(where: str, call: Any) -> dict[str, Any]:
 def _answer_message(answer: Answer) -> Message:
     message = answer.message()
     message["content"] = message["content"] or None
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
     return {**message, "refusal": None}
 
 

@@ -120,23 +120,36 @@ def _messages(items: Any) -> list[Message]:
         raise ApiError(400, f"input is {kind}, needs a string or a list of items", parameter="input")
     messages: list[Message] = []
     open_answer: Message | None = None
+    thought: dict[str, str] = {}
     for number, item in enumerate(items):
         where = f"input[{number}]"
         if not isinstance(item, Mapping):
             raise ApiError(400, f"{where} is {type(item).__name__}, needs an object", parameter="input")
         kind = item.get("type", "message")
-        if kind == "reasoning":  # of the turn that it is, if the session has items it
+        if kind == "reasoning":
+            thought, open_answer = _thought(item), None
             continue
         if kind == "function_call":
             if open_answer is None:
-                open_answer = {"role": "assistant", "content": ""}
+                open_answer = {"role": "assistant", "content": "", **thought}
+                thought = {}
                 messages.append(open_answer)
             call = tool_call(item.get("call_id"), item.get("name"), item.get("arguments"))
             open_answer.setdefault("tool_calls", []).append(call)
             continue
         messages.append(_message(where, kind, item))
         open_answer = messages[-1] if messages[-1]["role"] == "assistant" else None
+        if open_answer is not None:
+            open_answer |= thought
+        thought = {}
     return messages
+
+
+def _thought(item: Mapping[str, Any]) -> dict[str, str]:
+    """The reasoning of an item as a key of the answer that it is a part of."""
+    parts = [part.get("text") for part in list_of(item, "content") if part.get("type") == "reasoning_text"]
+    text = "\n".join(part for part in parts if isinstance(part, str) and part)
+    return {"reasoning_content": text} if text else {}
 
 
 def _message(where: str, kind: Any, item: Mapping[str, Any]) -> Message:

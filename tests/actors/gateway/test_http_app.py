@@ -178,6 +178,61 @@ async def test_a_text_continues_the_text_that_it_begins_with() -> None:
         assert solver.prompts[1] == [gateway.turns[0], " and 2?"]
 
 
+ANSWERED = {
+    "chat/completions": ("messages", [{"role": "assistant", "content": "3", "reasoning_content": "I add."}]),
+    "responses": (
+        "input",
+        [
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I add."}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "3"}]},
+        ],
+    ),
+    "messages": (
+        "messages",
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "I add.", "signature": ""},
+                    {"type": "text", "text": "3"},
+                ],
+            }
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", ANSWERED)
+async def test_an_answer_keeps_its_reasoning_where_it_comes_from_another_session(path: str) -> None:
+    """A chat template may have a place for it."""
+    key, answer = ANSWERED[path]
+    question, more = ({"role": "user", "content": text} for text in (QUESTION, "Sure?"))
+    async with connected(RESULT) as (client, _, solver):
+        reply = await client.post(path, json={"model": "solver", key: [question, *answer, more]})
+        assert reply.status_code == 200
+        message = {"role": "assistant", "content": "3", "reasoning_content": "I add."}
+        assert solver.prompts == [[question, message, more]]
+
+
+@pytest.mark.parametrize("sends_reasoning", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ANSWERED)
+async def test_an_answer_with_reasoning_is_continued_with_and_without_it(
+    path: str, stream: bool, sends_reasoning: bool
+) -> None:
+    """Of streams a client has the texts of both kinds."""
+    key, answer = ANSWERED[path]
+    question, more = ({"role": "user", "content": text} for text in (QUESTION, "Sure?"))
+    if not sends_reasoning:
+        answer = [{"role": "assistant", "content": "3"}]
+    async with connected("<think>I add.</think>3", RESULT) as (client, gateway, _):
+        body = {"model": "solver", "stream": stream}
+        reply = await client.post(path, json={**body, key: [question]})
+        assert "I add." in reply.text or stream
+        await client.post(path, json={**body, key: [question, *answer, more]})
+        assert dict(gateway.counts) == {"begun": 1, "merged": 1}
+
+
 async def test_a_harness_that_marks_each_request_continues_its_conversation() -> None:
     async with connected(RESULT, RESULT) as (client, gateway, _):
         messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
