@@ -1,6 +1,7 @@
 """Payloads: layout, copying in pieces that can be stopped, and the digest of the whole payload."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def test_views_are_the_bytes_of_the_payload() -> None:
     views = make_views(TORCH, memory, 128, layout.specs)
     copying = copying_of(views, list(state().values()), layout)
     for part in copying.parts:
-        copying.copy(part)
+        copying.begin(part)()
     assert memory[128 : 128 + 12].view(torch.float32).tolist() == [0, 1, 2]
     assert [view.dtype for view in views] == [torch.float32, torch.bfloat16] and views[1].eq(1).all()
     assert not memory[:128].any()
@@ -130,11 +131,12 @@ def test_a_copy_stops_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None
     copied = []
 
     class Stopping(Copying):
-        def copy(self, part: Part) -> None:
-            super().copy(part)
+        def begin(self, part: Part) -> Callable[[], None]:
+            wait = super().begin(part)
             copied.append(part)
             if len(copied) == 2:
                 stop.set()
+            return wait
 
     source = {"w": torch.ones(CHUNK_BYTES)}  # four parts
     layout = Layout.of(source)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -160,14 +160,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun, self._opened = threading.Event(), threading.Event()
         self._opened.set()
-        copy = Copying.copy
+        begin = Copying.begin
 
-        def held(copying: Copying, part: Part) -> None:
+        def held(copying: Copying, part: Part) -> Callable[[], None]:
             self._begun.set()
             assert self._opened.wait(PATIENCE_S)
-            copy(copying, part)
+            return begin(copying, part)
 
-        monkeypatch.setattr(Copying, "copy", held)
+        monkeypatch.setattr(Copying, "begin", held)
 
     def shut(self) -> None:
         """Further parts wait."""

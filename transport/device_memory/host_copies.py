@@ -53,11 +53,11 @@ class HostCopies:
         which fills the one while the other is read."""
         return not self._refused and _are_plain(target, source)
 
-    def copy(
+    def begin(
         self, target: "Tensor", source: "Tensor", after: DeviceEvent, begin: int = 0, end: int | None = None
-    ) -> None:
-        """Copies the bytes from ``begin`` to ``end``, None: to the last, after the point ``after``, and returns when
-        that is done."""
+    ) -> Callable[[], None]:
+        """Begins to copy the bytes from ``begin`` to ``end``, None: to the last, after the point ``after``. Returns the
+        function that waits until that is done."""
         if (begin, end) != (0, None):
             target, source = (_as_bytes(tensor)[begin:end] for tensor in (target, source))
         of_target, of_source = self._devices.device_of(target), self._devices.device_of(source)
@@ -67,7 +67,8 @@ class HostCopies:
         elif self._refused and (of_target is None) != (of_source is None) and _are_plain(target, source):
             self._copy_staged(device, target, source, after)
         else:
-            self._devices.copy(device, [target], [source], after).synchronize()
+            return self._devices.copy(device, [target], [source], after).synchronize
+        return _do_nothing
 
     def _copy_staged(self, device: str, target: "Tensor", source: "Tensor", after: DeviceEvent) -> None:
         to_host = self._devices.device_of(target) is None
@@ -106,8 +107,8 @@ class OrderedCopies(DeviceCopies):
     def is_divisible(self, target: Any, source: Any) -> bool:
         return self._copies.is_divisible(target, source)
 
-    def write(self, target: Any, source: Any, begin: int = 0, end: int | None = None) -> None:
-        self._copies.copy(target, source, self._after, begin, end)
+    def begin(self, target: Any, source: Any, begin: int = 0, end: int | None = None) -> Callable[[], None]:
+        return self._copies.begin(target, source, self._after, begin, end)
 
 
 def _end(copy: tuple[DeviceEvent, Callable[[], None]]) -> None:

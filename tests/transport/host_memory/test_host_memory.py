@@ -201,14 +201,14 @@ async def main():
     async with StateTransport(Path(sys.argv[1])) as transport:
         state = {"w": np.ones(2 << 20, np.float32)}
         await transport.set("key", state, version=1, lent=memory)
-        copied, lock, copy = [], threading.Lock(), payload.Copying.copy
+        copied, lock, begin = [], threading.Lock(), payload.Copying.begin
         def killing(self, part):
             with lock:
                 if len(copied) == parts:
                     os.kill(os.getpid(), signal.SIGKILL)
                 copied.append(part)
-            copy(self, part)
-        payload.Copying.copy = killing
+            return begin(self, part)
+        payload.Copying.begin = killing
         state["w"].fill(2)
         await transport.set("key", state, version=2, lent=memory)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,18 +81,18 @@ async def test_nobody_writes_a_copy_that_is_read_without_a_check(
 ) -> None:
     """On machines that reorder stores, only digests would show a mix of two versions."""
     intruders: list[bool] = []
-    copy = Copying.copy
+    begin = Copying.begin
 
-    def meanwhile(copying: Copying, part: Part) -> None:
+    def meanwhile(copying: Copying, part: Part) -> Callable[[], None]:
         (file,) = (tmp_path / "far").glob("copy-*")
         block = Block.open(tmp_path / "far", file.name, writable=True)
         intruders.append(block.begin(9, 4))
         block.close()
-        copy(copying, part)
+        return begin(copying, part)
 
     expected = weights()
     handle = await owner.set("weights", expected, version=1)
-    monkeypatch.setattr(Copying, "copy", meanwhile)
+    monkeypatch.setattr(Copying, "begin", meanwhile)
     assert await same(reader, handle, expected)
     assert intruders and not any(intruders)
     monkeypatch.undo()
