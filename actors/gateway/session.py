@@ -122,16 +122,21 @@ class Session:
         finally:
             self._limits.remove(deadline)
 
-    def leave_out(self, rules: Mapping[str, TrainRule]) -> None:
-        """Marks the turns that no rule trains. To be called once, at the session's end. Agents without a rule are
-        trained on all."""
+    def untrained(self, rules: Mapping[str, TrainRule]) -> set[str]:
+        """The ids of the turns that no rule trains. Agents without a rule are trained on all."""
         main = {turn.sample_id for agent in rules for turn in self._conversations.main_turns(agent)}
-        for turn in self.turns:
+
+        def is_trained(turn: Turn) -> bool:
             rule = rules.get(turn.agent, "all")
-            is_trained = rule == "all" or (turn.sample_id in main if rule == "main" else rule(turn))
-            if not is_trained:
-                self.programs.left_out.add(turn.sample_id)
-                self._count("masked")
+            return rule == "all" or (turn.sample_id in main if rule == "main" else rule(turn))
+
+        return {turn.sample_id for turn in self.turns if not is_trained(turn)}
+
+    def leave_out(self, rules: Mapping[str, TrainRule]) -> None:
+        """Marks the turns that no rule trains. To be called once, at the session's end."""
+        untrained = self.untrained(rules)
+        self.programs.left_out |= untrained
+        self._count("masked", len(untrained))
 
     async def close(self) -> None:
         """Ends all calls."""

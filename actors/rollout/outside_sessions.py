@@ -19,26 +19,30 @@ from ...core.ref import ActorRef
 from ..columns.declared_columns import outside_reward
 from ..errors import InvalidReward, RecipeError, SessionUnrewarded
 from ..gateway.server import GatewayServer
-from ..gateway.session import Session
+from ..gateway.session import Session, TrainRule
 from ..messages import (
     CarrierApi,
     SessionRewards,
     SessionsApi,
+    SessionTerms,
 )
 from ..names import AgentName
 from ..workflow import Agents, Rewards, Turn
 from .rollout_setup import RolloutAgent
 from .trajectory import Trajectory
-from .trajectory_rewards import trajectory_rewards
+from .trajectory_rewards import trajectory_rewards, unknown_agent
 
 _ANSWER_TIMEOUT_S: Final = 300.0
-LIMIT: Final = "the session's expiry"
+LIMIT: Final = "gateway.session_s"
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
+    """``train``: see ``SessionTerms``."""
+
     session: Session
     trajectory: Trajectory
+    train: Mapping[str, TrainRule]
     end: "asyncio.Future[Rewards]"
 
 
@@ -65,12 +69,11 @@ class OutsideSessions:
         front, name = self._front.within(_ANSWER_TIMEOUT_S), trajectory.query.id
         terms = await front.begin_session(name, self._worker)
         if terms is None:
-            raise SessionUnrewarded(
-                "lost", "its rollout worker was lost, or the service has not waited for it"
-            )
-        async with self._enter(trajectory, agents, terms.models) as opened:
+            raise SessionUnrewarded("lost", "its rollout worker was lost, or its service has not waited")
+        async with self._enter(trajectory, agents, terms) as opened:
             if not await front.session_opened(name, opened.session.key):
-                raise SessionUnrewarded("lost", "the service has not waited for it")
+                raise SessionUnrewarded("lost", "its service has not waited")
+            trajectory.judge_limit = f"its lives_s={terms.lives_s:g}"
             try:
                 async with asyncio.timeout(terms.lives_s) as deadline:
                     return await opened.end
@@ -81,11 +84,11 @@ class OutsideSessions:
 
     @asynccontextmanager
     async def _enter(
-        self, trajectory: Trajectory, agents: Agents, models: Mapping[str, str]
+        self, trajectory: Trajectory, agents: Agents, terms: SessionTerms
     ) -> AsyncGenerator[_Open]:
         name = trajectory.query.id
-        async with self._server.opened(agents, models, trajectory.programs, name) as session:
-            opened = _Open(session, trajectory, asyncio.get_running_loop().create_future())
+        async with self._server.opened(agents, terms.models, trajectory.programs, name) as session:
+            opened = _Open(session, trajectory, terms.train, asyncio.get_running_loop().create_future())
             self._open[name] = opened
             try:
                 yield opened
@@ -107,6 +110,7 @@ class OutsideSessions:
         except (InvalidReward, RecipeError) as error:
             return str(error)
         opened.trajectory.close()
+        opened.session.leave_out(opened.train)
         if returned is None:
             opened.end.set_exception(SessionUnrewarded("closed", "the program has closed it without rewards"))
         else:
@@ -116,7 +120,9 @@ class OutsideSessions:
     def _check(self, opened: _Open, rewards: SessionRewards | None) -> Rewards | None:
         """The rewards as a workflow returns them; None for a session that is closed without any. Raises InvalidReward
         and RecipeError for those that no trajectory may have."""
-        turns = opened.trajectory.turns_to_reward()
+        left_out = opened.session.untrained(opened.train) | opened.session.programs.left_out
+        ended = opened.trajectory.turns_to_reward()
+        turns = [turn for turn in ended if turn.sample_id not in left_out]
         outside = {
             turn.sample_id: math.nan
             for turn in turns
@@ -126,22 +132,24 @@ class OutsideSessions:
         if rewards is None:
             return Rewards() if judged else None  # the judge of the columns gives them
         if not turns:
-            raise InvalidReward("the session has no turn that has ended")
+            raise InvalidReward("the session has no turn that has ended and is trained")
+        for agent in rewards.agents:
+            if agent not in self._agents:
+                raise unknown_agent(agent, self._agents, "the service rewards")
         trajectory_rewards(
             opened.trajectory.name,
             _rewards(rewards, opened.session),
-            turns,
+            ended,
             self._agents,
             punish=False,
             outside=dict.fromkeys(outside, 0.0),
+            left_out=left_out,
         )
         return _rewards(rewards, opened.session)
 
 
 def _rewards(rewards: SessionRewards, session: Session) -> Rewards:
     """Raises InvalidReward."""
-    if "metrics" in rewards.agents:
-        raise InvalidReward("there is no agent 'metrics'")
     result = Rewards(metrics=rewards.metrics, **rewards.agents)
     if rewards.team is not None:
         result.of_team(rewards.team)

@@ -105,6 +105,8 @@ class RolloutWaits:
 
     def _place(self, trajectory: Trajectory, work: "asyncio.Task[Any]") -> tuple[str, str]:
         """The trajectory's place, and the setting that ends it."""
+        if trajectory.is_session and trajectory.judge_limit:
+            return "in a session of a service, without a call or rewards", f"{trajectory.judge_limit} ends it"
         if trajectory.judge_limit:
             text = "for rewards that a program outside the run gives: does the judge run?"
             return text, f"{trajectory.judge_limit} ends it"

@@ -3,7 +3,7 @@
 opening ─┬─> open ─┬─> ending ─┬─> rewarded    its rewards are trained
          │         │           ├─> late        they came too late for every step
          │         │           └─> closed      it has none
-         │         └─> expired, lost           the same
+         │         └─> expired, lost, failed   the same
          └─> refused     no worker has begun it
 """
 
@@ -15,7 +15,9 @@ from typing import Any, Final, Literal
 from ...actors.messages import CarrierApi, QueryAnswer, SessionTerms
 from ...core.ref import ActorRef
 
-State = Literal["opening", "open", "ending", "rewarded", "late", "closed", "expired", "lost", "refused"]
+State = Literal[
+    "opening", "open", "ending", "rewarded", "late", "closed", "expired", "failed", "lost", "refused"
+]
 _UNENDED: Final[tuple[State, ...]] = ("opening", "open", "ending")
 _FATES: Final[tuple[State, ...]] = ("closed", "expired", "lost")
 
@@ -70,6 +72,8 @@ class OutsideSession:
             self.end("rewarded", "its rewards are trained")
         elif (state := next((state for state in _FATES if state == fate), None)) is not None:
             self.end(state, problem)
+        elif answer.failures:
+            self.end("failed", answer.dropped)
         else:
             self.end("late", answer.dropped)
 

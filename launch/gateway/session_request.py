@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -12,6 +12,7 @@ from .gateway_config import GatewayConfig
 
 MOST_ORDER_BYTES: Final = 1 << 20
 
+Rule = Literal["all", "main"]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -21,11 +22,13 @@ class _Body(BaseModel):
 
 class SessionRequest(_Body):
     """The body of ``POST /sessions``. ``models``: further names of agents. ``metadata`` and ``text`` are kept with the
-    trajectory. ``lives_s``: seconds until the session expires."""
+    trajectory. ``train``: the turns that are trained, of all agents or by agent. ``lives_s``: seconds until the session
+    expires."""
 
     models: dict[str, str] = Field(default_factory=dict, max_length=100)
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
     text: str = ""
+    train: Rule | dict[str, Rule] = "all"
     lives_s: Annotated[_Finite, Field(gt=0)] | None = None
 
     def checked(self, name: str, agents: Sequence[str], config: GatewayConfig) -> tuple[Query, SessionTerms]:
@@ -34,6 +37,11 @@ class SessionRequest(_Body):
             if agent not in agents:
                 problem = f"models: {model!r} is agent {agent!r}; there is: {', '.join(agents)}"
                 raise ApiError(422, problem, parameter="models")
+        rules = self.train if isinstance(self.train, dict) else dict.fromkeys(agents, self.train)
+        for agent in rules:
+            if agent not in agents:
+                problem = f"train: {agent!r} is no agent; there is: {', '.join(agents)}"
+                raise ApiError(422, problem, parameter="train")
         lives_s = config.session_s if self.lives_s is None else self.lives_s
         if lives_s > config.session_s:
             problem = f"lives_s={lives_s:g} is more than gateway.session_s={config.session_s:g}"
@@ -41,7 +49,7 @@ class SessionRequest(_Body):
         data: dict[str, Any] = {"metadata": self.metadata} if self.metadata else {}
         if self.models:
             data["models"] = self.models
-        return Query(name, self.text, data), SessionTerms(self.models, lives_s)
+        return Query(name, self.text, data), SessionTerms(self.models, lives_s, rules)
 
 
 class _TurnReward(_Body):
