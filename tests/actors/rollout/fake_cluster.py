@@ -22,6 +22,7 @@ from flexmarl.actors.messages import (
     Published,
     Query,
     Sample,
+    SessionsApi,
     TableStatistics,
     TextTo,
     VersionRange,
@@ -159,6 +160,8 @@ class FakeCluster:
         self.credit: dict[str, CreditConfig] = {}
         """By agent; of others the reward less the group's mean."""
         self.steps_wait = True
+        self.gateway: ActorRef[SessionsApi] | None = None
+        self.serves = False
         self.instances = {
             "solver": [FakeInstance(lambda request: (65,) * (1 + request.seed % 3)) for _ in range(2)],
             "judge": [FakeInstance(lambda request: (66,))],
@@ -201,6 +204,8 @@ class FakeCluster:
             logs=self.folder,
             archive=archive,
             steps_wait=self.steps_wait,
+            gateway=self.gateway,
+            serves=self.serves,
         )
         rollout = Rollout(setup)
         await self.system.add(rollout, "rollout")
@@ -235,13 +240,21 @@ async def start_step(
     allow_newer: bool = False,
     submitted: list[str] | None = None,
     logged: dict[str, list[LoggedTrajectory]] | None = None,
+    sessions: list[str] | None = None,
 ) -> None:
     ranges = {
         PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
         for policy, oldest in versions.items()
     }
     await rollout.start_step(
-        rollout.writer, Step(step), list(enumerate(queries)), trajectories, ranges, submitted, logged
+        rollout.writer,
+        Step(step),
+        list(enumerate(queries)),
+        trajectories,
+        ranges,
+        submitted,
+        logged,
+        sessions,
     )
 
 
