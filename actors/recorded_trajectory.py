@@ -39,7 +39,7 @@ class RecordedTurn(NamedTuple):
     ``advantage``: the group-local one; None if there is none: in evaluations, for trajectories that don't count, and
     under algorithms whose trainer computes it later. ``version``: of the policy, at the first token;
     ``version_changes``: as in ``Sample``. ``logprobs[i]`` is of ``tokens[i]``. ``columns``: those that the workflow
-    wrote.
+    wrote. ``left_out``: it is not trained, by the workflow or the rules of its gateway.
     """
 
     number: int
@@ -56,6 +56,7 @@ class RecordedTurn(NamedTuple):
     temperature: float = 1.0
     version_changes: tuple[int, ...] = ()
     columns: Mapping[str, Any] = _NOTHING
+    left_out: bool = False
 
 
 _LOGPROBS: Final = RecordedTurn._fields.index("logprobs")
@@ -76,7 +77,7 @@ class RecordedTrajectory(NamedTuple):
     """One run of the workflow on a query. ``step``: of training, or the one that the evaluation came after.
     ``rewards`` and ``metrics``: the workflow's, by agent and by name; both empty if it failed. ``failure``: the error,
     or empty. ``turns``: those that had ended, in the order of their numbers. ``programs``: in the order of their
-    ends."""
+    ends. ``metadata``: of the service that has opened it as a session."""
 
     step: int
     evaluation: bool
@@ -87,6 +88,7 @@ class RecordedTrajectory(NamedTuple):
     failure: str = ""
     turns: tuple[RecordedTurn, ...] = ()
     programs: tuple[RecordedProgram, ...] = ()
+    metadata: Mapping[str, Any] = _NOTHING
 
     @property
     def name(self) -> str:
@@ -120,7 +122,7 @@ class SampleRow(NamedTuple):
 
 class TrajectoryRow(NamedTuple):
     """``reward``: as ``RecordedTrajectory.reward``. ``samples``: the cells of a ``SampleRow`` for each turn.
-    ``programs``: those of a ``RecordedProgram``."""
+    ``programs``: those of a ``RecordedProgram``. ``metadata``: as of ``RecordedTrajectory``."""
 
     number: int
     reward: float | None
@@ -129,6 +131,7 @@ class TrajectoryRow(NamedTuple):
     failure: str
     samples: Sequence[Sequence[Any]]
     programs: Sequence[Sequence[Any]] = ()
+    metadata: Mapping[str, Any] = _NOTHING
 
 
 class Record(NamedTuple):
@@ -220,6 +223,7 @@ def _row(trajectory: RecordedTrajectory) -> TrajectoryRow:
         trajectory.failure,
         samples,
         trajectory.programs,
+        trajectory.metadata,
     )
 
 
@@ -231,4 +235,5 @@ def _turn_cells(turn: RecordedTurn) -> list[Any]:
 
 def _turn_of(cells: list[Any]) -> RecordedTurn:
     cells[_LOGPROBS] = array("f", cells[_LOGPROBS])
-    return RecordedTurn._make(tuple(cell) if isinstance(cell, list | array) else cell for cell in cells)
+    plain: list[Any] = [tuple(cell) if isinstance(cell, list | array) else cell for cell in cells]
+    return RecordedTurn(*plain)

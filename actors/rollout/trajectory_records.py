@@ -84,6 +84,7 @@ class TrajectoryRecords:
                     turn.request.temperature,
                     turn.version_changes,
                     columns,
+                    turn.request.sample_id in trajectory.left_out,
                 )
             )
         return RecordedTrajectory(
@@ -96,6 +97,7 @@ class TrajectoryRecords:
             end.failure.error if end.failure else "",
             tuple(sorted(turns, key=lambda turn: turn.number)),
             tuple(map(_recorded_program, trajectory.programs.ended)),
+            trajectory.query.data.get("metadata", {}) if trajectory.is_session else {},
         )
 
 

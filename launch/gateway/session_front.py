@@ -217,6 +217,6 @@ class SessionFront(Actor, SessionsApi):
 
 
 def _end_error(session: OutsideSession) -> ApiError:
-    reason = f", {session.state}: {session.reason}" if session.has_ended else ""
-    ended = f"the session {session.name} has ended{reason}"
+    fate = f"{session.state}: {session.reason}" if session.has_ended else "and its rewards are taken"
+    ended = f"the session {session.name} has ended, {fate}"
     return ApiError(410, ended, code="session_ended")

@@ -40,7 +40,7 @@ class SessionRequest(_Body):
         rules = self.train if isinstance(self.train, dict) else dict.fromkeys(agents, self.train)
         for agent in rules:
             if agent not in agents:
-                problem = f"train: {agent!r} is no agent; there is: {', '.join(agents)}"
+                problem = f"train: there is no agent {agent!r}; there is: {', '.join(agents)}"
                 raise ApiError(422, problem, parameter="train")
         lives_s = config.session_s if self.lives_s is None else self.lives_s
         if lives_s > config.session_s:

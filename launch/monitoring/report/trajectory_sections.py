@@ -9,7 +9,7 @@ from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, Recor
 from ....core.base.texts import printable
 from ...errors import SamplesUnreadable
 from ...run_folder.run_directory import RunDirectory
-from ...run_folder.samples.conversation import facts_of, title_of
+from ...run_folder.samples.conversation import branches_of, call_text, facts_of, name_conversation, title_of
 from ...run_folder.samples.reader import Samples
 from .page_parts import note
 
@@ -55,8 +55,9 @@ def _choose(samples: Samples) -> Iterator[tuple[str, RecordedTrajectory]]:
 def _render(kind: str, trajectory: RecordedTrajectory, *, is_open: bool) -> str:
     room = _MOST_CHARACTERS
     parts = []
+    branches = branches_of(trajectory.turns)
     for turn in trajectory.turns[:_MOST_TURNS]:
-        text, room = _turn(turn, room)
+        text, room = _turn(turn, room, is_branch=turn.number in branches)
         parts.append(text)
     if len(trajectory.turns) > _MOST_TURNS:
         parts.append(note(f"{len(trajectory.turns) - _MOST_TURNS} later turns are left out."))
@@ -65,9 +66,9 @@ def _render(kind: str, trajectory: RecordedTrajectory, *, is_open: bool) -> str:
     return f"<details{' open' if is_open else ''}>{head}{note(metrics) if metrics else ''}{''.join(parts)}</details>"
 
 
-def _turn(turn: RecordedTurn, room: int) -> tuple[str, int]:
+def _turn(turn: RecordedTurn, room: int, *, is_branch: bool) -> tuple[str, int]:
     """``room``: characters that may be shown; returns what is left after it."""
-    prompt = "\n".join(map(_prompt, turn.prompt))
+    prompt = "\n".join(_prompt(part, is_branch=is_branch) for part in turn.prompt)
     prompt, room = _cut(prompt, room)
     said, room = _cut(turn.text, room)
     prompt = f'<pre class="asked">{escape(prompt)}</pre>' if prompt else ""
@@ -81,9 +82,10 @@ def _cut(text: str, room: int) -> tuple[str, int]:
     return (f"{shown}... ({more} more characters)" if more > 0 else shown), max(0, room - len(text))
 
 
-def _prompt(part: PromptPart) -> str:
+def _prompt(part: PromptPart, *, is_branch: bool) -> str:
     if isinstance(part, int):
-        return f"[the conversation of turn {part}]"
+        return f"[{name_conversation(part, is_branch=is_branch)}]"
     if isinstance(part, str):
         return part
-    return f"{part.get('role', '?')}: {part.get('content') or ''}"
+    calls = "".join(f"\n  calls {call_text(call)}" for call in part.get("tool_calls") or ())
+    return f"{part.get('role', '?')}: {part.get('content') or ''}{calls}"

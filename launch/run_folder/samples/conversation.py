@@ -23,11 +23,14 @@ def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None
     console.print(Rule(Text(title_of(trajectory), style="bold"), align="left", characters="─"))
     if trajectory.metrics:
         console.print(Text(_figures(trajectory.metrics), style="dim"))
+    for name, value in sorted(trajectory.metadata.items()):
+        console.print(Text(f"{printable(name)}: {_short(value)}", style="dim"), soft_wrap=True)
+    branches = branches_of(trajectory.turns)
     colours: dict[str, str] = {}
     for turn in trajectory.turns:
         colour = colours.setdefault(turn.agent, _COLOURS[len(colours) % len(_COLOURS)])
         for part in turn.prompt:
-            console.print(_prompt(part), soft_wrap=True)
+            console.print(_prompt(part, is_branch=turn.number in branches), soft_wrap=True)
         said = Text(f"{turn.agent}  ", style=f"bold {colour}")
         said.append(facts_of(turn), style="dim not bold")
         console.print(said, soft_wrap=True)
@@ -60,8 +63,10 @@ def _figures(by_name: Any) -> str:
 
 
 def facts_of(turn: RecordedTurn) -> str:
-    """Reward, advantage, version, tokens and columns, in one line."""
-    facts = [] if turn.reward is None else [f"reward {turn.reward:.4g}"]
+    """Number, reward, advantage, version, tokens and columns, in one line."""
+    facts = [f"turn {turn.number}"]
+    if turn.reward is not None:
+        facts.append(f"reward {turn.reward:.4g}")
     if turn.advantage is not None:
         facts.append(f"advantage {turn.advantage:+.4g}")
     facts.append(f"version {'…'.join(map(str, sorted({turn.version, *turn.version_changes[1::2]})))}")
@@ -69,6 +74,8 @@ def facts_of(turn: RecordedTurn) -> str:
     if turn.logprobs:
         tokens += f", mean log-prob {math.fsum(turn.logprobs) / len(turn.logprobs):.3g}"
     facts.append(tokens)
+    if turn.left_out:
+        facts.append("not trained")
     if turn.finish_reason == "length":
         facts.append("cut off at max_new_tokens")
     facts += [f"{name}={_short(value)}" for name, value in turn.columns.items()]
@@ -80,16 +87,41 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _prompt(part: PromptPart) -> Text:
+def branches_of(turns: Sequence[RecordedTurn]) -> set[int]:
+    """The numbers of turns that continue a turn which another one has continued before."""
+    continued: set[int] = set()
+    branches: set[int] = set()
+    for turn in turns:
+        parents = {part for part in turn.prompt if isinstance(part, int)}
+        if parents & continued:
+            branches.add(turn.number)
+        continued |= parents
+    return branches
+
+
+def _prompt(part: PromptPart, *, is_branch: bool = False) -> Text:
     if isinstance(part, int):
-        return Text(f"  ↑ the conversation of turn {part}", style="dim italic")
+        return Text(f"  ↑ {name_conversation(part, is_branch=is_branch)}", style="dim italic")
     if isinstance(part, str):
         return Text(_indent(part), style="dim")
     said = Text(f"  {part.get('role', '?')}: ", style="dim bold")
     said.append(_indent(str(part.get("content") or "")).lstrip(), style="dim not bold")
     for call in part.get("tool_calls") or ():
-        said.append(f"\n  calls {_short(call)}", style="dim not bold")
+        said.append(f"\n  calls {call_text(call)}", style="dim not bold")
     return said
+
+
+def name_conversation(turn: int, *, is_branch: bool) -> str:
+    """Names the conversation that a turn continues."""
+    return f"the conversation of turn {turn}{', once more: a branch' if is_branch else ''}"
+
+
+def call_text(call: Any) -> str:
+    """A call of a tool: ``add({"a": 1})``."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return _short(call)
+    return _short(f"{function.get('name')}({function.get('arguments', '')})")
 
 
 def _indent(text: str) -> str:

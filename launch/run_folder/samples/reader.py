@@ -206,6 +206,7 @@ class Samples:
                 step, bool(evaluation), Query(query, text),
                 row.number, row.rewards, row.metrics, row.failure, turns[place],
                 tuple(map(RecordedProgram._make, row.programs)),
+                row.metadata,
             )  # fmt: skip
 
     @contextmanager

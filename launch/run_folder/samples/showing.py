@@ -103,6 +103,7 @@ def as_object(trajectory: RecordedTrajectory, *, tokens: bool) -> dict[str, Any]
         "metrics": trajectory.metrics,
         "failure": trajectory.failure,
         "turns": turns,
+        "metadata": trajectory.metadata,
         "programs": [program._asdict() for program in trajectory.programs],
     }
 

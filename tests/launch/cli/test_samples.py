@@ -49,11 +49,12 @@ def test_a_conversation_has_prompts_answers_and_figures(flexmarl: Flexmarl) -> N
     assert lines[1:] == [
         "accuracy 0.75",
         "  1+2=",
-        "solver  reward 0.75 · advantage +0.25 · version 1 · 2 tokens, mean log-prob -0.255",
+        "solver  turn 0 · reward 0.75 · advantage +0.25 · version 1 · 2 tokens, mean log-prob -0.255",
         "  4",
         "  ↑ the conversation of turn 0",
         "  ?",
-        "judge  reward 0.25 · advantage -0.25 · version 1 · 1 tokens, mean log-prob -1.5 · cut off at max_new_tokens",
+        "judge  turn 1 · reward 0.25 · advantage -0.25 · version 1 · 1 tokens, mean log-prob -1.5"
+        " · cut off at max_new_tokens",
         "  no",
         "",
         "1 of 2 trajectories",

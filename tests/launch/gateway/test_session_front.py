@@ -187,7 +187,7 @@ async def test_a_session_is_opened_played_and_rewarded(cluster: Cluster) -> None
                 await asyncio.sleep(0)
             again = await service.post(f"{place}/rewards", json={"team": 1})
             assert "already" in problem_of(again, 409)
-            assert problem_of(await program.post(CHAT, json=CALL), 410).endswith("has ended")
+            assert "rewards are taken" in problem_of(await program.post(CHAT, json=CALL), 410)
             cluster.orchestrator.end(session["id"])
             assert (await rewarding).json()["state"] == "rewarded"
             assert "rewarded" in problem_of(await program.post(CHAT, json=CALL), 410)
@@ -241,7 +241,7 @@ async def test_rewards_that_come_while_the_session_ends_are_late(cluster: Cluste
         (b'{"models": {"gpt": "nobody"}}', "there is: solver, judge"),
         (b'{"models": 3}', "models"),
         (b'{"train": "none"}', "train"),
-        (b'{"train": {"nobody": "main"}}', "'nobody' is no agent"),
+        (b'{"train": {"nobody": "main"}}', "there is no agent 'nobody'"),
         (b'{"lives_s": 0}', "lives_s"),
         (b'{"lives_s": NaN}', "lives_s"),
         (b'{"lives_s": 99}', "gateway.session_s=60"),
