@@ -75,8 +75,10 @@ class _Gateway:
         session = self._sessions.session(request.session, request.key)
         if self._open > MOST_OPEN_REQUESTS:
             raise ApiError(429, f"{MOST_OPEN_REQUESTS} requests are under way", code="too_many_calls")
-        call = api.read(await request.body(), session.earlier)
-        session.agent_of(call.model)
+        body = await request.body()
+        with session.keeping_refusal():
+            call = api.read(body, session.earlier)
+            session.agent_of(call.model)
         if call.streams:
             await _Stream(request, session, call, api.events(call)).run()
             return

@@ -99,18 +99,24 @@ class Session:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         try:
-            with ExitStack() as pauses:
+            with self.keeping_refusal(), ExitStack() as pauses:
                 for limit in self._limits:
                     pauses.enter_context(limit.paused())
                 return await asyncio.shield(task)
-        except ApiError as error:
-            self.refusal = error.problem
-            raise
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and not (caller and caller.cancelling()):  # by ``close``
                 raise ApiError(410, f"the session {self.id} has ended", code="session_ended") from None
             task.cancel()
+            raise
+
+    @contextmanager
+    def keeping_refusal(self) -> Iterator[None]:
+        """Keeps the reason for which a request is refused: the program may not say it."""
+        try:
+            yield
+        except ApiError as error:
+            self.refusal = error.problem
             raise
 
     @contextmanager

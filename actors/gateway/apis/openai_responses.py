@@ -127,7 +127,7 @@ def _messages(items: Any) -> list[Message]:
             raise ApiError(400, f"{where} is {type(item).__name__}, needs an object", parameter="input")
         kind = item.get("type", "message")
         if kind == "reasoning":
-            thought, open_answer = _thought(item), None
+            thought, open_answer = _reasoning_of(item), None
             continue
         if kind == "function_call":
             if open_answer is None:
@@ -145,7 +145,7 @@ def _messages(items: Any) -> list[Message]:
     return messages
 
 
-def _thought(item: Mapping[str, Any]) -> dict[str, str]:
+def _reasoning_of(item: Mapping[str, Any]) -> dict[str, str]:
     """The reasoning of an item as a key of the answer that it is a part of."""
     parts = [part.get("text") for part in list_of(item, "content") if part.get("type") == "reasoning_text"]
     text = "\n".join(part for part in parts if isinstance(part, str) and part)

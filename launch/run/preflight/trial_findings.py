@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from ....actors.environments.environment import Environment
-from ....actors.errors import InvalidEnvironment, InvalidRequest, InvalidReward, PromptTooLong, RecipeError
+from ....actors.errors import (
+    InvalidEnvironment,
+    InvalidRequest,
+    InvalidReward,
+    ProgramFailed,
+    PromptTooLong,
+    RecipeError,
+)
 from ....actors.recipe.recipe import Recipe
 from ....actors.recipe.recipe_lines import line_of_error
 from ....actors.rollout.groups.group_run import TrajectoryEnd
@@ -82,6 +89,8 @@ def _is_certain(end: TrajectoryEnd) -> bool:
         return not (has_answer and _NOT_FINITE.search(str(error)))
     if has_answer:
         return False
+    if isinstance(error, ProgramFailed):
+        return bool(error.refusal)  # by the gateway: of a call that no answer comes before
     # Other errors may come of the machine, or of a file that the workflow looks for in its working directory.
     return isinstance(error, InvalidRequest | InvalidEnvironment | PromptTooLong)
 
@@ -126,9 +135,23 @@ def _words(config: RunConfig, error: BaseException) -> str:
         return (
             f"{words}, or lower {' and '.join(keys) or 'max_new_tokens'}, which leaves no room for a prompt"
         )
+    if isinstance(first, ProgramFailed):
+        return _words_of_program(first)
     if isinstance(first, OSError) and not isinstance(first, FlexmarlError):
         return f"{words}; {EMPTY_FOLDER}"
     return words
+
+
+def _words_of_program(error: ProgramFailed) -> str:
+    """A program's failure in a line: its output may be long."""
+    last = error.output.strip().rpartition("\n")[2]
+    parts = (
+        f"ProgramFailed: the program {error.command} {error.how}",
+        error.refusal and f"the gateway's last refusal: {error.refusal}",
+        last and f"its last line: {last}",
+        "" if error.refusal else EMPTY_FOLDER,
+    )
+    return "; ".join(filter(None, parts))
 
 
 def _reward_warnings(config: RunConfig, end: TrajectoryEnd) -> Iterator[str]:
@@ -146,9 +169,11 @@ def _reward_warnings(config: RunConfig, end: TrajectoryEnd) -> Iterator[str]:
                 f"Rewards.of, or set agents.{name}.algorithm.rewards to trajectory or both"
             )
     if not agents:
-        yield (
-            f"the workflow asked no agent for a turn with the query {end.trajectory.query.id!r}: it trains nothing"
-        )
+        programs = end.trajectory.programs.ended
+        who = f"the program {programs[-1].command}" if programs else "the workflow"
+        hint = ": it finds its models by OPENAI_BASE_URL or ANTHROPIC_BASE_URL" if programs else ""
+        query = end.trajectory.query.id
+        yield f"{who} asked no agent for a turn with the query {query!r}: it trains nothing{hint}"
 
 
 def _tool_warnings(end: TrajectoryEnd) -> Iterator[str]:

@@ -178,7 +178,7 @@ async def test_a_text_continues_the_text_that_it_begins_with() -> None:
         assert solver.prompts[1] == [gateway.turns[0], " and 2?"]
 
 
-ANSWERED = {
+ANSWERED: dict[str, tuple[str, list[Any]]] = {
     "chat/completions": ("messages", [{"role": "assistant", "content": "3", "reasoning_content": "I add."}]),
     "responses": (
         "input",
@@ -220,7 +220,7 @@ async def test_an_answer_keeps_its_reasoning_where_it_comes_from_another_session
 async def test_an_answer_with_reasoning_is_continued_with_and_without_it(
     path: str, stream: bool, sends_reasoning: bool
 ) -> None:
-    """Of streams a client has the texts of both kinds."""
+    """The two kinds of text come as events of their own in a stream."""
     key, answer = ANSWERED[path]
     question, more = ({"role": "user", "content": text} for text in (QUESTION, "Sure?"))
     if not sends_reasoning:
