@@ -99,9 +99,15 @@ class FakeCluster:
         self.instances: list[ActorRef[Instance]] = []
 
     async def open(
-        self, instances: int, engine: dict[str, Any], sampling: SamplingConfig, **config: Any
+        self,
+        instances: int,
+        engine: dict[str, Any],
+        sampling: SamplingConfig,
+        *,
+        workflow: str = WORKFLOW,
+        **config: Any,
     ) -> None:
-        (self.folder / "workflow.py").write_text(WORKFLOW)
+        (self.folder / "workflow.py").write_text(workflow)
         served = ServedPolicy(None, SimulatedEngineConfig(**engine))
         sink: ActorRef[Any] = await self.system.add(self.sink, "sink")
         self.router = await self.system.add(RouterActor(RouterSetup((SOLVER,), sink)), "router")
