@@ -1,4 +1,4 @@
-"""The keys of a run's sessions are in none of its files, whatever its programs do with them."""
+"""The keys of a run's sessions are in none of its files."""
 
 from pathlib import Path
 
