@@ -241,7 +241,7 @@ async def test_rewards_that_come_while_the_session_ends_are_late(cluster: Cluste
         (b'{"models": {"gpt": "nobody"}}', "there is: solver, judge"),
         (b'{"models": 3}', "models"),
         (b'{"train": "none"}', "train"),
-        (b'{"train": {"nobody": "main"}}', "there is no agent 'nobody'"),
+        (b'{"train": {"nobody": "main"}}', "no agent 'nobody'"),
         (b'{"lives_s": 0}', "lives_s"),
         (b'{"lives_s": NaN}', "lives_s"),
         (b'{"lives_s": 99}', "gateway.session_s=60"),

@@ -15,8 +15,7 @@ PIECE = 16 * CHUNK_BYTES
 
 
 class Copies:
-    """Notes the copies of tensors that are on a device by their identity. Each is done when somebody waits for it. The
-    copy of the number ``refused`` can't begin."""
+    """Notes the copies of tensors that are on a device by their identity. Waiting for a copy completes the copy."""
 
     def __init__(self, on_device: list[torch.Tensor], refused: int | None = None) -> None:
         self._on_device = on_device
