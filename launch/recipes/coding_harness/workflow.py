@@ -1,8 +1,8 @@
 """Each trajectory is a program: a coding harness, ``harness.py``, that repairs a file of failing tests with a fixer and
 a reviewer.
 
-The SFT teaches both to write: the fixer the numbers of the test and any operator, the reviewer any verdict.
-Reinforcement learning teaches which ones.
+The SFT teaches both to write: the fixer the numbers of the test and any operator, the reviewer the verdicts of somebody
+who is often wrong. Reinforcement learning teaches which ones are right.
 """
 
 import json
@@ -17,6 +17,8 @@ from flexmarl.actors.workflow import Agents, Query, Rewards
 
 HARNESS = Path(__file__).with_name("harness.py")
 SIGNS = "+-*"
+MISTAKES = 0.3
+"""Share of the verdicts that are wrong in the SFT of the reviewer."""
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
@@ -50,7 +52,9 @@ def sft(agent: str, batch: int, size: int, seed: int, **data: Any) -> list[tuple
         first, second = (f"{a}{random.choice(SIGNS)}{b}" for _ in range(2))
         if agent == "reviewer":
             result = random.choice([target, str(_value(a, random.choice(SIGNS), b)), "no"])
-            examples.append((f"<user>{result}!{target}<eos><assistant>", random.choice(["ok", "no"])))
+            right, wrong = ("ok", "no") if result == target else ("no", "ok")
+            verdict = wrong if random.random() < MISTAKES else right
+            examples.append((f"<user>{result}!{target}<eos><assistant>", verdict))
         elif random.random() < 0.5:
             examples.append((f"<user>{test}<eos><assistant>", first))
         else:
