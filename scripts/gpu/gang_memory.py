@@ -217,4 +217,7 @@ def _resume(
 
 
 def _setup(card: Card, shape: Shape) -> PolicySetup:
-    return setup_of(shape, card.device, "bfloat16", tokens_per_forward=2048, checkpointing=True, ranks=2)
+    # To compile takes longer than all else here, and changes nothing in what is moved.
+    return setup_of(
+        shape, card.device, "bfloat16", tokens_per_forward=2048, checkpointing=True, compilation=False, ranks=2
+    )

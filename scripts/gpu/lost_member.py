@@ -1,8 +1,9 @@
 """A rank that waits for one that never comes ends with a sentence, within its deadline.
 
 The waiting rank is a process of its own. At first no other one comes to the meeting. Then another rank has come, and is
-lost before the process group is made: the waiting rank is aborted, as a slot does it. Criteria: an error that says so,
-and an end of the process. Recorded: the end by NCCL's own deadline, without an abort.
+lost before the process group is made: the waiting rank is aborted, and killed if it still waits five seconds later, as
+the pool does it with a slot's worker: NCCL can't be interrupted while it connects. Criteria: an error that says so, or
+the end of the process, and its memory on the card is free. Recorded: the end by NCCL's own deadline, without an abort.
 """
 
 import json
@@ -21,8 +22,10 @@ from typing import Final
 import torch
 
 from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership, c10d
+from flexmarl.actors.trainer.pool.state_moves import TORN_TIMEOUT_S
 
 from .checks import Card, Check, at_most, holds, part
+from .peers import UsedMemory
 
 _PROGRAM: Final = (
     "import sys; sys.path.append(sys.argv.pop(1)); from scripts.gpu.lost_member import main; main()"
@@ -71,6 +74,8 @@ def run(card: Card) -> Iterator[Check]:
 def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
     """Starts the waiting rank, and checks its end."""
     limit_s = _LIMIT_S if card.is_cuda else _CPU_LIMIT_S
+    used = UsedMemory(card, card.folder)
+    at_start = used.read()
     meeting = Meeting(LOOPBACK)
     endpoint, _, gang = meeting.address.partition("/")
     host, _, port = endpoint.rpartition(":")
@@ -88,12 +93,19 @@ def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
     try:
         waiting.stdout.readline()  # its imports are done
         began = time.monotonic()
+        patience_s = _DEADLINE_S + TORN_TIMEOUT_S if case.is_aborted and card.is_cuda else limit_s
         try:
-            text, _ = waiting.communicate(timeout=limit_s)
+            text, _ = waiting.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
             waiting.kill()
             waiting.communicate()
-            yield _verdict(case, Check(case.name, f"it still waits after {limit_s:g} s", "", "an end", False))
+            if not (case.is_aborted and card.is_cuda):
+                text = f"it still waits after {patience_s:g} s"
+                yield _verdict(case, Check(case.name, text, "", "an end", False))
+                return
+            yield Check(f"{case.name}: end", f"killed {TORN_TIMEOUT_S:g} s after its abort, as the pool does it")
+            left = used.wait_until(at_start + used.noise_bytes) - at_start
+            yield at_most(f"{case.name}: left on the card", left, used.noise_bytes, "bytes")
             return
     finally:
         meeting.close()

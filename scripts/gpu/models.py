@@ -95,6 +95,7 @@ def setup_of(
     tokens_per_forward: int = 16384,
     checkpointing: bool = False,
     packing: bool = True,
+    compilation: bool | None = None,
     ranks: int = 1,
 ) -> PolicySetup:
     """A GRPO policy of that shape."""
@@ -102,6 +103,7 @@ def setup_of(
         tokens_per_forward=tokens_per_forward,
         activation_checkpointing=checkpointing,
         packing=packing,
+        compilation=compilation,
         ranks=ranks,
     )
     return PolicySetup(model=model_of(shape, device, dtype), trainer=trainer, credit={AGENT: CreditConfig()})

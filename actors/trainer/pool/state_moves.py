@@ -22,7 +22,7 @@ from .pool_record import PoolRecord
 from .pool_slots import HostedGang, PoolSlots
 
 # A call that computes with a lost rank fails at once, unless the gang has not met yet.
-_TORN_TIMEOUT_S: Final = 5.0
+TORN_TIMEOUT_S: Final = 5.0
 # A copy is stopped between two of its pieces, and a disk or a network may be slow with one.
 _STOP_TIMEOUT_S: Final = 120.0
 _NOTHING: Final = Moved(0, "none")
@@ -315,7 +315,7 @@ class StateMoves:
             return slot.drop(life, policy)
 
         # A rank of a torn gang may wait for the one that was lost: its process is of no use then.
-        timeout_s = _TORN_TIMEOUT_S if gang.is_torn else WORK_TIMEOUT_S
+        timeout_s = TORN_TIMEOUT_S if gang.is_torn else WORK_TIMEOUT_S
         await self._slots.at_those_left(gang, drop, timeout_s)
 
     # ------------------------------------------------------------------ events
