@@ -131,9 +131,11 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     assert wheel.metadata["Version"] == flexmarl.__version__
     assert wheel.metadata["License-Expression"] == "Apache-2.0"
     assert wheel.metadata.get_all("License-File") == ["LICENSE"]
-    sinks = {"gateway", "tensorboard", "wandb", "mlflow", "prometheus"}
+    sinks = {"tensorboard", "wandb", "mlflow", "prometheus"}
+    programs = {"gateway", "clients"}
     environments = {"verifiers", "gymnasium", "pettingzoo"}
-    extras = {"vllm", "lora", "openai", "datasets", "service", "bench", "dev"} | sinks | environments
+    others = {"vllm", "lora", "openai", "datasets", "service", "bench", "dev"}
+    extras = others | sinks | environments | programs
     assert set(wheel.metadata.get_all("Provides-Extra", [])) == extras
     assert wheel.text(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_text()
     assert (
