@@ -98,6 +98,8 @@ class GatewayServer:
             ) from error
 
     async def _start(self) -> str:
+        if getattr(asyncio.get_running_loop(), "is_virtual", False):
+            raise RecipeError("programs take real time, for which no simulation waits: train the recipe")
         try:
             from .http_server import serve  # an extra: only recipes with programs need it
         except ImportError as error:

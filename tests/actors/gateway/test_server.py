@@ -9,6 +9,7 @@ import pytest
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.gateway.gateway_config import GatewayConfig
 from flexmarl.actors.gateway.server import GatewayServer
+from flexmarl.core.testing import virtual_time
 
 from .clients import RESULT
 from .scripted_agents import ScriptedAgent
@@ -80,3 +81,12 @@ async def test_each_worker_has_a_port_of_its_own() -> None:
             with pytest.raises(RecipeError, match=rf"can't listen on .*=127\.0\.0\.1 \(port {port}\)"):
                 async with server.opened({}, {}):
                     pass
+
+
+def test_a_simulation_with_programs_is_refused() -> None:
+    async def body() -> None:
+        with pytest.raises(RecipeError, match="programs take real time, for which no simulation waits"):
+            async with GatewayServer().opened({}, {}):
+                pass
+
+    virtual_time.run(body())
