@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from ...actors.gateway.model_call import ApiError
 from ...actors.messages import Query, SessionRewards, SessionTerms, SessionTurnReward
@@ -12,8 +12,22 @@ from .gateway_config import GatewayConfig
 
 MOST_ORDER_BYTES: Final = 1 << 20
 
+_DEEPEST: Final = 16
+
 Rule = Literal["all", "main"]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _check_plain(value: Any, depth: int = 0) -> Any:
+    """Raises ValueError for what no message between actors may have."""
+    if depth > _DEEPEST:
+        raise ValueError(f"is nested deeper than {_DEEPEST} levels")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("has a whole number beyond 64 bits")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_plain(inner, depth + 1)
+    return value
 
 
 class _Body(BaseModel):
@@ -26,7 +40,7 @@ class SessionRequest(_Body):
     expires."""
 
     models: dict[str, str] = Field(default_factory=dict, max_length=100)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, JsonValue], AfterValidator(_check_plain)] = Field(default_factory=dict)
     text: str = ""
     train: Rule | dict[str, Rule] = "all"
     lives_s: Annotated[_Finite, Field(gt=0)] | None = None
