@@ -188,10 +188,11 @@ async def test_wrong_keys_and_bodies_are_refused_with_the_reason_and_end_nothing
         assert (await service.post(f"{place}/rewards", json=named)).json()["state"] == "rewarded"
         response = await service.post(place + chat, json=call, headers=of_program)
         assert "rewarded" in await refusal(response, 410)
-        file = Path(run.directory.path / "gateway.key")
-        assert file.stat().st_mode & 0o077 == 0
-        logs = "".join(path.read_text() for path in (run.directory.path / "logs").iterdir())
-        assert file.read_text() not in logs and session["key"] not in logs
+        keys = Path(run.directory.path / "gateway.key")
+        assert keys.stat().st_mode & 0o077 == 0
+        secrets = keys.read_bytes(), session["key"].encode()
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path != keys]
+    assert files and not [path for path in files for key in secrets if key in path.read_bytes()]
 
 
 async def test_a_session_whose_worker_is_lost_ends_and_says_so(tmp_path: Path) -> None:
@@ -237,3 +238,24 @@ async def test_under_strict_a_session_begins_with_the_next_step_and_holds_it(tmp
     with flexmarl.Samples(tmp_path / "run") as samples:
         (trajectory,) = [one for one in samples.trajectories() if one.query.id == session["id"]]
     assert len({turn.version for turn in trajectory.turns}) == 1
+
+
+@pytest.mark.parametrize("mode", [ASYNC, SERVED])
+async def test_a_run_that_stops_in_mid_session_waits_for_it_if_its_step_does(
+    tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    async with run_in_loop(tmp_path, "run", *mode) as run, service_of(run) as service:
+        await wait_for_step(run, 1)
+        while (response := await service.post("/sessions", json={})).status_code == 503:
+            pass  # strict: until a step begins
+        session = response.json()
+        await talk(session, turns=1)
+        stopping = asyncio.create_task(run.stop())
+        if mode is SERVED:
+            await talk(session, turns=1)
+            rewards = {"agents": {"solver": 1.0}}
+            ended = await service.post(f"/sessions/{session['id']}/rewards", json=rewards)
+            assert ended.json()["state"] in ("rewarded", "ending"), ended.text
+        await stopping
+    turns = sum(session["id"] in name for name in trained(tmp_path / "run"))
+    assert turns == (2 if mode is SERVED else 0)
