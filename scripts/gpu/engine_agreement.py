@@ -33,7 +33,7 @@ from .timing import free_memory
 _DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 _FLOAT32_BOUND = 1e-4
 _BFLOAT16_BOUND = 1.5
-"""Of the trainer's own deviation from float32 with the same weights. Two computations in bf16 that round at other places
+"""Times the trainer's deviation from float32 with the same weights. Two computations in bf16 that round at other places
 have each that deviation, and differ by the square root of two of it."""
 _SPREAD = 2.0
 """Standard deviation of the logits: a new model's is about 0.6, so that all tokens are nearly alike. A trained model's

@@ -217,7 +217,13 @@ def _resume(
 
 
 def _setup(card: Card, shape: Shape) -> PolicySetup:
-    # To compile takes longer than all else here, and changes nothing in what is moved.
+    # To compile would take longer than all else here, and the moves would be the same.
     return setup_of(
-        shape, card.device, "bfloat16", tokens_per_forward=2048, checkpointing=True, compilation=False, ranks=2
+        shape,
+        card.device,
+        "bfloat16",
+        tokens_per_forward=2048,
+        checkpointing=True,
+        compilation=False,
+        ranks=2,
     )

@@ -103,7 +103,9 @@ def wait_for_member(card: Card, case: Case) -> Iterator[Check]:
                 text = f"it still waits after {patience_s:g} s"
                 yield _verdict(case, Check(case.name, text, "", "an end", False))
                 return
-            yield Check(f"{case.name}: end", f"killed {TORN_TIMEOUT_S:g} s after its abort, as the pool does it")
+            yield Check(
+                f"{case.name}: end", f"killed {TORN_TIMEOUT_S:g} s after its abort, as the pool does it"
+            )
             left = used.wait_until(at_start + used.noise_bytes) - at_start
             yield at_most(f"{case.name}: left on the card", left, used.noise_bytes, "bytes")
             return

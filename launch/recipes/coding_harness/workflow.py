@@ -1,8 +1,8 @@
 """Each trajectory is a program: a coding harness, ``harness.py``, that repairs a file of failing tests with a fixer and
 a reviewer.
 
-The SFT teaches both to write: the fixer the numbers of the test and any operator, the reviewer the verdicts of somebody
-who is often wrong. Reinforcement learning teaches which ones are right.
+The SFT teaches both to write: the fixer the numbers of the test and any operator, the reviewer verdicts of which many
+are wrong. Reinforcement learning teaches which ones are right.
 """
 
 import json
