@@ -79,7 +79,9 @@ def compiled_token_logprobs(
     if not isinstance(temperature, Tensor) and temperature != 1.0:
         # A number would be a constant of the compiled function.
         temperature = torch.full((len(tokens),), temperature, device=logits.device)
-    return _compile_token_logprobs()(logits, tokens, temperature)
+    # A part of a tensor is a view, and a view is a variant of its own; a detached part counts as a whole tensor.
+    whole = temperature.detach() if isinstance(temperature, Tensor) else temperature
+    return _compile_token_logprobs()(logits, tokens.detach(), whole)
 
 
 @functools.cache

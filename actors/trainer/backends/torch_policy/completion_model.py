@@ -219,7 +219,7 @@ class CompletionForward(nn.Module):
         super().__init__()
         self.model = model
         self._vocab_size = vocab_size
-        self._positions: Tensor | None = None
+        self._positions: Tensor | slice | None = None
         self._outside: Sequence[Place] = ()
         self._of_output: Sequence[Place] = ()
         self._sums_output = False
@@ -256,12 +256,8 @@ class CompletionForward(nn.Module):
         most_tokens = max(1, most_logits_bytes(rows.input_ids.device) // (4 * self._vocab_size))
         if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
             return self._in_chunks(of_logits, rows, temperatures, truncations, most_tokens)
-        self._positions = rows.positions
-        try:
-            with self._output_layer(self._summed_output()):
-                logits = self.model(**rows.model_inputs).logits
-        finally:
-            self._positions = None
+        with self._keep(rows.positions), self._output_layer(self._summed_output()):
+            logits = self.model(**rows.model_inputs).logits
         check_read(rows, self.model)
         return of_logits(logits, rows.targets, temperatures, truncations)
 
@@ -276,6 +272,8 @@ class CompletionForward(nn.Module):
         body = self.model.base_model(**rows.model_inputs)
         check_read(rows, self.model)
         hidden = body.last_hidden_state.flatten(0, 1).index_select(0, rows.positions)
+        # Of equal size: a rest of a single token would be a variant of its own of the compiled log-probabilities.
+        tokens = -(-len(hidden) // -(-len(hidden) // tokens))
         chunks = zip(torch.split(hidden, tokens), torch.split(rows.targets, tokens), strict=True)
         temperature_parts = torch.split(temperatures, tokens) if isinstance(temperatures, Tensor) else None
         cut = truncations.split(tokens) if truncations is not None else None
@@ -316,14 +314,27 @@ class CompletionForward(nn.Module):
             stack.enter_context(_forward(self.model.base_model, lambda *_args, **_settings: body_output))
             stack.enter_context(self._output_layer(layer))
             stack.enter_context(narrow_parameters(self._of_output))
+            # The logits of a chunk are ``[N, V]`` at once, as those of a forward without chunks: a view of more would
+            # be a variant of its own of a compiled function.
+            stack.enter_context(self._keep(slice(None)))
             logits = self.model.forward(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-        return of_logits(logits.squeeze(0), targets, temperatures, truncations)
+        return of_logits(logits, targets, temperatures, truncations)
+
+    @contextmanager
+    def _keep(self, positions: Tensor | slice) -> Iterator[None]:
+        """Within it the output layer sees the hidden states at ``positions`` alone, ``[N, H]``."""
+        self._positions = positions
+        try:
+            yield
+        finally:
+            self._positions = None
 
     def _keep_completions(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at completions."""
+        """Before the output layer: hidden states ``[rows, longest, H]`` to the ``[N, H]`` at the positions."""
         if self._positions is None:
             return None
-        return (args[0].flatten(0, 1).index_select(0, self._positions),)
+        hidden = args[0].flatten(0, 1)
+        return (hidden if isinstance(self._positions, slice) else hidden.index_select(0, self._positions),)
 
 
 def _likeliest(count: int, logits: Tensor, *_: object) -> Tensor:

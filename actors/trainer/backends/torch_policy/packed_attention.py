@@ -42,6 +42,25 @@ _keep_eager: Callable[[Callable[..., Attention]], Callable[..., Attention]] = to
 """A compiled layer leaves this function out: it would be compiled again for every mixture of lengths."""
 
 
+class _Unviewed(torch.autograd.Function):
+    """A tensor without the view that it is, in the same memory.
+
+    A compiled layer has guards for the tensor that a view is of: behind each way to attend, whose outputs are views
+    of other tensors, and again for a single row, it would be compiled once more, which takes seconds of a step.
+    """
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+_unviewed: Callable[[Tensor], Tensor] = _Unviewed.apply
+
+
 def pack_attention(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
     """True if ``model`` computes rows that lie end to end from now on, with activations of ``dtype`` on ``device``;
     the reason why it can't is logged once."""
@@ -131,7 +150,7 @@ def _attend_groups(
     _note_read(packing, module, attention_mask, settings)
     attend = partial(sdpa_attention_forward, module, attention_mask=None, **settings)
     parts = [_attend_group(attend, group, query, key, value) for group in packing.groups]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1), None
+    return _unviewed(parts[0]) if len(parts) == 1 else torch.cat(parts, 1), None
 
 
 def _attend_group(
@@ -212,7 +231,7 @@ def _attend_varlen(
     device = query.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     q, k, v = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-    return varlen(q, k, v, packing, settings.get("scaling")).unsqueeze(0), None
+    return _unviewed(varlen(q, k, v, packing, settings.get("scaling")).unsqueeze(0)), None
 
 
 def _is_one_batch(packing: Packing) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from structlog.testing import capture_logs
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.messages import ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
+from flexmarl.actors.trainer import padding
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.torch_policy import compiled, completion_model
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
@@ -36,6 +38,7 @@ def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     compiled._compile_token_logprobs.cache_clear()
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     with torch._dynamo.config.patch(disable=False):
         yield
     torch._dynamo.reset()
@@ -74,6 +77,62 @@ def test_the_gradient_is_that_of_the_model_as_it_is_written(
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (actual[name] - gradient).norm() <= bound * gradient.norm(), name
+
+
+def make_rows(*lengths: int) -> list[Sample]:
+    """A sample of each length, a third of it prompt."""
+    sample = make_samples(0)[0]
+    return [
+        replace(
+            sample,
+            sample_id=f"q_0_{number}",
+            prompt_tokens=tuple((number + place) % 16 for place in range(length // 3)),
+            tokens=tuple(place % 16 for place in range(length - length // 3)),
+            logprobs=(-2.5,) * (length - length // 3),
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("packing", [False, True])
+def test_micro_batches_of_any_lengths_are_compiled_once(
+    packing: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row or many, as long or not, in one group for attention or in several, with logits in one chunk or more."""
+    monkeypatch.setattr(compiled, "can_compile", lambda device: True)
+    monkeypatch.setattr(completion_model, "use_onednn", lambda model: model)
+    monkeypatch.setattr(completion_model, "most_logits_bytes", lambda device: 4 * 16 * 40)
+    monkeypatch.setattr(padding, "WORTH_DIVIDING_TOKENS", 8)
+    trainer = TorchTrainerConfig(
+        tokens_per_forward=96, compilation=True, packing=packing, activation_checkpointing=checkpointing
+    )
+    model = ModelConfig(config=SMALLER_MODEL | {"num_hidden_layers": 2}, tokenizer="unused", dtype="bfloat16")
+    setup = PolicySetup(
+        model=model,
+        credit={AgentName("solver"): CreditConfig()},
+        loss=LossConfig(name="dapo"),
+        trainer=trainer,
+    )
+    policy = TorchPolicy(PolicyName("solver"), setup, seed=0, total_steps=10)
+    policy.accumulate(make_rows(24, 24, 24, 24))
+    if not packing:  # a batch of one row is a variant, but one row that has all samples is not
+        policy.accumulate(make_rows(12))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs >= 2
+    for lengths in [
+        (8, 8),
+        (11, 11, 11),
+        (6, 7),
+        (5, 9, 29),
+        (12,),
+        (32, 31, 30),
+        (4, 4, 28, 28),
+        (30, 3, 17, 8),
+    ]:
+        policy.accumulate(make_rows(*lengths))
+    policy.accumulate(make_rows(*range(4, 32)))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, torch.tensor([0.5, 1.0, 2.0])])
