@@ -10,8 +10,6 @@ from flexmarl.actors.gateway import carried
 from flexmarl.actors.gateway.carried import answer_carried
 from flexmarl.actors.messages import CarriedRequest
 
-from ...patience import PATIENCE_S
-
 REQUEST = CarriedRequest("POST", "/sessions/s/v1/messages", [("X-Api-Key", "k")], b"body")
 HEAD = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b")]}
 
@@ -22,12 +20,6 @@ def body(content: bytes, *, more: bool = True) -> dict[str, Any]:
 
 def tasks() -> set[asyncio.Task[Any]]:
     return asyncio.all_tasks() - {asyncio.current_task()}
-
-
-@pytest.fixture(autouse=True)
-async def _deadline() -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        yield
 
 
 async def test_the_application_gets_the_request_and_the_answer_comes_in_parts() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,11 @@ class Front(Actor, SessionsApi):
     def __init__(self) -> None:
         self.terms: SessionTerms | None = SessionTerms({"gpt": "solver"}, 3600.0)
         self.wanted = True
-        self.key: asyncio.Queue[str] = asyncio.Queue()
+        self._keys: asyncio.Queue[str] = asyncio.Queue()
+
+    async def opened(self) -> str:
+        """The key of the session, once it is open."""
+        return await asyncio.wait_for(self._keys.get(), PATIENCE_S)
 
     @endpoint
     async def begin_session(self, session: str, worker: ActorRef[CarrierApi]) -> SessionTerms | None:
@@ -45,14 +48,8 @@ class Front(Actor, SessionsApi):
 
     @endpoint
     async def session_opened(self, session: str, key: str) -> bool:
-        self.key.put_nowait(key)
+        self._keys.put_nowait(key)
         return self.wanted
-
-
-@pytest.fixture(autouse=True)
-async def _deadline() -> AsyncIterator[None]:
-    async with asyncio.timeout(PATIENCE_S):
-        yield
 
 
 @pytest.fixture
@@ -92,7 +89,7 @@ async def test_a_session_is_one_trajectory_that_its_calls_and_rewards_make(
     cluster: FakeCluster, front: Front
 ) -> None:
     rollout = await begun(cluster)
-    key = await front.key.get()
+    key = await front.opened()
     status, answer = await ask(rollout, key)
     assert status == 200, answer
     assert (await ask(rollout, key, model="judge"))[0] == 200
@@ -125,7 +122,7 @@ async def test_rewards_that_no_trajectory_may_have_are_refused_and_the_session_s
     cluster: FakeCluster, front: Front, rewards: SessionRewards, problem: str
 ) -> None:
     rollout = await begun(cluster)
-    key = await front.key.get()
+    key = await front.opened()
     assert "no turn that has ended" in str(await rollout.settle_session(QUERY.id, ONE))
     await ask(rollout, key)
     assert problem in str(await rollout.settle_session(QUERY.id, rewards))
@@ -136,7 +133,7 @@ async def test_rewards_that_no_trajectory_may_have_are_refused_and_the_session_s
 
 async def test_an_answer_with_two_choices_names_no_turn(cluster: FakeCluster, front: Front) -> None:
     rollout = await begun(cluster)
-    key = await front.key.get()
+    key = await front.opened()
     content = json.dumps({"model": "solver", "prompt": "1+1", "n": 2}).encode()
     headers = [("authorization", f"Bearer {key}")]
     request = CarriedRequest("POST", f"/sessions/{QUERY.id}/v1/completions", headers, content)
@@ -154,7 +151,7 @@ async def test_turns_that_the_service_does_not_train_need_no_reward(
 ) -> None:
     front.terms = SessionTerms({}, 3600.0, {"solver": "main"})
     rollout = await begun(cluster)
-    key = await front.key.get()
+    key = await front.opened()
     _, first = await ask(rollout, key, "a", "solver")
     await ask(rollout, key, "a title", "solver")
     await ask(rollout, key, f"a{first['choices'][0]['text']}b", "solver")
@@ -167,7 +164,7 @@ async def test_a_session_without_rewards_is_late_and_counted_by_its_fate(
     cluster: FakeCluster, front: Front
 ) -> None:
     rollout = await begun(cluster)
-    await ask(rollout, await front.key.get())
+    await ask(rollout, await front.opened())
     assert await rollout.settle_session(QUERY.id, None) == ""
     group = await cluster.closed()
     assert (group.dropped.partition(":")[0], group.failures) == ("closed", [])
@@ -177,7 +174,7 @@ async def test_a_session_without_rewards_is_late_and_counted_by_its_fate(
 async def test_a_session_expires(cluster: FakeCluster, front: Front) -> None:
     front.terms = SessionTerms({}, 0.05)
     rollout = await begun(cluster)
-    await front.key.get()
+    await front.opened()
     group = await cluster.closed()
     assert group.dropped == "expired: no rewards within 0.05 s"
     assert group.figures["expired_sessions"] == 1
@@ -205,7 +202,7 @@ async def test_a_session_with_a_failed_call_takes_no_rewards_and_fails_alone(
     for instance in cluster.instances["solver"]:
         instance._answer = fail
     rollout = await begun(cluster)
-    status, answer = await ask(rollout, await front.key.get())
+    status, answer = await ask(rollout, await front.opened())
     assert status == 500 and "no memory" in answer["error"]["message"]
     assert "no memory" in str(await rollout.settle_session(QUERY.id, ONE))
     group = await cluster.closed()
@@ -214,10 +211,10 @@ async def test_a_session_with_a_failed_call_takes_no_rewards_and_fails_alone(
 
 async def test_a_session_waits_with_a_sentence(cluster: FakeCluster, front: Front) -> None:
     rollout = await begun(cluster)
-    await front.key.get()
-    await asyncio.sleep(0)
-    while not (waits := [wait for wait in rollout.waits() if "lives_s" in wait.limit]):
-        await asyncio.sleep(0.01)
+    await front.opened()
+    async with asyncio.timeout(PATIENCE_S):
+        while not (waits := [wait for wait in rollout.waits() if "lives_s" in wait.limit]):
+            await asyncio.sleep(0.01)
     assert (
         waits[0].text == f"1 trajectory (1:{QUERY.id}_0) in a session of a service, without a call or rewards"
     )
@@ -230,7 +227,7 @@ async def test_a_judge_outside_gives_the_rewards_of_a_session_that_is_closed(
     reward = Column(type="float", required=True, written_by="external", timeout_s=0.05)
     cluster.columns = {"solver": {"reward": reward}}
     rollout = await begun(cluster)
-    await ask(rollout, await front.key.get())
+    await ask(rollout, await front.opened())
     assert await rollout.settle_session(QUERY.id, None) == ""
     group = await cluster.closed()
     assert "closed" not in group.dropped, "the judge had its time"
