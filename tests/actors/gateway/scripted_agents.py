@@ -38,10 +38,10 @@ class ScriptedAgent:
         if isinstance(answer, Exception):
             raise answer
         number = len(self.prompts)
-        for length in range(1, len(answer) + 1) if on_text else ():
-            on_text(answer[:length])
-            await asyncio.sleep(0)
         try:
+            for length in range(1, len(answer) + 1) if on_text else ():
+                on_text(answer[:length])
+                await asyncio.sleep(0)
             if self.held is not None:
                 await self.held.wait()
         except asyncio.CancelledError:
