@@ -20,7 +20,7 @@ from .processes import adopt_orphans
 from .results import append_results, read_setting, show_table
 from .table import FOLDER, TESTS, Row
 
-_LOG_LINES = 25
+_LOG_LINES = 110  # the stack of a thread, as faulthandler cuts it
 
 
 def _rows(_context: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> tuple[Row, ...]:

@@ -107,7 +107,10 @@ def _measure_forward(card: Card, shape: Shape, policy: TorchPolicy) -> Iterator[
         if card.is_cuda
         else make_samples(2, 4, 8, shape.vocabulary)
     )
+    began = perf_counter()
     policy.accumulate(samples)
+    synchronize(card.device)
+    yield Check("forward and backward: the first one, with compilation", perf_counter() - began, "s")
     at_rest = live_bytes(card.device)
     peak = peak_bytes(card.device, lambda: policy.accumulate(samples))
     yield Check("forward and backward: samples trained", len(samples))
@@ -146,7 +149,8 @@ def measure_alone(card: Card, shape: Shape) -> Iterator[Check]:
 
 def suspend_and_resume(card: Card, shape: Shape) -> Iterator[Check]:
     """As a slot does it: the state to the host, the release, the end of the group; a new group, the state again."""
-    setup, factory = _setup(card, shape), TorchFactory(0, 100)
+    # Short samples would be compiled once more, for most of a minute; where a state lies does not depend on it.
+    setup, factory = _setup(card, shape, compilation=False), TorchFactory(0, 100)
     samples = make_samples(2, 4, 8, shape.vocabulary)
     with gang_of_one(card) as gang:
         policy = factory.build(_NAME, setup, gang)
@@ -216,14 +220,8 @@ def _resume(
     return policy
 
 
-def _setup(card: Card, shape: Shape) -> PolicySetup:
-    # To compile would take longer than all else here, and the moves would be the same.
+def _setup(card: Card, shape: Shape, *, compilation: bool | None = None) -> PolicySetup:
     return setup_of(
-        shape,
-        card.device,
-        "bfloat16",
-        tokens_per_forward=2048,
-        checkpointing=True,
-        compilation=False,
-        ranks=2,
-    )
+        shape, card.device, "bfloat16",
+        tokens_per_forward=2048, checkpointing=True, ranks=2, compilation=compilation,
+    )  # fmt: skip

@@ -1,14 +1,16 @@
 """Runs one test in a process of its own, which is killed with all its descendants at the limit.
 
 The process writes each check as a line of JSON to a pipe as soon as it is made: those before a failure or the limit
-stand. All other output of the test goes to a file.
+stand. All other output of the test goes to a file; at the limit the test's process adds there where its threads stand.
 """
 
 import asyncio
+import faulthandler
 import importlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +29,9 @@ _PROGRAM: Final = (
 _ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = "left out"
 ENDED: Final = "ended"
+_STACKS: Final = signal.SIGUSR1
+_STACKS_S: Final = 5.0
+_QUIET_S: Final = 0.2
 
 Outcome = Literal["passed", "failed", "left out"]
 
@@ -72,6 +77,8 @@ def run_isolated(
         try:
             checks = _read_checks(process, lines, began + limit_s, report)
             ended = _end_of(process, began + limit_s, limit_s)
+            if process.poll() is None:
+                _ask_for_stacks(process, log)
         finally:
             kill_descendants()
             process.wait()
@@ -115,6 +122,19 @@ def _wait_for(process: "subprocess.Popen[bytes]", deadline: float) -> None:
         return
 
 
+def _ask_for_stacks(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Has a process at its limit write the stacks of its threads into its log, and waits until it is silent."""
+    begins = log.stat().st_size
+    process.send_signal(_STACKS)
+    deadline = time.monotonic() + _STACKS_S
+    size = begins
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(_QUIET_S)
+        before, size = size, log.stat().st_size
+        if begins < before == size:
+            return
+
+
 def _end_of(process: "subprocess.Popen[bytes]", deadline: float, limit_s: float) -> Check | None:
     """The check of a bad end; None for a regular one."""
     criterion = f"within {limit_s:g} s, status 0"
@@ -131,6 +151,8 @@ def _end_of(process: "subprocess.Popen[bytes]", deadline: float, limit_s: float)
 def main(arguments: list[str]) -> None:
     """Runs the test of a module; its checks go to a descriptor. Exits with 0, also if a check has failed."""
     module, device, folder, descriptor = arguments
+    # A signal, not a timer of faulthandler: a timer's thread reads the stack of a thread that runs on meanwhile.
+    faulthandler.register(_STACKS)
     adopt_orphans()  # the test sees which of its processes are left
     os.set_inheritable(int(descriptor), False)
     with os.fdopen(int(descriptor), "w") as lines:

@@ -97,6 +97,7 @@ def setup_of(
     packing: bool = True,
     compilation: bool | None = None,
     ranks: int = 1,
+    compilation: bool | None = None,
 ) -> PolicySetup:
     """A GRPO policy of that shape."""
     trainer = TorchTrainerConfig(
@@ -105,6 +106,7 @@ def setup_of(
         packing=packing,
         compilation=compilation,
         ranks=ranks,
+        compilation=compilation,
     )
     return PolicySetup(model=model_of(shape, device, dtype), trainer=trainer, credit={AGENT: CreditConfig()})
 

@@ -41,7 +41,7 @@ TESTS = (
     Row("T4", "staging_speed", 60, on_cpu=True, doubts=("share of the pinned copy", "products lost")),
     Row("T5", "trainer_speed", 240, on_cpu=True),
     Row("T6", "layer_speed", 100, on_cpu=True),
-    Row("T7", "gang_memory", 90, on_cpu=True),
+    Row("T7", "gang_memory", 180, on_cpu=True),
     Row("T8", "lost_member", 70, on_cpu=True),
     Row("T9", "engine_agreement", 70, on_cpu=True),
     Row("T10", "end_to_end", 280, on_cpu=True),

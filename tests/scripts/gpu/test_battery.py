@@ -64,13 +64,14 @@ def test_a_test_that_fails_or_dies_does_not_stop_the_next(tmp_path: Path) -> Non
 
 def test_a_test_that_hangs_is_killed_with_its_orphans() -> None:
     for limit_s in (1, 4, 16, 64):  # the first check may come late on a busy machine
-        status, checks, _ = battery("HANGS", limit_s)
+        status, checks, progress = battery("HANGS", limit_s)
         *before, ended = checks
         assert (status, ended["value"]) == (1, f"killed at its limit of {limit_s} s")
         if before:
             break
     (child,) = before
     assert not psutil.pid_exists(child["value"])
+    assert "sample.py" in progress and "in run" in progress, "the place where it hung"
 
 
 def test_the_list_names_each_test_with_its_point(capsys: pytest.CaptureFixture[str]) -> None:
