@@ -30,8 +30,8 @@ _ROOT: Final = Path(__file__).parents[2]
 LEFT_OUT: Final = "left out"
 ENDED: Final = "ended"
 _STACKS: Final = signal.SIGUSR1
-_STACKS_S: Final = 5.0
-_QUIET_S: Final = 0.2
+_STACKS_S: Final = 10.0
+_QUIET_S: Final = 1.0
 
 Outcome = Literal["passed", "failed", "left out"]
 
