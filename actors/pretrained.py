@@ -105,6 +105,16 @@ def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:
     return _AUTO_MODEL.from_config(architecture, dtype=dtype, attn_implementation="sdpa")
 
 
+def leave_out_cudnn() -> None:
+    """From now on attention by ``sdpa`` is not computed by cuDNN in this process.
+
+    On GPUs from Hopper on torch prefers it in half precision. For each shape that it has not seen it builds a plan,
+    up to half a second on a B200 (torch 2.11), and another one for the backward. Shapes of decode steps change every
+    few tokens, and those of micro-batches from one to the next. The other kernels need no plans.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 class _Unset(TorchFunctionMode):
     """Memory without contents is on the device ``meta``; fills with nothing instead of random numbers.
 

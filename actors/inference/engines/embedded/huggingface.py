@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from .....core.telemetry import get_logger
 from .....transport.state_dict import without_ties
 from ....errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
+from ....pretrained import leave_out_cudnn
 from ..engine import EngineRequest, EngineResult, EngineStatistics
 from ..request_times import RequestTimes
 from ..step_engine import StepEngine
@@ -76,6 +77,7 @@ class TransformersEngine(StepEngine):
         kv_cache_bytes: int = 4 * 2**30,
         prefix_reuse: bool = True,
     ) -> None:
+        leave_out_cudnn()
         config = model.config.get_text_config(decoder=True)
         self._max_context = context_of(model, max_context)
         refuse_unsupported(model, self._max_context)

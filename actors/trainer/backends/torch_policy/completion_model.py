@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from .....transport.state_dict import without_ties
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
+from ....pretrained import leave_out_cudnn
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs, token_logprobs_and_entropies
 from ...padding import PaddedRows, TokenRow, check_tokens
@@ -102,6 +103,7 @@ class CompletionModel:
     """``model`` is the live module, its parameters float32, on the config's device or on ``meta`` before ``fill``."""
 
     def __init__(self, config: ModelConfig, model: Any) -> None:
+        leave_out_cudnn()
         self.device = torch.device(config.device)
         self.model = model
         self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
