@@ -7,10 +7,12 @@ bf16 or float32, top-p. So are the operations that take most of the time, and th
 
 import copy
 import random
+import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from .timing import free_memory, matmul_flops, peak_bytes, seconds_of
 
 _LEAST_MFU = 0.25
 _MOST_WAITS_PER_FORWARD = 2
+_STEPS = 3
 _ROOT = Path(__file__).parents[2]
 
 
@@ -105,15 +108,21 @@ def _measure_variant(
 
 
 def _measure(card: Card, shape: Shape, load: Load, variant: Variant) -> tuple[float, int]:
+    """Tokens/s of the median step behind a first one, which compiles; uneven lengths differ from step to step."""
     policy = _policy(card, shape, load, variant)
-    samples = _samples(shape, load, variant)
-    _train(policy, samples)  # compiles
-    fresh = [replace(sample, policy_version=1) for sample in samples]
-    seconds: list[float] = []
-    peak = peak_bytes(
-        card.device, lambda: seconds.append(seconds_of(card.device, lambda: _train(policy, fresh)))
-    )
-    return sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples) / seconds[0], peak
+    _train(policy, _samples(shape, load, variant))
+    rates: list[float] = []
+
+    def measure() -> None:
+        for step in range(1, _STEPS + 1):
+            samples = [
+                replace(sample, policy_version=step) for sample in _samples(shape, load, variant, seed=step)
+            ]
+            tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
+            rates.append(tokens / seconds_of(card.device, partial(_train, policy, samples)))
+
+    peak = peak_bytes(card.device, measure)
+    return statistics.median(rates), peak
 
 
 def _train(policy: TorchPolicy, samples: Sequence[Sample]) -> None:
@@ -134,10 +143,10 @@ def _torch_policy(setup: PolicySetup) -> TorchPolicy:
     return TorchPolicy(PolicyName("battery"), setup, seed=0, total_steps=100)
 
 
-def _samples(shape: Shape, load: Load, variant: Variant) -> list[Sample]:
+def _samples(shape: Shape, load: Load, variant: Variant, seed: int = 0) -> list[Sample]:
     samples = make_samples(load.count, load.prompt, load.completion, shape.vocabulary)
     if variant.uneven:
-        rng = random.Random(0)
+        rng = random.Random(seed)
         tokens = load.prompt + load.completion
         samples = [_shorten(sample, rng.randint(max(2, tokens // 16), tokens)) for sample in samples]
     return [replace(sample, truncation=variant.truncation) for sample in samples]
