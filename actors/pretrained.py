@@ -108,9 +108,10 @@ def _from_config(architecture: PreTrainedConfig, dtype: torch.dtype) -> Any:
 def leave_out_cudnn() -> None:
     """From now on attention by ``sdpa`` is not computed by cuDNN in this process.
 
-    On GPUs from Hopper on torch prefers it in half precision. For each shape that it has not seen it builds a plan,
-    up to half a second on a B200 (torch 2.11), and another one for the backward. Shapes of decode steps change every
-    few tokens, and those of micro-batches from one to the next. The other kernels need no plans.
+    On GPUs from Hopper on torch prefers it in half precision. For each new shape it builds a plan, and another one for
+    the backward: on an H200 (torch 2.11) it took 3.1 of the 4.8 s of 238 decode steps, where float32 took 0.4 s. Shapes
+    of decode steps change every few tokens, and those of micro-batches from one to the next. The other kernels need no
+    plans.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
