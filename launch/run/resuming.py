@@ -98,14 +98,14 @@ def plan_resume(
     CheckpointIncomplete naming the damaged file: the user decides about an older checkpoint.
     """
     newest = _newest(directory)
-    written = _relocate(check(read_yaml(directory.config), str(directory.config)), overrides)
+    written = _relocate(_with_renderers(check(read_yaml(directory.config), str(directory.config))), overrides)
     made_with = _made_with(directory)
     warnings = _warnings(directory, newest is not None, made_with)
     if newest is None or made_with is None:
         config = _with_settings(written, overrides, str(directory.config), joining)
         return StartState(config, newest, _as_text(differences(written, config)), warnings)
     source = str(directory.made_with)
-    before = _relocate(check(made_with.config, str(directory.made_with)), overrides)
+    before = _relocate(_with_renderers(check(made_with.config, str(directory.made_with))), overrides)
     config = _with_settings(before, overrides, source, joining)
     problems = list(_refused_settings(before, config, written, overrides, directory.path))
     if config.training.steps < newest[1].step:
@@ -126,6 +126,17 @@ def plan_resume(
         newest = newest[0], replace(newest[1], queries=newest[1].queries.without_digests())
         changes[DATA] = "not compared"
     return StartState(config, newest, changes, warnings)
+
+
+def _with_renderers(config: RunConfig) -> RunConfig:
+    """A run records every key. Without ``model.renderer`` its messages became tokens by the chat template; the default
+    of today could give its prompts other tokens between two steps."""
+    policies = dict(config.policies)
+    for name, policy in config.policies.items():
+        if policy.model is not None and "renderer" not in policy.model.model_fields_set:
+            model = policy.model.model_copy(update={"renderer": "template"})
+            policies[name] = policy.model_copy(update={"model": model})
+    return config.model_copy(update={"policies": policies})
 
 
 def _with_settings(config: RunConfig, overrides: Sequence[str], source: str, joining: int) -> RunConfig:

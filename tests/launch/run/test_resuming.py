@@ -74,6 +74,23 @@ def test_nothing_has_changed(run: RunDirectory) -> None:
     assert found.checkpoint is not None and found.checkpoint[1].queries == QUERIES
 
 
+def test_a_run_recorded_without_renderers_keeps_the_chat_template(run: RunDirectory) -> None:
+    raw = read_yaml(run.config)
+    made_with = json.loads(run.made_with.read_text())
+    for config in (raw, made_with["config"]):
+        for policy in config["policies"].values():
+            assert policy["model"].pop("renderer") == "auto"
+    run.config.write_text(yaml.safe_dump(raw))
+    run.made_with.write_text(json.dumps(made_with))
+    start = resuming.plan_resume(run, [], [])
+    assert {policy.model.renderer for policy in start.config.policies.values() if policy.model} == {
+        "template"
+    }
+    assert start.changes == {}
+    resuming.record(run, start.config)
+    assert resuming.plan_resume(run, [], []).config == start.config
+
+
 @pytest.mark.parametrize(
     ("override", "change"),
     [
