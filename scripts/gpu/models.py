@@ -95,7 +95,6 @@ def setup_of(
     tokens_per_forward: int = 16384,
     checkpointing: bool = False,
     packing: bool = True,
-    compilation: bool | None = None,
     ranks: int = 1,
     compilation: bool | None = None,
 ) -> PolicySetup:
@@ -104,7 +103,6 @@ def setup_of(
         tokens_per_forward=tokens_per_forward,
         activation_checkpointing=checkpointing,
         packing=packing,
-        compilation=compilation,
         ranks=ranks,
         compilation=compilation,
     )
