@@ -20,6 +20,7 @@ class EvaluationSampling(Config):
     def _repeats_differ(self) -> "EvaluationSampling":
         if self.repeats > 1 and self.temperature == 0:
             raise ValueError(
-                f"repeats={self.repeats} with temperature=0: greedy decoding repeats the same answer; set a temperature"
+                f"repeats={self.repeats} with temperature=0: greedy decoding repeats the same answer; set "
+                "evaluation.temperature"
             )
         return self

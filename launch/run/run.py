@@ -345,8 +345,10 @@ class Run:
     async def _end_standstill(self, supervision: RunSupervision) -> None:
         """Ends a run at once that was asked to stop and stands still: its steps under way may never end."""
         await self._stop_asked.wait()
+        clock = asyncio.get_running_loop().time
+        stop_s = clock()
         least_s, standstill = self._prepared.start.config.supervision.stop_patience_s, self._stalls.standstill
-        while standstill.idle_s < standstill.patience_s(least_s):
+        while not standstill.is_given_up(least_s, clock() - stop_s):
             await self._stalls.observed.next.wait()
         text = f"stopping at once: nothing has ended for {standstill.idle_s:.0f} s"
         causes = () if self._stalls.causes else await self._stalls.ask(supervision)  # those were named before

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _PART_S: Final = 5.0
+# An actor sends the count of its work once a second, and the counts are looked at as often; a busy machine is late.
+_SEEN_S: Final = 5.0
 _PATIENCE: Final = 3.0
 
 
@@ -55,6 +57,11 @@ class Standstill:
         """The time to wait for the next work item before it is given up: at least ``least_s``, and three times the
         longest time that passed between two work items without a notice."""
         return max(least_s, _PATIENCE * self._longest_s)
+
+    def is_given_up(self, least_s: float, asked_s: float) -> bool:
+        """True for a run that was asked to stop ``asked_s`` seconds ago and whose steps under way may never end. Work
+        that has ended just before the stop, or by it, is seen seconds later: it may end them."""
+        return asked_s >= _SEEN_S and self.idle_s >= self.patience_s(least_s)
 
     def observe(self, counts: Mapping[str, int], now: float) -> Still | Moving | None:
         """``counts``: by process or file, work items that have ended. A process that is missing has not answered; one

@@ -132,3 +132,14 @@ class Watched(RuleBasedStateMachine):
 
 TestWatched = Watched.TestCase
 TestWatched.settings = settings(max_examples=60)
+
+
+def test_a_stop_gives_work_that_has_just_ended_the_time_to_be_seen() -> None:
+    standstill = Standstill(30.0)
+    notices(standstill, 61, {"a": 5})
+    assert not standstill.is_given_up(10.0, asked_s=1.0), "its counts are as old as a second or two"
+    assert standstill.is_given_up(10.0, asked_s=5.0)
+    standstill.observe({"a": 6}, 62.0)
+    assert not standstill.is_given_up(10.0, asked_s=5.0), "it moves again"
+    notices(standstill, 124, {"a": 6}, 63)
+    assert not standstill.is_given_up(300.0, asked_s=70.0)
