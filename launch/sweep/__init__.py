@@ -1,0 +1,1 @@
+"""Several runs of a recipe that differ in a few settings."""
