@@ -1,0 +1,48 @@
+"""The site of the documentation: its links, its groups, and that it is built without a warning."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.docs_site import ROOT, build, navigation, site_pages, with_site_links
+
+PAGES = site_pages()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("README.md", "[Modes](launch/docs/modes.md)", "[Modes](modes.md)"),
+        ("launch/docs/modes.md", "[r](../../README.md#two-commands)", "[r](index.md#two-commands)"),
+        ("launch/docs/gpus.md", "[`rank_bytes`](../../actors/trainer/rank_bytes.py)", "`rank_bytes`"),
+        ("launch/docs/workflows.md", "[c](../recipes/coding_harness/README.md)", "[c](recipes/coding-harness.md)"),
+        ("launch/recipes/countdown/README.md", "[m](../../docs/modes.md)", "[m](../modes.md)"),
+        ("launch/docs/modes.md", "[a](https://a.b/c) [b](#here)", "[a](https://a.b/c) [b](#here)"),
+        ("launch/docs/modes.md", "```\n[r](../../README.md)\n```", "```\n[r](../../README.md)\n```"),
+    ],
+)  # fmt: skip
+def test_links_lead_to_the_pages_of_the_site(file: str, text: str, expected: str) -> None:
+    assert with_site_links(text, file, PAGES) == expected
+
+
+def test_the_groups_are_those_of_the_readme_and_each_page_is_in_one() -> None:
+    groups = [next(iter(group.items())) for group in navigation((ROOT / "README.md").read_text(), PAGES)]
+    names = [name for name, _ in groups]
+    assert names == ["Start", "Write a workflow", "Run it", "Extend it", "Recipes and results"]
+    listed = [page for _, entries in groups for entry in entries for page in entry.values()]
+    assert sorted(listed) == sorted(PAGES.values())
+    assert {"Add a sink": "add-a-sink.md"} in dict(groups)["Extend it"]
+
+
+def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("zensical")
+    assert build(tmp_path / "site") == 0
+    html = tmp_path / "site" / "html"
+    for page in PAGES.values():
+        text = (html / page).with_suffix(".html").read_text()
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]*src=\"?([^\"\s>]+)|<link[^>]*href=\"?([^\"\s>]+)", text
+        )
+        assert loaded and not [link for link in loaded if "//" in "".join(link)], page
+    assert "max_failed_share" in (html / "search.json").read_text()
