@@ -125,7 +125,10 @@ async def test_groups_that_no_step_takes_are_answered_so(tmp_path: Path) -> None
             submitting = asyncio.create_task(program.submit_logged(log(4)))
             await program.status()
             await program.stop()
-            reasons = Counter(answer.dropped for answer in await submitting)
+            try:
+                reasons = Counter(answer.dropped for answer in await submitting)
+            except QueriesRefused as refusal:  # a busy machine reads the lines more slowly than it stops
+                reasons = Counter([str(refusal)])
             assert reasons.pop("", 0) <= 1, "the step under way may have taken one"
             assert {*reasons} == {"no further step begins: the run is being stopped"}
             with pytest.raises(QueriesRefused, match="no further step begins"):
