@@ -1,8 +1,8 @@
 """A tiny real model that writes some random bytes and then calls a tool, in every turn.
 
-Its attention and its sampling are real, but for two things that its weights prefer: behind any byte it begins a call
-with about one chance in four, and a call once begun is written to its end. The bytes are rarely valid UTF-8: a text
-that is encoded again has other tokens than those that were generated.
+Its attention and its sampling are real, but for two things that its weights prefer: behind any byte it may begin a
+call, after some seven of them on average, and a call once begun is written to its end. The bytes are rarely valid
+UTF-8: a text that is encoded again has other tokens than those that were generated.
 """
 
 import json
@@ -55,7 +55,7 @@ def _weights(model: ModelConfig, chain: list[int]) -> dict[str, Tensor]:
         matrix[:, :features] = 0.0
     inputs[:BYTES, 0] = 1.0
     outputs[BYTES:, 0] = -10.0
-    outputs[chain[0], 0] = 2.0
+    outputs[chain[0], 0] = 3.0
     for feature, (token, following) in enumerate(pairwise(chain), start=1):
         inputs[token] = 0.0
         inputs[token, feature] = 1.0

@@ -1,13 +1,15 @@
 """Episodes of real clients with a real model: what the trainer gets is what the engine generated, bit for bit.
 
 A tiny model on the embedded engine calls a tool in every turn (``steered_model.py``), the client's own API takes the
-call, runs the tool and asks again. Two trajectories at once, of three turns each. The rows that a trainer leases from
-the store are compared with the requests and the results of the engine itself; each turn's prompt has to begin with the
-prompt and the tokens of the turn before it.
+call, runs the tool and asks again, in streams too; so do openai-agents and LangGraph where they are installed. Two
+trajectories at once, of three turns each. The rows that a trainer leases from the store are compared with the requests
+and the results of the engine itself (log-probabilities in float32, as the store keeps them); each turn's prompt has to
+begin with the prompt and the tokens of the turn before it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ from . import test_anthropic_client as of_anthropic
 from . import test_openai_clients as of_openai
 from .clients import QUESTION
 from .steered_model import steered_model
+from .test_agent_frameworks import EXTRA
+
+openai = of_openai.openai
 
 SOLVER = PolicyName("solver")
 TURNS = 3
@@ -76,7 +81,7 @@ async def cluster_of_a_model(
     instance: Any = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(model, engine)}))
     cluster.instances = {SOLVER: [instance]}
     cluster.policies = {SOLVER: SOLVER}
-    cluster.sampling = {SOLVER: SamplingConfig(max_new_tokens=128)}
+    cluster.sampling = {SOLVER: SamplingConfig(max_new_tokens=256)}
     rollout = await cluster.open(body)
     async with StateTransport(private) as transport:
         handle = await transport.set(SOLVER, weights, version=0)
@@ -156,7 +161,7 @@ async def _messages(gateway: Any, *, stream: bool) -> None:
     async with of_anthropic.client_of(gateway) as client:
         history: list[Any] = [{"role": "user", "content": QUESTION}]
         asked = {
-            "model": "solver", "max_tokens": 128, "system": of_anthropic.SYSTEM, "tools": [of_anthropic.TOOL],
+            "model": "solver", "max_tokens": 256, "system": of_anthropic.SYSTEM, "tools": [of_anthropic.TOOL],
         }  # fmt: skip
         for _ in range(TURNS):
             if stream:
@@ -171,13 +176,66 @@ async def _messages(gateway: Any, *, stream: bool) -> None:
             history.append({"role": "user", "content": [of_anthropic.result(call) for call in calls]})
 
 
-PLAYS = [chat, streamed_chat, responses, streamed_responses, messages, streamed_messages]
+async def openai_agents(gateway: Any) -> None:
+    """To its own limit of turns, since the model ends none without a call."""
+    agents = import_module("agents")
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool  # type: ignore[untyped-decorator]
+    def add(a: int, b: int) -> str:
+        """The sum."""
+        return str(a + b)
+
+    async with of_openai.client_of(gateway) as client:
+        model = agents.OpenAIChatCompletionsModel(model="solver", openai_client=client)
+        solver = agents.Agent(name="solver", instructions="Add.", tools=[add], model=model)
+        with pytest.raises(agents.MaxTurnsExceeded):
+            await agents.Runner.run(solver, QUESTION, max_turns=TURNS)
+
+
+async def langgraph(gateway: Any) -> None:
+    langchain_openai, graph = import_module("langchain_openai"), import_module("langgraph.graph")
+    prebuilt = import_module("langgraph.prebuilt")
+
+    def add(a: int, b: int) -> int:
+        """The sum."""
+        return a + b
+
+    async with openai.DefaultAsyncHttpxClient() as http:
+        model = langchain_openai.ChatOpenAI(
+            model="solver",
+            base_url=gateway.env["OPENAI_BASE_URL"],
+            api_key=gateway.env["OPENAI_API_KEY"],
+            http_async_client=http,
+        ).bind_tools([add])
+
+        async def ask(state: Any) -> Any:
+            return {"messages": [await model.ainvoke(state["messages"])]}
+
+        builder = graph.StateGraph(graph.MessagesState)
+        builder.add_node("ask", ask)
+        builder.add_node("tools", prebuilt.ToolNode([add]))
+        builder.add_edge(graph.START, "ask")
+        builder.add_conditional_edges("ask", lambda _: "tools" if len(gateway.turns) < TURNS else graph.END)
+        builder.add_edge("tools", "ask")
+        await builder.compile().ainvoke({"messages": [("system", "Add."), ("user", QUESTION)]})
+
+
+Play = Callable[..., Awaitable[None]]
+NEEDS: Mapping[Play, list[str]] = {
+    openai_agents: ["agents"],
+    langgraph: ["langchain_openai", "langgraph.prebuilt"],
+}
+"""The modules of the plays that only the extra ``clients`` can play."""
+PLAYS = [chat, streamed_chat, responses, streamed_responses, messages, streamed_messages, *NEEDS]
 
 
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__)
 async def test_the_trainer_gets_what_the_engine_generated(
-    system: ActorSystem, private: Path, tmp_path: Path, results: Results, play: Callable[..., Awaitable[None]]
+    system: ActorSystem, private: Path, tmp_path: Path, results: Results, play: Play
 ) -> None:
+    for module in NEEDS.get(play, ()):
+        pytest.importorskip(module, reason=EXTRA)
     body = BODY.format(module=play.__module__, function=play.__name__, turns=TURNS)
     async with cluster_of_a_model(system, private, tmp_path, body) as (cluster, rollout):
         await start_step(rollout, 1, [Query("q", "")], TRAJECTORIES, {SOLVER: 0})
