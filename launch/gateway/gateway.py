@@ -38,8 +38,7 @@ async def opened_front(
     console: ActorRef[ConsoleApi],
 ) -> AsyncIterator[ActorRef[SessionsApi] | None]:
     """The gateway of a run, as an actor of the launcher's and a server that ends with the context; None if the config
-    has none. Raises ConfigError, and RecipeError without the
-    extra."""
+    has none. Raises ConfigError, and RecipeError without the extra."""
     if config.gateway.listen is None:
         yield None
         return
