@@ -52,7 +52,7 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     (folder / ".ci" / "run").write_text(run.replace("/usr/sbin", str(sbin)))
     for name in COMMANDS:
         program(folder / "scripts" / name, f'echo {name} "$@" $FLEXMARL_VENV\ncat\n[ "$FAILS" != {name} ]')
-    line = 'echo install "$@" $FLEXMARL_VENV $PYTHON; [ "$FAILS" != install$FLEXMARL_VENV ]'
+    line = 'echo install "$@" $FLEXMARL_VENV $PYTHON; [ "$FAILS" != install$FLEXMARL_VENV ] && [ "$FAILS" != "$1" ]'
     program(folder / "scripts" / "lib.sh", f"install() {{ {line}; }}")
     program(folder / ".venv" / "bin" / "python", "echo 3.11")
     program(programs / "apt-get", 'echo apt-get "$1"')
@@ -101,12 +101,16 @@ def test_other_pythons_run_the_second_and_the_third_pass(checkout: Checkout) -> 
         f"install dev .cache/venv-{version} {checkout.programs}/python{version}"
         for version in ("3.13", "3.12")
     ]
-    second = "test .cache/venv-3.13"
-    assert checkout.run() == ([*COMMANDS, *installs, second, f"test {third} .cache/venv-3.12"], 0)
+    clients, second = "install dev,clients .cache/venv-3.13", "test .cache/venv-3.13"
+    passes = [*COMMANDS, *installs, clients, second, f"test {third} .cache/venv-3.12"]
+    assert checkout.run() == (passes, 0)
     assert checkout.run(FAILS="test")[1] == 1
+    assert checkout.run(FAILS="dev,clients") == (passes, 0), "the tests with them are left out"
+    assert "the extra clients could not be installed" in checkout.said
 
     lines, status = checkout.run(FAILS="install.cache/venv-3.13")
-    assert lines == [*COMMANDS, *installs, "test .cache/venv-3.12"], "the newest that can be had"
+    clients, second = "install dev,clients .cache/venv-3.12", "test .cache/venv-3.12"
+    assert lines == [*COMMANDS, *installs, clients, second], "the newest that can be had"
     assert status == 0
     assert "the packages for Python 3.13 could not be installed" in checkout.said
 
@@ -116,5 +120,6 @@ def test_a_python_of_pyenv_is_found_and_a_shim_for_a_missing_version_is_none(che
     python = checkout.folder.parent / "pyenv" / "versions" / "3.12.1" / "bin" / "python"
     program(python, "")
     lines, status = checkout.run(PYENV_ROOT=str(python.parents[3]))
-    assert lines == [*COMMANDS, f"install dev .cache/venv-3.12 {python}", "test .cache/venv-3.12"]
+    clients = "install dev,clients .cache/venv-3.12"
+    assert lines == [*COMMANDS, f"install dev .cache/venv-3.12 {python}", clients, "test .cache/venv-3.12"]
     assert status == 0
