@@ -34,8 +34,7 @@ def without_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 async def test_litellm(model: str, stream: bool) -> None:
     litellm = pytest.importorskip("litellm", reason=EXTRA)
     async with scripted(*EPISODE) as (gateway, _):
-        api = "OPENAI" if model.startswith("openai") else "ANTHROPIC"
-        place = {"api_base": gateway.env[f"{api}_BASE_URL"], "api_key": gateway.env[f"{api}_API_KEY"]}
+        place = place_of(gateway, "OPENAI" if model.startswith("openai") else "ANTHROPIC")
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         for _ in EPISODE:
             reply = await litellm.acompletion(
@@ -48,6 +47,10 @@ async def test_litellm(model: str, stream: bool) -> None:
             messages += [replied(call) for call in message.tool_calls or ()]
         assert message.content == RESULT
         check_episode(gateway)
+
+
+def place_of(gateway: Any, api: str = "OPENAI") -> dict[str, str]:
+    return {"api_base": gateway.env[f"{api}_BASE_URL"], "api_key": gateway.env[f"{api}_API_KEY"]}
 
 
 def replied(call: Any) -> dict[str, Any]:
@@ -63,7 +66,7 @@ async def test_mini_swe_agent(tmp_path: Path) -> None:
     commands = ["echo 3 > sum", "cat sum", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat sum"]
     answers = [f"Now.\n{bash(command)}" for command in commands]
     async with scripted(*answers) as (gateway, _):
-        place = {"api_base": gateway.env["OPENAI_BASE_URL"], "api_key": gateway.env["OPENAI_API_KEY"]}
+        place = place_of(gateway)
         agent = default.DefaultAgent(
             models.LitellmModel(model_name="openai/solver", model_kwargs=place),
             local.LocalEnvironment(cwd=str(tmp_path)),

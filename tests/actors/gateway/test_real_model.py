@@ -1,12 +1,13 @@
 """Episodes of real clients with a real model: what the trainer gets is what the engine generated, bit for bit.
 
 A tiny model on the embedded engine calls a tool in every turn (``steered_model.py``), the client's own API takes the
-call, runs the tool and asks again, in streams too; so do openai-agents and LangGraph where they are installed. Two
-trajectories at once, of three turns each. The rows that a trainer leases from the store are compared with the requests
-and the results of the engine itself (log-probabilities in float32, as the store keeps them); each turn's prompt has to
-begin with the prompt and the tokens of the turn before it.
+call, runs the tool and asks again, in streams too; so do openai-agents, LangGraph, litellm and mini-swe-agent where
+they are installed. Two trajectories at once, of three turns each. The rows that a trainer leases from the store are
+compared with the requests and the results of the engine itself (log-probabilities in float32, as the store keeps them);
+each turn's prompt has to begin with the prompt and the tokens of the turn before it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -33,12 +34,14 @@ from flexmarl.transport.state import StateTransport
 from ...patience import PATIENCE_S
 from ..rollout.fake_cluster import FakeCluster, start_step
 from . import test_anthropic_client as of_anthropic
+from . import test_litellm_clients as of_litellm
 from . import test_openai_clients as of_openai
 from .clients import QUESTION
 from .steered_model import steered_model
 from .test_agent_frameworks import EXTRA
 
 openai = of_openai.openai
+without_network = of_litellm.without_network
 
 SOLVER = PolicyName("solver")
 TURNS = 3
@@ -72,10 +75,11 @@ def results(monkeypatch: pytest.MonkeyPatch) -> Results:
 
 @asynccontextmanager
 async def cluster_of_a_model(
-    system: ActorSystem, private: Path, folder: Path, body: str
+    system: ActorSystem, private: Path, folder: Path, body: str, tool: str, arguments: Mapping[str, Any]
 ) -> AsyncIterator[tuple[FakeCluster, Rollout]]:
-    """A rollout actor, a store and a router with one instance, which serves version 0 of the model."""
-    model, weights = steered_model(folder / "tokenizer", "add", {"a": 1, "b": 2})
+    """A rollout actor, a store and a router with one instance, which serves version 0 of the model. It calls ``tool``
+    with ``arguments``."""
+    model, weights = steered_model(folder / "tokenizer", tool, arguments)
     cluster = FakeCluster(system, folder)
     engine = EmbeddedEngineConfig(max_batch=TRAJECTORIES)
     instance: Any = Instance(InstanceSetup(SOLVER, {SOLVER: ServedPolicy(model, engine)}))
@@ -221,15 +225,42 @@ async def langgraph(gateway: Any) -> None:
         await builder.compile().ainvoke({"messages": [("system", "Add."), ("user", QUESTION)]})
 
 
+async def litellm(gateway: Any) -> None:
+    history: list[Any] = [{"role": "user", "content": QUESTION}]
+    for _ in range(TURNS):
+        reply = await import_module("litellm").acompletion(
+            "openai/solver", history, tools=[of_litellm.TOOL], **of_litellm.place_of(gateway)
+        )
+        message = reply.choices[0].message
+        history += [message, *(of_litellm.replied(call) for call in message.tool_calls)]
+
+
+async def mini_swe_agent(gateway: Any) -> None:
+    """To its own limit of steps, since the model never submits."""
+    model = import_module("minisweagent.models.litellm_model").LitellmModel(
+        model_name="openai/solver", model_kwargs=of_litellm.place_of(gateway)
+    )
+    agent = import_module("minisweagent.agents.default").DefaultAgent(
+        model, import_module("minisweagent.environments.local").LocalEnvironment(),
+        system_template="Work in a shell.", instance_template="{{ task }}", step_limit=TURNS,
+    )  # fmt: skip
+    end = await asyncio.to_thread(agent.run, QUESTION)
+    assert end["exit_status"] == "LimitsExceeded"
+
+
 Play = Callable[..., Awaitable[None]]
 NEEDS: Mapping[Play, list[str]] = {
     openai_agents: ["agents"],
     langgraph: ["langchain_openai", "langgraph.prebuilt"],
+    litellm: ["litellm"],
+    mini_swe_agent: ["minisweagent.agents.default", "minisweagent.models.litellm_model"],
 }
 """The modules of the plays that only the extra ``clients`` can play."""
 PLAYS = [chat, streamed_chat, responses, streamed_responses, messages, streamed_messages, *NEEDS]
+CALLS: Mapping[Play, tuple[str, Mapping[str, Any]]] = {mini_swe_agent: ("bash", {"command": "true"})}
 
 
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:pydantic", "ignore::ResourceWarning")  # of litellm
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__)
 async def test_the_trainer_gets_what_the_engine_generated(
     system: ActorSystem, private: Path, tmp_path: Path, results: Results, play: Play
@@ -237,11 +268,14 @@ async def test_the_trainer_gets_what_the_engine_generated(
     for module in NEEDS.get(play, ()):
         pytest.importorskip(module, reason=EXTRA)
     body = BODY.format(module=play.__module__, function=play.__name__, turns=TURNS)
-    async with cluster_of_a_model(system, private, tmp_path, body) as (cluster, rollout):
+    call = CALLS.get(play, ("add", {"a": 1, "b": 2}))
+    async with cluster_of_a_model(system, private, tmp_path, body, *call) as (cluster, rollout):
         await start_step(rollout, 1, [Query("q", "")], TRAJECTORIES, {SOLVER: 0})
         group = await cluster.closed()
         assert group.samples == {AgentName(SOLVER): TURNS * TRAJECTORIES}, group
         rows = {row.sample_id: row for row in await cluster.rows(SOLVER, 0, TURNS * TRAJECTORIES)}
+    if play is litellm:  # its worker outlives its calls
+        await import_module("litellm.litellm_core_utils.logging_worker").GLOBAL_LOGGING_WORKER.stop()
     assert rows.keys() == results.keys()
     for sample_id, row in rows.items():
         request, result = results[sample_id]
