@@ -6,6 +6,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from ....core.base.task_groups import first_error
@@ -160,7 +161,7 @@ class StateMoves:
                 )
                 if self._hosts(policy, gang):
                     ranks_of = zip(memory, saved, lent, strict=True)
-                    taking = [rank.take_rest(rest, piece) for rank, rest, piece in ranks_of]
+                    taking = [partial(rank.take_rest, rest, piece) for rank, rest, piece in ranks_of]
                     saved = await self._take(policy, gang, saved, taking)
                     self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
             finally:
@@ -199,7 +200,8 @@ class StateMoves:
         if not self._hosts(policy, gang):
             return
         taking = [
-            rank.take_weights(part, piece) for rank, part, piece in zip(memory, parts, lent, strict=True)
+            partial(rank.take_weights, part, piece)
+            for rank, part, piece in zip(memory, parts, lent, strict=True)
         ]
         parts = await self._take(policy, gang, parts, taking)
         if self._hosts(policy, gang):
@@ -222,7 +224,7 @@ class StateMoves:
                 if not self._hosts(policy, gang):
                     return
                 ranks_of = zip(memory, rests, lent, strict=True)
-                taking = [rank.take_rest(rest, piece) for rank, rest, piece in ranks_of]
+                taking = [partial(rank.take_rest, rest, piece) for rank, rest, piece in ranks_of]
                 rests = await self._take(policy, gang, rests, taking)
             if not self._hosts(policy, gang):
                 return  # its computations wait again, for the state before
@@ -272,7 +274,8 @@ class StateMoves:
             moved = [step.moved for step in steps]
             if self._hosts(policy, gang):
                 taking = [
-                    rank.take_step(step, piece) for rank, step, piece in zip(memory, steps, lent, strict=True)
+                    partial(rank.take_step, step, piece)
+                    for rank, step, piece in zip(memory, steps, lent, strict=True)
                 ]
                 steps = await self._take(policy, gang, steps, taking)
             if self._hosts(policy, gang):
@@ -283,7 +286,11 @@ class StateMoves:
         self._report_move(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
 
     async def _take(
-        self, policy: PolicyName, gang: HostedGang, set_by_slots: list[T], taking: Sequence[Awaitable[T]]
+        self,
+        policy: PolicyName,
+        gang: HostedGang,
+        set_by_slots: list[T],
+        taking: Sequence[Callable[[], Awaitable[T]]],
     ) -> list[T]:
         """States that the slots have set, now in the host's memory: ``taking`` fetches those of slots of other nodes.
         Raises SlotLost if a slot was lost before it was fetched, and the errors of ``StateTransport.take``."""
@@ -345,13 +352,14 @@ class StateMoves:
             await self._pool.console.tell("event", await self._news.get(), timeout_s=WORK_TIMEOUT_S)
 
 
-async def _all_of(moving: Sequence[Awaitable[T]]) -> list[T]:
+async def _all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """The results of all, at the same time. Raises the first error, when the others have ended."""
 
-    async def wait_for(awaitable: Awaitable[T]) -> T:
-        return await awaitable
+    # Functions, not coroutines: a fetch that is stopped before its begin would never await them.
+    async def wait_for(call: Callable[[], Awaitable[T]]) -> T:
+        return await call()
 
     with first_error():
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(wait_for(awaitable)) for awaitable in moving]
+            tasks = [group.create_task(wait_for(call)) for call in calls]
     return [task.result() for task in tasks]

@@ -86,15 +86,31 @@ def test_one_that_stands_still_ends_after_the_patience_with_its_causes(in_cluste
     in_cluster(body)
 
 
-def test_one_that_stood_still_before_ends_at_once_and_its_causes_are_not_named_again(in_cluster: Any) -> None:
+def test_one_that_stood_still_before_ends_when_newer_counts_show_it_and_its_causes_are_not_named_again(
+    in_cluster: Any,
+) -> None:
     async def body(cluster: FakeCluster) -> None:
         await cluster.look(40)
         cluster.causes = (CAUSE,)
         assert not cluster.ends(), "it was not asked to stop"
         cluster.run._stop_asked.set()
-        await asyncio.sleep(0.1)
+        await cluster.look(4)
+        assert not cluster.ends()
+        await cluster.look(2)
         assert cluster.ends() and not cluster.asked
-        assert cluster.warnings == ["stopping at once: nothing has ended for 39 s"]
+        (warning,) = cluster.warnings
+        assert warning.startswith("stopping at once: nothing has ended for 4") and CAUSE not in warning
+
+    in_cluster(body)
+
+
+def test_one_that_stood_still_before_and_works_again_goes_on(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        await cluster.look(40)
+        cluster.run._stop_asked.set()
+        await cluster.look(2)
+        await cluster.look(60, working_every=3)
+        assert not cluster.ends() and not cluster.warnings
 
     in_cluster(body)
 
