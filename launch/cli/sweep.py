@@ -117,9 +117,8 @@ def _leaving_stops_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _is_done(folder: Path) -> bool:
-    from ..run_folder.stored_run import (
-        read_run,  # imported here: the report's reader takes a tenth of a second
-    )
+    # Imported here: the report's reader takes a tenth of a second.
+    from ..run_folder.stored_run import read_run
 
     try:
         return read_run(folder).state == "done"
