@@ -48,26 +48,28 @@ async def serve(application: Application, listening: socket.socket) -> AsyncIter
 
 
 class _BoundedHeads(HttpToolsProtocol):
-    """A connection that ends at a head without end: the parser would keep all of it, since it knows no limit."""
+    """A connection that ends at a head without end, and at trailers without end: the parser would keep all of them,
+    since it knows no limit."""
 
-    _ended_heads = 0
-    _head_bytes = 0
-    _in_head = True
+    _kept_bytes = 0
+    """Those that came since the last part of a body, or the last end of a head or of a request."""
 
     def data_received(self, data: bytes) -> None:
-        was_in_head, before = self._in_head, self._ended_heads
+        self._kept_bytes += len(data)
+        before = self._kept_bytes
         super().data_received(data)
-        is_same_head = was_in_head and self._in_head and self._ended_heads == before
-        self._head_bytes = self._head_bytes + len(data) if is_same_head else 0
-        if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+        if before == self._kept_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        self._ended_heads += 1
-        self._in_head = False
+        self._kept_bytes = 0
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._kept_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._in_head = True
+        self._kept_bytes = 0
         super().on_message_complete()

@@ -74,13 +74,12 @@ class OutsideSessions:
             if not await front.session_opened(name, opened.session.key):
                 raise SessionUnrewarded("lost", "its service has not waited")
             trajectory.judge_limit = f"its lives_s={terms.lives_s:g}"
-            try:
-                async with asyncio.timeout(terms.lives_s) as deadline:
-                    return await opened.end
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise SessionUnrewarded("expired", f"no rewards within {terms.lives_s:g} s") from None
+            # Not ``asyncio.timeout``: it would cancel this task although ``settle`` has taken rewards in the same turn
+            # of the loop, and said so.
+            await asyncio.wait({opened.end}, timeout=terms.lives_s)
+            if not opened.end.done():
+                raise SessionUnrewarded("expired", f"no rewards within {terms.lives_s:g} s")
+            return opened.end.result()
 
     @asynccontextmanager
     async def _enter(

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 
 from ...actors.gateway.model_call import ApiError
@@ -47,9 +48,10 @@ class ServedFront:
 async def _carry(worker: ActorRef[CarrierApi], request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
     begun = False
     try:
-        async for part in worker.within(WORK_TIMEOUT_S).carry(request):
-            yield part
-            begun = True
+        async with aclosing(worker.within(WORK_TIMEOUT_S).carry(request)) as parts:
+            async for part in parts:
+                yield part
+                begun = True
     except ActorDead:
         if not begun:
             raise ApiError(503, "the rollout worker was lost, and starts again", code="worker_lost") from None

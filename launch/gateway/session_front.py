@@ -206,9 +206,10 @@ class SessionFront(Actor, SessionsApi):
         assert session.worker is not None, "the session is open"
         begun = False
         try:
-            async for part in session.worker.within(WORK_TIMEOUT_S).carry(request):
-                yield part
-                begun = True
+            async with contextlib.aclosing(session.worker.within(WORK_TIMEOUT_S).carry(request)) as parts:
+                async for part in parts:
+                    yield part
+                    begun = True
         except ActorDead:
             session.lose()
             if not begun:

@@ -12,6 +12,8 @@ from flexmarl.actors.gateway.http_server import MOST_HEAD_BYTES
 from ...patience import PATIENCE_S
 from .clients import QUESTION, RESULT, scripted
 
+CHUNKED = b"POST /v1/models HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
 
 @asynccontextmanager
 async def connection_to(gateway: Gateway) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -36,8 +38,10 @@ def endless(begin: bytes, part: bytes) -> Iterable[bytes]:
         (b"GET /v1/models HTTP/1.1\r\n", b"x-more: %s\r\n" % (b"x" * 1000)),
         (b"GET /v1/models HTTP/1.1\r\nx-more: ", b"x" * 1000),
         (b"GET /v1/", b"x" * 1000),
+        (CHUNKED + b"0\r\n", b"x-more: %s\r\n" % (b"x" * 1000)),
+        (CHUNKED + b"1;more=", b"x" * 1000),
     ],
-    ids=["headers", "a header", "a path"],
+    ids=["headers", "a header", "a path", "trailers", "the size of a part"],
 )
 async def test_a_head_without_end_is_refused(begin: bytes, part: bytes) -> None:
     async with scripted() as (gateway, _), connection_to(gateway) as (reader, writer):
@@ -52,7 +56,7 @@ async def test_a_head_without_end_is_refused(begin: bytes, part: bytes) -> None:
             else:
                 pytest.fail("all of it was taken")
         with suppress(ConnectionError):
-            assert (await reading)[:12] in (b"HTTP/1.1 431", b"")
+            assert (await reading)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 404", b"HTTP/1.1 405", b"")
 
 
 async def test_a_large_body_before_a_further_head_is_none() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Front(Actor, SessionsApi):
     def __init__(self) -> None:
         self.terms: SessionTerms | None = SessionTerms({"gpt": "solver"}, 3600.0)
         self.wanted = True
+        self.on_opened: Callable[[], None] = lambda: None
         self._keys: asyncio.Queue[str] = asyncio.Queue()
 
     async def opened(self) -> str:
@@ -49,6 +51,7 @@ class Front(Actor, SessionsApi):
     @endpoint
     async def session_opened(self, session: str, key: str) -> bool:
         self._keys.put_nowait(key)
+        self.on_opened()
         return self.wanted
 
 
@@ -179,6 +182,24 @@ async def test_a_session_expires(cluster: FakeCluster, front: Front) -> None:
     assert group.dropped == "expired: no rewards within 0.05 s"
     assert group.figures["expired_sessions"] == 1
     assert await rollout.settle_session(QUERY.id, ONE) is None
+
+
+async def test_rewards_that_are_taken_in_the_moment_of_the_expiry_count(
+    cluster: FakeCluster, front: Front
+) -> None:
+    lives_s, answers = 60.0, list[str | None]()
+    front.terms = SessionTerms({"gpt": "solver"}, lives_s)
+
+    def settle_at_its_end() -> None:
+        # Before the session's own timer, and in virtual time due with it: both run in one turn of the loop.
+        loop = asyncio.get_running_loop()
+        loop.call_later(lives_s, lambda: answers.append(rollout._sessions.settle(QUERY.id, ONE)))
+
+    front.on_opened = settle_at_its_end
+    rollout = await begun(cluster)
+    assert (await ask(rollout, await front.opened()))[0] == 200
+    assert (await cluster.closed()).dropped == ""
+    assert answers == [""]
 
 
 @pytest.mark.parametrize("when", ["before it begins", "before it can be asked"])
