@@ -67,6 +67,9 @@ class CarrierApi(Protocol):
         """Ends a session with these rewards, or without any. Empty if they are taken; else the reason for which they
         are not. None: it has ended before."""
 
+    async def lose_sessions(self, reason: str) -> None:
+        """Ends all of its sessions that have not ended, as lost for that reason."""
+
 
 class SessionsApi(Protocol):
     """The gateway of a run."""
@@ -76,3 +79,6 @@ class SessionsApi(Protocol):
 
     async def session_opened(self, session: str, key: str) -> bool:
         """The session can be asked, with this key. False: it is no longer wanted."""
+
+    async def run_stops(self) -> None:
+        """The run ends after the steps under way: see ``gateway.stop_s``."""

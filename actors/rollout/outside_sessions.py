@@ -116,6 +116,12 @@ class OutsideSessions:
             opened.end.set_result(returned)
         return ""
 
+    def lose(self, reason: str) -> None:
+        """See ``CarrierApi.lose_sessions``."""
+        for opened in self._open.values():
+            if not opened.end.done():
+                opened.end.set_exception(SessionUnrewarded("lost", reason))
+
     def _check(self, opened: _Open, rewards: SessionRewards | None) -> Rewards | None:
         """The rewards as a workflow returns them; None for a session that is closed without any. Raises InvalidReward
         and RecipeError for those that no trajectory may have."""

@@ -261,6 +261,10 @@ class Rollout(Actor, RolloutApi):
         return self._sessions.settle(session, rewards)
 
     @endpoint
+    async def lose_sessions(self, reason: str) -> None:
+        self._sessions.lose(reason)
+
+    @endpoint
     async def take_text(self, stream: int, start: int, text: str) -> None:
         self._texts.take(stream, start, text)
 

@@ -30,6 +30,9 @@ class GatewayConfig(Config):
     open_timeout_s: Seconds = 60.0
     """Time within which a new session must be at a rollout worker. Under `strict` and `sync` that is when the next step
     begins. Then the request is refused, and the service asks again."""
+    stop_s: Seconds = 3.0
+    """Time that open sessions have in a run that was asked to stop, if its steps wait for them: programs end their
+    calls, services report rewards. Then the sessions are lost."""
     serves: bool = False
     """`true`: nothing is trained or evaluated, and requests with the key go to the agents, until the run is stopped.
     `flexmarl serve` sets it."""

@@ -43,6 +43,7 @@ from .session_request import SessionRequest
 _KEPT_ENDED: Final = 10_000
 _SETTLE_TIMEOUT_S: Final = 60.0
 _TRAINED_WITHIN_S: Final = 20.0
+_WITH_REWARDS: Final = ("ending", "rewarded", "late")
 
 
 class SessionFront(Actor, SessionsApi):
@@ -88,6 +89,18 @@ class SessionFront(Actor, SessionsApi):
             return False
         self._by_key[key] = opened
         return True
+
+    @endpoint
+    async def run_stops(self) -> None:
+        self.background(self._lose_open(), "end of the sessions of a run that stops")
+
+    async def _lose_open(self) -> None:
+        """Ends the open sessions: a step may wait for them, and their services for hours."""
+        await asyncio.sleep(self._config.stop_s)
+        workers = {session.worker for session in self._open.values() if session.worker is not None}
+        for worker in workers:
+            with contextlib.suppress(FlexmarlError):  # a worker that is lost has lost its sessions
+                await worker.within(_SETTLE_TIMEOUT_S).lose_sessions("the run is being stopped")
 
     # ------------------------------------------------------------------ the services' side
 
@@ -181,7 +194,7 @@ class SessionFront(Actor, SessionsApi):
         return session
 
     def _count_late(self, session: OutsideSession, rewards: SessionRewards | None) -> None:
-        if rewards is not None and not session.has_late_rewards and session.state not in ("rewarded", "late"):
+        if rewards is not None and not session.has_late_rewards and session.state not in _WITH_REWARDS:
             session.has_late_rewards = True
             for agent in self._agents:
                 of_agent = agent in rewards.agents or rewards.team is not None or bool(rewards.turns)
@@ -218,6 +231,11 @@ class SessionFront(Actor, SessionsApi):
 
 
 def _end_error(session: OutsideSession) -> ApiError:
-    fate = f"{session.state}: {session.reason}" if session.has_ended else "and its rewards are taken"
+    if session.has_ended:
+        fate = f"{session.state}: {session.reason}"
+    elif session.state == "ending":
+        fate = "and its rewards are taken"
+    else:
+        fate = "and how is not known yet"
     ended = f"the session {session.name} has ended, {fate}"
     return ApiError(410, ended, code="session_ended")

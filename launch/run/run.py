@@ -313,7 +313,8 @@ class Run:
     async def _train(self, launcher: ActorLauncher, failures: "Sequence[asyncio.Future[Any]]") -> RunResult:
         """``failures``: set to errors that end the run."""
         supervision = launcher.supervision
-        work = asyncio.create_task(launcher.train(self._training_begins, self._stalls))
+        begins = partial(self._training_begins, launcher.gateway)
+        work = asyncio.create_task(launcher.train(begins, self._stalls))
         death = asyncio.create_task(supervision.wait_failed())
         stop = asyncio.create_task(self._at_once.wait())
         patience = asyncio.create_task(self._end_standstill(supervision))
@@ -345,9 +346,9 @@ class Run:
     async def _end_standstill(self, supervision: RunSupervision) -> None:
         """Ends a run at once that was asked to stop and stands still: its steps under way may never end."""
         await self._stop_asked.wait()
-        clock = asyncio.get_running_loop().time
-        stop_s = clock()
-        least_s, standstill = self._prepared.start.config.supervision.stop_patience_s, self._stalls.standstill
+        config, clock = self._prepared.start.config, asyncio.get_running_loop().time
+        stop_s = clock() + (0.0 if config.gateway.listen is None else config.gateway.stop_s)
+        least_s, standstill = config.supervision.stop_patience_s, self._stalls.standstill
         while not standstill.is_given_up(least_s, clock() - stop_s):
             await self._stalls.observed.next.wait()
         text = f"stopping at once: nothing has ended for {standstill.idle_s:.0f} s"
@@ -355,8 +356,15 @@ class Run:
         self._broadcast.warn("; ".join([text, *causes]), at_once=True)
         self._at_once.set()
 
-    def _training_begins(self, orchestrator: ActorRef[OrchestratorApi]) -> None:
-        self._stop_gracefully = lambda: orchestrator.tell_nowait("stop")
+    def _training_begins(
+        self, gateway: ActorRef[SessionsApi] | None, orchestrator: ActorRef[OrchestratorApi]
+    ) -> None:
+        def stop() -> None:
+            orchestrator.tell_nowait("stop")
+            if gateway is not None:
+                gateway.tell_nowait("run_stops")
+
+        self._stop_gracefully = stop
 
     # ------------------------------------------------------------------ while it runs
 

@@ -29,12 +29,6 @@ ASYNC = (*SERVED, "mode=async", "max_staleness=2", "agents.solver.algorithm.corr
 """Drawn queries after the first steps hold their steps, until ``held`` is over: no policy steps meanwhile."""
 
 
-@pytest.fixture(autouse=True)
-async def _deadline() -> AsyncIterator[None]:
-    async with asyncio.timeout(PATIENCE_S):
-        yield
-
-
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in json_lines(run / "events.jsonl") if line["event"] == kind]
 
@@ -67,6 +61,28 @@ async def opened(service: httpx2.AsyncClient, **asked: Any) -> dict[str, Any]:
     return body
 
 
+async def settled(
+    service: httpx2.AsyncClient, session: dict[str, Any], rewards: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Ends a session with rewards, or without any, and returns its state once its fate is known."""
+    place = f"/sessions/{session['id']}"
+    if rewards is None:
+        response = await service.delete(place)
+    else:
+        response = await service.post(f"{place}/rewards", json=rewards)
+    assert response.status_code in (200, 202), response.text
+    return await state_after(service, session, "ending")
+
+
+async def state_after(service: httpx2.AsyncClient, session: dict[str, Any], *before: str) -> dict[str, Any]:
+    """Waits until the session has another state than those of ``before``, and returns it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (state := (await service.get(f"/sessions/{session['id']}")).json())["state"] in before:
+            await asyncio.sleep(0.02)
+    answer: dict[str, Any] = state
+    return answer
+
+
 async def talk(session: dict[str, Any], turns: int = 2, model: str = "solver") -> list[dict[str, Any]]:
     """A conversation of a program. Returns the answers."""
     answers, messages = [], [{"role": "user", "content": "12="}]
@@ -97,8 +113,8 @@ async def test_a_session_is_played_rewarded_and_trained(tmp_path: Path) -> None:
     async with held_run(tmp_path, *ASYNC) as (run, _), service_of(run) as service:
         session = await opened(service, models={"gpt": "solver"}, metadata={"user": 7})
         await talk(session, model="gpt")
-        ended = await service.post(f"/sessions/{session['id']}/rewards", json={"agents": {"solver": 0.5}})
-        assert (ended.status_code, ended.json()["state"]) == (200, "rewarded"), ended.text
+        ended = await settled(service, session, {"agents": {"solver": 0.5}})
+        assert ended["state"] == "rewarded", ended
     names = [name for name in trained(tmp_path / "run").elements() if session["id"] in name]
     assert len(names) == 2 == len(set(names))
 
@@ -112,21 +128,18 @@ async def refusal(response: httpx2.Response, status: int) -> str:
 
 async def test_each_of_many_sessions_is_trained_once_or_counted(tmp_path: Path) -> None:
     async with held_run(tmp_path, *ASYNC) as (run, _), service_of(run) as service:
-        sessions = await asyncio.gather(*(opened(service, lives_s=60) for _ in range(16)))
+        sessions = await asyncio.gather(*(opened(service) for _ in range(16)))
         brief = await asyncio.gather(*(opened(service, lives_s=0.3) for _ in range(4)))
         await asyncio.gather(
             *(talk(session, turns=1 + number % 3) for number, session in enumerate(sessions))
         )
         for session in sessions[:12]:
             rewards = {"turns": [{"turn": 0, "reward": 0.25}], "team": 1.0, "metrics": {"stars": 4.0}}
-            ended = await service.post(f"/sessions/{session['id']}/rewards", json=rewards)
-            assert ended.json()["state"] == "rewarded", ended.text
+            assert (await settled(service, session, rewards))["state"] == "rewarded"
         for session in sessions[12:]:
-            ended = await service.delete(f"/sessions/{session['id']}")
-            assert ended.json()["state"] == "closed", ended.text
+            assert (await settled(service, session, None))["state"] == "closed"
         for session in brief:
-            while (state := (await service.get(f"/sessions/{session['id']}")).json())["state"] == "open":
-                await asyncio.sleep(0.02)
+            state = await state_after(service, session, "open")
             assert (state["state"], state["reason"]) == ("expired", "no rewards within 0.3 s")
         again = await service.post(f"/sessions/{brief[0]['id']}/rewards", json={"agents": {"solver": 1.0}})
         assert "has ended, expired" in await refusal(again, 410)
@@ -185,7 +198,7 @@ async def test_wrong_keys_and_bodies_are_refused_with_the_reason_and_end_nothing
         ):
             assert words in await refusal(await service.post(f"{place}/rewards", json=rewards), 422)
         named = {"turns": [{"turn": answer["id"], "reward": 1.0}]}
-        assert (await service.post(f"{place}/rewards", json=named)).json()["state"] == "rewarded"
+        assert (await settled(service, session, named))["state"] == "rewarded"
         response = await service.post(place + chat, json=call, headers=of_program)
         assert "rewarded" in await refusal(response, 410)
         keys = Path(run.directory.path / "gateway.key")
@@ -201,15 +214,13 @@ async def test_a_session_whose_worker_is_lost_ends_and_says_so(tmp_path: Path) -
         await talk(session, turns=1)
         end_of("rollout-0")
         rewards = {"agents": {"solver": 1.0}}
-        while (state := (await service.get(f"/sessions/{session['id']}")).json())["state"] == "open":
-            await asyncio.sleep(0.02)
+        state = await state_after(service, session, "open")
         assert (state["state"], state["reason"]) == ("lost", "its rollout worker was lost")
         response = await service.post(f"/sessions/{session['id']}/rewards", json=rewards)
         assert "its rollout worker was lost" in await refusal(response, 410)
         after = await opened(service)
         await talk(after)
-        ended = await service.post(f"/sessions/{after['id']}/rewards", json=rewards)
-        assert ended.json()["state"] == "rewarded", ended.text
+        assert (await settled(service, after, rewards))["state"] == "rewarded"
     counts = trained(tmp_path / "run")
     assert set(counts.values()) == {1} and not any(session["id"] in name for name in counts)
     lines = json_lines(tmp_path / "run" / "metrics.jsonl")
@@ -232,8 +243,7 @@ async def test_under_strict_a_session_begins_with_the_next_step_and_holds_it(tmp
         step = len(json_lines(run.directory.metrics))
         await talk(session, turns=3)
         assert len(json_lines(run.directory.metrics)) <= step + 1, "the session holds its step"
-        ended = await service.post(f"/sessions/{session['id']}/rewards", json={"agents": {"solver": 1.0}})
-        assert ended.json()["state"] == "rewarded", ended.text
+        assert (await settled(service, session, {"agents": {"solver": 1.0}}))["state"] == "rewarded"
     assert sum(session["id"] in name for name in trained(tmp_path / "run")) == 3
     with flexmarl.Samples(tmp_path / "run") as samples:
         (trajectory,) = [one for one in samples.trajectories() if one.query.id == session["id"]]
@@ -259,3 +269,17 @@ async def test_a_run_that_stops_in_mid_session_waits_for_it_if_its_step_does(
         await stopping
     turns = sum(session["id"] in name for name in trained(tmp_path / "run"))
     assert turns == (2 if mode is SERVED else 0)
+
+
+async def test_a_run_that_stops_waits_for_no_session_without_rewards(tmp_path: Path) -> None:
+    settings = (*SERVED, "gateway.stop_s=0.1", f"supervision.stop_patience_s={PATIENCE_S}")
+    async with run_in_loop(tmp_path, "run", *settings) as run, service_of(run) as service:
+        await wait_for_step(run, 1)
+        while (response := await service.post("/sessions", json={})).status_code == 503:
+            pass  # until a step begins
+        session = response.json()
+        await talk(session, turns=1)
+        await run.stop()
+    lines = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line.get("lost_sessions", 0) for line in lines) == 1
+    assert not any(session["id"] in name for name in trained(tmp_path / "run"))

@@ -54,6 +54,10 @@ class Front(Actor, SessionsApi):
         self.on_opened()
         return self.wanted
 
+    @endpoint
+    async def run_stops(self) -> None:
+        pass
+
 
 @pytest.fixture
 async def front(system: ActorSystem) -> Front:
@@ -181,6 +185,14 @@ async def test_a_session_expires(cluster: FakeCluster, front: Front) -> None:
     group = await cluster.closed()
     assert group.dropped == "expired: no rewards within 0.05 s"
     assert group.figures["expired_sessions"] == 1
+    assert await rollout.settle_session(QUERY.id, ONE) is None
+
+
+async def test_the_open_session_of_a_run_that_stops_is_lost(cluster: FakeCluster, front: Front) -> None:
+    rollout = await begun(cluster)
+    assert (await ask(rollout, await front.opened()))[0] == 200
+    await rollout.lose_sessions("the run is being stopped")
+    assert (await cluster.closed()).dropped == "lost: the run is being stopped"
     assert await rollout.settle_session(QUERY.id, ONE) is None
 
 

@@ -15,7 +15,7 @@ from flexmarl.actors.run_events import RewardsLate
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.errors import ActorDead
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch.gateway import front_app
+from flexmarl.launch.gateway import front_app, session_front
 from flexmarl.launch.gateway.front_app import application
 from flexmarl.launch.gateway.gateway_config import GatewayConfig
 from flexmarl.launch.gateway.served_front import ServedFront
@@ -68,6 +68,7 @@ class Worker(Actor):
     def __init__(self) -> None:
         self.carried: list[CarriedRequest] = []
         self.settled: list[tuple[str, SessionRewards | None]] = []
+        self.lost: list[str] = []
         self.problem: str | None = ""
         self.parts = [
             CarriedAnswer(status=200, headers=[("content-type", "text/plain")]),
@@ -96,6 +97,10 @@ class Worker(Actor):
     async def settle_session(self, session: str, rewards: SessionRewards | None) -> str | None:
         self.settled.append((session, rewards))
         return self.problem
+
+    @endpoint
+    async def lose_sessions(self, reason: str) -> None:
+        self.lost.append(reason)
 
 
 class Cluster:
@@ -225,10 +230,36 @@ async def test_the_state_of_a_session_is_its_fate(
 async def test_rewards_that_come_while_the_session_ends_are_late(cluster: Cluster) -> None:
     async with session_of(cluster) as (service, session):
         cluster.worker.problem = None
-        asyncio.get_running_loop().call_later(0.01, cluster.orchestrator.end, session["id"], "expired: 3 s")
-        answer = await service.post(f"/sessions/{session['id']}/rewards", json={"team": 1})
-        assert "expired" in problem_of(answer, 410)
+        rewarding = asyncio.create_task(service.post(f"/sessions/{session['id']}/rewards", json={"team": 1}))
+        while not cluster.worker.settled:
+            await asyncio.sleep(0)
+        cluster.orchestrator.end(session["id"], "expired: 3 s")
+        assert "expired" in problem_of(await rewarding, 410)
         assert len(cluster.late) == 2
+
+
+async def test_a_session_whose_end_is_not_known_yet_has_no_rewards(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_front, "_TRAINED_WITHIN_S", 0.01)
+    async with session_of(cluster) as (service, session):
+        cluster.worker.problem = None
+        answer = await service.post(f"/sessions/{session['id']}/rewards", json={"team": 1})
+        assert problem_of(answer, 410).endswith("has ended, and how is not known yet")
+        assert len(cluster.late) == 2
+
+
+async def test_a_run_that_stops_ends_the_open_sessions_of_its_workers(cluster: Cluster) -> None:
+    async with session_of(cluster, stop_s=0.01) as (service, session):
+        await cluster.front.run_stops()
+        while not cluster.worker.lost:
+            await asyncio.sleep(0.001)
+        cluster.orchestrator.end(session["id"], f"lost: {cluster.worker.lost[0]}")
+        place = f"/sessions/{session['id']}"
+        while (answer := (await service.get(place)).json())["state"] == "open":
+            await asyncio.sleep(0)
+        assert (answer["state"], answer["reason"]) == ("lost", "the run is being stopped")
+        assert len(cluster.worker.lost) == 1
 
 
 @pytest.mark.parametrize(
