@@ -1,6 +1,6 @@
-"""A request to a session that comes by a message, and not by a connection: from the run's gateway, on any host.
+"""A program's request that comes by a message, and not by a connection: from the run's gateway, on any host.
 
-connection ─> the run's gateway ─ message ─> the worker that has the session: its ASGI application
+connection ─> the run's gateway ─ message ─> the worker that has the session, or serves the agents: its ASGI application
 """
 
 import asyncio
@@ -50,6 +50,8 @@ async def answer_carried(application: Application, request: CarriedRequest) -> A
         gone.set()
         task.cancel()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved: no one reads the rest of the answer
 
 
 def _scope(request: CarriedRequest) -> dict[str, Any]:

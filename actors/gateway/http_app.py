@@ -73,8 +73,10 @@ class _Gateway:
         """Answers a request of one of the APIs."""
         check_method(request, "POST")
         session = self._sessions.session(request.session, request.key)
+        session.admit()
         if self._open > MOST_OPEN_REQUESTS:
-            raise ApiError(429, f"{MOST_OPEN_REQUESTS} requests are under way", code="too_many_calls")
+            problem = f"{MOST_OPEN_REQUESTS} requests are under way"
+            raise ApiError(429, problem, code="too_many_calls", retry_s=1)
         body = await request.body()
         with session.keeping_refusal():
             call = api.read(body, session.earlier)

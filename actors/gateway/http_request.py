@@ -133,8 +133,10 @@ def check_method(request: HttpRequest, method: str) -> None:
 
 async def refuse(request: HttpRequest, error: ApiError, failure: Failure) -> None:
     """Answers with an error, in the form of the API."""
-    # Programs would try again: what has failed here fails again, or costs a further turn.
-    headers = [(b"retry-after", b"1") if error.status == 503 else (b"x-should-retry", b"false")]
+    # Clients would try again by themselves.
+    headers = [(b"x-should-retry", b"false")]
+    if error.retry_s is not None:
+        headers = [(b"retry-after", str(error.retry_s).encode())]
     if error.status in (408, 413):  # the rest of the body may still come
         headers.append((b"connection", b"close"))
     try:

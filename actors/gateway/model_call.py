@@ -35,13 +35,21 @@ class ModelCall:
 
 class ApiError(Exception):
     """The refusal or the failure of a request. ``status``: of HTTP. ``code``: the reason's short name, as the API
-    has it or as the gateway does. ``parameter``: the key of the request at fault, or empty."""
+    has it or as the gateway does. ``parameter``: the key of the request at fault, or empty. ``retry_s``: a program may
+    ask again after so many seconds; None: the answer would be the same, or cost a further turn."""
 
     def __init__(
-        self, status: int, problem: str, *, code: str = "invalid_request", parameter: str = ""
+        self,
+        status: int,
+        problem: str,
+        *,
+        code: str = "invalid_request",
+        parameter: str = "",
+        retry_s: int | None = None,
     ) -> None:
         super().__init__(problem)
         self.status = status
         self.problem = problem
         self.code = code
         self.parameter = parameter
+        self.retry_s = retry_s

@@ -1,6 +1,6 @@
 """The gateway of a worker: one HTTP server for the sessions of all its trajectories.
 
-It listens from the first session on, by default on a free port of the loopback address, and ends with its worker.
+It listens from the first program on, by default on a free port of the loopback address, and ends with its worker.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Final
 
 from ..errors import RecipeError
 from ..workflow import Agent
+from .call_rate import CallRate
 from .gateway_config import WAITING_CONNECTIONS, GatewayConfig
 from .http_app import application
 from .http_request import Application
@@ -54,7 +55,7 @@ class GatewayServer:
             async with self._opening:
                 if not self.address:
                     self.address = await self._start()
-        session = Session(agents, models, programs, name)
+        session = Session(agents, models, programs, name, CallRate(self._config.calls_per_s))
         self._sessions[session.id] = self._by_key[session.key] = session
         try:
             yield session

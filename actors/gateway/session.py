@@ -12,6 +12,7 @@ with the session.
 import asyncio
 import itertools
 import json
+import math
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from ..deadline import Deadline
 from ..errors import InvalidRequest, LimitReached, PromptTooLong, TurnsRewritten
 from ..workflow import Agent, Turn
 from .answer import Answer, answer_of
+from .call_rate import CallRate
 from .conversations import Conversations, Place
 from .model_call import ApiError, Message, ModelCall
 from .trajectory_programs import TrajectoryPrograms
@@ -62,8 +64,9 @@ class Session:
         models: Mapping[str, str],
         programs: TrajectoryPrograms | None = None,
         name: str = "",
+        rate: CallRate | None = None,
     ) -> None:
-        """``name``: its id; empty: a random one."""
+        """``name``: its id; empty: a random one. ``rate``: of its calls; None: it has no limit."""
         self.id = name or secrets.token_urlsafe(9)
         self.key = f"fm-{secrets.token_urlsafe(24)}"
         self.models = {**{agent: agent for agent in agents}, **models}
@@ -80,12 +83,23 @@ class Session:
         self.refusal = ""
         self.programs = programs or TrajectoryPrograms()
         self._agents = agents
+        self._rate = rate
         self._conversations = Conversations()
         self._numbers = itertools.count()
         self._calls: set[asyncio.Task[list[Answer]]] = set()
         self._limits: list[Deadline] = []
         self._closed = False
         self._logged: set[str] = set()
+
+    def admit(self) -> None:
+        """Counts a request. Raises ApiError if they come too fast."""
+        if self._rate is None:
+            return
+        delay_s = self._rate.take(asyncio.get_running_loop().time())
+        if delay_s:
+            limit = f"rollout.gateway.calls_per_s={self._rate.per_s:g}"
+            problem = f"the session {self.id} makes more calls than {limit}"
+            raise ApiError(429, problem, code="rate_limit_exceeded", retry_s=math.ceil(delay_s))
 
     async def answer(self, call: ModelCall, listener: Listener | None = None) -> list[Answer]:
         """The choices of an answer. Raises ApiError."""

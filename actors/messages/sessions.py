@@ -39,7 +39,7 @@ class SessionRewards:
 
 @dataclass(frozen=True, slots=True)
 class CarriedRequest:
-    """A request to a session, as HTTP has it. ``path``: ``/sessions/...``."""
+    """A request of a program, as HTTP has it. ``path``: ``/sessions/...``; of served agents, ``/v1/...``."""
 
     method: str
     path: str

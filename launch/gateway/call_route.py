@@ -1,9 +1,13 @@
 """The way of a program's request to its worker."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ...actors.messages import CarriedAnswer, CarriedRequest
+from ...actors.gateway.model_call import ApiError
+from ...actors.messages import WORK_TIMEOUT_S, CarriedAnswer, CarriedRequest, CarrierApi
+from ...core.errors import ActorDead
+from ...core.ref import ActorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +18,21 @@ class CallRoute:
     prefix: str
     key: str = field(repr=False)
     carry: Callable[[CarriedRequest], AsyncGenerator[CarriedAnswer]]
+
+
+async def carry(
+    worker: ActorRef[CarrierApi], lost: Callable[[], ApiError], request: CarriedRequest
+) -> AsyncGenerator[CarriedAnswer]:
+    """The worker's answer. Raises the error that ``lost`` returns if the worker is lost before its first part, and
+    ActorDead if it is lost later."""
+    begun = False
+    try:
+        async with aclosing(worker.within(WORK_TIMEOUT_S).carry(request)) as parts:
+            async for part in parts:
+                yield part
+                begun = True
+    except ActorDead:
+        error = lost()
+        if not begun:
+            raise error from None
+        raise

@@ -78,7 +78,7 @@ class _FrontApp:
         """Carries one, until the worker's answer has ended or the program has gone."""
         route = await self._front.route(request.session, request.key)
         if self._carried >= _MOST_CARRIED:
-            raise ApiError(429, f"{_MOST_CARRIED} requests are under way", code="too_many_calls")
+            raise ApiError(429, f"{_MOST_CARRIED} requests are under way", code="too_many_calls", retry_s=1)
         self._carried += 1
         try:
             body = await request.content(MOST_BODY_BYTES)

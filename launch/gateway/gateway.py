@@ -50,7 +50,6 @@ async def opened_front(
     key_file = config.gateway.key_file or directory.gateway_key
     key = await system.run_blocking(service_key, config.gateway.key_file, directory.gateway_key)
     notify = partial(console.tell_nowait, "event")
-    listening = _listen(config.gateway.listen)
     front: SessionFront | ServedFront
     reference = None
     if config.gateway.serves:
@@ -60,6 +59,7 @@ async def opened_front(
         orchestrator = partial(find, "orchestrator", OrchestratorApi)
         front = SessionFront(config.gateway, key, tuple(config.agents), orchestrator, notify)
         reference = await system.add(front, "gateway")
+    listening = _listen(config.gateway.listen)
     async with serve(application(front), listening):
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

@@ -31,7 +31,7 @@ class OutsideSession:
     terms: SessionTerms
     state: State = "opening"
     worker: ActorRef[CarrierApi] | None = None
-    key: str = ""
+    key: str = field(default="", repr=False)
     expires: float = 0.0
     reason: str = ""
     has_late_rewards: bool = False

@@ -2,15 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ...actors.gateway.model_call import ApiError
-from ...actors.messages import WORK_TIMEOUT_S, CarriedAnswer, CarriedRequest, CarrierApi
-from ...core.errors import ActorDead
+from ...actors.messages import CarrierApi
 from ...core.ref import ActorRef
-from .call_route import CallRoute
+from .call_route import CallRoute, carry
 from .service_key import check_key
 
 
@@ -41,18 +39,10 @@ class ServedFront:
             async with asyncio.timeout(self._start_timeout_s):
                 worker = await next(self._workers)()
         except TimeoutError:
-            raise ApiError(503, "no rollout worker has started yet", code="not_begun") from None
-        return CallRoute("", "", partial(_carry, worker))
+            problem = "no rollout worker has started yet"
+            raise ApiError(503, problem, code="not_begun", retry_s=1) from None
+        return CallRoute("", "", partial(carry, worker, _worker_lost))
 
 
-async def _carry(worker: ActorRef[CarrierApi], request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
-    begun = False
-    try:
-        async with aclosing(worker.within(WORK_TIMEOUT_S).carry(request)) as parts:
-            async for part in parts:
-                yield part
-                begun = True
-    except ActorDead:
-        if not begun:
-            raise ApiError(503, "the rollout worker was lost, and starts again", code="worker_lost") from None
-        raise
+def _worker_lost() -> ApiError:
+    return ApiError(503, "the rollout worker was lost, and starts again", code="worker_lost", retry_s=1)

@@ -31,6 +31,8 @@ def service_key(key_file: Path | None, place: Path) -> str:
         key = read_private(path).decode().strip()
     except (OSError, UnicodeDecodeError, UnsafeKeys) as error:
         raise ConfigError(f"gateway.key_file={path}: {error}") from None
-    if len(key) < _SHORTEST or not key.isprintable() or " " in key:
-        raise ConfigError(f"gateway.key_file={path}: a key is one word of {_SHORTEST} or more characters")
+    if len(key) < _SHORTEST or not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError(
+            f"gateway.key_file={path}: a key is one word of {_SHORTEST} or more ASCII characters"
+        )
     return key

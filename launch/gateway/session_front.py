@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -20,8 +20,6 @@ from ...actors.errors import QueriesRefused
 from ...actors.gateway.model_call import ApiError
 from ...actors.messages import (
     WORK_TIMEOUT_S,
-    CarriedAnswer,
-    CarriedRequest,
     CarrierApi,
     OrchestratorApi,
     Query,
@@ -34,7 +32,7 @@ from ...actors.run_events import RewardsLate, RunEvent
 from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, FlexmarlError
 from ...core.ref import ActorRef
-from .call_route import CallRoute
+from .call_route import CallRoute, carry
 from .gateway_config import GatewayConfig
 from .outside_session import OutsideSession
 from .service_key import check_key
@@ -112,7 +110,8 @@ class SessionFront(Actor, SessionsApi):
         """Returns when a worker has begun the session. Raises ApiError."""
         if len(self._open) >= self._config.max_sessions:
             limit = f"gateway.max_sessions={self._config.max_sessions}"
-            raise ApiError(429, f"{limit} are open: end some, or try again", code="too_many_sessions")
+            problem = f"{limit} are open: end some, or try again"
+            raise ApiError(429, problem, code="too_many_sessions", retry_s=1)
         query, terms = request.checked(f"{self._life}-{secrets.token_hex(8)}", self._agents, self._config)
         session = self._open[query.id] = OutsideSession(query.id, terms)
         task = session.task = asyncio.create_task(self._follow(session, query), name=f"session {query.id}")
@@ -128,7 +127,7 @@ class SessionFront(Actor, SessionsApi):
                 session.end("refused", f"no rollout worker has begun it within {timeout_s:g} s")
                 task.cancel()
         if not session.opened.done():
-            raise ApiError(503, f"the session does not begin: {session.reason}", code="not_begun")
+            raise ApiError(503, f"the session does not begin: {session.reason}", code="not_begun", retry_s=1)
         return session
 
     async def _close(self, session: OutsideSession) -> None:
@@ -212,22 +211,13 @@ class SessionFront(Actor, SessionsApi):
             raise ApiError(401, f"the key is not the one of session {name}", code="invalid_api_key")
         if session.state != "open":
             raise _end_error(session)
-        return CallRoute(f"/sessions/{session.name}", session.key, partial(self._carry, session))
-
-    async def _carry(self, session: OutsideSession, request: CarriedRequest) -> AsyncGenerator[CarriedAnswer]:
-        """Raises ApiError if the worker is lost before its first part."""
         assert session.worker is not None, "the session is open"
-        begun = False
-        try:
-            async with contextlib.aclosing(session.worker.within(WORK_TIMEOUT_S).carry(request)) as parts:
-                async for part in parts:
-                    yield part
-                    begun = True
-        except ActorDead:
+
+        def lose() -> ApiError:
             session.lose()
-            if not begun:
-                raise _end_error(session) from None
-            raise
+            return _end_error(session)
+
+        return CallRoute(f"/sessions/{session.name}", session.key, partial(carry, session.worker, lose))
 
 
 def _end_error(session: OutsideSession) -> ApiError:

@@ -60,6 +60,25 @@ async def test_all_addresses_are_reached_by_the_hosts_name_unless_told_otherwise
         await server.close()
 
 
+async def test_calls_that_come_too_fast_are_told_when_to_come_again() -> None:
+    server = GatewayServer(GatewayConfig(calls_per_s=0.1))
+    try:
+        async with (
+            server.opened({"solver": ScriptedAgent("solver", RESULT, RESULT)}, {}) as session,
+            httpx2.AsyncClient(timeout=60, trust_env=False) as client,
+        ):
+            url = f"{server.address}/sessions/{session.id}/v1/chat/completions"
+            headers = {"x-api-key": session.key}
+            assert (await client.post(url, json=BODY, headers=headers)).status_code == 200
+            answer = await client.post(url, content=b"[", headers=headers)
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
+            assert "rollout.gateway.calls_per_s=0.1" in answer.json()["error"]["message"]
+            assert "x-should-retry" not in answer.headers
+            assert len(session.turns) == 1
+    finally:
+        await server.close()
+
+
 async def test_the_loopback_alone_is_the_default() -> None:
     server = GatewayServer()
     try:
