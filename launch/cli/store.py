@@ -15,7 +15,8 @@ from ..monitoring.console.echo import echo_json
 @click.option(
     "--trajectory",
     metavar="ID",
-    help="Show all turns of a trajectory, in order: its name, or the id of one of its samples.",
+    help="Show all turns of a trajectory, in order, and its conversation if that is recorded: its name, or the id of "
+    "one of its samples.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -46,4 +47,6 @@ def store(run_dir: Path, where: str, trajectory: str | None, limit: int, as_json
         echo_json(dataclasses.asdict(selection))
     else:
         store_view.show(selection)
+        if trajectory is not None:
+            store_view.show_conversation(run_dir, selection)
     return 0

@@ -13,10 +13,12 @@ from ...actors.store.stored_tables import stored_tables
 from ...actors.store.tables import Tables
 from ...core.errors import JournalError
 from ..config.config_reading import check, read_yaml
-from ..errors import RunDirectoryError
+from ..errors import RunDirectoryError, SamplesUnreadable
 from ..run.connected_run import ConnectedRun, query_run
 from ..run_folder import stored_run
 from ..run_folder.run_directory import RunDirectory
+from ..run_folder.samples import conversation
+from ..run_folder.samples.reader import Samples
 from .console.terminal import Terminal
 
 _PIPED_WIDTH = 240
@@ -64,6 +66,23 @@ def show(selection: Selection) -> None:
             table.add_row(*("" if row[name] is None else str(row[name]) for name in names))
         console.print(table)
     console.print(f"{len(selection.rows)} of {selection.total} samples")
+
+
+def show_conversation(run: Path, selection: Selection) -> None:
+    """Prints the trajectory with these turns as ``flexmarl samples`` does, with the turns that are not trained, if the
+    run has recorded it. ``run``: as for ``select``; an address has no recorded trajectories."""
+    if run.is_file():
+        return
+    first = selection.rows[0]
+    step, query, number = (first[name] for name in ("step", "query", "trajectory"))
+    try:
+        with Samples(run) as samples:
+            recorded = samples.trajectories(step=step, query=query, evaluation=False)
+    except SamplesUnreadable:  # the rows are there without it
+        recorded = []
+    for trajectory in recorded:
+        if (trajectory.query.id, trajectory.number) == (query, number):
+            conversation.show(Terminal(), trajectory)
 
 
 def _ask_or_read(

@@ -108,6 +108,15 @@ class TestARunningRun:
             ("1:q001_1_3", "checker", None),
         ]
 
+    def test_a_trajectory_is_shown_as_a_conversation_too(self, running: Launched, flexmarl: Flexmarl) -> None:
+        _, out, _ = flexmarl(str(running.directory), "--trajectory", "1:q001_3")
+        table, _, conversation = out.partition("2 of 2 samples\n")
+        assert "1:q001_1_3" in table
+        assert "step 1 · query q001 · trajectory 3" in conversation
+        assert "solver  turn 0" in conversation and "checker  turn 1" in conversation
+        _, out, _ = flexmarl(str(running.directory / "address"), "--trajectory", "1:q001_3")
+        assert out.endswith("2 of 2 samples\n"), "the samples are a file of the folder"
+
 
 def test_a_run_that_has_not_begun(tmp_path: Path, flexmarl: Flexmarl) -> None:
     RunDirectory.create(tmp_path / "new", to_yaml(resolve(str(TINY), [])))
