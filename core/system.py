@@ -16,6 +16,7 @@ from .durable.private_directory import PrivateDirectory, check_private
 from .errors import ActorNotFound, CallNotAllowed, CallTimeout, FlexmarlError, SystemClosed, Unreachable
 from .protocol.session import DEFAULT_SETTINGS, Settings
 from .ref import DEFAULT_TIMEOUT_S, ActorRef
+from .spans import SpanRecorder
 from .supervision.local_actors import CLOSE_GRACE_S, LocalActors
 from .supervision.process_node import ProcessNode
 from .supervision.process_statistics import ProcessStatistics
@@ -183,6 +184,11 @@ class ActorSystem:
     def new_id(self) -> str:
         """A text that no other call returns: not in this system, in its predecessors and successors, nor in others."""
         return f"{self._wire.epoch:x}-{next(self._ids):x}"
+
+    @property
+    def spans(self) -> SpanRecorder:
+        """Records the work of this system's actors, each piece with its begin and end."""
+        return self._local.spans
 
     def clock(self) -> float:
         """Seconds that never go back; virtual in virtual time."""

@@ -17,7 +17,7 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "base", "errors", "call_context", "telemetry", "protocol", "waits", "signature", "durable", "wire",
+    "base", "errors", "call_context", "telemetry", "protocol", "spans", "waits", "signature", "durable", "wire",
     "delivery", "ref", "actor", "supervision", "system", "worker", "testing",
 )  # fmt: skip
 # Imports for types only that point back over a folder's edge, as (file, imported file).
@@ -32,7 +32,7 @@ SHARED_BY_ROLES = (
     "chat", "columns", "config_base", "credit", "deadline", "environments", "errors", "figures", "gateway",
     "json_files", "messages",
     "model_shape", "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "rolling_mean",
-    "run_events", "sample_id", "segments", "step_metrics", "truncated_scores", "workflow",
+    "run_events", "sample_id", "segments", "spans", "step_metrics", "truncated_scores", "workflow",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
+from ..spans import Span, of_sample, record, record_time
 from .engine_requests import engine_request, generation_of, keep_result, listener, prompt_tokens, stop_search
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
@@ -65,7 +66,8 @@ class Instance(Actor, InstanceApi):
         self._transport = await self._made_transport().__aenter__()
         self._installer = Installer(self._transport, self.system.run_blocking)
         policy, router = self._setup.policy, self._setup.router
-        with self._waits.open(f"the engine of {policy}, which loads its model"):
+        loading = self._waits.open(f"the engine of {policy}, which loads its model")
+        with loading, record_time(self.system.spans, self.ref.name, "load", policy=policy):
             await self._build(policy)
         if router is not None:
             turns_at_once = self._setup.policies[policy].engine.turns_at_once
@@ -94,7 +96,11 @@ class Instance(Actor, InstanceApi):
         async with self._loading:
             self._check_failure()
             try:
-                with self._waits.open(f"version {handle_version} of {policy}, which is being loaded"):
+                loading = self._waits.open(f"version {handle_version} of {policy}, which is being loaded")
+                installing = record_time(
+                    self.system.spans, self.ref.name, "install", policy=policy, version=handle_version
+                )
+                with loading, installing:
                     loaded = await self._load(published)
                 self._ended += 1
                 return loaded
@@ -134,18 +140,28 @@ class Instance(Actor, InstanceApi):
         stream = None if text_to is None else TextStream(text_to, codec.decode, request.completion)
         on_tokens = listener(search, stream)
         generating = f"a turn of {served.policy} from {options.place}"
+        begin = self.system.spans.now()
         with self._turn(generating), self._engine_id(request.sample_id) as request_id:
             adapter = self._adapter(request.policy)
             result = await engine.generate(
                 dataclasses.replace(engine_request(request, prompt), request_id=request_id, adapter=adapter),
                 on_tokens,
             )
+        self._record(request, served, begin, len(result.tokens))
         if search is not None:
             result = search.ended(result)
         result = keep_result(result, resumable=options.resumable)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, request, prompt, result, codec)
+
+    def _record(self, request: GenerateRequest, served: _Served, begin: float, tokens: int) -> None:
+        """Records the span of a turn, or of a part of one, that the engine has generated."""
+        spans = self.system.spans
+        span = Span(
+            self.ref.name, "generate", begin, spans.now(), policy=served.policy, version=served.version
+        )
+        record(spans, span._replace(tokens=tokens, **of_sample(request.sample_id)))
 
     async def _prepare_chat(self, policy: PolicyName) -> None:
         """Imports what the policy's first conversation needs. Later ones do not wait."""

@@ -71,6 +71,7 @@ Then ``Pipeline.applied`` lets turns of the next version begin.
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -93,6 +94,8 @@ from ..messages import (
 from ..names import PolicyName, Step, Version
 from ..recipe.recipe import Recipe
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
+from ..spans import Span, record_time
+from ..spans import record as record_span
 from ..step_metrics import StepMetrics
 from . import checkpoint
 from .checkpoint import RunState
@@ -399,7 +402,11 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._tasks.create_task(self._do(decision), name=type(decision).__name__)
 
     async def _do(self, decision: Decision) -> None:
-        with self._waits.open(*_words(decision)):
+        span: AbstractContextManager[None] = nullcontext()
+        if isinstance(decision, Evaluate | CommitCheckpoint):
+            kind = "evaluation" if isinstance(decision, Evaluate) else "checkpoint"
+            span = record_time(self.system.spans, self.ref.name, kind, step=decision.step)
+        with self._waits.open(*_words(decision)), span:
             await self._carry(decision)
         self._decisions_done += 1
 
@@ -578,6 +585,9 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         now = self.system.clock()
         record = self._records.pop(decision.step)
         self._closing.end(decision.step)
+        end = self.system.spans.now()
+        span = Span(self.ref.name, "step", end - (now - record.started), end, step=decision.step)
+        record_span(self.system.spans, span)
         metrics = replace(
             record.metrics(decision.versions, decision.carried, self._started, self._last_end, now),
             source=self._queries.end(decision.step),

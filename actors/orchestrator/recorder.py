@@ -90,7 +90,7 @@ class StepRecord:
         self.step = step
         self.versions = dict(versions)
         self.failed = 0
-        self._started = started
+        self.started = started
         self._overlaps_itself = overlaps_itself
         self._agents = {agent: _AgentRecord() for agent in agents}
         self._policies = {policy: _PolicyRecord() for policy in versions}
@@ -161,12 +161,12 @@ class StepRecord:
         """
         if self._rolled_out is None:
             return 0.0
-        return max(0.0, self._rolled_out - self._started - self._waited_s)
+        return max(0.0, self._rolled_out - self.started - self._waited_s)
 
     def overlap_s(self) -> float:
         """Seconds in which this step was both trained and rolled out; seconds shared by two policies count once."""
-        covered, until = 0.0, self._started
-        rolled_out = self._started if self._rolled_out is None else self._rolled_out
+        covered, until = 0.0, self.started
+        rolled_out = self.started if self._rolled_out is None else self._rolled_out
         for start, stop in sorted(self._busy):
             begin, end = max(start, until), min(stop, rolled_out)
             if end > begin:

@@ -79,6 +79,7 @@ from .outside_sessions import LIMIT as SESSION_LIMIT
 from .outside_sessions import OutsideSessions
 from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
+from .rollout_spans import RolloutSpans
 from .rollout_waits import RolloutWaits
 from .served_agents import served_agents
 from .trajectory import Trajectory, where_it_hangs
@@ -142,6 +143,7 @@ class Rollout(Actor, RolloutApi):
         self._routes = TurnRoutes(self._setup.router, self.ref.name)
         await self._routes.open()
         self.background(self._routes.run(), "routes")
+        self._spans = RolloutSpans(self.system.spans, self.ref.name)
         self._records = TrajectoryRecords(self._setup, self.system.run_blocking)
         self.background(self._records.run(), "records")
         self._processes = Processes(
@@ -404,7 +406,8 @@ class Rollout(Actor, RolloutApi):
         trajectory.deadline = Deadline(limit_s)
         ends: set[asyncio.Future[Any]] = {work, trajectory.deadline.overran}
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            with self._spans.trajectory(trajectory):
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return self._end(trajectory, work)
             hang = where_it_hangs(self._recipe.folder, work)
@@ -432,6 +435,7 @@ class Rollout(Actor, RolloutApi):
                 returned = await self._sessions.play(trajectory, handles)
         else:
             returned = await self._recipe.workflow(trajectory.query, handles)
+        self._spans.between_turns(trajectory)
         trajectory.close()
         trajectory.leave_out(returned)
         trajectory.check_columns()
@@ -483,12 +487,24 @@ class Rollout(Actor, RolloutApi):
     ) -> Turn:
         """One turn: waits for an instance with the version of the agent's policy. If new weights arrive meanwhile and
         may generate it too, they resume it; if the instance is lost, another one begins it again."""
+        with self._spans.turn(agent, self._agents[agent].policy, trajectory) as turns:
+            return await self._generate(agent, trajectory, prompt, options, on_text, turns)
+
+    async def _generate(
+        self,
+        agent: AgentName,
+        trajectory: Trajectory,
+        prompt: Prompt,
+        options: TurnOptions,
+        on_text: OnText | None,
+        turns: list[ResumableTurn],
+    ) -> Turn:
         settings = self._agents[agent]
         text = None if on_text is None else TurnText(on_text)
         tokens_left = self._limits.begin(agent, trajectory)
         request = turn_request(self._setup, agent, trajectory, prompt, options, tokens_left)
         self._records.note_prompt(trajectory, request.sample_id, prompt)
-        turn = ResumableTurn(request)
+        turns.append(turn := ResumableTurn(request))
         left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
         began_s, turn.downstream_tokens = (
             self._clock(),
@@ -516,7 +532,11 @@ class Rollout(Actor, RolloutApi):
         assert trajectory.deadline is not None, "it runs"
         waiting = f"turns of {agent} that no instance has yet"
         # This time is the trainer's, or that of other trajectories.
-        with trajectory.deadline.paused(), self._waits.turn(trajectory, waiting, self._setup.router.name):
+        with (
+            trajectory.deadline.paused(),
+            self._waits.turn(trajectory, waiting, self._setup.router.name),
+            self._spans.wait(agent, self._agents[agent].policy, trajectory, turn),
+        ):
             route = await self._routes.route(
                 self._agents[agent].policy,
                 request.versions,

@@ -45,7 +45,7 @@ class Trajectory:
         self.rewards = TrajectoryRewards()
         self.first_turn_at = math.inf
         self.deadline: Deadline | None = None
-        self._step = step
+        self.step = step
         self._group = self._sample_id(0).group
         self._turns: list[tuple[AgentName, ResumableTurn]] = []
         self._begun: dict[AgentName, int] = {}
@@ -84,7 +84,7 @@ class Trajectory:
         return str(self._sample_id(self._id_count - 1))
 
     def _sample_id(self, turn: int) -> SampleId:
-        return SampleId(self._step, self.query.id, turn, self.number)
+        return SampleId(self.step, self.query.id, turn, self.number)
 
     def begin_turn(self, agent: AgentName) -> int:
         """The number of the agent's new turn, from 0."""

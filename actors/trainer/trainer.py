@@ -15,6 +15,7 @@ from ...core.waits import OpenWaits, Wait
 from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import PolicyName, Step, Version
+from ..spans import Span, record
 from .arrival_order import ArrivalOrder
 from .frozen_weights import FrozenWeights
 from .pool.training_pool import TrainingPool
@@ -83,8 +84,11 @@ class Trainer(Actor, TrainerApi):
         # The store may answer a later lease first, or send its rows first if they are on another host, and a sum of
         # floats depends on its order. The pool knows when it has all that a computation needs: there the calls queue.
         with self._arrivals[policy].place() as place:
+            begin = self.system.spans.now()
             with self._waits.open(f"{count} samples of {policy}", actor=self._store.name):
                 leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
+            lease = Span(self._store.name, "lease", begin, self.system.spans.now(), policy=policy)
+            record(self.system.spans, lease._replace(version=policy_version, micro_batch=leased.fence))
             self._leases[policy].append(leased.fence)
             try:
                 return await self._computing.accumulate(policy, leased, place)

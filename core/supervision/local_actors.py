@@ -15,6 +15,7 @@ from ..delivery.mailbox import Mailbox
 from ..delivery.peers import Network
 from ..errors import ActorDead, FlexmarlError, LocalProtocolError, SystemClosed, failure_of
 from ..ref import ActorRef
+from ..spans import SpanRecorder
 from ..telemetry import LoopLag, get_logger, process_usage
 from ..waits import Wait
 from .monitors import Monitors
@@ -54,6 +55,7 @@ class LocalActors:
         self.network = network
         self.monitors = Monitors(self)
         self.supervisors: list[Supervisor] = []
+        self.spans = SpanRecorder()
         self._loop = asyncio.get_running_loop()
         self.failure: asyncio.Future[BaseException] = self._loop.create_future()
         self._adopt = adopt

@@ -45,6 +45,7 @@ from ..base.names import checked_name
 from ..base.texts import text_of
 from ..errors import ActorDead, ActorFailed, FlexmarlError, TooManyRestarts, failure_of
 from ..ref import ActorRef
+from ..spans import SpanBatch
 from ..telemetry import LogLevel, get_logger
 from ..waits import ProcessWaits, Wait
 from .children import Child, LocalChild, NodeChild
@@ -458,7 +459,17 @@ class Supervisor(Actor):
         """The figures of this process, and of every running one that answers within 10 s, by actor name. ``reported``:
         is called with each as it comes."""
         systems = self._systems(self.running)
-        return await ask_processes(systems, lambda system: system.process_statistics(), reported=reported)
+        return await ask_processes(systems, lambda _, system: system.process_statistics(), reported=reported)
+
+    async def process_spans(
+        self, share: float, received: Mapping[str, int], timeout_s: float
+    ) -> dict[str, SpanBatch]:
+        """The spans of this process, and of every running one that answers within ``timeout_s``, by actor name.
+        ``received``: the number of the last batch of each that has arrived; see ``SpanRecorder.take``."""
+        systems = self._systems(self.running)
+        return await ask_processes(
+            systems, lambda name, system: system.process_spans(share, received.get(name, 0)), timeout_s
+        )
 
     async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
         """``SystemApi.process_waits`` of this process, and of every one that runs or is being started, by actor name.
@@ -469,7 +480,7 @@ class Supervisor(Actor):
             if isinstance(child, NodeChild) and child.running is not None
         }
         systems = self._systems(name for name, running in processes.items() if not running.ended.is_set())
-        waits = await ask_processes(systems, lambda system: system.process_waits(), timeout_s)
+        waits = await ask_processes(systems, lambda _, system: system.process_waits(), timeout_s)
         labels = {name: running.description() for name, running in processes.items()}
         return {name: ProcessWaits(labels.get(name, "this process"), waits.get(name)) for name in systems}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..actor import Actor, DeadActor, endpoint
 from ..ref import ActorRef
+from ..spans import SpanBatch
 from ..telemetry import LoopLag
 from ..waits import Wait
 from .local_actors import LocalActors
@@ -64,6 +65,10 @@ class SystemActor(Actor, SystemApi):
     @endpoint
     async def process_waits(self) -> dict[str, list[Wait]]:
         return self._local.waits()
+
+    @endpoint
+    async def process_spans(self, share: float, received: int) -> SpanBatch:
+        return self._local.spans.take(share, received)
 
     @endpoint
     async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 from ..actor import DeadActor, endpoint
 from ..errors import ActorDead, ActorFailed, CallTimeout
 from ..ref import ActorRef
+from ..spans import SpanBatch
 from ..waits import Wait
 from .process_statistics import ProcessStatistics
 
@@ -34,6 +35,10 @@ class SystemApi(Protocol):
         started."""
 
     @endpoint
+    async def process_spans(self, share: float, received: int) -> SpanBatch:
+        """The spans of this process since the batch ``received``; see ``SpanRecorder.take``."""
+
+    @endpoint
     async def allow(self, public_key: str, calls: tuple[str, ...]) -> None:
         """See ``ActorSystem.allow``."""
 
@@ -48,18 +53,18 @@ class SystemApi(Protocol):
 
 async def ask_processes(
     systems: Mapping[str, ActorRef[SystemApi]],
-    ask: Callable[[SystemApi], Awaitable[Report]],
+    ask: Callable[[str, SystemApi], Awaitable[Report]],
     timeout_s: float = STATISTICS_TIMEOUT_S,
     reported: Callable[[str, Report], None] = lambda name, report: None,
 ) -> dict[str, Report]:
-    """The reports of the processes that answer within ``timeout_s``, by name. ``reported``: is called with each as it
-    comes: one process that is silent delays the others' reports here."""
+    """The reports of the processes that answer within ``timeout_s``, by name. ``ask``: gets each name and process.
+    ``reported``: is called with each report as it comes: one process that is silent delays the others' here."""
     reports: dict[str, Report] = {}
 
     async def add_report(name: str, ref: ActorRef[SystemApi]) -> None:
         # A process that is gone, or too busy or too stuck to answer, has no report.
         with contextlib.suppress(ActorDead, ActorFailed, CallTimeout):
-            reports[name] = await ask(ref.within(timeout_s))
+            reports[name] = await ask(name, ref.within(timeout_s))
             reported(name, reports[name])
 
     await asyncio.gather(*(add_report(name, ref) for name, ref in systems.items()))

@@ -20,6 +20,7 @@ from ..gateway.gateway_config import GatewayConfig
 from ..hosts.env import shows_whole_tracebacks
 from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
+from ..run_folder.spans.trace_config import TraceConfig
 from .config_sections import (
     AgentConfig,
     AgentWithPolicyConfig,
@@ -66,6 +67,7 @@ class RunConfig(Config):
     balance: BalanceConfig = BalanceConfig()
     store: StoreConfig = StoreConfig()
     samples: SamplesConfig = SamplesConfig()
+    trace: TraceConfig = TraceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     checks: ChecksConfig = ChecksConfig()

@@ -42,6 +42,7 @@ from ..monitoring.console.run_console import RunConsole
 from ..run_folder.run_directory import RunDirectory
 from .actor_specs import References, actor_specs
 from .run_supervision import RunSupervision
+from .span_keeper import SpanKeeper
 from .stalls.watch import StallWatch, blocking_line
 
 _STATISTICS_INTERVAL_S = 1.0
@@ -56,7 +57,7 @@ class ActorLauncher:
 
     ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of the GPUs of each actor that sees
     no other ones. ``archive``: the file of recorded trajectories; None: the run records nothing. ``gateway``: of
-    sessions that services open; None: there is none.
+    sessions that services open; None: there is none. ``spans``: keeps those of all processes; None: they are not kept.
     """
 
     config: RunConfig
@@ -67,6 +68,7 @@ class ActorLauncher:
     own_gpus: Mapping[str, tuple[str, ...]]
     archive: ActorRef[ArchiveApi] | None = None
     gateway: ActorRef[SessionsApi] | None = None
+    spans: SpanKeeper | None = None
 
     async def train(
         self, began: Callable[[ActorRef[OrchestratorApi]], None], stalls: StallWatch
@@ -84,7 +86,12 @@ class ActorLauncher:
         )
         self.console.background(watch, "statistics")
         self.console.background(_watch_devices(self.console), "devices")
-        return await self.console.ended_with
+        if self.spans is not None:
+            self.console.background(self.spans.run(), "spans")
+        result = await self.console.ended_with
+        if self.spans is not None:
+            await self.spans.end()
+        return result
 
     async def begin(self) -> ActorRef[OrchestratorApi]:
         """Starts all actors and the training; ``console.ended_with`` has the end."""

@@ -17,7 +17,7 @@ several runs, at once too.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,7 @@ from ..monitoring.sinks.run_sinks import RunSinks
 from ..monitoring.sinks.sink import SinkRun
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.samples.archive import Archive
+from ..run_folder.spans.span_log import SpanLog
 from .actor_launcher import ActorLauncher
 from .actor_specs import modules_of
 from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
@@ -55,6 +56,7 @@ from .run_control import RunControl
 from .run_feed import Broadcast
 from .run_record import RunRecord
 from .run_supervision import RunSupervision
+from .span_keeper import SpanKeeper
 from .stalls.watch import StallWatch
 
 Result = TypeVar("Result")
@@ -292,8 +294,18 @@ class Run:
             )
             cluster.take_up = supervision.take_up
             own_gpus = cluster.placement.own_gpus()
+            log = SpanLog(directory.trace, start.config.trace, self._broadcast.warn)
+            spans = SpanKeeper(supervision, exits.enter_context(closing(log)), self._hosts)
             launcher = ActorLauncher(
-                start.config, directory, supervision, console, start.checkpoint, own_gpus, archive, gateway
+                start.config,
+                directory,
+                supervision,
+                console,
+                start.checkpoint,
+                own_gpus,
+                archive,
+                gateway,
+                spans,
             )
             return await self._train(launcher, [system.failure, cluster.failure])
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 from ...actors.errors import EngineFailed
 from ...core.errors import ActorDead, ActorFailed, FlexmarlError, is_loss
 from ...core.ref import ActorRef
+from ...core.spans import SpanBatch
 from ...core.supervision.node import Node
 from ...core.supervision.process_statistics import ProcessStatistics
 from ...core.supervision.restart_policy import Intensity
@@ -134,6 +135,14 @@ class RunSupervision:
         is called with each as it comes."""
         ending, restarting = await asyncio.gather(*(s.process_statistics(reported) for s in self._both))
         return restarting | ending
+
+    async def process_spans(
+        self, share: float, received: Mapping[str, int], timeout_s: float
+    ) -> dict[str, SpanBatch]:
+        """The spans of every running process that answers within ``timeout_s``, by actor name; see
+        ``Supervisor.process_spans``."""
+        both = await asyncio.gather(*(s.process_spans(share, received, timeout_s) for s in self._both))
+        return {name: batch for batches in both for name, batch in batches.items() if name in self.running}
 
     async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
         """The waits of this process's actors, and of those of every one that runs or is being started, by actor name;

@@ -9,6 +9,7 @@
         logs/            one file per actor process
         store/           the journal of the experience store, and samples beyond its memory limit
         samples.sqlite   trajectories of the last steps and of all evaluations, for people (``samples/``)
+        trace/           spans: what each part did, from when to when (``spans/``)
         opponents/       past versions of policies that are opponents, and the results against them
         suspended/       training states beyond the memory for them, while the run runs
         report.html      written at the end
@@ -52,6 +53,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.store = path / "store"
         self.samples = path / "samples.sqlite"
+        self.trace = path / "trace"
         self.opponents = path / "opponents"
         self.suspended = path / "suspended"
         self.sinks = path / "sinks"
@@ -108,7 +110,15 @@ class RunDirectory:
 
     def check_no_links(self) -> None:
         """Raises RunDirectoryError, which names it, if a file or folder of the run is a link."""
-        written = (self.checkpoints, self.logs, self.store, self.opponents, self.suspended, self.sinks)
+        written = (
+            self.checkpoints,
+            self.logs,
+            self.store,
+            self.opponents,
+            self.suspended,
+            self.sinks,
+            self.trace,
+        )
         for folder, folders, files in os.walk(self.path):
             directory = Path(folder)
             for path in (directory / name for name in (*folders, *files)):

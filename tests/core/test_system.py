@@ -367,7 +367,7 @@ class TestFace:
         shown = {name for name in dir(ActorSystem) if not name.startswith("_")}
         assert shown == {
             "add", "address", "allow", "clock", "connect", "failure", "incarnation", "keys_file", "lookup", "new_id",
-            "process_statistics", "ref", "remove", "run_blocking", "spawn",
+            "process_statistics", "ref", "remove", "run_blocking", "spans", "spawn",
         }  # fmt: skip
 
     async def test_its_repr_says_the_state(self, private: Path) -> None:

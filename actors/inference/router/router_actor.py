@@ -41,6 +41,7 @@ from ...messages import (
 )
 from ...names import PolicyName
 from ...run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen, WeightsReloaded
+from ...spans import Span, record, record_time
 from .instance_states import InstanceState
 from .router import Router
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
@@ -194,8 +195,12 @@ class RouterActor(Actor, RouterApi):
         installed = self._installs.setdefault(policy, self._loop.create_future())
         self._router.published(policy, published.version, self._loop.time())
         self._decide_soon()
+        versions = record_time(
+            self.system.spans, self.ref.name, "versions", policy=policy, version=published.version
+        )
         async with asyncio.timeout(WORK_TIMEOUT_S):
-            return await asyncio.shield(installed)  # shared by all callers, as a departure is
+            with versions:
+                return await asyncio.shield(installed)  # shared by all callers, as a departure is
 
     async def on_dead(self, dead: DeadActor) -> None:
         number = self._watches[dead.actor].popleft()  # by now it may have been started again
@@ -270,6 +275,9 @@ class RouterActor(Actor, RouterApi):
                 self._report(decision)
             case Moved(_, instance, giver, taker, reason):
                 self._report_event(InstanceMoved(instance, giver, taker, reason))
+                now = self.system.spans.now()
+                note = f"{instance} goes to {taker}: {reason}"
+                record(self.system.spans, Span(self.ref.name, "move", now, now, policy=giver, note=note))
             case NoInstances(policy, seconds, reason):
                 self.background(_fail(NoInstance(policy, seconds, reason)), "end")
 

@@ -22,6 +22,7 @@ class _Computation:
     result, or has gone. ``runs``: its function has been called, and has not returned."""
 
     name: str
+    took: Callable[[float], None]
     began: float | None = None
     is_answered: bool = False
     runs: bool = False
@@ -38,11 +39,13 @@ class Computations:
         self._recipe = recipe
         self._order: deque[_Computation] = deque()
 
-    async def run(self, name: str, function: Callable[[], T]) -> T:
+    async def run(
+        self, name: str, function: Callable[[], T], took: Callable[[float], None] = lambda seconds: None
+    ) -> T:
         """The result of ``function()``, after all earlier computations. ``name``: for people, such as ``a micro-batch
-        of solver``. Raises ComputationOverran."""
+        of solver``. ``took``: is called with its seconds when it has ended. Raises ComputationOverran."""
         loop = asyncio.get_running_loop()
-        computation = _Computation(name)
+        computation = _Computation(name, took)
         self._order.append(computation)
         self._begin_first()
 
@@ -80,6 +83,8 @@ class Computations:
         if computation in self._order:  # the function may have returned while its caller was cancelled
             self.ended += 1
             self._order.remove(computation)
+            if computation.began is not None:
+                computation.took(asyncio.get_running_loop().time() - computation.began)
             self._begin_first()
 
     def _begin_first(self) -> None:

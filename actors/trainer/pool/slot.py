@@ -9,7 +9,7 @@ between.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ....core.base.collector import importing
 from ....core.base.threads import in_thread, wait_ended
+from ....core.spans import SpanRecorder
 from ....core.system import ActorSystem
 from ....core.waits import Wait
 from ....transport.device_memory import find_devices
@@ -25,9 +26,10 @@ from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
 from ...errors import PlainGang
-from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, StepStats
+from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, Sample, StepStats
 from ...names import PolicyName, Step, Version
 from ...recipe.recipe import Recipe
+from ...spans import Span, of_sample, record
 from ..arrival_order import Place
 from ..backends.backend_config import SimulatedTrainerConfig, has_simulated_gangs
 from ..backends.backend_factory import BackendFactory
@@ -61,10 +63,14 @@ class Slot:
         self._tokenizers: dict[PolicyName, PreTrainedTokenizerBase] = {}
         self._memberships: dict[PolicyName, Membership] = {}
         self._meetings: dict[PolicyName, Meeting] = {}
+        self._first_ranks: set[PolicyName] = set()
+        """Policies of whose gangs this is the first rank."""
         self._resources = AsyncExitStack()
+        self._spans, self._lane = SpanRecorder(), ""
 
     async def open(self, system: ActorSystem, only_path: PathName | None = None) -> None:
         """``system``: of the actor that computes. ``only_path``: of its states; None: any."""
+        self._spans, self._lane = system.spans, system.name
         setup, directory = self._setup, system.directory
         bulk = Bulk.of(system, encrypted=setup.encrypted)
         transport = StateTransport(directory, find_devices(setup.devices), only_path, bulk)
@@ -104,6 +110,10 @@ class Slot:
         """The backend of a policy that is here."""
         return self._hosted[policy]
 
+    def version_of(self, policy: PolicyName) -> int:
+        """The version of a policy's weights; -1 of one that is not here."""
+        return self._hosted[policy].version if policy in self._hosted else -1
+
     def build(self, policy: PolicyName, place: GangPlace = _NO_GANG) -> PolicyBackend:
         """The policy as it begins the run. Raises CheckpointIncomplete, CheckpointMismatch."""
         setup = self._setup.policies[policy]
@@ -133,6 +143,7 @@ class Slot:
 
     def _join(self, policy: PolicyName, place: GangPlace) -> "GangRank | None":
         """This process in the policy's gang, until the policy is released."""
+        (self._first_ranks.discard if place.rank else self._first_ranks.add)(policy)
         if place.size == 1:
             return None
         setup = self._setup.policies[policy]
@@ -171,14 +182,29 @@ class Slot:
 
     # ------------------------------------------------------------------ computations
 
-    async def compute(self, name: str, function: Callable[[], T]) -> T:
+    async def compute(
+        self, name: str, function: Callable[[], T], took: Callable[[float], None] = lambda seconds: None
+    ) -> T:
         """See ``Computations.run``."""
-        return await self._computations.run(name, function)
+        return await self._computations.run(name, function, took)
+
+    def _record_as(self, kind: str, policy: PolicyName, step: int = -1) -> Callable[[float], None]:
+        """Records the span of a computation when it has ended. Its version: of the policy's weights after it."""
+
+        def took(seconds: float) -> None:
+            end = self._spans.now()
+            version = self.version_of(policy)
+            span = Span(self._lane, kind, end - seconds, end, policy=policy, version=version, step=step)
+            record(self._spans, span)
+
+        return took
 
     async def sft(self, policy: PolicyName, first_batch: int, count: int) -> float:
         """See ``TrainerApi.sft``."""
         name = f"supervised batches {first_batch} to {first_batch + count - 1} of {policy}"
-        return await self.compute(name, lambda: self._take_sft_steps(policy, first_batch, count))
+        return await self.compute(
+            name, lambda: self._take_sft_steps(policy, first_batch, count), self._record_as("sft", policy)
+        )
 
     def _take_sft_steps(self, policy: PolicyName, first_batch: int, count: int) -> float:
         setup, tokenizer = self._setup.policies[policy], self._tokenizers[policy]
@@ -213,11 +239,29 @@ class Slot:
         if place is not None:
             await place.wait_turn()
         name = f"a micro-batch of {policy}, {len(samples)} samples"
-        stats = await self.compute(name, lambda: self._hosted[policy].accumulate(samples))
+        took: list[float] = []
+        stats = await self.compute(name, lambda: self._hosted[policy].accumulate(samples), took.append)
+        self._record_batch(policy, leased.fence, samples, stats.tokens, sum(took))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
             stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
         )
+
+    def _record_batch(
+        self, policy: PolicyName, fence: int, samples: Sequence[Sample], tokens: int, seconds: float
+    ) -> None:
+        """Records the spans of a micro-batch that has just been computed, and of its samples."""
+        end = self._spans.now()
+        begin = end - seconds
+        version = self.version_of(policy)
+        batch = Span(self._lane, "micro_batch", begin, end, policy=policy, version=version, micro_batch=fence)
+        record(self._spans, batch._replace(tokens=tokens))
+        if policy not in self._first_ranks:  # the first rank of a gang speaks for all
+            return
+        for sample in samples:
+            span = batch._replace(lane=f"{self._lane} samples", kind="sample", agent=sample.agent)
+            span = span._replace(version=sample.policy_version, tokens=len(sample.tokens))
+            record(self._spans, span._replace(**of_sample(sample.sample_id)))
 
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
         """See ``TrainingPool.optimizer_step``."""
@@ -228,7 +272,8 @@ class Slot:
             self._note_weights(policy)
             return stats, Version(backend.version)
 
-        return await self.compute(f"the optimizer step {step} of {policy}", take_step)
+        name = f"the optimizer step {step} of {policy}"
+        return await self.compute(name, take_step, self._record_as("optimizer", policy, step=step))
 
     async def gather_weights(
         self, policy: PolicyName, backend: PolicyBackend, into: Mapping[str, Any]
@@ -255,7 +300,8 @@ class Slot:
     async def save(self, policy: PolicyName, folder: Path) -> None:
         """See ``PolicyBackend.save``."""
         name = f"saving {policy} in {folder}"
-        await self.compute(name, lambda: self._hosted[policy].save(folder, self._tokenizers[policy]))
+        saving = self._record_as("save", policy)
+        await self.compute(name, lambda: self._hosted[policy].save(folder, self._tokenizers[policy]), saving)
 
     def _note_weights(self, policy: PolicyName) -> None:
         """The policy has new weights. Called within the computation that has changed them: a later one may change the

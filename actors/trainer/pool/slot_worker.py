@@ -12,7 +12,8 @@ the last whole base part, at another slot or at its next life.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -42,6 +43,7 @@ from ...messages import (
     Suspended,
 )
 from ...names import PolicyName, Step
+from ...spans import Span, record
 from ..backends.policy_backend import PolicyBackend, TrainingStep
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
@@ -104,6 +106,14 @@ class SlotWorker(Actor, SlotApi):
 
     # ------------------------------------------------------------------ states
 
+    @asynccontextmanager
+    async def _record_move(self, kind: str, policy: PolicyName) -> AsyncIterator[None]:
+        """Records the time of a move as a span, with the policy's version after it."""
+        begin = self.system.spans.now()
+        yield
+        span = Span(self.ref.name, kind, begin, self.system.spans.now(), policy=policy)
+        record(self.system.spans, span._replace(version=self._slot.version_of(policy)))
+
     @endpoint
     async def enter(self, life: str, policy: PolicyName, rank: int, over_hosts: bool) -> str:
         self._check_life(life)
@@ -124,14 +134,14 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def build(self, life: str, policy: PolicyName, place: GangPlace) -> None:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("build", policy):
             await self._slot.compute(f"the start of {policy}", partial(self._slot.build, policy, place))
             await self._note_base(life, policy)
 
     @endpoint
     async def prefetch(self, life: str, policy: PolicyName, state: HostState) -> Moved:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("resume", policy):
             return await self._prefetch(policy, state)
 
     async def _prefetch(self, policy: PolicyName, state: HostState) -> Moved:
@@ -145,7 +155,7 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def resume(self, life: str, policy: PolicyName, place: GangPlace, state: HostState) -> Moved:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("resume", policy):
             if place.size > 1:
                 await self._resume_rank(policy, place, state)
                 return self._count_moved([])
@@ -183,7 +193,7 @@ class SlotWorker(Actor, SlotApi):
         self, life: str, policy: PolicyName, place: GangPlace, ranks: list[tuple[HostState, StateBytes]]
     ) -> Moved:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("resume", policy):
             backend = await self._slot.compute(f"room for {policy}", partial(self._slot.host, policy, place))
             state = ranks[0][0]
             gradient = {} if state.step is None else backend.gradients()
@@ -227,7 +237,7 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def set_weights(self, life: str, policy: PolicyName, weights: LentMemory) -> SavedWeights:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("publish", policy):
             backend = self._slot[policy]
 
             def note() -> tuple[Mapping[str, Any], DeviceEvent | None]:
@@ -259,7 +269,7 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("copy", policy):
             self._slot.forget_consumed()
             base = self._bases.pop(policy)
             tensors = {name: tensor for name, tensor in base.tensors.items() if name not in live}
@@ -281,7 +291,7 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def suspend(self, life: str, policy: PolicyName, step: LentMemory) -> Suspended:
         self._check_life(life)
-        async with self._moving[policy]:
+        async with self._moving[policy], self._record_move("suspend", policy):
             backend = self._slot[policy]
             state = backend.step_state()
             handle = None

@@ -11,6 +11,7 @@ from ....transport.device_memory.devices import DeviceEvent
 from ....transport.state import payload_bytes
 from ...messages import LikelyTokens, Published
 from ...names import PolicyName, Version
+from ...spans import record_time
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
 from .slot import Slot
@@ -39,7 +40,11 @@ class StaticPool(Slot, TrainingPool):
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._setup.policies:
-                    await self.compute(f"the start of {policy}", partial(self.build, policy))
+                    await self.compute(
+                        f"the start of {policy}",
+                        partial(self.build, policy),
+                        self._record_as("build", policy),
+                    )
                     group.create_task(self._reserve(policy))
 
     async def _reserve(self, policy: PolicyName) -> None:
@@ -56,9 +61,10 @@ class StaticPool(Slot, TrainingPool):
 
     async def publish(self, policy: PolicyName) -> Published:
         version, tensors, complete = self._weights.pop(policy)
-        handle = await self.transport.set(
-            policy, tensors, version=version, after=complete, timeout_s=TRANSFER_TIMEOUT_S
-        )
+        with record_time(self._spans, self._lane, "publish", policy=policy, version=version):
+            handle = await self.transport.set(
+                policy, tensors, version=version, after=complete, timeout_s=TRANSFER_TIMEOUT_S
+            )
         return Published(policy, version, handle, self._probes[policy])
 
     def rows_committed(self, policy: PolicyName) -> None:

@@ -46,7 +46,7 @@ def test_all_are_asked_at_once_and_those_that_answer_are_reported_as_they_come()
             assert report == processes[name].answer
             times[name] = loop.time() - began
 
-        ask: Any = lambda process: cast(Process, process).asked()  # noqa: E731
+        ask: Any = lambda _, process: cast(Process, process).asked()  # noqa: E731
         reports = await ask_processes(processes, ask, 3.0, reported)
         times["all"] = loop.time() - began
         return reports

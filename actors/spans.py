@@ -1,0 +1,110 @@
+"""Spans of a run: what each of its parts did, from when to when, for a timeline.
+
+    Span          one of them, as the actors record it, the run's folder keeps it and the timeline shows it
+    KINDS         every kind, and the part of the run that it belongs to
+    record        hands a span to the recorder of the process
+
+Spans of a query (its trajectories, turns and samples) are recorded for a share of all queries, the same one in each
+process; all others always. Times are the wall clock of each host: between hosts they differ as these clocks do.
+
+The flow of a sample through the run follows from the attributes:
+
+    trajectory -> turn          query, step, trajectory
+    turn -> generate, wait      query, step, trajectory, turn
+    turn -> sample              query, step, trajectory, turn
+    sample -> micro_batch       policy, micro_batch
+    micro_batch -> optimizer    policy, and the version before the step
+    optimizer -> step           step
+    optimizer -> publish        policy, version
+    publish -> install          policy, version
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from ..core.spans import SpanRecorder
+from .errors import StoreError
+from .sample_id import SampleId
+
+KINDS: Final = {
+    # kind: the part of the run
+    "trajectory": "rollout",
+    "turn": "rollout",
+    "wait": "rollout",  # of a turn, for an instance that serves its version
+    "environment": "rollout",  # the time of a trajectory in which it has no turn
+    "generate": "instance",
+    "install": "instance",
+    "load": "instance",
+    "lease": "store",
+    "sample": "slot",  # in its micro-batch
+    "micro_batch": "slot",
+    "optimizer": "slot",
+    "sft": "slot",
+    "publish": "slot",
+    "build": "slot",
+    "save": "slot",
+    "resume": "slot",
+    "suspend": "slot",
+    "copy": "slot",  # of the state that an optimizer step has changed, to the host's memory
+    "step": "orchestrator",
+    "evaluation": "orchestrator",
+    "checkpoint": "orchestrator",
+    "move": "router",
+    "versions": "router",  # from the publication of a version until all its instances have it
+}
+OF_QUERIES: Final = frozenset({"trajectory", "turn", "wait", "environment", "generate", "sample"})
+"""The kinds of which a share is recorded, by query."""
+
+
+class Span(NamedTuple):
+    """``begin``, ``end``: seconds since 1970. ``lane``: of the timeline. Empty and -1: it has no such attribute.
+    ``step``: of the run; -1 for an evaluation's. ``version``: of the policy, the one that the span has brought about or
+    has computed with. ``micro_batch``: the number of its lease."""
+
+    lane: str
+    kind: str
+    begin: float
+    end: float
+    query: str = ""
+    agent: str = ""
+    policy: str = ""
+    note: str = ""
+    trajectory: int = -1
+    turn: int = -1
+    version: int = -1
+    step: int = -1
+    micro_batch: int = -1
+    tokens: int = -1
+
+
+NAMES: Final = ("lane", "kind", "query", "agent", "policy", "note")
+NUMBERS: Final = ("trajectory", "turn", "version", "step", "micro_batch", "tokens")
+"""The attributes in the order of a record (``core/spans.py``)."""
+
+
+def record(spans: SpanRecorder, span: Span) -> None:
+    """Records a span, if its query is among those whose spans are kept."""
+    lane, kind, begin, end, query, agent, policy, note, *numbers = span
+    key = query if kind in OF_QUERIES else ""
+    spans.add(begin, end, (lane, kind, query, agent, policy, note), numbers, key)
+
+
+def of_sample(sample_id: str) -> dict[str, Any]:
+    """The attributes that the id of a sample has, also if it is not one of a run."""
+    try:
+        sample = SampleId.parse(sample_id)
+    except StoreError:
+        return {"query": sample_id}
+    step = -1 if sample.step is None else sample.step
+    return {"query": sample.query, "trajectory": sample.trajectory, "turn": sample.turn, "step": step}
+
+
+@contextmanager
+def record_time(
+    spans: SpanRecorder, lane: str, kind: str, *, policy: str = "", version: int = -1, step: int = -1
+) -> Iterator[None]:
+    """Records the time of the block as a span, if the block does not raise."""
+    begin = spans.now()
+    yield
+    record(spans, Span(lane, kind, begin, spans.now(), policy=policy, version=version, step=step))

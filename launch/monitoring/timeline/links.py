@@ -1,0 +1,110 @@
+"""The spans that a span is linked with: from a query's trajectory to the weights that it changed, and back.
+
+    trajectory -> turn -> sample -> micro_batch -> optimizer -> publish -> install
+                    └──> wait, generate                └──> step
+
+Two spans are linked if the attributes that the relation names are equal (``actors/spans.py``).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from .stored_spans import StoredSpans, key_of_columns
+
+Array = np.ndarray[Any, Any]
+Direction = Literal["before", "after"]
+
+MOST_LINKS: Final = 300
+"""Most links of a span in one direction. A micro-batch may have thousands of samples: the nearest in time are taken."""
+_SAMPLE: Final = ("query", "step", "trajectory", "turn")
+
+
+class Relation(NamedTuple):
+    """A span of kind ``before`` leads to those of kind ``after`` that are equal in ``by``. ``steps``: the versions that
+    the first one is behind."""
+
+    before: str
+    after: str
+    by: tuple[str, ...]
+    steps: int = 0
+
+
+RELATIONS: Final = (
+    Relation("trajectory", "turn", ("query", "step", "trajectory")),
+    Relation("trajectory", "environment", ("query", "step", "trajectory")),
+    Relation("turn", "wait", _SAMPLE),
+    Relation("turn", "generate", _SAMPLE),
+    Relation("turn", "sample", _SAMPLE),
+    Relation("lease", "micro_batch", ("policy", "micro_batch")),
+    Relation("sample", "micro_batch", ("policy", "micro_batch")),
+    Relation("micro_batch", "optimizer", ("policy", "version"), steps=1),
+    Relation("optimizer", "step", ("step",)),
+    Relation("optimizer", "publish", ("policy", "version")),
+    Relation("publish", "versions", ("policy", "version")),
+    Relation("publish", "install", ("policy", "version")),
+)
+
+
+class Link(NamedTuple):
+    """``relation``: ``before`` or ``after`` the span that was asked for."""
+
+    id: int
+    relation: Direction
+
+
+def links_of(stored: StoredSpans, number: int) -> list[Link]:
+    """The spans that lead to a span, and those that it leads to, each over several relations; at most ``MOST_LINKS`` in
+    each direction."""
+    return [
+        Link(other, direction)
+        for direction in ("before", "after")
+        for other in _reach(stored, number, direction)
+    ]
+
+
+def _reach(stored: StoredSpans, number: int, direction: Direction) -> list[int]:
+    """From relation to relation in one direction only: beside the span's own way there are those of all others."""
+    [origin] = stored.spans([number])
+    reached: dict[int, None] = {}
+    frontier = [number]
+    while frontier and len(reached) < MOST_LINKS:
+        seeds = stored.spans(frontier)
+        new = [
+            other
+            for other in _neighbours(stored, seeds, direction)
+            if other != number and other not in reached
+        ]
+        new = _nearest(stored, new, origin.begin, MOST_LINKS - len(reached))
+        reached |= dict.fromkeys(new)
+        frontier = new
+    return [*reached]
+
+
+def _nearest(stored: StoredSpans, numbers: Sequence[int], at_s: float, most: int) -> list[int]:
+    if len(numbers) <= most:
+        return [*numbers]
+    begins = np.array([span.begin for span in stored.spans(numbers)])
+    return [numbers[place] for place in np.argsort(np.abs(begins - at_s), kind="stable")[:most]]
+
+
+def _neighbours(stored: StoredSpans, seeds: Sequence[Any], direction: Direction) -> Iterator[int]:
+    """The spans one relation away from ``seeds``."""
+    lookups: list[tuple[Relation, int, Array]] = []
+    for relation in RELATIONS:
+        near, far = (
+            (relation.after, relation.before) if direction == "before" else (relation.before, relation.after)
+        )
+        steps = relation.steps if direction == "after" else -relation.steps
+        keys = {stored.key_of(seed, relation.by, steps) for seed in seeds if seed.kind == near}
+        entry = stored.entry_of(far)
+        if keys and entry is not None:
+            lookups.append((relation, entry, np.array([*keys], "<u8")))
+    if not lookups:
+        return
+    for first, records in stored.records():
+        for relation, entry, sought in lookups:
+            places = np.flatnonzero(records["kind"] == entry)
+            hits = np.isin(key_of_columns([records[name][places] for name in relation.by]), sought)
+            yield from (first + places[hits]).tolist()

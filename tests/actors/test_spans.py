@@ -1,0 +1,51 @@
+"""Spans of a run as records, and the attributes of a sample's id."""
+
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.spans import KINDS, NAMES, NUMBERS, OF_QUERIES, Span, of_sample, record, record_time
+from flexmarl.core.spans import RECORD, SpanRecorder
+
+
+def records(recorder: SpanRecorder) -> list[Span]:
+    batch = recorder.take(1.0, 0)
+    spans = []
+    for begin, end, *rest in RECORD.iter_unpack(batch.records.view):
+        names = [batch.names[entry] if entry >= 0 else "" for entry in rest[: len(NAMES)]]
+        attributes: dict[str, Any] = {**dict(zip(NAMES, names, strict=True))}
+        attributes |= dict(zip(NUMBERS, rest[len(NAMES) :], strict=True))
+        spans.append(Span(begin=begin, end=end, **attributes))
+    return spans
+
+
+def test_a_record_has_every_attribute_of_its_span() -> None:
+    recorder = SpanRecorder()
+    span = Span("solver-0", "generate", 1.0, 2.5, "q1", "solver", "shared", "a note", 3, 4, 5, 6, 7, 8)
+    record(recorder, span)
+    record(recorder, Span("router", "move", 3.0, 3.0))
+    assert records(recorder) == [span, Span("router", "move", 3.0, 3.0)]
+
+
+def test_the_share_is_of_queries_and_leaves_all_others() -> None:
+    recorder = SpanRecorder()
+    recorder.take(1e-9, 0)
+    for kind in KINDS:
+        record(recorder, Span("lane", kind, 1.0, 2.0, query="q1"))
+    assert {span.kind for span in records(recorder)} == KINDS.keys() - OF_QUERIES
+
+
+def test_the_time_of_a_block_that_raises_is_no_span() -> None:
+    recorder = SpanRecorder()
+    with record_time(recorder, "trainer", "publish", policy="solver", version=3):
+        pass
+    with pytest.raises(KeyError), record_time(recorder, "trainer", "publish"):
+        raise KeyError
+    [span] = records(recorder)
+    assert (span.policy, span.version) == ("solver", 3) and span.begin <= span.end
+
+
+def test_the_attributes_of_a_sample_id() -> None:
+    assert of_sample("3:q_1_2_4") == {"query": "q_1", "trajectory": 4, "turn": 2, "step": 3}
+    assert of_sample("eval:q_0_1")["step"] == -1
+    assert of_sample("a turn of no run") == {"query": "a turn of no run"}
