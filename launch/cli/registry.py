@@ -10,8 +10,8 @@ from .exit_status import exit_status
 
 # Each command NAME is the function NAME of the module NAME in this folder.
 _COMMANDS = (
-    "admit", "bench", "completion", "doctor", "eval", "export", "logs", "new", "node", "report", "runs", "samples",
-    "serve", "slurm", "status", "stop", "store", "submit", "sweep", "train",
+    "admit", "bench", "completion", "doctor", "eval", "export", "logs", "new", "node", "page", "report", "runs",
+    "samples", "serve", "slurm", "status", "stop", "store", "submit", "sweep", "train",
 )  # fmt: skip
 
 

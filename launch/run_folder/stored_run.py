@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...actors.errors import ConfigError
-from ...actors.run_events import RunEnded, RunResumed, RunStarted
+from ...actors.run_events import RunEnded, RunEvent, RunResumed, RunStarted
 from ..config.config_reading import flattened, read_yaml
 from ..errors import RunDirectoryError
 from ..monitoring.formatting import number
@@ -59,7 +59,7 @@ def read_run(path: Path) -> StoredRun:
     return StoredRun(
         path=path,
         recipe=Path(str(config.get("recipe", "?"))).name.replace("_", "-"),
-        state=(state := _state(directory, history)),
+        state=(state := state_of(directory, _last_life(history))),
         error=ends[-1].error
         if state in ("failed", "stopped") and (ends := history.events_of(RunEnded))
         else None,
@@ -118,18 +118,22 @@ def _began(directory: RunDirectory, history: History) -> float:
     return next((time_s for time_s in times if time_s is not None), directory.config.stat().st_mtime)
 
 
-def _state(directory: RunDirectory, history: History) -> State:
+def state_of(directory: RunDirectory, last: RunEvent | None) -> State:
+    """``last``: the newest event of the run that is its start, a resume or its end."""
     if is_alive(directory):
         return "running"
-    marks = history.events_of(RunStarted, RunResumed, RunEnded)
-    if not marks:
+    if last is None:
         return "not started"
-    last = marks[-1]
     if not isinstance(last, RunEnded):
         return "killed"
     if last.stopped:
         return "stopped"
     return "done" if last.error is None else "failed"
+
+
+def _last_life(history: History) -> RunEvent | None:
+    events = (logged.event for logged in reversed(history.events))
+    return next((event for event in events if isinstance(event, RunStarted | RunResumed | RunEnded)), None)
 
 
 def _rewards(history: History) -> dict[str, float]:

@@ -1,0 +1,28 @@
+"""The panels of the page: one row each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from . import figures_panel, learning_panel, now_panel
+from .curves import Query
+from .recorded_run import RecordedRun
+
+View = Callable[[RecordedRun, Query], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """``name``: in addresses; ``web/panels/NAME.js`` draws it. ``view``: JSON-able values of a run, for a request's
+    parameters; its texts are made harmless afterwards."""
+
+    name: str
+    title: str
+    view: View
+
+
+PANELS: Final = (
+    Panel("now", "Now", now_panel.view),
+    Panel("learning", "Learning", learning_panel.view),
+    Panel("figures", "Figures", figures_panel.view),
+)

@@ -1,0 +1,223 @@
+"""A run's folder, read as it grows: the page's data are made of it. Any file may be missing, torn or of an older
+version; what can't be read is counted, and the rest is shown."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ....actors.errors import ConfigError
+from ....actors.run_events import (
+    Evaluated,
+    PolicyResumed,
+    PolicySuspended,
+    RunEnded,
+    RunEvent,
+    RunResumed,
+    RunStarted,
+)
+from ...config.config_reading import flattened, read_yaml
+from ...run.run_control import RunStatus
+from ...run_folder.json_lines import event_from_json, lines_from, object_of
+from ...run_folder.run_directory import RunDirectory
+from ...run_folder.stored_run import State, state_of
+from ..formatting import number
+from .curves import Curves, numbers_of
+
+COPIES: Final = (PolicySuspended, PolicyResumed)
+"""Events that a shared pool may write many of in a step."""
+
+_KEPT_EVENTS: Final = 20_000
+_LONGEST_TEXT: Final = 20_000
+_STEP_LIMIT: Final = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """``time``: Unix seconds. ``event``: None for a line with an unknown name, or that lacks a field."""
+
+    time: float | None
+    name: str
+    event: RunEvent | None
+    line: Mapping[str, Any]
+
+
+class _GrowingFile:
+    """The next lines of a file that others append to, and may replace by a shorter one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at, self._inode = 0, 0
+
+    def is_replaced(self) -> bool:
+        """True if the file is another one than before: all has to be read again."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return self._at > 0
+        replaced = self._at > 0 and (status.st_ino != self._inode or status.st_size < self._at)
+        self._inode = status.st_ino
+        return replaced
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines that were not returned before."""
+        while lines := lines_from(self._path, self._at):
+            self._at += sum(map(len, lines))
+            yield from lines
+
+    def rewind(self) -> None:
+        """Begins again at the first line."""
+        self._at = 0
+
+
+class RecordedRun:
+    """``path``: the run's folder, whose last part is the run's name. ``live``: the answer of its process, None without
+    one. Methods that read are for any thread, under ``reading``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.directory = RunDirectory(path)
+        self.name = path.resolve().name
+        self.live: RunStatus | None = None
+        self.revision = 0
+        self._lock = threading.Lock()
+        self._metrics = _GrowingFile(self.directory.metrics)
+        self._events = _GrowingFile(self.directory.events)
+        self._state: State | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.curves = Curves()
+        self.steps_read = 0
+        self.last_step = 0
+        self.last_time_s = 0.0
+        self.resumes: list[int] = []
+        self.events: deque[LoggedEvent] = deque(maxlen=_KEPT_EVENTS)
+        self.copies: deque[LoggedEvent] = deque(maxlen=_KEPT_EVENTS)
+        self.lives: list[LoggedEvent] = []
+        self._of_steps: dict[int, Mapping[str, float]] = {}
+        self._of_events: dict[int, Mapping[str, float]] = {}
+        self.unreadable = 0
+        self.config_text = ""
+        self.config: Mapping[str, Any] = {}
+
+    @contextmanager
+    def reading(self) -> Iterator["RecordedRun"]:
+        """The run as it is at one moment, up to date."""
+        with self._lock:
+            self._read()
+            yield self
+
+    def refresh(self) -> int:
+        """Reads what was added, and returns the revision, which grows with every change."""
+        with self._lock:
+            self._read()
+            return self.revision
+
+    def set_live(self, status: RunStatus | None) -> None:
+        """Takes the answer of the run's process. A change of words is a change of the run; its clock is not."""
+        with self._lock:
+            before, self.live = self.live, status
+            if _words(before) != _words(status):
+                self.revision += 1
+
+    @property
+    def state(self) -> State:
+        """As `flexmarl runs list` says it."""
+        return self._state or "not started"
+
+    @property
+    def evaluations(self) -> dict[int, Mapping[str, float]]:
+        """Metrics by name, by step. One before training, or one that a resumed run caught up on, is in no step's."""
+        return dict(sorted({**self._of_events, **self._of_steps}.items()))
+
+    @property
+    def ended(self) -> RunEnded | None:
+        """The end of its last life, None while it runs or if it was killed."""
+        event = self.lives[-1].event if self.lives else None
+        return event if isinstance(event, RunEnded) else None
+
+    # ------------------------------------------------------------------ inside
+
+    def _read(self) -> None:
+        if self._metrics.is_replaced() | self._events.is_replaced():
+            self._metrics.rewind()
+            self._events.rewind()
+            self._forget()
+            self.revision += 1
+        before = self.steps_read, len(self.lives), self.unreadable
+        changes = sum(self._take_step(line) for line in self._metrics.lines())
+        changes += sum(self._take_event(line) for line in self._events.lines())
+        if changes:
+            self.curves.replace("eval", self.evaluations)
+        state = state_of(self.directory, self.lives[-1].event if self.lives else None)
+        if not self.config:
+            self._read_config()
+        if changes or state != self._state or before != (self.steps_read, len(self.lives), self.unreadable):
+            self._state = state
+            self.revision += 1
+
+    def _read_config(self) -> None:
+        try:
+            self.config_text = self.directory.config.read_text(encoding="utf-8", errors="replace")
+            self.config = dict(flattened(read_yaml(self.directory.config)))
+        except (OSError, ConfigError):
+            return
+
+    def _take_step(self, line: bytes) -> bool:
+        record = object_of(line)
+        step = record.get("step") if record else None
+        if record is None or type(step) is not int or not 0 <= step < _STEP_LIMIT:
+            self.unreadable += bool(line.strip())
+            return False
+        time_s = number(record.get("time_s")) or 0.0
+        if self.steps_read and (step <= self.last_step or time_s < self.last_time_s):
+            self.resumes.append(step)
+            self.curves.cut(step)
+            self._of_steps = {at: metrics for at, metrics in self._of_steps.items() if at < step}
+        self.curves.add(step, ((key, value) for key, value in numbers_of(record) if key[:5] != "eval/"))
+        metrics = {
+            key.removeprefix("eval/"): finite
+            for key, value in record.items()
+            if key.startswith("eval/") and (finite := number(value)) is not None
+        }
+        if metrics:
+            self._of_steps[step] = metrics
+        self.last_step, self.last_time_s = step, time_s
+        self.steps_read += 1
+        return True
+
+    def _take_event(self, line: bytes) -> bool:
+        record = object_of(line)
+        if record is None:
+            self.unreadable += bool(line.strip())
+            return False
+        shortened = {key: _cut(value) for key, value in record.items()}
+        event = event_from_json(shortened)
+        logged = LoggedEvent(number(record.get("time")), str(record.get("event", "")), event, shortened)
+        match event:
+            case PolicySuspended() | PolicyResumed():
+                self.copies.append(logged)
+                return True
+            case RunStarted() | RunEnded():
+                self.lives.append(logged)
+            case RunResumed(step=resumed):
+                self.lives.append(logged)
+                self._of_events = {at: metrics for at, metrics in self._of_events.items() if at <= resumed}
+            case Evaluated(step=step, metrics=metrics):
+                self._of_events[step] = metrics
+        self.events.append(logged)
+        return True
+
+
+def _words(status: RunStatus | None) -> tuple[object, ...]:
+    return () if status is None else (status.step, status.phase, status.causes, status.instances)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[:_LONGEST_TEXT]}... ({len(value)} characters, all of them in events.jsonl)"
+    return value

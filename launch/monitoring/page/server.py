@@ -1,0 +1,69 @@
+"""The server of the live page."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from ....actors.errors import ConfigError, RecipeError
+from ....core.errors import ActorDead, CallNotAllowed, CallTimeout, UnsafeKeys
+from ...errors import RunDirectoryError, RunUnreachable
+from ...gateway.gateway_config import address_of
+from ...run.connected_run import connect
+from ...run_folder.run_directory import RunDirectory
+from .changes import Changes
+from .recorded_run import RecordedRun
+
+_KEY_BYTES: Final = 24
+_ASK_S: Final = 2.0
+_ABSENT_S: Final = 5.0
+
+
+@asynccontextmanager
+async def served_page(paths: Sequence[Path], listen: str) -> AsyncIterator[str]:
+    """Serves the page of these runs while it is entered; the address, with its key. Raises RunDirectoryError for
+    another folder, ConfigError for an address that can't be had, RecipeError without the extra."""
+    try:
+        from ....actors.gateway.http_server import serve  # an extra
+        from .page_app import application
+    except ImportError as error:
+        raise RecipeError(f"the page needs the extra: pip install 'flexmarl[page]' ({error})") from None
+    runs = [RecordedRun(RunDirectory.recorded(path).path) for path in paths]
+    key = secrets.token_urlsafe(_KEY_BYTES)
+    listening = _listen(listen)
+    host, port = listening.getsockname()[:2]
+    async with serve(application(runs, key, Changes(runs)), listening), asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(_ask(run), name=f"status of {run.name}") for run in runs]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}/{key}/"
+        for task in asking:
+            task.cancel()
+
+
+def _listen(address: str) -> socket.socket:
+    try:
+        host, port = address_of(address)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except ValueError as error:
+        raise ConfigError(f"--listen {error}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"--listen {address}: {error.strerror}; choose another port, or 0 for a free one"
+        ) from None
+
+
+async def _ask(run: RecordedRun) -> None:
+    """Keeps ``run.live`` up to date, as long as the run has a process that may be asked."""
+    while True:
+        with suppress(
+            RunUnreachable, RunDirectoryError, ActorDead, CallTimeout, CallNotAllowed, UnsafeKeys, OSError
+        ):
+            if run.directory.control_address.exists():
+                async with connect(run.path) as connected:
+                    while True:
+                        run.set_live(await connected.status())
+                        await asyncio.sleep(_ASK_S)
+        run.set_live(None)
+        await asyncio.sleep(_ABSENT_S)

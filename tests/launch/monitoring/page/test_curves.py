@@ -1,0 +1,63 @@
+"""Curves of a page: all values of short ones, and of long ones means with their bounds."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.launch.monitoring.page.curves import Curve, Curves, numbers_of, points_of
+
+from ..report.records import FINITE
+
+
+def curve_of(values: list[float]) -> Curve:
+    curve = Curve()
+    for step, value in enumerate(values, 1):
+        curve.add(step, value)
+    return curve
+
+
+@given(st.lists(FINITE, max_size=40), st.integers(2, 12))
+def test_a_long_curve_keeps_its_extremes_and_its_last_step(values: list[float], points: int) -> None:
+    thin = curve_of(values).thinned(points)
+    assert len(thin["steps"]) == min(len(values), points)
+    json.dumps(thin, allow_nan=False)
+    if len(values) <= points:
+        assert "low" not in thin
+    else:
+        assert thin["steps"][-1] == len(values)
+        scale = max(map(abs, values))
+        assert abs(min(thin["low"]) - min(values)) <= 1e-5 * scale
+        assert abs(max(thin["high"]) - max(values)) <= 1e-5 * scale
+        ordered = zip(thin["low"], thin["mean"], thin["high"], strict=True)
+        assert all(low <= mean + 1e-5 * scale and mean <= high + 1e-5 * scale for low, mean, high in ordered)
+
+
+def test_a_part_of_a_curve_is_thinned_by_itself() -> None:
+    curve = curve_of([float(step) for step in range(1, 101)])
+    assert curve.thinned(50, 11, 20) == {"steps": [*range(11, 21)], "mean": [*range(11, 21)]}
+
+
+def test_a_repeated_step_replaces_it_and_all_later_ones() -> None:
+    curve = curve_of([1.0, 2.0, 3.0])
+    curve.add(2, 9.0)
+    assert curve.thinned(9) == {"steps": [1, 2], "mean": [1, 9]}
+
+
+def test_numbers_of_a_line_are_those_that_can_be_drawn() -> None:
+    line = {
+        "step": 3, "tokens": 5, "loss/a": None, "kl/a": float("nan"), "note": "x", "flag": True, "big": 10**400,
+        "versions": {"a": 2, "b": "x"}, "generated_by": [1],
+    }  # fmt: skip
+    assert dict(numbers_of(line)) == {"tokens": 5.0, "version/a": 2.0}
+
+
+def test_parameters_that_are_no_numbers_count_as_missing() -> None:
+    curves = Curves()
+    curves.add(1, [("loss/a", 0.5)])
+    for query in ({}, {"points": "x", "first": "-", "last": "9" * 40}, {"points": "0"}):
+        assert points_of(curves, ["loss/a", "other"], query) == {
+            "loss/a": {"steps": [1], "mean": [0.5]},
+            "other": {"steps": [], "mean": []},
+        }
+    assert curves.names("loss") == ["a"] and "loss/a" in curves and "other" not in curves
