@@ -29,7 +29,9 @@ def test_a_device_without_one_of_its_numbers_is_refused_by_its_key(missing: str)
 
 
 def test_an_unknown_device_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ValidationError, match="there is no device 'H1000'; there are: A100, H100, .*do you mean H100"):
+    with pytest.raises(
+        ValidationError, match="there is no device 'H1000'; there are: A100, H100, .*do you mean H100"
+    ):
         ClusterConfig.model_validate({"hosts": 1, "devices": 1, "device": "H1000"})
 
 
