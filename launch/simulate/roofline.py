@@ -1,0 +1,110 @@
+"""Times of engines and trainers on a device, by rooflines: work divided by the achieved share of a peak. Pure.
+
+With P parameters of ``item_bytes`` (b) each, L layers, H the hidden size, Q the size of a token's queries in a layer,
+and T devices of an engine or R ranks of a trainer:
+
+    weights of an engine         b P / T                   bytes, read in each step
+    products of a token          2 P / T                   operations; the lookup of an embedding is counted with them
+    keys and values of a token   2 L K b / T               bytes, K the size of its keys in a layer
+    attention of a pair          4 L Q / T                 operations: a score, and a value by its weight
+    sums of a step               2 L                       one after attention, one after the feed-forward; each moves
+                                                           2 (T - 1) / T of H b bytes for each token
+    forward and backward         6 P, and 12 L Q a pair    operations of a token; 8 and 16 with checkpointed activations
+    exchange of a forward        (2 b + 4) P (R - 1) / R   bytes into each rank: weights twice, float32 gradients once
+    optimizer step               28 P / R                  bytes: weights, gradient and two moments in float32 are read,
+                                                           all but the gradient written
+    gathered weights             b P                       bytes over the link of the first rank's host
+    suspended: gradients         4 P / R                   bytes from each device
+    resumed: state               16 P / R                  bytes to each device
+    checkpoint                   12 P                      bytes, by all hosts of the gang
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ...actors.inference.engine_times import RooflineTimes
+from ...actors.model_shape import ModelShape
+from ...actors.trainer.backends.trainer_times import TrainerTimes
+from .cluster_config import ClusterConfig
+from .devices import DeviceConfig
+
+_GIGA: Final = 1e9
+_TERA: Final = 1e12
+_SPARE_TOKENS: Final = 256.0
+"""A product is near its peak from a few hundred rows on: the largest kernels have tiles of 256."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """``item_bytes``: of a weight and of a key. ``kv_bytes``: for keys and values, on each device."""
+
+    devices: int
+    item_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLoad:
+    """``tokens``: of a rank's forward at most. ``checkpoints``: activations are computed a second time."""
+
+    ranks: int
+    item_bytes: int
+    tokens: int
+    checkpoints: bool
+
+
+def engine_times(shape: ModelShape, device: DeviceConfig, load: EngineLoad) -> RooflineTimes:
+    """The times of an engine whose devices are in one host."""
+    parts = load.devices
+    read_s = 1.0 / (device.memory_gb_s * _GIGA * device.memory_share * parts)
+    compute_s = 1.0 / (device.tflops * _TERA * device.product_share * parts)
+    key_value_bytes = shape.key_value_bytes(load.item_bytes)
+    sums = 2 * shape.layers if parts > 1 else 0
+    moved_bytes = sums * 2 * (parts - 1) / parts * shape.hidden * load.item_bytes
+    return RooflineTimes(
+        step_s=device.step_s + sums * device.exchange_s,
+        weights_s=shape.parameters * load.item_bytes * read_s,
+        token_s=2 * shape.parameters * compute_s,
+        context_token_s=key_value_bytes * read_s,
+        pair_s=4 * shape.layers * shape.query_size * compute_s,
+        exchange_token_s=moved_bytes / (device.link_gb_s * _GIGA * device.link_share),
+        kv_tokens=load.kv_bytes * parts // key_value_bytes,
+    )
+
+
+def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) -> TrainerTimes:
+    """The times of a policy whose ranks fill hosts one after the other."""
+    device, ranks, parameters = cluster.device, load.ranks, shape.parameters
+    hosts = -(-ranks // cluster.devices)
+    compute_s = 1.0 / (device.tflops * _TERA * device.training_share)
+    passes = 4 if load.checkpoints else 3
+    part = parameters / ranks
+    copy_s = 1.0 / (device.host_gb_s * _GIGA * device.link_share)
+    exchanged = (2 * load.item_bytes + 4) * parameters * (ranks - 1) / ranks
+    return TrainerTimes(
+        token_s=2 * passes * parameters * compute_s,
+        pair_s=4 * passes * shape.layers * shape.query_size * compute_s,
+        spare_tokens=_SPARE_TOKENS,
+        exchange_s=exchanged / _ring_bytes_s(cluster, hosts),
+        tokens_per_forward=load.tokens,
+        optimizer_s=28 * part / (device.memory_gb_s * _GIGA * device.memory_share),
+        publish_s=load.item_bytes * parameters * copy_s,
+        suspend_s=4 * part * copy_s,
+        resume_s=16 * part * copy_s,
+        save_s=12 * parameters / (hosts * cluster.disk_gb_s * _GIGA),
+    )
+
+
+def install_s(shape: ModelShape, cluster: ClusterConfig, load: EngineLoad) -> float:
+    """Seconds in which an instance gets new weights: over the network to its host, and to its devices."""
+    device, size = cluster.device, shape.parameters * load.item_bytes
+    network_s = size / (cluster.network_gb_s * _GIGA * device.link_share) if cluster.hosts > 1 else 0.0
+    return network_s + size / load.devices / (device.host_gb_s * _GIGA * device.link_share)
+
+
+def _ring_bytes_s(cluster: ClusterConfig, hosts: int) -> float:
+    """Bytes that reach each rank a second in a collective of a gang. Over several hosts each byte of a ring enters a
+    host once, so that its network is shared by all of its ranks as by one."""
+    device = cluster.device
+    slowest = device.link_gb_s if hosts == 1 else min(device.link_gb_s, cluster.network_gb_s)
+    return slowest * _GIGA * device.link_share
