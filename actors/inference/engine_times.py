@@ -80,3 +80,22 @@ class RooflineTimes(Config, EngineTimes):
         """A step reads the weights once, for its prompts and its running sequences."""
         added_s = self._products_s(batch + tokens) - self._products_s(batch)
         return added_s + tokens * self.exchange_token_s
+
+
+class SteadyTimes(EngineTimes):
+    """A decode step that further sequences make longer, but not their context; prompts take steps of their sequence,
+    and the memory has no limit: the settings of a simulated engine that is on no device."""
+
+    def __init__(self, token_s: float, crowding: float) -> None:
+        self._token_s = token_s
+        self._crowding = crowding
+
+    def decode_s(self, batch: int, context: float) -> float:
+        return self._token_s * (1.0 + self._crowding * (batch - 1))
+
+    def prefill_s(self, prompts: Sequence[int], batch: int) -> float:
+        return 0.0
+
+    @property
+    def room_tokens(self) -> None:
+        return None

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, JsonValue, Tag, field_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Unit, chosen_by_name
+from .engine_times import EngineTimes, RooflineTimes, SteadyTimes
 from .vllm_installed import vllm_problem
 from .vllm_options import installed_problem, reserved_problem
 from .weights_proof import PROBE_BOUNDS
@@ -199,6 +200,17 @@ class SimulatedEngineConfig(EngineOptions):
     """Decode steps for each token of the prompt."""
     install_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time in which new weights are loaded."""
+    times: RooflineTimes | None = None
+    """Times of an engine on a device, in place of `token_s`, `crowding` and `prompt_share`: `flexmarl simulate` sets
+    them."""
+
+    def engine_times(self) -> EngineTimes:
+        """The times that the engine takes."""
+        return SteadyTimes(self.token_s, self.crowding) if self.times is None else self.times
+
+    def prompt_steps(self, tokens: int) -> float:
+        """Decode steps that a prompt takes of its own sequence."""
+        return self.prompt_share * tokens if self.times is None else 0.0
 
 
 class OpenaiEngineConfig(EngineOptions):

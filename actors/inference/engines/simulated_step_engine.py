@@ -4,6 +4,12 @@ For tests and measurements of everything around engines. Sequences are decoded b
 get their next token together, one decode step after the other, and a sequence that ends makes room for a waiting one.
 The engine computes nothing and never waits: each call advances it to the time of its clock, and ``due_s`` is the time
 of the next useful call. ``SimulatedEngine`` calls it on the event loop, whose time may be virtual.
+
+``EngineTimes`` say how long steps take. From one admission or end to the next, the batch is the same and its context
+grows by a token of each sequence with every step, so that the steps form an arithmetic series: the engine goes from
+end to end, however many steps lie between them. Prompts delay all running sequences by the time that they add. A
+sequence is admitted when keys and values of its whole prompt and answer have room: vLLM admits it earlier, and computes
+a part of its sequences twice when they have outgrown the memory.
 """
 
 import heapq
@@ -43,6 +49,13 @@ class _Sequence:
     finish_reason: FinishReason
     steps: float
     """Decode steps from its admission to its end."""
+    begin: float = 0.0
+    """Progress of the engine at its admission."""
+
+    @property
+    def room(self) -> int:
+        """Tokens whose keys and values it has at its end."""
+        return len(self.request.prompt_tokens) + len(self.tokens)
 
     def tokens_before(self, steps_left: float) -> int:
         """Number of tokens it has ``steps_left`` steps before its end. The last token comes at the end itself."""
@@ -57,6 +70,8 @@ class SimulatedStepEngine(StepEngine):
         self, config: SimulatedEngineConfig, clock: Callable[[], float], alphabet: Alphabet = LETTERS
     ) -> None:
         self._config = config
+        self._costs = config.engine_times()
+        self._room = math.inf if self._costs.room_tokens is None else self._costs.room_tokens
         self._alphabet = alphabet
         self._clock = clock
         self._now_s = clock()
@@ -70,17 +85,22 @@ class SimulatedStepEngine(StepEngine):
         self._weights = {"state": np.zeros(2, np.int64)}
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
         self._busy_s = self._sequence_s = 0.0
+        self._prompts_left_s = self._prompts_s = (
+            0.0  # time of prompts that have come: still to be spent, and in all
+        )
+        self._reserved = 0  # tokens of all running sequences at their ends
+        self._context = (
+            0.0  # tokens of all running sequences, less those that they have got since their admissions
+        )
         self._times = RequestTimes(lambda: self._now_s)
 
     # ------------------------------------------------------------------ the contract of engines
 
     def add(self, request: EngineRequest) -> None:
         prompt, name = request.prompt_tokens, request.request_id
-        if (
-            self._config.max_context is not None
-            and len(prompt) + request.max_new_tokens > self._config.max_context
-        ):
-            raise PromptTooLong(name, len(prompt), request.max_new_tokens, self._config.max_context)
+        most = min(self._room, math.inf if self._config.max_context is None else self._config.max_context)
+        if len(prompt) + request.max_new_tokens > most:
+            raise PromptTooLong(name, len(prompt), request.max_new_tokens, int(most))
         if name in self._active or name in self._waiting or name in self._finished:
             raise InvalidRequest(name, "the id is in use by a pending request")
         if min(prompt) < 0 or max(prompt) >= self._alphabet.vocabulary:
@@ -93,7 +113,7 @@ class SimulatedStepEngine(StepEngine):
         )
         # the latter: `resumed_tokens` may exceed the tokens that the seed determines
         tokens = whole[request.resumed_tokens :] or (self._alphabet.end,)
-        steps = len(tokens) + self._config.prompt_share * len(prompt)
+        steps = len(tokens) + self._config.prompt_steps(len(prompt))
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
         self._times.add(name)
 
@@ -116,8 +136,9 @@ class SimulatedStepEngine(StepEngine):
             self._interrupted += 1
             self._times.end(request_id)
             return EngineResult(request_id, (), (), "interrupted")
-        if (active := self._active.pop(request_id, None)) is None:
+        if (active := self._active.get(request_id)) is None:
             return None
+        self._remove(active)
         end = next(entry[0] for entry in self._ends if entry[2] is active)
         self._ends = [entry for entry in self._ends if entry[2] is not active]
         heapq.heapify(self._ends)
@@ -142,7 +163,7 @@ class SimulatedStepEngine(StepEngine):
     @property
     def token_due_s(self) -> float:
         """Time of the clock at which every running sequence has one more token; infinity if idle."""
-        return self._now_s + self._decode_step_s() if self._active else math.inf
+        return self._now_s + self._prompts_left_s + self._seconds_of(1.0) if self._active else math.inf
 
     @property
     def pending(self) -> int:
@@ -158,8 +179,9 @@ class SimulatedStepEngine(StepEngine):
             raise RequestsInFlight(pending)
 
     def statistics(self) -> EngineStatistics:
-        prompt_steps = self._config.prompt_share * self._prompt_tokens
-        prefill_s = self._busy_s * prompt_steps / max(1.0, prompt_steps + self._generated_tokens)
+        prompt_steps = self._config.prompt_steps(self._prompt_tokens)
+        share = prompt_steps / max(1.0, prompt_steps + self._generated_tokens)
+        prefill_s = self._prompts_s + (self._busy_s - self._prompts_s) * share
         return EngineStatistics(
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
@@ -182,26 +204,49 @@ class SimulatedStepEngine(StepEngine):
     @property
     def due_s(self) -> float:
         """Time of the clock at which the next ``step`` is useful if no other call comes first; infinity if idle."""
-        if self._finished or (self._waiting and len(self._active) < self._config.max_batch):
+        if self._finished or self._can_admit():
             return self._now_s
         return self._next_end_s() if self._ends else math.inf
 
     def _next_end_s(self) -> float:
-        return self._now_s + (self._ends[0][0] - self._progress) * self._decode_step_s()
+        return self._now_s + self._prompts_left_s + self._seconds_of(self._ends[0][0] - self._progress)
 
-    def _decode_step_s(self) -> float:
-        return self._config.token_s * (1.0 + self._config.crowding * (len(self._active) - 1))
+    def _next_steps(self) -> tuple[float, float]:
+        """Seconds of the next step, and of each further one beyond the one before it."""
+        batch = len(self._active)
+        context = self._context + batch * self._progress
+        step_s = self._costs.decode_s(batch, context)
+        return step_s, self._costs.decode_s(batch, context + batch) - step_s
+
+    def _seconds_of(self, steps: float) -> float:
+        """The sum of the series of the next ``steps``, also of a part of a step."""
+        step_s, growth_s = self._next_steps()
+        return steps * (step_s + growth_s * (steps - 1.0) / 2) if growth_s else steps * step_s
+
+    def _steps_in(self, seconds: float) -> float:
+        """The inverse of ``_seconds_of``."""
+        step_s, growth_s = self._next_steps()
+        if not growth_s:
+            return seconds / step_s
+        first_s = step_s - growth_s / 2
+        return 2 * seconds / (first_s + math.sqrt(first_s * first_s + 2 * growth_s * seconds))
 
     def _catch_up(self) -> None:
         """Advances to the time of the clock, from end to end: each end makes room at its own time."""
         now_s = self._clock()
         while self._ends and (end_s := self._next_end_s()) <= now_s:
             self._spend_until(end_s)
-            self._progress, _, sequence = heapq.heappop(self._ends)
-            self._finish(sequence)
+            self._prompts_left_s = 0.0
+            self._progress = self._ends[0][0]
+            # All that end with this step, before prompts of others delay those that are left.
+            while self._ends and self._ends[0][0] <= self._progress:
+                self._finish(heapq.heappop(self._ends)[2])
             self._admit()
         if self._active:
-            self._progress += (now_s - self._now_s) / self._decode_step_s()
+            elapsed_s = now_s - self._now_s
+            prompts_s = min(self._prompts_left_s, elapsed_s)
+            self._prompts_left_s -= prompts_s
+            self._progress += self._steps_in(elapsed_s - prompts_s)
         self._spend_until(now_s)
 
     def _spend_until(self, now_s: float) -> None:
@@ -210,20 +255,41 @@ class SimulatedStepEngine(StepEngine):
             self._sequence_s += len(self._active) * (now_s - self._now_s)
         self._now_s = now_s
 
+    def _can_admit(self) -> bool:
+        if not self._waiting or len(self._active) >= self._config.max_batch:
+            return False
+        return self._reserved + next(iter(self._waiting.values())).room <= self._room
+
     def _admit(self) -> None:
         if not self._active:
-            self._progress = 0.0
-        while self._waiting and len(self._active) < self._config.max_batch:
+            self._progress = self._context = self._prompts_left_s = 0.0
+        batch, prompts = len(self._active), []
+        while self._can_admit():
             name = next(iter(self._waiting))
             self._active[name] = sequence = self._waiting.pop(name)
             self._times.begin(name)
             self._admitted += 1
-            self._prompt_tokens += len(sequence.request.prompt_tokens)
+            prompt_tokens = len(sequence.request.prompt_tokens)
+            prompts.append(prompt_tokens)
+            self._prompt_tokens += prompt_tokens
+            self._reserved += sequence.room
+            self._context += prompt_tokens - self._progress
+            sequence.begin = self._progress
             heapq.heappush(self._ends, (self._progress + sequence.steps, self._admitted, sequence))
+        if prompts:
+            prompts_s = self._costs.prefill_s(prompts, batch)
+            self._prompts_left_s += prompts_s
+            self._prompts_s += prompts_s
+
+    def _remove(self, sequence: _Sequence) -> None:
+        """A running sequence has ended or is aborted."""
+        del self._active[sequence.request.request_id]
+        self._reserved -= sequence.room
+        self._context -= len(sequence.request.prompt_tokens) - sequence.begin
 
     def _finish(self, sequence: _Sequence) -> None:
         name, tokens = sequence.request.request_id, sequence.tokens
-        del self._active[name]
+        self._remove(sequence)
         self._times.end(name)
         self._generated_tokens += len(tokens)
         self._finished[name] = EngineResult(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Tag, model_validator
 
 from ...config_base import AUTO, AutoCount, Config, Count, NonNegative, Unit, chosen_by_name
+from .trainer_times import TrainerTimes
 
 
 class _Ranks(Config):
@@ -62,6 +63,9 @@ class SimulatedTrainerConfig(_Ranks):
     """Time of each micro-batch beside its tokens."""
     optimizer_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time of an optimizer step."""
+    times: TrainerTimes | None = None
+    """Times of a policy on its devices, in place of `token_s`, `micro_batch_s` and `optimizer_s`: `flexmarl simulate`
+    sets them."""
     process_group: bool = False
     """`true`: the ranks of a policy meet in a process group of PyTorch, as real ones do, and at each computation: for
     tests of lost ranks."""

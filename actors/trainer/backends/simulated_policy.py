@@ -21,14 +21,17 @@ from ...messages import Sample, StepStats
 from ..shards import Shard, whole
 from .backend_config import SimulatedTrainerConfig
 from .policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
+from .trainer_times import TrainerTimes
 
 STATE_FILE = "simulated_policy.json"
 
 
 def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
     """Seconds of forward and backward of one micro-batch, whose tokens the ranks share."""
-    tokens = sum(len(sample.prompt_tokens) + len(sample.tokens) for sample in samples)
-    return config.micro_batch_s + config.token_s * tokens / config.most_ranks
+    lengths = [len(sample.prompt_tokens) + len(sample.tokens) for sample in samples]
+    if config.times is not None:
+        return config.times.micro_batch_s(lengths, config.most_ranks)
+    return config.micro_batch_s + config.token_s * sum(lengths) / config.most_ranks
 
 
 class _Position(TypedDict):
@@ -112,7 +115,8 @@ class SimulatedPolicy(PolicyBackend):
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained.
         There is no schedule."""
-        self._sleep(self._config.optimizer_s)
+        times = self._config.times
+        self._sleep(self._config.optimizer_s if times is None else times.optimizer_s)
         self._meet_others()
         samples, tokens = len(self._accumulated), self._tokens
         self.trained[self.version] = sorted(self._accumulated)
@@ -123,13 +127,14 @@ class SimulatedPolicy(PolicyBackend):
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
-        return {"state": np.array([self.version, self._digest >> 1], np.int64)}
+        self._spend(lambda times: times.publish_s)
+        return self.weights_outline()
 
     def live_weights(self) -> dict[str, np.ndarray[Any, Any]]:
         return {}
 
     def weights_outline(self) -> dict[str, np.ndarray[Any, Any]]:
-        return self.weights()
+        return {"state": np.array([self.version, self._digest >> 1], np.int64)}
 
     def gather_weights(self, into: Mapping[str, np.ndarray[Any, Any]]) -> None:
         into["state"][:] = self.weights()["state"]
@@ -164,6 +169,7 @@ class SimulatedPolicy(PolicyBackend):
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """See ``PolicyBackend.save``: ``simulated_policy.json`` alone, with ``trained`` in it."""
+        self._spend(lambda times: times.save_s)
         folder.mkdir(parents=True, exist_ok=True)
         trained = {str(version): ids for version, ids in self.trained.items()}
         state = {"version": self.version, "digest": self._digest, "trained": trained}
@@ -176,6 +182,21 @@ class SimulatedPolicy(PolicyBackend):
         version, digest, self.trained = _read_state(folder)
         self._state[:] = version, digest
         self._forget_gradient()
+
+    def resume(self, due_s: float | None) -> None:
+        """Takes the time in which the state comes to the devices. ``due_s``: the seconds until it is there; None: it
+        is about to leave the host's memory."""
+        self._spend(lambda times: times.resume_s if due_s is None else max(0.0, due_s))
+
+    def leave(self) -> None:
+        """Takes the time in which the gradients of a step that has begun move to the host's memory."""
+        if self._accumulated:
+            self._spend(lambda times: times.suspend_s)
+
+    def _spend(self, seconds_of: Callable[[TrainerTimes], float]) -> None:
+        """Takes a time that the policy has on its devices alone."""
+        if self._config.times is not None:
+            self._sleep(seconds_of(self._config.times))
 
     def _meet_others(self) -> None:
         if self._meet is not None:

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.chat.byte_codec import END_OF_SEQUENCE
+from flexmarl.actors.errors import PromptTooLong
+from flexmarl.actors.inference.engine_times import RooflineTimes
 from flexmarl.actors.inference.engines.engine import EngineRequest
 from flexmarl.actors.inference.engines.simulated_step_engine import (
     SimulatedStepEngine,
@@ -210,3 +212,106 @@ def test_a_longer_limit_changes_nothing_for_those_that_stop() -> None:
         assert len(tokens) <= 16
         if reason == "stop":
             assert sample_answer(config, seed, 1000) == (tokens, reason)
+
+
+# ---------------------------------------------------------------------- times of a device
+
+ON_DEVICE = RooflineTimes(
+    step_s=0.25,
+    weights_s=1.0,
+    token_s=0.125,
+    context_token_s=0.0625,
+    pair_s=0.0,
+    chunk_tokens=64,
+    kv_tokens=200,
+)
+
+
+def step_by_step(requests: list[tuple[int, int]], max_batch: int) -> dict[str, float]:
+    """The ends of requests, prompt and answer each, that come at the same time: every step is taken by itself."""
+    waiting = [(str(n), prompt, tokens) for n, (prompt, tokens) in enumerate(requests)]
+    running: dict[str, list[int]] = {}
+    sizes = {name: prompt + tokens for name, prompt, tokens in waiting}
+    now_s, end_s = 0.0, {}
+    while waiting or running:
+        batch, prompts = len(running), []
+        reserved = sum(sizes[name] for name in running)
+        while waiting and len(running) < max_batch and reserved + sizes[waiting[0][0]] <= ON_DEVICE.kv_tokens:
+            name, prompt, tokens = waiting.pop(0)
+            running[name] = [prompt, tokens]
+            reserved += sizes[name]
+            prompts.append(prompt)
+        now_s += ON_DEVICE.prefill_s(prompts, batch)
+        now_s += ON_DEVICE.decode_s(len(running), sum(context for context, _ in running.values()))
+        running = {name: [context + 1, left - 1] for name, (context, left) in running.items()}
+        for name in [name for name, (_, left) in running.items() if not left]:
+            end_s[name] = now_s
+            del running[name]
+    return end_s
+
+
+def on_device(clock: Clock, max_batch: int) -> SimulatedStepEngine:
+    return SimulatedStepEngine(FIXED.model_copy(update={"max_batch": max_batch, "times": ON_DEVICE}), clock)
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12),
+    max_batch=st.integers(1, 8),
+)
+def test_series_of_steps_end_when_single_steps_would(requests: list[tuple[int, int]], max_batch: int) -> None:
+    clock = Clock()
+    subject = on_device(clock, max_batch)
+    for n, (prompt, tokens) in enumerate(requests):
+        subject.add(request(str(n), tokens, prompt))
+    assert ends(subject, clock) == pytest.approx(step_by_step(requests, max_batch))
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12),
+    pauses=st.lists(st.floats(1.0, 20.0), min_size=1, max_size=8),
+)
+def test_calls_in_between_change_no_end(requests: list[tuple[int, int]], pauses: list[float]) -> None:
+    clock = Clock()
+    subject = on_device(clock, 8)
+    for n, (prompt, tokens) in enumerate(requests):
+        subject.add(request(str(n), tokens, prompt))
+    end_s: dict[str, float] = {}
+    for n in range(10_000):
+        if not subject.pending:
+            break
+        clock.now_s = min(clock.now_s + pauses[n % len(pauses)], max(clock.now_s, subject.due_s))
+        end_s |= {result.request_id: clock.now_s - 100.0 for result in subject.step()}
+    assert end_s == pytest.approx(step_by_step(requests, 8))
+
+
+def test_a_request_that_never_fits_the_memory_is_refused_with_its_size() -> None:
+    subject = on_device(Clock(), 8)
+    subject.add(request("fits", 100, 100))
+    with pytest.raises(PromptTooLong, match="200"):
+        subject.add(request("large", 101, 100))
+
+
+def test_a_sequence_waits_until_its_keys_and_values_have_room() -> None:
+    clock = Clock()
+    subject = on_device(clock, 8)
+    for name in ("first", "second"):
+        subject.add(request(name, 60, 60))
+    subject.step()
+    assert (subject.statistics().running, subject.statistics().waiting) == (1, 1)
+    assert clock.now_s < subject.due_s, "nothing is to be done before the first has ended"
+    assert list(ends(subject, clock)) == ["first", "second"]
+
+
+def test_an_interrupted_sequence_leaves_its_room_and_the_others_their_pace() -> None:
+    clock = Clock()
+    subject = on_device(clock, 8)
+    subject.add(request("kept", 40, 20))
+    subject.add(request("aborted", 40, 100))
+    subject.step()
+    clock.now_s += 100.0
+    aborted = subject.abort("aborted")
+    assert aborted is not None and 0 < len(aborted.tokens) < 40
+    subject.add(request("later", 10, 130))
+    assert subject.statistics().waiting + subject.statistics().running == 2
+    assert set(ends(subject, clock)) == {"kept", "later"}
+    assert subject.statistics().prefill_s > 0.0
