@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .gateway.gateway import open_gateway
     from .messages import Query, StoreApi
     from .recipe.query_source import GroupEnd, QuerySource
-    from .recipe.replay_source import ReplaySource
+    from .recipe.sources.replay_source import ReplaySource
     from .workflow import Agent, Rewards, Turn
 else:
     __getattr__ = lazy_exports(
@@ -34,7 +34,7 @@ else:
             "environments.process_pool": ["in_process"],
             "messages": ["Query", "StoreApi"],
             "recipe.query_source": ["GroupEnd", "QuerySource"],
-            "recipe.replay_source": ["ReplaySource"],
+            "recipe.sources.replay_source": ["ReplaySource"],
             "environments.tool_runs": ["run_tools"],
             "environments.verifiers_environment": ["verifiers_workflow"],
             "workflow": ["Agent", "Rewards", "Turn"],

@@ -13,7 +13,7 @@ from flexmarl.actors.messages import Query
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.orchestrator.queries.position_source import PositionSource
 from flexmarl.actors.recipe.query_source import GroupEnd, QuerySource
-from flexmarl.actors.recipe.replay_source import ReplaySource
+from flexmarl.actors.recipe.sources.replay_source import ReplaySource
 
 
 def of_position(position: int) -> Query:

@@ -10,7 +10,7 @@ from flexmarl.actors.messages import Query
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.orchestrator.queries.position_source import PositionSource
 from flexmarl.actors.recipe.query_source import GroupEnd
-from flexmarl.actors.recipe.replay_source import ReplaySource, is_unsolved
+from flexmarl.actors.recipe.sources.replay_source import ReplaySource, is_unsolved
 
 SOLVER, JUDGE = AgentName("solver"), AgentName("judge")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ...core.protocol import codec
-from ..messages import Query
-from .query_source import GroupEnd, QuerySource
+from ....core.protocol import codec
+from ...messages import Query
+from ..query_source import GroupEnd, QuerySource
 
 _QUERY: TypeAdapter[Query] = TypeAdapter(Query)
 
