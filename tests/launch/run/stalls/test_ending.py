@@ -27,7 +27,8 @@ class FakeCluster:
         self.done = 0
         self.warnings: list[str] = []
         supervision = SimpleNamespace(stop_patience_s=10.0)
-        config = SimpleNamespace(supervision=supervision)
+        self.gateway = SimpleNamespace(listen=None, stop_s=20.0)
+        config = SimpleNamespace(supervision=supervision, gateway=self.gateway)
         self.run = SimpleNamespace(
             _prepared=SimpleNamespace(start=SimpleNamespace(config=config)),
             _stop_asked=asyncio.Event(),
@@ -132,6 +133,19 @@ def test_one_whose_work_items_are_long_gets_three_times_the_longest(in_cluster: 
         await cluster.look(30)
         assert cluster.standstill.idle_s > 40.0 and not cluster.ends()
         await cluster.look(10)
+        assert cluster.ends()
+
+    in_cluster(body)
+
+
+def test_one_with_a_gateway_gives_its_sessions_time_first(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        cluster.gateway.listen = "0"
+        await cluster.look(40)
+        cluster.run._stop_asked.set()
+        await cluster.look(24)
+        assert not cluster.ends(), "its sessions have just ended"
+        await cluster.look(2)
         assert cluster.ends()
 
     in_cluster(body)

@@ -49,7 +49,7 @@ def test_spans_of_several_processes_share_one_table_of_names(tmp_path: Path) -> 
     assert spans.lanes == [("orchestrator", "orchestrator", "here"), ("rollout-0 turns", "rollout", "there")]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut_spans=st.integers(0, 3 * RECORD.itemsize), cut_names=st.integers(0, 60))
 def test_a_torn_end_costs_at_most_what_was_cut_off_and_the_next_life_continues_behind_it(
     tmp_path_factory: pytest.TempPathFactory, cut_spans: int, cut_names: int
