@@ -87,5 +87,9 @@ class SamplesUnreadable(FlexmarlError):
         self.problem = problem
 
 
+class NoSpans(FlexmarlError):
+    """A run has recorded no spans, or none of the steps that are asked for."""
+
+
 class BenchmarkFailed(FlexmarlError):
     """A measurement failed: it has no result."""

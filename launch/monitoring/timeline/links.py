@@ -11,31 +11,36 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from .stored_spans import StoredSpans, key_of_columns
+from ....actors.spans import Span
+from .stored_spans import StoredSpans, key_of_records
 
 Array = np.ndarray[Any, Any]
 Direction = Literal["before", "after"]
 
 MOST_LINKS: Final = 300
 """Most links of a span in one direction. A micro-batch may have thousands of samples: the nearest in time are taken."""
+SLACK_S: Final = 1.0
+"""The clocks of two hosts may differ by so much, and spans of one time still overlap."""
 _SAMPLE: Final = ("query", "step", "trajectory", "turn")
 
 
 class Relation(NamedTuple):
     """A span of kind ``before`` leads to those of kind ``after`` that are equal in ``by``. ``steps``: the versions that
-    the first one is behind."""
+    the first one is behind. ``overlap``: they are at the same time too, as a query may be played by every
+    evaluation."""
 
     before: str
     after: str
     by: tuple[str, ...]
     steps: int = 0
+    overlap: bool = False
 
 
 RELATIONS: Final = (
-    Relation("trajectory", "turn", ("query", "step", "trajectory")),
-    Relation("trajectory", "environment", ("query", "step", "trajectory")),
-    Relation("turn", "wait", _SAMPLE),
-    Relation("turn", "generate", _SAMPLE),
+    Relation("trajectory", "turn", ("query", "step", "trajectory"), overlap=True),
+    Relation("trajectory", "environment", ("query", "step", "trajectory"), overlap=True),
+    Relation("turn", "wait", _SAMPLE, overlap=True),
+    Relation("turn", "generate", _SAMPLE, overlap=True),
     Relation("turn", "sample", _SAMPLE),
     Relation("lease", "micro_batch", ("policy", "micro_batch")),
     Relation("sample", "micro_batch", ("policy", "micro_batch")),
@@ -89,22 +94,32 @@ def _nearest(stored: StoredSpans, numbers: Sequence[int], at_s: float, most: int
     return [numbers[place] for place in np.argsort(np.abs(begins - at_s), kind="stable")[:most]]
 
 
-def _neighbours(stored: StoredSpans, seeds: Sequence[Any], direction: Direction) -> Iterator[int]:
+def _neighbours(stored: StoredSpans, seeds: Sequence[Span], direction: Direction) -> Iterator[int]:
     """The spans one relation away from ``seeds``."""
-    lookups: list[tuple[Relation, int, Array]] = []
+    lookups: list[tuple[Relation, int, Array, tuple[float, float]]] = []
     for relation in RELATIONS:
         near, far = (
             (relation.after, relation.before) if direction == "before" else (relation.before, relation.after)
         )
         steps = relation.steps if direction == "after" else -relation.steps
-        keys = {stored.key_of(seed, relation.by, steps) for seed in seeds if seed.kind == near}
+        origins = [seed for seed in seeds if seed.kind == near]
         entry = stored.entry_of(far)
-        if keys and entry is not None:
-            lookups.append((relation, entry, np.array([*keys], "<u8")))
+        if origins and entry is not None:
+            keys = {stored.key_of(seed, relation.by, steps) for seed in origins}
+            lookups.append((relation, entry, np.array([*keys], "<u8"), _window(relation, origins)))
     if not lookups:
         return
     for first, records in stored.records():
-        for relation, entry, sought in lookups:
-            places = np.flatnonzero(records["kind"] == entry)
-            hits = np.isin(key_of_columns([records[name][places] for name in relation.by]), sought)
+        for relation, entry, keys_sought, (begin_s, end_s) in lookups:
+            places = np.flatnonzero(
+                (records["kind"] == entry) & (records["begin"] <= end_s) & (records["end"] >= begin_s)
+            )
+            hits = np.isin(key_of_records(records[places], relation.by), keys_sought)
             yield from (first + places[hits]).tolist()
+
+
+def _window(relation: Relation, origins: Sequence[Span]) -> tuple[float, float]:
+    """The time in which the other spans of the relation lie."""
+    if not relation.overlap:
+        return -np.inf, np.inf
+    return min(span.begin for span in origins) - SLACK_S, max(span.end for span in origins) + SLACK_S

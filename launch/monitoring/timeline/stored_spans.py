@@ -203,21 +203,20 @@ class StoredSpans:
         return next((entry for entry, number in self._kind_of.items() if self.kinds[number] == kind), None)
 
     def key_of(self, span: Span, by: Sequence[str], steps: int = 0) -> int:
-        """As ``key_of_columns`` has it for the records. ``steps``: added to the version."""
-        values = []
+        """As ``key_of_records``."""
+        record = np.zeros(1, RECORD)
         for name in by:
             value = getattr(span, name)
-            if name in NAMES:
-                value = self._entries.get(value, -1)
-            values.append(np.array([value + steps if name == "version" else value]))
-        return int(key_of_columns(values)[0])
+            record[name] = self._entries.get(value, -1) if name in NAMES else value
+        return int(key_of_records(record, by, steps)[0])
 
 
-def key_of_columns(columns: Sequence[Array]) -> Array:
-    """One number for the values of each row, by which rows are compared: equal values, equal keys. The keys of others
-    differ, but for one in 2^64."""
-    key = np.zeros(len(columns[0]), "<u8")
-    for column in columns:
-        key = (key ^ column.astype("<i8").view("<u8")) * np.uint64(0x9E3779B97F4A7C15)
+def key_of_records(records: Array, by: Sequence[str], steps: int = 0) -> Array:
+    """One number for the attributes ``by`` of each record, by which records are compared: equal attributes, equal
+    numbers. Those of others differ, but for one in 2^64. ``steps``: added to the version."""
+    key = np.zeros(len(records), "<u8")
+    for name in by:
+        column = records[name].astype("<i8") + (steps if name == "version" else 0)
+        key = (key ^ column.view("<u8")) * np.uint64(0x9E3779B97F4A7C15)
         key ^= key >> np.uint64(29)
     return key

@@ -1,0 +1,134 @@
+"""The spans of whole runs: every kind, from each part, with flows from a turn to the instances that it changed."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.spans import KINDS, Span
+from flexmarl.launch.monitoring.timeline.links import links_of
+from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
+from flexmarl.launch.run_folder.run_directory import RunDirectory
+
+from ..conftest import SIMULATED_POLICIES, Launched
+from ..in_process import RunsHere
+
+OF_A_POOL = {"copy", "resume", "suspend"}
+OF_A_MOVE = {"move"}
+
+
+def stored(run: Path) -> StoredSpans:
+    spans = StoredSpans(RunDirectory.existing(run).trace)
+    assert spans.refresh()
+    return spans
+
+
+def all_spans(spans: StoredSpans) -> list[Span]:
+    return spans.spans(range(spans.size))
+
+
+@pytest.fixture(scope="module")
+def spans(whole: Launched) -> StoredSpans:
+    return stored(whole.directory)
+
+
+def test_a_run_has_spans_of_every_kind(spans: StoredSpans) -> None:
+    assert {span.kind for span in all_spans(spans)} >= KINDS.keys() - OF_A_POOL - OF_A_MOVE - {
+        "wait",
+        "environment",
+    }
+    assert {*spans.kinds} <= KINDS.keys()
+    assert spans.dropped == 0
+
+
+def test_a_shared_pool_has_its_moves(runs_here: RunsHere) -> None:
+    settings = ("pool={name: shared, slots: 1}", "training.steps=2", *SIMULATED_POLICIES)
+    run = runs_here.train("pooled", *settings)
+    assert run.status == 0, run.text
+    lanes = {(span.lane, span.kind) for span in all_spans(stored(run.directory))}
+    assert {
+        ("slot-0", kind) for kind in (*OF_A_POOL, "build", "publish", "micro_batch", "optimizer")
+    } <= lanes
+
+
+def test_each_part_has_its_lanes_and_its_host(spans: StoredSpans) -> None:
+    roles = {lane.name: lane.role for lane in spans.lanes}
+    assert roles == {
+        "trainer": "slot",
+        "trainer samples": "slot",
+        "solver-0": "instance",
+        "checker-0": "instance",
+        "router": "router",
+        "store": "store",
+        "orchestrator": "orchestrator",
+        "rollout-0 turns": "rollout",
+        "rollout-0 trajectories": "rollout",
+    } | {name: "rollout" for name in roles if name == "rollout-0 environment"}
+    assert all(lane.node for lane in spans.lanes)
+
+
+def test_what_was_counted_was_recorded(whole: Launched, spans: StoredSpans) -> None:
+    """Every micro-batch, every sample and every step, also those of the last second."""
+    counts = Counter(span.kind for span in all_spans(spans))
+    policies = ("solver", "checker")
+    samples = sum(line[f"samples/{policy}"] for line in whole.metrics for policy in policies)
+    assert counts["sample"] == samples
+    assert counts["step"] == len(whole.metrics)
+    assert counts["optimizer"] == len(policies) * len(whole.metrics)
+    assert counts["micro_batch"] == counts["lease"]
+    assert counts["turn"] >= counts["sample"] and counts["generate"] >= counts["turn"]
+
+
+def test_a_turn_leads_to_its_instances_and_an_install_comes_from_its_turns(spans: StoredSpans) -> None:
+    everything = all_spans(spans)
+
+    def reached(number: int, direction: str) -> Counter[str]:
+        links = [link for link in links_of(spans, number) if link.relation == direction]
+        return Counter(everything[link.id].kind for link in links)
+
+    def is_of(number: int, kind: str, **attributes: Any) -> bool:
+        span = everything[number]
+        return span.kind == kind and all(getattr(span, name) == value for name, value in attributes.items())
+
+    turn = next(n for n in range(len(everything)) if is_of(n, "turn", step=2, agent="solver"))
+    after = reached(turn, "after")
+    after.pop("wait", None)
+    assert after == {
+        "generate": 1, "sample": 1, "micro_batch": 1, "optimizer": 1, "step": 1, "publish": 1, "versions": 1,
+        "install": 1,
+    }  # fmt: skip
+    assert reached(turn, "before") == {"trajectory": 1}
+
+    install = next(n for n in range(len(everything)) if is_of(n, "install", policy="checker", version=3))
+    before = reached(install, "before")
+    assert before["publish"] == before["optimizer"] == 1
+    assert before["turn"] == before["sample"] > 0 and before["micro_batch"] == before["lease"] > 0
+
+
+def test_a_part_lies_within_the_whole(spans: StoredSpans) -> None:
+    everything = all_spans(spans)
+    trajectories = {
+        (span.query, span.trajectory, span.step): span for span in everything if span.kind == "trajectory"
+    }
+    for span in everything:
+        if span.kind in ("turn", "generate") and span.step > 0:
+            whole = trajectories[span.query, span.trajectory, span.step]
+            assert whole.begin - 0.5 <= span.begin <= span.end <= whole.end + 0.5, (
+                "the clocks of two processes differ"
+            )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"), [("trace.enabled=false", set[str]()), ("trace.sample=1.0e-9", KINDS)]
+)
+def test_without_a_trace_nothing_is_written_and_of_a_share_only_the_few(
+    runs_here: RunsHere, settings: str, kinds: set[str]
+) -> None:
+    run = runs_here.train(f"off-{bool(kinds)}", "training.steps=2", *SIMULATED_POLICIES, settings)
+    assert run.status == 0, run.text
+    spans = StoredSpans(RunDirectory.existing(run.directory).trace)
+    assert spans.refresh() == bool(kinds)
+    # Before the first call a process does not know the share.
+    assert {*spans.kinds} <= {*kinds}
+    assert bool(kinds) == ("optimizer" in spans.kinds)
