@@ -21,8 +21,8 @@ from ..monitoring.console.echo import echo
 def page(run_dirs: Sequence[Path], listen: str) -> int:
     """Show runs in a browser: progress, curves, trajectories, settings. They may be running; nothing is changed.
 
-    The printed address has a key in it, and is all that a reader of the runs needs. Several runs are laid on each other.
-    Ctrl-C ends it.
+    The printed address has a key in it, and is all that a reader of the runs needs. Several runs are laid on each
+    other. Ctrl-C ends it.
 
     \b
     Examples:

@@ -7,6 +7,7 @@ A browser that shows it gets no other address, no script but these, and no text 
 import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from ....actors.errors import ConfigError
 from ...errors import InvalidCondition, RunDirectoryError, SamplesUnreadable
 from .changes import Changes
 from .curves import points_of
-from .panels import PANELS
+from .panels import PANELS, Panel, View
 from .plain import plain
 from .recorded_run import RecordedRun
 
@@ -53,7 +54,7 @@ def application(runs: Sequence[RecordedRun], key: str, changes: Changes) -> ASGI
         Route("/page.json", pages.page),
         Route("/changes", pages.changes),
         Route("/curves", pages.curves),
-        *(Route(f"/panels/{panel.name}.json", pages.panel(panel.view)) for panel in PANELS),
+        *(Route(f"/panels/{panel.name}.json", pages.panel(panel)) for panel in PANELS),
         *(Route(f"/{path.relative_to(WEB)}", _file(path)) for path in files),
     ]
     return _Guarded(Starlette(routes=[Mount("/{key}", routes=routes)]), key)
@@ -117,22 +118,22 @@ class _Pages:
         keys = [key for key in request.query_params.get("keys", "").split("\n") if key][:_MOST_KEYS]
         return await self._of_run(request, lambda run, query: points_of(run.curves, keys, query))
 
-    def panel(self, view: Any) -> Any:
+    def panel(self, panel: Panel) -> Any:
         """A route's function that answers with the panel's values."""
 
         async def answer(request: Request) -> Response:
-            return await self._of_run(request, view)
+            return await self._of_run(request, panel.view, locks=not panel.reads_samples)
 
         return answer
 
-    async def _of_run(self, request: Request, view: Any) -> Response:
+    async def _of_run(self, request: Request, view: View, *, locks: bool = True) -> Response:
         place = request.query_params.get("run", "0")
         if not place.isdecimal() or int(place) >= len(self._runs):
             return _json({"error": f"there is no run {place}"}, 404)
         run = self._runs[int(place)]
 
         def values() -> Any:
-            with run.reading():
+            with run.reading() if locks else nullcontext():
                 return view(run, request.query_params)
 
         try:

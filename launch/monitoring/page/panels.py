@@ -4,7 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from . import figures_panel, learning_panel, now_panel
+from . import (
+    figures_panel,
+    learning_panel,
+    now_panel,
+    policies_panel,
+    settings_panel,
+    trajectories_panel,
+)
 from .curves import Query
 from .recorded_run import RecordedRun
 
@@ -19,10 +26,15 @@ class Panel:
     name: str
     title: str
     view: View
+    reads_samples: bool = False
+    """It reads trajectories alone, and no other panel waits for it."""
 
 
 PANELS: Final = (
     Panel("now", "Now", now_panel.view),
     Panel("learning", "Learning", learning_panel.view),
+    Panel("trajectories", "Trajectories", trajectories_panel.view, reads_samples=True),
+    Panel("policies", "Policies and pool", policies_panel.view),
     Panel("figures", "Figures", figures_panel.view),
+    Panel("settings", "Settings", settings_panel.view),
 )

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,9 +21,12 @@ from ....actors.run_events import (
     RunStarted,
 )
 from ...config.config_reading import flattened, read_yaml
+from ...errors import SamplesUnreadable
 from ...run.run_control import RunStatus
 from ...run_folder.json_lines import event_from_json, lines_from, object_of
 from ...run_folder.run_directory import RunDirectory
+from ...run_folder.samples.reader import Samples
+from ...run_folder.samples.showing import TokenTexts
 from ...run_folder.stored_run import State, state_of
 from ..formatting import number
 from .curves import Curves, numbers_of
@@ -87,6 +91,8 @@ class RecordedRun:
         self._metrics = _GrowingFile(self.directory.metrics)
         self._events = _GrowingFile(self.directory.events)
         self._state: State | None = None
+        self._samples: Samples | None = None
+        self._samples_lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
@@ -123,6 +129,32 @@ class RecordedRun:
             before, self.live = self.live, status
             if _words(before) != _words(status):
                 self.revision += 1
+
+    @contextmanager
+    def samples(self) -> Iterator[Samples]:
+        """Its recorded trajectories, for any thread, also while others are ``reading``: the first look at a hundred
+        thousand takes seconds. Raises SamplesUnreadable, RunDirectoryError."""
+        with self._samples_lock:
+            if self._samples is None:
+                self._samples = Samples(self.path)
+            try:
+                yield self._samples
+            except SamplesUnreadable:
+                self._samples.close()
+                self._samples = None
+                raise
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Raises ConfigError."""
+        return TokenTexts(self.path)
+
+    def close(self) -> None:
+        """Closes the file of trajectories."""
+        with self._samples_lock:
+            if self._samples is not None:
+                self._samples.close()
+                self._samples = None
 
     @property
     def state(self) -> State:

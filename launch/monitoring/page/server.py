@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +31,14 @@ async def served_page(paths: Sequence[Path], listen: str) -> AsyncIterator[str]:
         from .page_app import application
     except ImportError as error:
         raise RecipeError(f"the page needs the extra: pip install 'flexmarl[page]' ({error})") from None
-    runs = [RecordedRun(RunDirectory.recorded(path).path) for path in paths]
+    directories = [RunDirectory.recorded(path) for path in paths]
     key = secrets.token_urlsafe(_KEY_BYTES)
     listening = _listen(listen)
     host, port = listening.getsockname()[:2]
-    async with serve(application(runs, key, Changes(runs)), listening), asyncio.TaskGroup() as tasks:
+    async with AsyncExitStack() as stack:
+        runs = [stack.enter_context(closing(RecordedRun(directory.path))) for directory in directories]
+        await stack.enter_async_context(serve(application(runs, key, Changes(runs)), listening))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
         asking = [tasks.create_task(_ask(run), name=f"status of {run.name}") for run in runs]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}/{key}/"
         for task in asking:

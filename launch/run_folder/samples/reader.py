@@ -50,6 +50,20 @@ _PRIMARY_CODE: Final = 0xFF
 """The bits of SQLite's error codes that the kinds of one error share."""
 
 
+class TrajectoryListed(NamedTuple):
+    """A trajectory as it is listed. ``number``: among those of the query. ``reward``: as of ``RecordedTrajectory``.
+    ``turns`` and ``tokens``: how many, of all agents."""
+
+    step: int
+    evaluation: bool
+    query: str
+    number: int
+    reward: float | None
+    failure: str
+    turns: int
+    tokens: int
+
+
 class SampleListed(NamedTuple):
     """A turn as it is listed. ``trajectory``: its number among those of the query. ``tokens``: generated. ``reward``
     and ``advantage``: as in ``RecordedTurn``."""
@@ -144,28 +158,40 @@ class Samples:
     ) -> list[RecordedTrajectory]:
         """Whole trajectories. ``best`` and ``worst``: by the mean reward of their agents, or of ``agent``; those that
         failed are left out."""
-        where, values = _where(**filters)
-        by_reward = _reward_of(filters.get("agent"))
-        if order in ("best", "worst"):
-            where += f" AND {by_reward[0]} IS NOT NULL"
-            values += by_reward[1]
-        ordering = {
-            "oldest": _OLD_FIRST,
-            "newest": _NEW_FIRST,
-            "best": f"{by_reward[0]} DESC, {_OLD_FIRST}",
-            "worst": f"{by_reward[0]}, {_OLD_FIRST}",
-        }[order]
-        if order in ("best", "worst"):
-            values += by_reward[1]
-        query = (
-            "SELECT r.id, r.step, r.evaluation, r.query, r.text, t.place "
-            f"FROM {_JOINED} WHERE {where} ORDER BY {ordering} LIMIT ? OFFSET ?"
+        with self._snapshot():
+            rows = self._select(
+                "r.id, r.step, r.evaluation, r.query, r.text, t.place", order, limit, skip, filters
+            )
+            return [*self._whole(rows)]
+
+    def listed(
+        self, *, order: Order = "newest", limit: int | None = None, skip: int = 0, **filters: Any
+    ) -> list[TrajectoryListed]:
+        """As ``trajectories``, without texts and tokens."""
+        turns = f"FROM samples s WHERE {_OF_TRAJECTORY}"
+        columns = (
+            "r.step, r.evaluation, r.query, t.number, t.reward, t.failure, "
+            f"(SELECT count(*) {turns}), (SELECT coalesce(sum(s.tokens), 0) {turns})"
         )
         with self._snapshot():
-            trajectory_rows = self._database.execute(
-                query, (*values, -1 if limit is None else limit, skip)
-            ).fetchall()
-            return [*self._whole(trajectory_rows)]
+            rows = self._select(columns, order, limit, skip, filters)
+        return [TrajectoryListed(step, bool(evaluation), *rest) for step, evaluation, *rest in rows]
+
+    def trajectory(self, step: int, evaluation: bool, query: str, number: int) -> RecordedTrajectory | None:
+        """One by its step, the id of its query and its number among those of the query; None if it is missing."""
+        select = (
+            "SELECT r.id, r.step, r.evaluation, r.query, r.text, t.place "
+            f"FROM {_JOINED} WHERE r.step = ? AND r.evaluation = ? AND r.query = ? AND t.number = ?"
+        )
+        with self._snapshot():
+            rows = self._database.execute(select, (step, evaluation, query, number)).fetchall()
+            return next(self._whole(rows), None)
+
+    def agents(self) -> list[str]:
+        """All agents with turns, by name."""
+        with self._snapshot():
+            names = self._database.execute("SELECT DISTINCT agent FROM samples ORDER BY agent").fetchall()
+        return [name for (name,) in names]
 
     def count(self, **filters: Any) -> int:
         """The number of trajectories that the filters leave."""
@@ -192,6 +218,25 @@ class Samples:
         return newest[::-1]
 
     # ------------------------------------------------------------------ inside
+
+    def _select(
+        self, columns: str, order: Order, limit: int | None, skip: int, filters: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        where, values = _where(**filters)
+        by_reward = _reward_of(filters.get("agent"))
+        if order in ("best", "worst"):
+            where += f" AND {by_reward[0]} IS NOT NULL"
+            values += by_reward[1]
+        ordering = {
+            "oldest": _OLD_FIRST,
+            "newest": _NEW_FIRST,
+            "best": f"{by_reward[0]} DESC, {_OLD_FIRST}",
+            "worst": f"{by_reward[0]}, {_OLD_FIRST}",
+        }[order]
+        if order in ("best", "worst"):
+            values += by_reward[1]
+        query = f"SELECT {columns} FROM {_JOINED} WHERE {where} ORDER BY {ordering} LIMIT ? OFFSET ?"
+        return self._database.execute(query, (*values, -1 if limit is None else limit, skip)).fetchall()
 
     def _whole(self, trajectory_rows: Sequence[tuple[Any, ...]]) -> Iterator[RecordedTrajectory]:
         opened = -1
@@ -260,7 +305,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _connect(path: Path, option: str) -> sqlite3.Connection:
     name = f"file:{quote(str(path))}?{option}"
-    database = sqlite3.connect(name, uri=True, timeout=10.0, isolation_level=None)
+    database = sqlite3.connect(name, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
     try:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version != FORMAT:

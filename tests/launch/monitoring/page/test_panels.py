@@ -7,17 +7,28 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.figures import FIGURES
-from flexmarl.actors.names import Step
+from flexmarl.actors.names import PolicyName, Step
 from flexmarl.actors.run_events import (
     CheckpointSaved,
     Evaluated,
+    InstanceChanged,
+    InstanceMoved,
     NodeLost,
+    PolicyResumed,
+    PolicySuspended,
     RunContinued,
     RunEnded,
     RunStalled,
     TrajectoryFailed,
 )
-from flexmarl.launch.monitoring.page import figures_panel, learning_panel, now_panel
+from flexmarl.launch.errors import RunDirectoryError, SamplesUnreadable
+from flexmarl.launch.monitoring.page import (
+    figures_panel,
+    learning_panel,
+    now_panel,
+    policies_panel,
+    settings_panel,
+)
 from flexmarl.launch.monitoring.page.headline import headline
 from flexmarl.launch.monitoring.page.page_app import WEB
 from flexmarl.launch.monitoring.page.panels import PANELS
@@ -40,7 +51,10 @@ def test_every_panel_has_a_module_and_shows_empty_runs_too(tmp_path: Path, panel
     assert (WEB / "panels" / f"{panel.name}.js").is_file()
     empty = RecordedRun(tmp_path / "missing")
     for run in (empty, run_of(tmp_path / "begun", []), run_of(tmp_path / "run", [record(1), record(2)])):
-        json.dumps(plain(panel.view(run, {})), allow_nan=False)
+        try:
+            json.dumps(plain(panel.view(run, {})), allow_nan=False)
+        except (SamplesUnreadable, RunDirectoryError):
+            assert panel.reads_samples  # the page shows the reason
 
 
 def test_every_module_of_a_panel_has_a_row() -> None:
@@ -117,6 +131,53 @@ def test_figures_are_all_of_the_run_with_units_and_meanings(tmp_path: Path) -> N
     assert by_title["accuracy"]["subject"] == "evaluation" and by_title["tries"]["subject"] == "workflow"
     assert by_title["of_tomorrow"]["subject"] == "name"
     assert all(chart["meaning"] for chart in charts)
+
+
+def test_the_stays_of_policies_on_slots_are_made_of_their_events(tmp_path: Path) -> None:
+    a, b = PolicyName("a"), PolicyName("b")
+    events: list[PolicySuspended | PolicyResumed] = [
+        PolicySuspended(a, "slot-0, slot-1", "no work", 0, 0.1, "none"),
+        PolicyResumed(b, "slot-0", "b has waited", 2**20, 0.2, "shm"),
+        PolicySuspended(b, "slot-0", "a has waited", 2**20, 0.1, "shm"),
+        PolicyResumed(a, "slot-0", "its turn", 2**20, 0.2, "shm"),
+    ]
+    lines = [STARTED, *(event_to_json(event, 1_000_010.0 + at) for at, event in enumerate(events))]
+    run = RecordedRun(folder_of(tmp_path, [record(1, ("a", "b"))], lines))
+    with run.reading():
+        shown = policies_panel.view(run, {})
+    stays = shown["stays"]
+    lanes = [
+        (stays["slots"][slot], stays["policies"][policy], *rest) for slot, policy, *rest in stays["stays"]
+    ]
+    assert lanes == [
+        ("slot-0", "a", 1_000_000.0, 1_000_010.0, "Left: no work"),
+        ("slot-1", "a", 1_000_000.0, 1_000_010.0, "Left: no work"),
+        ("slot-0", "b", 1_000_011.0, 1_000_012.0, "b has waited. Left: a has waited"),
+        ("slot-0", "a", 1_000_013.0, None, "its turn"),
+    ]
+    assert [row["kind"] for row in shown["reasons"]] == ["suspended", "resumed", "suspended", "resumed"]
+
+
+def test_moves_of_instances_have_their_reasons(tmp_path: Path) -> None:
+    events = [
+        InstanceChanged("x-0", PolicyName("a"), "serving", "it has joined"),
+        InstanceMoved("x-0", PolicyName("a"), PolicyName("b"), "b has a queue of 9"),
+    ]
+    shown = policies_panel.view(run_of(tmp_path, [record(1)], *events), {})
+    assert [move["text"] for move in shown["moves"]] == [
+        "x-0 moves from a to b: b has a queue of 9",
+        "x-0 serves a: it has joined",
+    ]
+    [instance] = shown["instances"]
+    assert (instance["name"], instance["policy"], instance["state"]) == ("x-0", "b", "moving")
+
+
+def test_settings_are_texts_by_key(tmp_path: Path) -> None:
+    config = "recipe: r\nmode: null\ntraining: {steps: 9, flags: [1, 2]}\n"
+    run = RecordedRun(folder_of(tmp_path, [], config=config))
+    run.refresh()
+    shown = settings_panel.view(run, {})["config"]
+    assert shown["mode"] == "null" and shown["training.steps"] == "9" and shown["training.flags"] == "[1, 2]"
 
 
 def test_meanings_have_no_markup() -> None:
