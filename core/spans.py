@@ -23,7 +23,6 @@ RECORD: Final = struct.Struct(f"<2d{NAMES}i{NUMBERS}i")
 """Begin and end, in seconds since 1970; entries of the table of names, -1: no name; numbers, -1: no number."""
 
 MOST_BYTES: Final = 2 * 2**20
-_LOW_BITS: Final = 2**31 - 1
 _KEYS: Final = 2**32
 
 
@@ -70,8 +69,8 @@ class SpanRecorder:
         self, begin: float, end: float, names: Sequence[str], numbers: Sequence[int], key: str = ""
     ) -> None:
         """Records a span, if there is room and its ``key`` is among those that are kept. ``names``: six, the lane and
-        the kind first, empty: none. ``numbers``: six, -1: none; the low 31 bits of each are kept."""
-        if not self.share or (key and self.share < 1.0 and not is_kept(key, self.share)):
+        the kind first, empty: none. ``numbers``: six of 32 bits, -1: none."""
+        if self.share < 1.0 and (not self.share or (key and not is_kept(key, self.share))):
             return
         if len(self._records) + len(self._sent[1]) >= self._most_bytes:
             self.dropped += 1
@@ -79,8 +78,8 @@ class SpanRecorder:
         entries = self._names
         # The table has one entry for no name, so that the first name is the entry 0.
         indexes = [entries.setdefault(name, len(entries) - 1) for name in names]
-        low = [number & _LOW_BITS if number > 0 else number for number in numbers]
-        self._records += RECORD.pack(begin, max(begin, end), *indexes, *low)
+        # A clock that was set back makes no negative time.
+        self._records += RECORD.pack(begin, end if end > begin else begin, *indexes, *numbers)
 
     def take(self, share: float, received: int) -> SpanBatch:
         """The spans since the batch ``received``, the last one that has arrived. ``share``: from now on."""

@@ -21,7 +21,7 @@ from ...transport.state import StateTransport
 from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
-from ..spans import Span, of_sample, record, record_time
+from ..spans import place_of, record, record_time
 from .engine_requests import engine_request, generation_of, keep_result, listener, prompt_tokens, stop_search
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
@@ -158,10 +158,21 @@ class Instance(Actor, InstanceApi):
     def _record(self, request: GenerateRequest, served: _Served, begin: float, tokens: int) -> None:
         """Records the span of a turn, or of a part of one, that the engine has generated."""
         spans = self.system.spans
-        span = Span(
-            self.ref.name, "generate", begin, spans.now(), policy=served.policy, version=served.version
+        step, query, turn, trajectory = place_of(request.sample_id)
+        record(
+            spans,
+            self.ref.name,
+            "generate",
+            begin,
+            spans.now(),
+            query,
+            policy=served.policy,
+            trajectory=trajectory,
+            turn=turn,
+            version=served.version,
+            step=step,
+            tokens=tokens,
         )
-        record(spans, span._replace(tokens=tokens, **of_sample(request.sample_id)))
 
     async def _prepare_chat(self, policy: PolicyName) -> None:
         """Imports what the policy's first conversation needs. Later ones do not wait."""

@@ -94,8 +94,8 @@ from ..messages import (
 from ..names import PolicyName, Step, Version
 from ..recipe.recipe import Recipe
 from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
-from ..spans import Span, record_time
 from ..spans import record as record_span
+from ..spans import record_time
 from ..step_metrics import StepMetrics
 from . import checkpoint
 from .checkpoint import RunState
@@ -586,8 +586,8 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         record = self._records.pop(decision.step)
         self._closing.end(decision.step)
         end = self.system.spans.now()
-        span = Span(self.ref.name, "step", end - (now - record.started), end, step=decision.step)
-        record_span(self.system.spans, span)
+        begin = end - (now - record.started)
+        record_span(self.system.spans, self.ref.name, "step", begin, end, step=decision.step)
         metrics = replace(
             record.metrics(decision.versions, decision.carried, self._started, self._last_end, now),
             source=self._queries.end(decision.step),

@@ -8,7 +8,7 @@ from typing import Final
 from ...core.spans import SpanRecorder
 from ..names import AgentName, PolicyName
 from ..sample_id import turn_of
-from ..spans import Span, record
+from ..spans import record
 from .resumable_turn import ResumableTurn
 from .trajectory import Trajectory
 
@@ -81,20 +81,10 @@ class RolloutSpans:
         policy: str = "",
         note: str = "",
     ) -> None:
-        span = Span(
-            lane,
-            kind,
-            begin,
-            self._spans.now(),
-            trajectory.query.id,
-            agent,
-            policy,
-            note,
-            trajectory.number,
-            step=-1 if trajectory.step is None else trajectory.step,
-        )
+        number = version = tokens = -1
         if turn is not None:
-            span = span._replace(
-                turn=turn_of(turn.request.sample_id), version=turn.policy_version, tokens=len(turn.tokens)
-            )
-        record(self._spans, span)
+            number, version, tokens = turn_of(turn.request.sample_id), turn.policy_version, len(turn.tokens)
+        step = -1 if trajectory.step is None else trajectory.step
+        attributes = (trajectory.number, number, version, step, -1, tokens)
+        end = self._spans.now()
+        record(self._spans, lane, kind, begin, end, trajectory.query.id, agent, policy, note, *attributes)

@@ -15,7 +15,7 @@ from ...core.waits import OpenWaits, Wait
 from ..errors import SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import PolicyName, Step, Version
-from ..spans import Span, record
+from ..spans import batch_number, record
 from .arrival_order import ArrivalOrder
 from .frozen_weights import FrozenWeights
 from .pool.training_pool import TrainingPool
@@ -87,8 +87,16 @@ class Trainer(Actor, TrainerApi):
             begin = self.system.spans.now()
             with self._waits.open(f"{count} samples of {policy}", actor=self._store.name):
                 leased = await self._store.within(WORK_TIMEOUT_S).lease(policy, policy_version, count)
-            lease = Span(self._store.name, "lease", begin, self.system.spans.now(), policy=policy)
-            record(self.system.spans, lease._replace(version=policy_version, micro_batch=leased.fence))
+            record(
+                self.system.spans,
+                self._store.name,
+                "lease",
+                begin,
+                self.system.spans.now(),
+                policy=policy,
+                version=policy_version,
+                micro_batch=batch_number(leased.fence),
+            )
             self._leases[policy].append(leased.fence)
             try:
                 return await self._computing.accumulate(policy, leased, place)

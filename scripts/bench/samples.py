@@ -135,10 +135,11 @@ def _filtered_lines(path: Path) -> list[Any]:
     ]
 
 
-def paired_steps(pairs: int, steps: int, other: str) -> dict[str, Any]:
-    """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``."""
+def paired_steps(pairs: int, steps: int, other: str, without: str = "samples.steps=0") -> dict[str, Any]:
+    """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``.
+    ``without``: the setting of runs that do not record."""
     here = str(Path(sys.executable).with_name("flexmarl"))
-    sides = [(here, ()), (other, ())] if other else [(here, ()), (here, ("samples.steps=0",))]
+    sides = [(here, ()), (other, ())] if other else [(here, ()), (here, (without,))]
     found: dict[str, Any] = {}
     means = []
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,7 @@
 
 from flexmarl.core.spans import NAMES, RECORD, SpanBatch, SpanRecorder, is_kept
 
-NUMBERS = (1, 2, 3, -1, 2**40 + 5, 0)
+NUMBERS = (1, 2, 3, -1, 2**31 - 1, 0)
 
 
 def add(recorder: SpanRecorder, kind: str, key: str = "", begin: float = 10.0) -> None:
@@ -19,9 +19,7 @@ def test_a_batch_has_each_span_with_its_names_and_numbers() -> None:
     recorder.add(7.0, 6.0, ("other", "step", "q1", "", "", ""), (-1,) * 6)
     batch = recorder.take(1.0, 0)
     first, second = RECORD.iter_unpack(batch.records.view)
-    assert first[:2] == (10.0, 11.0) and first[2 + NAMES :] == (1, 2, 3, -1, 5, 0), (
-        "the low bits of a large number"
-    )
+    assert first[:2] == (10.0, 11.0) and first[2 + NAMES :] == NUMBERS
     assert [batch.names[entry] if entry >= 0 else "" for entry in first[2 : 2 + NAMES]] == [
         "lane", "step", "", "", "", "",
     ]  # fmt: skip

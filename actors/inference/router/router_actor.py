@@ -41,7 +41,7 @@ from ...messages import (
 )
 from ...names import PolicyName
 from ...run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen, WeightsReloaded
-from ...spans import Span, record, record_time
+from ...spans import record, record_time
 from .instance_states import InstanceState
 from .router import Router
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
@@ -277,7 +277,7 @@ class RouterActor(Actor, RouterApi):
                 self._report_event(InstanceMoved(instance, giver, taker, reason))
                 now = self.system.spans.now()
                 note = f"{instance} goes to {taker}: {reason}"
-                record(self.system.spans, Span(self.ref.name, "move", now, now, policy=giver, note=note))
+                record(self.system.spans, self.ref.name, "move", now, now, policy=giver, note=note)
             case NoInstances(policy, seconds, reason):
                 self.background(_fail(NoInstance(policy, seconds, reason)), "end")
 

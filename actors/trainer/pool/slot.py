@@ -29,7 +29,7 @@ from ...errors import PlainGang
 from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, Sample, StepStats
 from ...names import PolicyName, Step, Version
 from ...recipe.recipe import Recipe
-from ...spans import Span, of_sample, record
+from ...spans import batch_number, place_of, record
 from ..arrival_order import Place
 from ..backends.backend_config import SimulatedTrainerConfig, has_simulated_gangs
 from ..backends.backend_factory import BackendFactory
@@ -194,8 +194,8 @@ class Slot:
         def took(seconds: float) -> None:
             end = self._spans.now()
             version = self.version_of(policy)
-            span = Span(self._lane, kind, end - seconds, end, policy=policy, version=version, step=step)
-            record(self._spans, span)
+            begin = end - seconds
+            record(self._spans, self._lane, kind, begin, end, policy=policy, version=version, step=step)
 
         return took
 
@@ -253,15 +253,25 @@ class Slot:
         """Records the spans of a micro-batch that has just been computed, and of its samples."""
         end = self._spans.now()
         begin = end - seconds
-        version = self.version_of(policy)
-        batch = Span(self._lane, "micro_batch", begin, end, policy=policy, version=version, micro_batch=fence)
-        record(self._spans, batch._replace(tokens=tokens))
+        version, number = self.version_of(policy), batch_number(fence)
+        record(
+            self._spans,
+            self._lane,
+            "micro_batch",
+            begin,
+            end,
+            policy=policy,
+            version=version,
+            micro_batch=number,
+            tokens=tokens,
+        )
         if policy not in self._first_ranks:  # the first rank of a gang speaks for all
             return
+        lane = f"{self._lane} samples"
         for sample in samples:
-            span = batch._replace(lane=f"{self._lane} samples", kind="sample", agent=sample.agent)
-            span = span._replace(version=sample.policy_version, tokens=len(sample.tokens))
-            record(self._spans, span._replace(**of_sample(sample.sample_id)))
+            step, query, turn, trajectory = place_of(sample.sample_id)
+            attributes = (trajectory, turn, sample.policy_version, step, number, len(sample.tokens))
+            record(self._spans, lane, "sample", begin, end, query, sample.agent, policy, "", *attributes)
 
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
         """See ``TrainingPool.optimizer_step``."""

@@ -43,7 +43,7 @@ from ...messages import (
     Suspended,
 )
 from ...names import PolicyName, Step
-from ...spans import Span, record
+from ...spans import record
 from ..backends.policy_backend import PolicyBackend, TrainingStep
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
@@ -111,8 +111,8 @@ class SlotWorker(Actor, SlotApi):
         """Records the time of a move as a span, with the policy's version after it."""
         begin = self.system.spans.now()
         yield
-        span = Span(self.ref.name, kind, begin, self.system.spans.now(), policy=policy)
-        record(self.system.spans, span._replace(version=self._slot.version_of(policy)))
+        version, end = self._slot.version_of(policy), self.system.spans.now()
+        record(self.system.spans, self.ref.name, kind, begin, end, policy=policy, version=version)
 
     @endpoint
     async def enter(self, life: str, policy: PolicyName, rank: int, over_hosts: bool) -> str:

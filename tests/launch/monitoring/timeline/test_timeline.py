@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def write(run: RunDirectory, *spans: Span, dropped: int = 0) -> None:
     recorder = SpanRecorder()
     for span in spans:
-        record(recorder, span)
+        record(recorder, *span)
     recorder.dropped = dropped
     log = SpanLog(run.trace, TraceConfig(), print)
     log.add("process", "host", recorder.take(1.0, 0))

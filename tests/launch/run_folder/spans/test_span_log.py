@@ -18,7 +18,7 @@ from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 def batch(*spans: Span, recorder: SpanRecorder | None = None) -> SpanBatch:
     recorder = recorder or SpanRecorder()
     for span in spans:
-        record(recorder, span)
+        record(recorder, *span)
     return recorder.take(1.0, 0)
 
 
