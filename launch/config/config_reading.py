@@ -62,7 +62,7 @@ def _resolved(
     raw: dict[str, Any], folder: Path, overrides: Sequence[str], source: str
 ) -> tuple[RunConfig, WrittenConfig]:
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     if "recipe" in raw:
         raise ConfigError(
             "the key recipe can't be set: the recipe is the word without '=' on the command line"
@@ -77,7 +77,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str], source: str) -> 
     """A resolved config with dotted overrides applied. Raises as ``resolve`` does; ``source``: its file."""
     raw = config.model_dump(mode="json")
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return check(raw, source)
 
 
@@ -158,7 +158,7 @@ def to_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
+def apply_override(raw: dict[str, Any], override: str) -> None:
     """``a.b.c=value`` with the value read as YAML, so that ``true``, ``[1, 2]`` and ``null`` have their types."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):

@@ -88,7 +88,7 @@ def resumed_run(
 def begun_run(runs: Path, name: str, recipe: str) -> RunDirectory | None:
     """The folder of the run ``name``; None if it has not begun. Raises ConfigError if it is a run of another recipe,
     RunDirectoryError if the folder is not a run's."""
-    folder = runs / _checked_name(name)
+    folder = runs / checked_name(name)
     if not folder.exists():
         return None
     directory = RunDirectory.existing(folder)
@@ -141,7 +141,7 @@ def validate_new_run(
     """The config, the folder that the run would have, and variables of its actors. Raises as ``new_run`` does."""
     resolved, keys = resolve_given(config, settings)
     resolved = with_chosen_ranks(resolved, partial(like_this_host, joining))
-    folder = runs / (default_name(resolved) if name is None else _checked_name(name))
+    folder = runs / (default_name(resolved) if name is None else checked_name(name))
     RunDirectory.check_new(folder)
     return resolved, folder, check_before_start(resolved, keys, notify)
 
@@ -179,7 +179,7 @@ def default_name(config: RunConfig) -> str:
     return "-".join([*words, str(number)] if number > 1 else words)
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
     """``name``. Raises ConfigError if it can't be that of a run's folder."""
     if name in ("", ".", "..") or "/" in name or not name.isprintable() or name != name.strip():
         raise ConfigError(

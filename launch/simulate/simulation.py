@@ -26,6 +26,7 @@ from typing import Any, Final
 from ...actors.messages import RunResult
 from ...core.actor import Actor
 from ...core.errors import FlexmarlError, is_loss
+from ...core.supervision.process_statistics import ProcessStatistics
 from ...core.system import ActorSystem
 from ...core.testing import virtual_time
 from ...core.testing.memory_node import MemoryNode
@@ -60,7 +61,7 @@ _LAUNCHER: Final = "launcher"
 @dataclass(slots=True)
 class Simulation:
     """``log``: the network's, of all attempts. ``attempts``: 1, and one more after each
-    loss that ended the run. ``seconds``: virtual ones."""
+    loss that ended the run. ``seconds``: virtual ones. ``statistics``: those of all actors at the end, by actor."""
 
     directory: RunDirectory
     log: list[str] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Simulation:
     attempts: int = 0
     seconds: float = 0.0
     result: RunResult | None = None
+    statistics: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def simulate(
@@ -79,9 +81,11 @@ def simulate(
     faults: Faults = NO_FAULTS,
     fault_plan: FaultPlan = EMPTY_FAULT_PLAN,
     keep_log: bool = True,
+    reads_statistics: bool = False,
+    limit_s: float = _LIMIT_S,
 ) -> Simulation:
-    """Trains until the last step. ``folder``: of the run, a new one. It starts a loop, so no loop may run in this
-    thread.
+    """Trains until the last step. ``folder``: of the run, a new one. ``reads_statistics``: of the actors, at the end;
+    their messages have the memory and the time of this process. It starts a loop, so no loop may run in this thread.
 
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
     RuntimeError for one that leaves tasks, systems or memory behind.
@@ -89,8 +93,8 @@ def simulate(
     config = with_chosen_ranks(config, list)
     simulation = Simulation(RunDirectory.create(folder, ""))
     resuming.record(simulation.directory, config)
-    simulator = _Simulator(simulation, seed, hosts, faults, fault_plan, keep_log)
-    virtual_time.run(simulator.run(config), limit_s=_LIMIT_S)
+    simulator = _Simulator(simulation, seed, hosts, faults, fault_plan, keep_log, reads_statistics)
+    virtual_time.run(simulator.run(config), limit_s=limit_s)
     return simulation
 
 
@@ -103,6 +107,7 @@ class _Simulator:
         faults: Faults,
         fault_plan: FaultPlan,
         keep_log: bool,
+        reads_statistics: bool,
     ) -> None:
         self._simulation = simulation
         self._hosts = [f"host-{n}" for n in range(hosts)]
@@ -111,6 +116,7 @@ class _Simulator:
         self._fault_plan = fault_plan
         self._random = random.Random(seed)
         self._keep_log = keep_log
+        self._reads_statistics = reads_statistics
 
     async def run(self, config: RunConfig) -> None:
         start = StartState(config, None, {}, [])
@@ -190,7 +196,10 @@ class _Simulator:
 
         async def train() -> RunResult:
             await launcher.begin()
-            return await launcher.console.ended_with
+            result = await launcher.console.ended_with
+            if self._reads_statistics:
+                await launcher.supervision.process_statistics(self._note_statistics)
+            return result
 
         death = launcher.supervision.wait_failed()
         async with _running(train(), death) as (work, dead):
@@ -203,6 +212,9 @@ class _Simulator:
                     raise failure.result()
             result: RunResult = work.result()
             return result
+
+    def _note_statistics(self, name: str, process: ProcessStatistics) -> None:
+        self._simulation.statistics |= process.actors
 
 
 @asynccontextmanager

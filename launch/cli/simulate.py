@@ -1,0 +1,61 @@
+"""The command ``flexmarl simulate``."""
+
+import time
+from pathlib import Path
+
+import click
+
+from ..monitoring.console.echo import echo
+from ..run.prepared_run import checked_name
+from ..simulate.scenario import read_scenario, scenario_file, simulated_config
+from ..simulate.simulation import simulate as play
+from ..simulate.summary import summary_of
+from .options import as_json_option
+
+_LIMIT_S = 365 * 86400.0
+
+
+@click.command()
+@click.argument("scenario")
+@click.argument("settings", nargs=-1, metavar="[KEY.KEY=VALUE]...")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    help="Seed of lengths, times and the order of messages. Default: the scenario's.",
+)
+@click.option("--name", help="The run's name. Default: scenario and time.")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="The folder of all runs.",
+)
+@as_json_option
+def simulate(
+    scenario: str, settings: tuple[str, ...], seed: int | None, name: str | None, runs: Path, as_json: bool
+) -> int:
+    """Play a run on a described cluster, in virtual time, and print how long its steps take.
+
+    SCENARIO is a YAML file with train's keys and the sections cluster and workload, or the name of a built-in one:
+    merchant-assistant. The run's own actors run in this process; engines and trainers take the times that rooflines
+    of the devices say. The run's files are in runs/NAME/, as those of any other run.
+
+    \b
+    Examples:
+      flexmarl simulate merchant-assistant
+      flexmarl simulate merchant-assistant mode=sync --seed 7
+      flexmarl simulate scenario.yaml cluster.device=H200 cluster.hosts=8 --json
+    """
+    file = scenario_file(scenario)
+    seeded = settings if seed is None else (*settings, f"seed={seed}")
+    described = read_scenario(file, seeded)
+    config = simulated_config(described)
+    folder = runs / (f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}" if name is None else checked_name(name))
+    simulation = play(
+        config, folder, config.seed,
+        hosts=described.cluster.hosts, keep_log=False, reads_statistics=True, limit_s=_LIMIT_S,
+    )  # fmt: skip
+    summary = summary_of(simulation, config)
+    echo(summary.as_json() if as_json else f"{summary.text()}\n  run  {folder}")
+    return 0

@@ -1,0 +1,213 @@
+"""A scenario: the config of a run, the cluster that it is to run on, and the workload that it has. From a YAML file.
+
+    agents, training, pool ...     train's keys: real engines, trainers and models
+    cluster                        hosts and devices (``cluster_config.py``)
+    workload                       lengths, calls and times (``workload_config.py``)
+
+The run that is simulated has the same keys but for engines and trainers: these take the times that the real ones would
+take on the cluster. A run that does not fit these hosts is refused by the plan of the real one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from ...actors.config_base import Config
+from ...actors.errors import ConfigError
+from ...actors.inference.inference_config import EmbeddedEngineConfig, VllmEngineConfig
+from ...actors.model_shape import ModelShape
+from ...actors.names import PolicyName
+from ...actors.trainer.backends.backend_config import TorchTrainerConfig
+from ...core.base.texts import guess
+from ..config.config_reading import apply_override, check, override_key, read_yaml, resolve_mapping
+from ..config.config_sections import PolicyConfig
+from ..config.run_config import RunConfig
+from ..hosts.placement.auto_ranks import with_chosen_ranks
+from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_shape
+from ..hosts.placement.plan import Plan
+from ..hosts.placement.run_placement import place_shapes
+from .cluster_config import ClusterConfig
+from .roofline import EngineLoad, TrainerLoad, engine_times, install_s, trainer_times
+from .workload_config import LengthsConfig, WorkloadConfig
+
+_SECTIONS: Final = ("cluster", "workload")
+_RECIPE: Final = Path(__file__).parent / "workload_recipe"
+_SCENARIOS: Final = Path(__file__).parent / "scenarios"
+_NAME: Final = re.compile(r"[a-z0-9_-]+")
+
+Section = TypeVar("Section", bound=Config)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``config``: of the real run."""
+
+    config: RunConfig
+    cluster: ClusterConfig
+    workload: WorkloadConfig
+
+
+def scenario_file(words: str) -> Path:
+    """A file by its path, or a built-in scenario by its name. Raises ConfigError."""
+    built_in = _SCENARIOS / f"{words.replace('-', '_')}.yaml"
+    if _NAME.fullmatch(words) and built_in.is_file():
+        return built_in
+    if not Path(words).is_file():
+        names = sorted(file.stem.replace("_", "-") for file in _SCENARIOS.glob("*.yaml"))
+        raise ConfigError(
+            f"no scenario {words!r}: neither built in ({', '.join(names)}) nor a file{guess(words, names)}"
+        )
+    return Path(words)
+
+
+def read_scenario(path: Path, overrides: Sequence[str]) -> Scenario:
+    """``overrides``: ``key.key=value``, also of ``cluster`` and ``workload``. Raises ConfigError."""
+    raw = {"data": {}, **read_yaml(path)}
+    of_run = []
+    for override in overrides:
+        if override_key(override).partition(".")[0] in _SECTIONS:
+            apply_override(raw, override)
+        else:
+            of_run.append(override)
+    sections = {name: raw.pop(name, None) for name in _SECTIONS}
+    cluster = _section(ClusterConfig, "cluster", sections, path)
+    workload = _section(WorkloadConfig, "workload", sections, path)
+    config, _ = resolve_mapping({**raw, "recipe": str(_RECIPE), "data": _data(workload)}, of_run, str(path))
+    return Scenario(config, cluster, workload)
+
+
+def _section(kind: type[Section], name: str, sections: Mapping[str, Any], path: Path) -> Section:
+    if sections[name] is None:
+        raise ConfigError(f"{path} has no section {name}: a simulation needs it")
+    try:
+        return kind.model_validate(sections[name])
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, (name, *item['loc'])))}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors(include_url=False)
+        ]
+        raise ConfigError(f"{path}, overrides included:\n  " + "\n  ".join(problems)) from None
+
+
+def _data(workload: WorkloadConfig) -> dict[str, Any]:
+    """The arguments of the recipe's functions."""
+    data = workload.model_dump(mode="json")
+    for name, agent in workload.agents.items():
+        data["agents"][name]["prompt"]["longest"] = agent.prompt.most
+    return {"workload": data}
+
+
+def simulated_config(scenario: Scenario) -> RunConfig:
+    """The config of the simulated run. Raises ConfigError, and DoesNotFit as the plan of the real run does."""
+    hosts = scenario.cluster.descriptions()
+    config = with_chosen_ranks(scenario.config, lambda: hosts)
+    shapes = _shapes(config)
+    _refuse_shared_devices(place_shapes(config, hosts, shapes).plan, scenario.cluster)
+    raw = config.model_dump(mode="json")
+    for name, policy in config.policies.items():
+        lengths = _answer_lengths(config, name, scenario.workload)
+        section = raw["policies"][name]
+        section["engine"] = _engine(policy, shapes[name], scenario.cluster, lengths)
+        if policy.train:
+            section["trainer"] = _trainer(policy, shapes[name], scenario.cluster)
+    return check(raw, "the simulated run")
+
+
+def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
+    """Raises ConfigError if actors take turns on a device: their times would add up in reality, but not here."""
+    demand = sum(len(placed.gpus) for placed in plan.actors.values())
+    used = {(placed.node, gpu) for placed in plan.actors.values() for gpu in placed.gpus}
+    if demand > len(used):
+        raise ConfigError(
+            f"instances and training need {demand} devices, and cluster has {cluster.hosts} x {cluster.devices}: they "
+            f"would share {demand - len(used)}, which can't be simulated yet: take fewer instances or slots"
+        )
+
+
+def _shapes(config: RunConfig) -> Mapping[PolicyName, ModelShape]:
+    """The shape of each policy's model. Raises ConfigError for a policy that can't be simulated."""
+    of_models: dict[
+        str, ModelShape | None
+    ] = {}  # policies often have the same one, and its outline takes seconds
+    shapes: dict[PolicyName, ModelShape] = {}
+    for name, policy in config.policies.items():
+        key = f"policies.{name}"
+        if not isinstance(policy.engine, VllmEngineConfig | EmbeddedEngineConfig):
+            raise ConfigError(
+                f"{key}.engine.name={policy.engine.name}: engines of a scenario are those of the real run, vllm or "
+                "embedded: the simulation gives them the times of the cluster"
+            )
+        if policy.lora is not None:
+            raise ConfigError(f"{key}.lora: adapters can't be simulated yet: leave it out")
+        model = policy.real_model.model_dump_json()
+        if model not in of_models:
+            of_models[model] = shape_of_model(policy.real_model)
+        if (shape := of_models[model]) is None:
+            raise ConfigError(unknown_shape(config, name))
+        if shape.experts > 1:
+            raise ConfigError(
+                f"{key}.model: a model with experts, {shape.experts} for each token, can't be simulated yet"
+            )
+        shapes[name] = shape
+    return shapes
+
+
+def _answer_lengths(config: RunConfig, policy: PolicyName, workload: WorkloadConfig) -> LengthsConfig:
+    """The lengths of a policy's answers. Raises ConfigError for agents without, or that share it but not these."""
+    agents = config.agents_of(policy)
+    for agent in agents:
+        if agent not in workload.agents:
+            raise ConfigError(
+                f"workload.agents has no lengths of agent {agent!r}; it has: {', '.join(workload.agents)}"
+            )
+    first = agents[0]
+    lengths = workload.agents[first].answer
+    for agent in agents[1:]:
+        if workload.agents[agent].answer != lengths:
+            raise ConfigError(
+                f"workload.agents.{first}.answer and workload.agents.{agent}.answer differ, but both use policy "
+                f"{policy!r}, whose answers have one distribution of lengths"
+            )
+    return lengths
+
+
+def _item_bytes(policy: PolicyConfig) -> int:
+    return ITEM_BYTES[policy.real_model.dtype]
+
+
+def _engine(
+    policy: PolicyConfig, shape: ModelShape, cluster: ClusterConfig, lengths: LengthsConfig
+) -> dict[str, Any]:
+    engine = policy.engine
+    assert isinstance(engine, VllmEngineConfig | EmbeddedEngineConfig), "others are refused"
+    load = EngineLoad(engine.devices, _item_bytes(policy), engine.kv_cache_bytes)
+    return {
+        "name": "simulated",
+        "max_batch": engine.max_batch,
+        "max_context": engine.max_context or shape.context or None,
+        "median_tokens": lengths.median,
+        "sigma": lengths.sigma,
+        "install_s": install_s(shape, cluster, load),
+        "times": engine_times(shape, cluster.device, load).model_dump(mode="json"),
+    }
+
+
+def _trainer(policy: PolicyConfig, shape: ModelShape, cluster: ClusterConfig) -> dict[str, Any]:
+    trainer = policy.trainer
+    assert isinstance(trainer, TorchTrainerConfig), "engine and trainer are simulated together"
+    load = TrainerLoad(
+        trainer.most_ranks,
+        _item_bytes(policy),
+        trainer.tokens_per_forward,
+        trainer.activation_checkpointing,
+    )
+    return {
+        "name": "simulated",
+        "ranks": trainer.most_ranks,
+        "min_ranks": trainer.min_ranks,
+        "times": trainer_times(shape, cluster, load).model_dump(mode="json"),
+    }

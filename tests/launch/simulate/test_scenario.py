@@ -1,0 +1,110 @@
+"""Scenarios: what they refuse, and the runs that they become."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.inference.engine_times import RooflineTimes
+from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
+from flexmarl.actors.names import PolicyName
+from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
+from flexmarl.actors.trainer.backends.trainer_times import TrainerTimes
+from flexmarl.core.errors import FlexmarlError
+from flexmarl.launch.simulate.scenario import read_scenario, scenario_file, simulated_config
+
+SCENARIO = Path(__file__).parent / "scenario.yaml"
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(FlexmarlError) as refused:
+        simulated_config(read_scenario(SCENARIO, overrides))
+    return str(refused.value)
+
+
+def without(tmp_path: Path, *keys: str) -> Path:
+    """The scenario without one of its keys."""
+    raw = yaml.safe_load(SCENARIO.read_text())
+    section = raw
+    for key in keys[:-1]:
+        section = section[key]
+    del section[keys[-1]]
+    file = tmp_path / "scenario.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    return file
+
+
+def simulated_parts(
+    policy: str, *overrides: str
+) -> tuple[SimulatedEngineConfig, RooflineTimes, SimulatedTrainerConfig, TrainerTimes]:
+    """Engine and trainer of a policy, and their times."""
+    section = simulated_config(read_scenario(SCENARIO, overrides)).policies[PolicyName(policy)]
+    engine, trainer = section.engine, section.trainer
+    assert isinstance(engine, SimulatedEngineConfig) and isinstance(trainer, SimulatedTrainerConfig)
+    assert engine.times is not None and trainer.times is not None
+    return engine, engine.times, trainer, trainer.times
+
+
+def test_engines_and_trainers_get_the_times_of_the_cluster() -> None:
+    _, fast, trainer, fast_trainer = simulated_parts("judge")
+    _, slow, _, slow_trainer = simulated_parts("judge", "cluster.device=A100")
+    assert fast.weights_s < slow.weights_s and fast_trainer.token_s < slow_trainer.token_s
+    assert trainer.most_ranks == 2
+    # A token has 2 layers of 2 heads of 64 for keys and for values, in bfloat16.
+    assert fast.kv_tokens == 2**30 // (2 * 2 * 2 * 64 * 2)
+
+
+def test_answers_have_the_lengths_of_the_workload() -> None:
+    engine, *_ = simulated_parts("solver", "workload.agents.solver.answer.median=60")
+    assert (engine.median_tokens, engine.sigma, engine.max_context) == (60, 0.8, 4096)
+
+
+def test_a_cluster_that_can_not_hold_the_run_is_refused_with_the_numbers() -> None:
+    assert "the instances need 6 GPUs" in refusal("agents.solver.instances=5")
+    shared = "instances and training need 5 devices, and cluster has 1 x 4: they would share 1"
+    assert shared in refusal("agents.solver.instances=2")
+    assert "GiB" in refusal("agent_defaults.engine.kv_cache_bytes=100000000000")
+
+
+def test_a_gang_that_is_larger_than_its_pool_is_refused() -> None:
+    text = refusal("trainer.ranks=3")
+    assert "3" in text and "slots" in text, text
+
+
+def test_a_device_without_numbers_is_refused_by_their_names() -> None:
+    text = refusal("cluster.device={tflops: 100}")
+    assert all(f"cluster.device.{key}: Field required" in text for key in ("memory_gib", "host_gb_s"))
+    assert "cluster.device: there is no device 'H1'" in refusal("cluster.device=H1")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("workload", "agents", "solver"),
+        ("workload", "agents", "judge", "answer"),
+        ("workload",),
+        ("cluster",),
+    ],
+    ids=".".join,
+)
+def test_a_scenario_without_a_part_is_refused_by_its_key(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=keys[-1]):
+        read_scenario(without(tmp_path, *keys), [])
+
+
+def test_agents_that_share_a_policy_have_one_distribution_of_answers() -> None:
+    text = refusal("agents.judge={policy: solver}")
+    assert "workload.agents.solver.answer and workload.agents.judge.answer differ" in text
+
+
+def test_what_can_not_be_simulated_yet_is_refused() -> None:
+    assert "policies.solver.lora" in refusal("agents.solver.lora={rank: 8}")
+
+
+def test_an_unknown_scenario_is_refused_with_those_that_there_are() -> None:
+    assert scenario_file("merchant-assistant").is_file() and scenario_file(str(SCENARIO)) == SCENARIO
+    with pytest.raises(
+        ConfigError, match=r"built in \(merchant-assistant\) .*do you mean merchant-assistant"
+    ):
+        scenario_file("merchant-asistant")
