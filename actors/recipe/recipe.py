@@ -31,6 +31,8 @@ from ..workflow import Workflow
 from .data_files import DataFiles
 from .query_problem import query_problem
 from .query_source import QuerySource
+from .sources.plain_source import PlainSourceConfig
+from .sources.source_config import SourceConfig
 from .user_traceback import user_line, user_traceback
 
 __all__ = ["Recipe", "RecipeConfig", "module_of"]
@@ -54,6 +56,7 @@ class RecipeConfig(Config):
     folder: str
     data: dict[str, Any]
     seed: int
+    query_source: SourceConfig = PlainSourceConfig()
     whole_tracebacks: bool = False
     """Show flexmarl's frames too in the tracebacks of its functions."""
 
@@ -73,7 +76,21 @@ class Recipe:
             raise RecipeError(
                 f"{self.file} defines no function 'train_query': write it, or name a file of queries by data.train"
             )
+        if self.defines("query_source") and self._names_source:
+            raise RecipeError(
+                f"{self.file} defines query_source, and the config names another source, query_source.name="
+                f"{self._config.query_source.name}: leave one of them out"
+            )
         self._eval_queries = self.function("eval_queries")
+
+    @property
+    def has_source(self) -> bool:
+        """True if a query source stands between ``train_query`` and the run: the recipe's own, or the config's."""
+        return self.defines("query_source") or self._names_source
+
+    @property
+    def _names_source(self) -> bool:
+        return not isinstance(self._config.query_source, PlainSourceConfig)
 
     def defines(self, name: str) -> bool:
         """True if ``workflow.py`` has the name: some functions are optional. Files of ``data`` are functions too."""
@@ -116,10 +133,12 @@ class Recipe:
         return self.check_query(query, f"train_query({position}, seed)")
 
     def query_source(self, positions: QuerySource) -> QuerySource:
-        """The recipe's own query source. ``positions``: the source of its ``train_query``.
+        """The recipe's own query source, or the config's. ``positions``: the source of its ``train_query``.
 
-        Raises RecipeError if ``query_source`` is missing or fails, or returns something else.
+        Raises RecipeError if ``query_source`` fails, or returns something else.
         """
+        if not self.defines("query_source"):
+            return self._config.query_source.source(positions, self._config.seed)
         function = self.function("query_source")
         with self.users_code("query_source"):
             source: object = function(positions, self._config.seed, **self._config.data)

@@ -15,6 +15,7 @@ from ...actors.credit.algorithms import ALGORITHMS
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import VllmEngineConfig
+from ...actors.recipe.sources.query_pool import PoolOptions
 from ...actors.trainer.loss_columns import NUMBERS
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...actors.trainer.trainer_config import credit_problem
@@ -180,6 +181,19 @@ def updates_problem(config: "RunConfig") -> str | None:
                 f"policies.{name}.algorithm.name={policy.algorithm.name} has no ratio to correct it by; give the "
                 "policy another algorithm, or write updates=1"
             )
+    return None
+
+
+def query_pool_problem(config: "RunConfig") -> str | None:
+    """Refuses a pool of queries that leaves its source nothing to choose."""
+    if (
+        isinstance(config.query_source, PoolOptions)
+        and config.query_source.pool < config.training.queries_per_step
+    ):
+        return (
+            f"query_source.pool={config.query_source.pool} is less than training.queries_per_step="
+            f"{config.training.queries_per_step}: no query is twice in a step, so that nothing could be chosen"
+        )
     return None
 
 
@@ -400,6 +414,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     global_batch_problem,
     updates_problem,
     group_size_problem,
+    query_pool_problem,
     comparison_problem,
     gateway_problem,
     training_problem,

@@ -13,6 +13,8 @@ from ...actors.names import AgentName, PolicyName
 from ...actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from ...actors.orchestrator.plan import Mode
 from ...actors.recipe.recipe import RecipeConfig
+from ...actors.recipe.sources.plain_source import PlainSourceConfig
+from ...actors.recipe.sources.source_config import SourceConfig
 from ...actors.rollout.rollout_config import RolloutConfig
 from ...actors.store.store_config import StoreConfig
 from ...actors.trainer.pool.pool_config import PoolConfig, StaticPoolConfig
@@ -60,6 +62,7 @@ class RunConfig(Config):
         dict[AgentName, Annotated[AgentConfig, BeforeValidator(agent_entry)]], Field(min_length=1)
     ]
     training: TrainingConfig
+    query_source: SourceConfig = PlainSourceConfig()
     pool: PoolConfig = StaticPoolConfig()
     weights: WeightsConfig = WeightsConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -153,5 +156,9 @@ class RunConfig(Config):
     def recipe_config(self) -> RecipeConfig:
         """Returns the part of the config with which an actor loads the recipe."""
         return RecipeConfig(
-            folder=self.recipe, data=self.data, seed=self.seed, whole_tracebacks=shows_whole_tracebacks()
+            folder=self.recipe,
+            data=self.data,
+            seed=self.seed,
+            query_source=self.query_source,
+            whole_tracebacks=shows_whole_tracebacks(),
         )

@@ -13,7 +13,11 @@ from flexmarl.actors.messages import Query
 from flexmarl.actors.names import AgentName, Step
 from flexmarl.actors.orchestrator.queries.position_source import PositionSource
 from flexmarl.actors.recipe.query_source import GroupEnd, QuerySource
-from flexmarl.actors.recipe.sources.replay_source import ReplaySource
+from flexmarl.actors.recipe.sources.band_source import BandConfig
+from flexmarl.actors.recipe.sources.rare_success_source import RareSuccessConfig
+from flexmarl.actors.recipe.sources.replay_source import ReplayConfig, ReplaySource
+from flexmarl.actors.recipe.sources.source_options import SourceOptions
+from flexmarl.actors.recipe.sources.variance_source import VarianceConfig
 
 
 def of_position(position: int) -> Query:
@@ -24,10 +28,19 @@ def positions() -> PositionSource:
     return PositionSource(of_position)
 
 
+def named(options: SourceOptions) -> Callable[[], QuerySource]:
+    return lambda: options.source(positions(), seed=3)
+
+
 SOURCES: dict[str, Callable[[], QuerySource]] = {
     "positions": positions,
     "replay": lambda: ReplaySource(positions(), share=0.3, limit=3, times=2),
     "replay of a replay": lambda: ReplaySource(ReplaySource(positions(), share=0.5), share=0.5, limit=2),
+    "replay by name": named(ReplayConfig(share=0.3, limit=3, times=2)),
+    "variance": named(VarianceConfig(pool=4, fresh=0.3)),
+    "rare successes": named(RareSuccessConfig(pool=5, fresh=0.0)),
+    "band": named(BandConfig(pool=3, fresh=0.5, explore=0.5)),
+    "a pool of one": named(VarianceConfig(pool=1)),
 }
 END = st.sampled_from([0.0, 0.5, 1.0, None])
 # Queries of each step, then how the groups of any of the open queries ended.

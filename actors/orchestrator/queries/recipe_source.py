@@ -16,7 +16,8 @@ from .queries_state import QueriesState
 
 
 class RecipeSource:
-    """The source that ``query_source`` of the recipe returns; without that function, the positions of ``train_query``.
+    """The source that ``query_source`` of the recipe returns, or that the config names; without either, the positions
+    of ``train_query``.
 
     The positions are saved and compared apart from the source's own state, so that ``--accept data`` covers every
     recipe, and a source's author has no part in it.
@@ -29,7 +30,7 @@ class RecipeSource:
         self._recipe = recipe
         self._positions = PositionSource(recipe.train_query)
         self._source: QuerySource | None = None
-        if recipe.defines("query_source"):
+        if recipe.has_source:
             self._source = recipe.query_source(_SavedApart(self._positions))
 
     def draw(self, ends: Sequence[GroupEnd], step: int, count: int) -> tuple[list[Query], dict[str, float]]:

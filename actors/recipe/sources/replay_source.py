@@ -1,18 +1,15 @@
 """A source that gives queries again which no trajectory has solved."""
 
-from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
-
-from ....core.protocol import codec
+from ...config_base import Count, Share, Unit
 from ...messages import Query
 from ..query_source import GroupEnd, QuerySource
-
-_QUERY: TypeAdapter[Query] = TypeAdapter(Query)
+from .packed_query import pack_query, unpack_query
+from .source_options import SourceOptions
 
 
 def is_unsolved(group: GroupEnd) -> bool:
@@ -78,16 +75,16 @@ class ReplaySource(QuerySource):
     def state(self) -> dict[str, Any]:
         return {
             "source": self._source.state(),
-            "waiting": [[_pack(query), times] for query, times in self._waiting],
-            "open": {name: [_pack(query), times] for name, (query, times) in self._open.items()},
+            "waiting": [[pack_query(query), times] for query, times in self._waiting],
+            "open": {name: [pack_query(query), times] for name, (query, times) in self._open.items()},
             "credit": self._credit,
             "given_again": self._repetitions,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._source.restore(state["source"])
-        self._waiting.extend((_unpack(query), times) for query, times in state["waiting"])
-        self._open = {name: (_unpack(query), times) for name, (query, times) in state["open"].items()}
+        self._waiting.extend((unpack_query(query), times) for query, times in state["waiting"])
+        self._open = {name: (unpack_query(query), times) for name, (query, times) in state["open"].items()}
         self._credit, self._repetitions = state["credit"], state["given_again"]
 
     def figures(self) -> dict[str, float]:
@@ -95,10 +92,16 @@ class ReplaySource(QuerySource):
         return {**self._source.figures(), "given_again": self._repetitions, "waiting": len(self._waiting)}
 
 
-def _pack(query: Query) -> str:
-    """As on the way to a rollout worker: its data may hold bytes, which JSON has not."""
-    return b64encode(codec.Encoder(inline_bytes=codec.MAX_BODY_BYTES).pack(query)).decode()
+class ReplayConfig(SourceOptions):
+    """Unsolved queries again, between those of ``train_query``."""
 
+    name: Literal["replay"] = "replay"
+    share: Share = 0.25
+    """Most queries that are given again, as a share of all."""
+    limit: Annotated[Count, Unit("queries")] = 256
+    """Most queries that wait for it. The one that has waited longest makes room for another."""
+    times: Annotated[Count, Unit("times")] = 3
+    """Most times that a query is given again."""
 
-def _unpack(text: str) -> Query:
-    return _QUERY.validate_python(codec.unpack(b64decode(text)))
+    def source(self, positions: QuerySource, seed: int) -> QuerySource:
+        return ReplaySource(positions, share=self.share, limit=self.limit, times=self.times)

@@ -232,10 +232,11 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
         refuse_equal_ids(first, f"{recipe.file.name}: step 1")
     if config.training.steps and config.checks.trajectory and recipe.defines("train_query"):
         compared = min(COMPARED, len(first))
-        is_plain = not recipe.defines("query_source")
-        findings.digests = [*map(digest, first[:compared])] if is_plain else first_digests(recipe, compared)
+        findings.digests = (
+            [*map(digest, first[:compared])] if not recipe.has_source else first_digests(recipe, compared)
+        )
         yield from _random_data(findings.digests, first_digests(recipe, compared))
-    if recipe.defines("query_source"):
+    if recipe.has_source:
         yield from _restoring_problems(recipe, source)
     queries = findings.evaluation = recipe.eval_queries()
     ids = [query.id for query in queries]

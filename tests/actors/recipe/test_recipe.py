@@ -7,6 +7,7 @@ import pytest
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages.rollouts import Query
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
+from flexmarl.actors.recipe.sources.variance_source import VarianceConfig
 
 WHOLE = """
 from flexmarl.actors.workflow import Query
@@ -108,6 +109,17 @@ def test_an_error_whose_text_holds_half_of_a_character_is_shown(tmp_path: Path) 
     with pytest.raises(RecipeError, match=r"train_query failed: ValueError: \\ud83d") as refused:
         recipe.train_query(0)
     str(refused.value).encode()
+
+
+def test_a_recipe_with_a_source_of_its_own_and_another_in_the_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "workflow.py").write_text(
+        WHOLE + "\ndef query_source(positions, seed, **data): return positions\n"
+    )
+    config = RecipeConfig(folder=str(tmp_path), data={}, seed=0, query_source=VarianceConfig())
+    with pytest.raises(
+        RecipeError, match=r"defines query_source, and .* query_source.name=variance: leave one of"
+    ):
+        Recipe(config)
 
 
 def test_no_recipe_at_all(tmp_path: Path) -> None:

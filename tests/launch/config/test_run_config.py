@@ -212,6 +212,16 @@ class TestRefusals:
                 "rollout.min_trajectories=5",
                 "min_trajectories=5 is more than training.trajectories_per_query=4",
             ),
+            (
+                "query_source={name: variance, pool: 1}",
+                "query_source.pool=1 is less than training.queries_per_step=2: no query is twice in a step",
+            ),
+            (
+                "query_source.name=difficulty",
+                "query_source.name='difficulty': there is no such query_source; there are: recipe, replay, variance",
+            ),
+            ("query_source={name: band, low: 0.9}", "query_source: low=0.9 must be less than high=0.8"),
+            ("query_source.power=2.0", "query_source.power: the query_source recipe has no such option"),
             ("rollout.oversampled=keep", "rollout: oversampled=keep needs extra_trajectories"),
             ("rollout.drop_zero_advantage=true", "drop_zero_advantage needs replacement_queries"),
             ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'replace'"),

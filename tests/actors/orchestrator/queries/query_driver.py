@@ -15,10 +15,13 @@ from flexmarl.actors.orchestrator.plan import Plan
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
+from flexmarl.actors.recipe.sources.plain_source import PlainSourceConfig
+from flexmarl.actors.recipe.sources.source_config import SourceConfig
 
 SOLVER = AgentName("solver")
 QUERIES = 4
 REPLACEMENTS = 2
+PLAIN = PlainSourceConfig()
 DATA = """
 from flexmarl.actors.workflow import Query
 
@@ -39,9 +42,9 @@ class Inline:
         return work()
 
 
-def recipe_of(folder: Path, code: str) -> Recipe:
+def recipe_of(folder: Path, code: str, queries: SourceConfig = PLAIN) -> Recipe:
     (folder / "workflow.py").write_text(DATA + code)
-    return Recipe(RecipeConfig(folder=str(folder), data={}, seed=0))
+    return Recipe(RecipeConfig(folder=str(folder), data={}, seed=0, query_source=queries))
 
 
 def plan(save_every: int) -> Plan:

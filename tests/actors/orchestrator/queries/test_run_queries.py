@@ -16,6 +16,11 @@ from flexmarl.actors.names import Step
 from flexmarl.actors.orchestrator.queries.queries_state import QueriesState
 from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
 from flexmarl.actors.recipe.recipe import Recipe
+from flexmarl.actors.recipe.sources.band_source import BandConfig
+from flexmarl.actors.recipe.sources.plain_source import PlainSourceConfig
+from flexmarl.actors.recipe.sources.rare_success_source import RareSuccessConfig
+from flexmarl.actors.recipe.sources.source_config import SourceConfig
+from flexmarl.actors.recipe.sources.variance_source import VarianceConfig
 from flexmarl.core.system import ActorSystem
 
 from ....patience import PATIENCE_S
@@ -59,11 +64,18 @@ def query_source(positions, seed):
     return Levels()
 """
 SOURCES = {"positions": "", "replay": REPLAY, "levels": LEVELS}
+NAMED: dict[str, SourceConfig] = {
+    "variance": VarianceConfig(pool=9, fresh=0.2),
+    "rare successes": RareSuccessConfig(pool=9),
+    "band": BandConfig(pool=9, fresh=0.0),
+}
 
 
-@pytest.fixture(params=SOURCES, scope="module")
+@pytest.fixture(params=[*SOURCES, *NAMED], scope="module")
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    return recipe_of(tmp_path_factory.mktemp(request.param), SOURCES[request.param])
+    name = request.param
+    queries = NAMED.get(name, PlainSourceConfig())
+    return recipe_of(tmp_path_factory.mktemp(name.replace(" ", "_")), SOURCES.get(name, ""), queries)
 
 
 def played(
