@@ -115,6 +115,8 @@ class Agent(Protocol):
         top_k: int | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        schema: Mapping[str, Any] | None = None,
+        must_call: bool | str = False,
         retokenize: bool = False,
         on_text: OnText | None = None,
     ) -> Turn:
@@ -131,6 +133,10 @@ class Agent(Protocol):
         The others precede the agent's ``sampling`` for this turn; ``max_new_tokens`` may only be smaller. ``stop``: the
         turn ends with the token that completes one of these strings, which its text and tokens include. ``seed``: the
         same one gives the same turn for the same prompt, version and engine.
+
+        ``schema``: the answer is JSON of this JSON schema, or a call of one of the tools. ``must_call``: the answer is
+        one call of one of the tools, or of this one. The engine draws such an answer from other distributions than the
+        trainer's, so the turn is not trained, and needs no reward.
 
         ``on_text`` is called with the turn's text so far whenever there is more of it, and at last with all of it. The
         generation does not wait for it; it must not block. An error that it raises ends the turn, and is raised here.

@@ -91,7 +91,13 @@ def call_text(function: Mapping[str, Any]) -> str:
     arguments = function.get("arguments") or "{}"
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return f'{CALL_BEGIN}\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n{CALL_END}'
+    begin, end = around_arguments(function["name"])
+    return f"{begin}{arguments}{end}"
+
+
+def around_arguments(name: str) -> tuple[str, str]:
+    """The text of a call of the tool ``name`` before its arguments, and behind them."""
+    return f'{CALL_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{CALL_END}"
 
 
 def with_calls_as_text(message: Mapping[str, Any]) -> dict[str, Any]:

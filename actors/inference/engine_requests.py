@@ -1,17 +1,24 @@
 """Translates a turn's request into an engine's, and the engine's result into the turn's answer. Pure."""
 
 import itertools
+import json
 from dataclasses import replace
+from typing import Final
 
-from ..chat.answer import Answer
+from ..chat.answer import Answer, around_arguments
 from ..chat.chat_prompt import chat_prompt
 from ..chat.text_codec import TextCodec
 from ..errors import InvalidRequest
 from ..messages import GenerateRequest, Generation
 from ..names import Version
-from .engines.engine import EngineRequest, EngineResult, OnTokens
+from .engines.engine import AnswerForm, EngineRequest, EngineResult, OnTokens
+from .inference_config import EngineConfig
 from .stop_search import StopSearch
 from .text_stream import TextStream
+
+_THOUGHT: Final = "<think>"
+_THOUGHT_TOKENS: Final = 8
+"""More than any tokenizer has for the mark and the white space behind it."""
 
 
 def prompt_tokens(request: GenerateRequest, codec: TextCodec) -> tuple[int, ...]:
@@ -54,7 +61,46 @@ def listener(search: StopSearch | None, stream: TextStream | None) -> OnTokens |
     return take
 
 
-def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineRequest:
+def answer_forms(
+    request: GenerateRequest, prompt: tuple[int, ...], codec: TextCodec, engine: EngineConfig
+) -> tuple[AnswerForm, ...]:
+    """The forms that the answer may have by the request's constraint; empty without one.
+
+    Raises InvalidRequest if ``engine`` holds no answer to a form, if the answer has been begun in the prompt, and for
+    calls of a model that writes them in another form."""
+    constraint, name = request.constraint, request.sample_id
+    if constraint is None:
+        return ()
+    if not engine.constrains:
+        raise InvalidRequest(
+            name, f"the engine {engine.name} can't hold an answer to JSON or to a call of a tool: vllm can"
+        )
+    if codec.decode(prompt[-_THOUGHT_TOKENS:]).rstrip().endswith(_THOUGHT):
+        raise InvalidRequest(
+            name,
+            f"the prompt ends with {_THOUGHT}: JSON or a call of a tool would be a part of the reasoning",
+        )
+    forms = [AnswerForm(constraint.schema)] if constraint.schema else []
+    return (*forms, *(_call_form(request, tool, prompt, codec) for tool in constraint.tools))
+
+
+def _call_form(request: GenerateRequest, tool: str, prompt: tuple[int, ...], codec: TextCodec) -> AnswerForm:
+    tools = () if request.chat is None else request.chat.tools
+    begin, end = around_arguments(tool)
+    example = f"{begin}{{}}{end}"
+    calls = codec.parse(prompt, codec.encode(example, False), example, tools).calls
+    if [(call.name, call.error) for call in calls] != [(tool, "")]:
+        raise InvalidRequest(
+            request.sample_id,
+            f"a call of {tool} can't be forced: the model does not write calls as {example!r}",
+        )
+    schemas = {declared["function"]["name"]: declared["function"].get("parameters") for declared in tools}
+    return AnswerForm(json.dumps(schemas.get(tool) or {"type": "object"}), begin, end)
+
+
+def engine_request(
+    request: GenerateRequest, prompt: tuple[int, ...], forms: tuple[AnswerForm, ...] = ()
+) -> EngineRequest:
     """The engine's request for a turn whose ``request.prompt`` has the tokens ``prompt``.
 
     Raises InvalidRequest if no engine can serve it.
@@ -70,6 +116,7 @@ def engine_request(request: GenerateRequest, prompt: tuple[int, ...]) -> EngineR
         truncation=request.truncation,
         chat=request.chat,
         stop=request.stop,
+        forms=forms,
     )
 
 

@@ -35,6 +35,9 @@ class EngineOptions(Config):
     proves_weights: ClassVar[bool] = True
     """It computes with the weights that are published, so that its log-probabilities prove them."""
 
+    constrains: ClassVar[bool] = False
+    """It can hold an answer to a form: see ``EngineRequest.forms``."""
+
     endpoint: ClassVar[bool] = False
     """It takes text and stop strings as they are: a server outside the run has the model."""
 
@@ -123,6 +126,7 @@ class VllmEngineConfig(EngineOptions):
     exact_draws: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
     lora: ClassVar[bool] = True
+    constrains: ClassVar[bool] = True
 
     name: Literal["vllm"] = "vllm"
     kv_cache_bytes: Count = 4 * 2**30

@@ -22,7 +22,15 @@ from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, Wro
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
 from ..spans import place_of, record, record_time
-from .engine_requests import engine_request, generation_of, keep_result, listener, prompt_tokens, stop_search
+from .engine_requests import (
+    answer_forms,
+    engine_request,
+    generation_of,
+    keep_result,
+    listener,
+    prompt_tokens,
+    stop_search,
+)
 from .engines.engine import Engine
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
@@ -136,6 +144,7 @@ class Instance(Actor, InstanceApi):
             )
         codec, options = self._factories[served.policy].codec, self._setup.policies[served.policy].engine
         prompt = prompt_tokens(request, codec)
+        forms = answer_forms(request, prompt, codec, options)
         search = None if options.endpoint else stop_search(request, codec)
         stream = None if text_to is None else TextStream(text_to, codec.decode, request.completion)
         on_tokens = listener(search, stream)
@@ -144,13 +153,15 @@ class Instance(Actor, InstanceApi):
         with self._turn(generating), self._engine_id(request.sample_id) as request_id:
             adapter = self._adapter(request.policy)
             result = await engine.generate(
-                dataclasses.replace(engine_request(request, prompt), request_id=request_id, adapter=adapter),
+                dataclasses.replace(
+                    engine_request(request, prompt, forms), request_id=request_id, adapter=adapter
+                ),
                 on_tokens,
             )
         self._record(request, served, begin, len(result.tokens))
         if search is not None:
             result = search.ended(result)
-        result = keep_result(result, resumable=options.resumable)
+        result = keep_result(result, resumable=options.resumable and not forms)
         if not math.isfinite(sum(result.logprobs)):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, request, prompt, result, codec)

@@ -49,6 +49,8 @@ RESERVED: Final[Mapping[str, str]] = {
     "worker_cls": "flexmarl adds methods of its own to vLLM's workers",
     "skip_tokenizer_init": _TOKENS,
     "tokenizer": _TOKENS,
+    "tokenizer_mode": _TOKENS,
+    "structured_outputs_config": "xgrammar holds answers to a schema: it refuses what it can't",
     "logprobs_mode": _TOKENS,
     "generation_config": "sampling is that of the agent",
     "override_generation_config": "sampling is that of the agent",

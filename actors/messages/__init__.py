@@ -4,6 +4,7 @@ Roles never import each other: they share data, and it is here, by subject. A ``
 with their signatures; the actor runtime validates arguments and results against them.
 """
 
+from .constraint import Constraint
 from .evaluating import EvaluationSampling
 from .experience import (
     KEPT_STEPS,
@@ -99,6 +100,7 @@ __all__ = [
     "CarrierApi",
     "Chat",
     "ConsoleApi",
+    "Constraint",
     "EvaluationEnd",
     "EvaluationSampling",
     "EvaluationTrajectory",

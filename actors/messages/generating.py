@@ -19,6 +19,7 @@ from ..errors import (
     WrongVersion,
 )
 from ..names import PolicyName, Version
+from .constraint import Constraint
 from .training import Published
 from .truncation import Truncation
 
@@ -81,6 +82,7 @@ class GenerateRequest:
     truncation: Truncation | None = None
     stop: tuple[str, ...] = ()
     chat: Chat | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

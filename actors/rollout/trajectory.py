@@ -96,6 +96,8 @@ class Trajectory:
         """Adds a turn that has ended. One that ends after its workflow has returned is not part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, turn))
+            if turn.request.constraint is not None:
+                self.programs.left_out.add(turn.request.sample_id)
             self._ended_tokens[agent] = self._ended_tokens.get(agent, 0) + len(turn.tokens)
             self.timed_turns.append(timed)
 
@@ -139,8 +141,8 @@ class Trajectory:
         self._closed = True
 
     def leave_out(self, returned: object) -> None:
-        """Leaves the turns out of the samples that the workflow or the rules of its gateways leave out. ``returned``:
-        by the workflow. Raises InvalidReward for one of another trajectory."""
+        """Leaves the turns out of the samples that the workflow or the rules of its gateways leave out, and those with
+        a constraint. ``returned``: by the workflow. Raises InvalidReward for one of another trajectory."""
         turns = returned.left_out if isinstance(returned, Rewards) else []
         sample_ids = {turn.request.sample_id for _, turn in self._turns}
         for turn in turns:

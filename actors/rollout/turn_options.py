@@ -28,6 +28,8 @@ class TurnOptions:
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
+    schema: Mapping[str, Any] | None = None
+    must_call: bool | str = False
     retokenize: bool = False
 
 

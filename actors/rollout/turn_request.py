@@ -1,12 +1,13 @@
 """The request of a turn that a workflow asks for. Pure."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 
 import xxhash
 
 from ...core.base.texts import half_problem, holds_half
 from ..errors import InvalidRequest, RecipeError
-from ..messages import Chat, GenerateRequest
+from ..messages import Chat, Constraint, GenerateRequest
 from ..names import AgentName
 from ..workflow import Prompt, Turn
 from .prompts import Segments, prompt_parts, segments_and_chat
@@ -38,6 +39,7 @@ def turn_request(
         else:
             segments, chat = _prompt(setup, agent, prompt, options)
             _refuse_halves(segments, chat, options)
+        constraint = None if options is NO_OPTIONS else _constraint(chat, options)
         sampling = turn_sampling(settings.sampling, options, trajectory.temperature, trajectory.is_evaluation)
     except ValueError as problem:
         raise InvalidRequest(sample_id, f"agent {agent}: {problem}") from None
@@ -56,7 +58,30 @@ def turn_request(
         sampling.truncation,
         sampling.stop,
         chat,
+        constraint,
     )
+
+
+def _constraint(chat: Chat | None, options: TurnOptions) -> Constraint | None:
+    """None if the answer may have any form. Raises ValueError."""
+    schema, must_call = options.schema, options.must_call
+    if schema is None and not must_call:
+        return None
+    if schema is not None and not isinstance(schema, Mapping):
+        raise ValueError(f"schema is {type(schema).__name__}, needs a JSON schema, which is an object")
+    names = tuple(tool["function"]["name"] for tool in (chat.tools if chat is not None else ()))
+    if isinstance(must_call, str):
+        if must_call not in names:
+            raise ValueError(f"must_call is {must_call!r}, the tools are: {', '.join(names) or 'none'}")
+        names = (must_call,)
+    if must_call:
+        if not names:
+            raise ValueError("must_call needs tools: there is none to call")
+        return Constraint(tools=names)
+    try:
+        return Constraint(json.dumps(schema), names)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"schema is not JSON: {error}") from None
 
 
 def _prompt(
@@ -72,7 +97,7 @@ def _refuse_halves(segments: Segments, chat: Chat | None, options: TurnOptions) 
     texts: dict[str, object] = {"prompt": [part for part in segments if isinstance(part, str)]}
     if chat is not None:
         texts |= {"messages": chat.messages, "tools": chat.tools}
-    if problem := half_problem({**texts, "stop": options.stop}):
+    if problem := half_problem({**texts, "stop": options.stop, "schema": options.schema}):
         raise ValueError(problem)
 
 

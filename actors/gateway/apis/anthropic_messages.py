@@ -10,6 +10,7 @@ from .api import AnswerEvents, Api, Body, Earlier, event
 from .reading import (
     checked_messages,
     checked_tools,
+    json_form,
     list_of,
     mapping_of,
     model_of,
@@ -43,18 +44,10 @@ class AnthropicMessages(Api):
     path = "/messages"
 
     def read(self, body: Body, earlier: Earlier) -> ModelCall:
-        for key in ("output_format", "mcp_servers", "container"):
+        for key in ("mcp_servers", "container"):
             refuse(body, key, "agents write text and calls of the program's tools alone")
-        refuse(mapping_of(body, "output_config"), "format", "answers have no other form than text")
-        choice = mapping_of(body, "tool_choice").get("type", "auto")
-        if choice not in ("auto", "none"):
-            raise ApiError(
-                400,
-                "tool_choice: nothing forces a model to call a tool",
-                code="unsupported",
-                parameter="tool_choice",
-            )
-        tools = [] if choice == "none" else [_tool(tool) for tool in list_of(body, "tools")]
+        choice = mapping_of(body, "tool_choice")
+        tools = [] if choice.get("type") == "none" else [_tool(tool) for tool in list_of(body, "tools")]
         messages = [*_system(body.get("system"))]
         for number, message in enumerate(list_of(body, "messages")):
             messages += _messages(f"messages[{number}]", message)
@@ -62,7 +55,11 @@ class AnthropicMessages(Api):
             model_of(body),
             checked_messages(messages),
             checked_tools(tools),
-            {name: body[key] for key, name in _OPTIONS.items() if body.get(key) is not None},
+            {
+                **{name: body[key] for key, name in _OPTIONS.items() if body.get(key) is not None},
+                **_forced_call(choice),
+                **_form(body),
+            },
             streams=bool(body.get("stream")),
         )
 
@@ -90,6 +87,29 @@ def anthropic_failure(error: ApiError) -> dict[str, Any]:
     """The body of an error's answer."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.problem}}
+
+
+def _forced_call(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The option of a turn for a ``tool_choice``. Raises ApiError."""
+    match {"type": "auto", **choice}:
+        case {"type": "auto" | "none"}:
+            return {}
+        case {"type": "any"}:
+            return {"must_call": True}
+        case {"type": "tool", "name": str(name)} if name:
+            return {"must_call": name}
+    raise ApiError(
+        400,
+        "tool_choice: needs the type auto, none, any, or tool with its name",
+        code="unsupported",
+        parameter="tool_choice",
+    )
+
+
+def _form(body: Body) -> dict[str, Any]:
+    """The option of a turn for the form of the answer, which has had two names in this API. Raises ApiError."""
+    form = mapping_of(mapping_of(body, "output_config"), "format") or mapping_of(body, "output_format")
+    return json_form({"type": "text", **form}, "output_config.format")
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

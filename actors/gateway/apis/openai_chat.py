@@ -1,17 +1,18 @@
 """OpenAI's chat API: ``/v1/chat/completions``."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..answer import Answer
 from ..model_call import ApiError, Message, ModelCall
 from .api import AnswerEvents, Api, Body, Earlier, event
-from .openai_common import openai_failure, options_of, token_name, usage
+from .openai_common import forced_call, openai_failure, options_of, token_name, usage
 from .reading import (
     checked_messages,
     checked_tools,
     choices_of,
+    json_form,
     list_of,
     mapping_of,
     model_of,
@@ -22,24 +23,31 @@ from .reading import (
 )
 
 
+def _form(body: Body) -> Mapping[str, Any]:
+    """The form of the answer, as the API of responses has it: without a level for its name and schema."""
+    form = mapping_of(body, "response_format")
+    return {"type": "text", **form, **mapping_of(form, "json_schema")}
+
+
 class OpenaiChat(Api):
     """See https://platform.openai.com/docs/api-reference/chat."""
 
     path = "/chat/completions"
 
     def read(self, body: Body, earlier: Earlier) -> ModelCall:
-        refuse_other(body, "response_format", ({"type": "text"},), "answers have no other form than text")
-        refuse_other(body, "tool_choice", ("auto", "none"), "nothing forces a model to call a tool")
         refuse_other(body, "modalities", (["text"],), "agents write text alone")
         for key in ("functions", "function_call"):
             refuse(body, key, "the form before tools is not served: pass tools")
-        tools = [] if body.get("tool_choice") == "none" else list_of(body, "tools")
+        choice = body.get("tool_choice")
+        if isinstance(choice, Mapping) and isinstance(function := choice.get("function"), Mapping):
+            choice = {**choice, "name": function.get("name")}  # as the API of responses has it
+        tools = [] if choice == "none" else list_of(body, "tools")
         messages = [_message(number, message) for number, message in enumerate(list_of(body, "messages"))]
         return ModelCall(
             model_of(body),
             checked_messages(messages),
             checked_tools(tools),
-            options_of(body),
+            {**options_of(body), **forced_call(choice), **json_form(_form(body), "response_format")},
             choices_of(body),
             bool(body.get("stream")),
             {

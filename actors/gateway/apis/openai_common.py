@@ -33,6 +33,23 @@ def options_of(body: Body, names: Mapping[str, str] = OPTIONS) -> dict[str, Any]
     return {name: body[key] for key, name in names.items() if body.get(key) is not None}
 
 
+def forced_call(choice: Any) -> dict[str, Any]:
+    """The option of a turn for a ``tool_choice``. Raises ApiError."""
+    match choice:
+        case None | "auto" | "none":
+            return {}
+        case "required":
+            return {"must_call": True}
+        case {"type": "function", "name": str(name)} if name:
+            return {"must_call": name}
+    raise ApiError(
+        400,
+        "tool_choice: needs auto, none, required, or the name of a function",
+        code="unsupported",
+        parameter="tool_choice",
+    )
+
+
 def usage(answers: Sequence[Answer]) -> dict[str, int]:
     """The tokens of a request."""
     prompt = len(answers[0].turn.prompt_tokens)

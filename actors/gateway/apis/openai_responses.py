@@ -12,16 +12,16 @@ from typing import Any, Final
 from ..answer import Answer
 from ..model_call import ApiError, Message, ModelCall
 from .api import AnswerEvents, Api, Body, Earlier
-from .openai_common import openai_failure, options_of
+from .openai_common import forced_call, openai_failure, options_of
 from .openai_response_events import ResponseEvents, response
 from .reading import (
     checked_messages,
     checked_tools,
+    json_form,
     list_of,
     mapping_of,
     model_of,
     refuse,
-    refuse_other,
     text_of_parts,
     tool_call,
 )
@@ -36,19 +36,12 @@ class OpenaiResponses(Api):
     path = "/responses"
 
     def read(self, body: Body, earlier: Earlier) -> ModelCall:
-        refuse_other(body, "tool_choice", ("auto", "none"), "nothing forces a model to call a tool")
         refuse(body, "background", "an answer is given to the request that asks for it")
         refuse(body, "conversation", "a session keeps answers alone: pass previous_response_id")
         refuse(body, "prompt", "a session keeps no prompts")
-        form = mapping_of(mapping_of(body, "text"), "format").get("type", "text")
-        if form != "text":
-            raise ApiError(
-                400,
-                "text.format: answers have no other form than text",
-                code="unsupported",
-                parameter="text.format",
-            )
-        tools = [] if body.get("tool_choice") == "none" else list_of(body, "tools")
+        form = {"type": "text", **mapping_of(mapping_of(body, "text"), "format")}
+        choice = body.get("tool_choice")
+        tools = [] if choice == "none" else list_of(body, "tools")
         previous = body.get("previous_response_id")
         messages = [*_earlier(previous, earlier), *_messages(body.get("input"))]
         instructions = text_of_parts(body.get("instructions"), "instructions")
@@ -58,13 +51,15 @@ class OpenaiResponses(Api):
             model_of(body),
             checked,
             checked_tools([_tool(tool) for tool in tools]),
-            options_of(body, _OPTIONS),
+            {**options_of(body, _OPTIONS), **forced_call(choice), **json_form(form, "text.format")},
             streams=bool(body.get("stream")),
             details={
                 "instructions": instructions or None,
                 "previous_response_id": previous,
                 "store": body.get("store") is not False,
                 "tools": tools,
+                "tool_choice": choice or ("auto" if tools else "none"),
+                "form": form,
                 "metadata": body.get("metadata") or {},
             },
             remembered=None if body.get("store") is False else checked[len(head) :],

@@ -123,3 +123,24 @@ def refuse_other(body: Mapping[str, Any], key: str, allowed: Sequence[Any], reas
     value = body.get(key)
     if value is not None and value not in allowed:
         raise ApiError(400, f"{key}: {reason}", code="unsupported", parameter=key)
+
+
+def json_form(form: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The option of a turn for the form that a request wants of its answer. ``form``: of the kind ``text``,
+    ``json_object`` or ``json_schema``, with its ``schema``. Raises ApiError."""
+    match form:
+        case {"type": "text"} | {"type": None}:
+            return {}
+        case {"type": "json_object"}:
+            return {"schema": {"type": "object"}}
+        case {"type": "json_schema", "schema": {**schema}}:
+            return {"schema": schema}
+        case {"type": "json_schema"}:
+            raise ApiError(400, f"{where} has no schema that is an object", parameter=where)
+    kind = form.get("type")
+    raise ApiError(
+        400,
+        f"{where} is of the type {kind!r}, needs text, json_object or json_schema",
+        code="unsupported",
+        parameter=where,
+    )

@@ -19,6 +19,15 @@ OnTokens = Callable[[tuple[int, ...]], object]
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """``begin``, JSON of ``schema`` (JSON Schema, as text), and ``end``."""
+
+    schema: str
+    begin: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to generate. Raises InvalidRequest if no engine could serve it.
 
@@ -44,6 +53,9 @@ class EngineRequest:
     """The messages that the prompt is of, for an engine that takes text."""
     stop: tuple[str, ...] = ()
     """Strings that end the turn, for an engine that takes text. The caller of any other ends it by ``on_tokens``."""
+    forms: tuple[AnswerForm, ...] = ()
+    """The answer has one of them, and ends behind it; empty: it may be anything. For an engine that ``constrains``.
+    Such a request can't be resumed: the form begins with the first token behind the prompt."""
 
     def __post_init__(self) -> None:
         if (problem := self._problem()) is not None:
@@ -72,8 +84,8 @@ class EngineResult:
 
     ``tokens`` ends with the end-of-sequence token if ``finish_reason`` is ``stop``; it may be empty if
     ``finish_reason`` is ``interrupted``. ``logprobs[i]`` (nats) belongs to ``tokens[i]``, under the distribution that
-    the token was sampled from, after temperature and truncation; greedy tokens have their log-probability at
-    temperature 1.
+    the token was sampled from, after the forms of its request, temperature and truncation; greedy tokens have their
+    log-probability at temperature 1.
     """
 
     request_id: str

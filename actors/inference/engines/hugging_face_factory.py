@@ -25,7 +25,7 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
     """Its constructor reads files: see ``open``."""
 
     def __init__(self, model: ModelConfig, options: Options, base: ServedBase | None = None) -> None:
-        tokenizer = load_tokenizer(model)
+        self._tokenizer = tokenizer = load_tokenizer(model)
         config = architecture_of(model).to_dict()
         self.codec = model_codec(model, tokenizer)
         self.architecture = (

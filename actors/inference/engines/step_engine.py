@@ -28,7 +28,8 @@ class StepEngine(ABC):
         """Admits waiting requests, advances every running one and returns those that finished, in any order.
 
         Without a request it returns an empty list at once. Raises NonFiniteLogits if the model's output is infinite or
-        not a number; the requests stay, to be aborted.
+        not a number; the requests stay, to be aborted. Raises InvalidRequest for one that the engine can't continue: it
+        stays too.
         """
 
     @abstractmethod

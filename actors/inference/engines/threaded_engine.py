@@ -210,13 +210,18 @@ class ThreadedEngine(Engine):
             self._post(self._break, error)
 
     def _step(self) -> list[EngineResult]:
-        """A step of the engine. Requests whose logits are not finite fail; the others continue."""
+        """A step of the engine. Requests whose logits are not finite fail, and one that can't be continued; the others
+        continue."""
         try:
             return self._engine.step()
         except NonFiniteLogits as error:
             for request_id in error.request_ids:
                 self._engine.abort(request_id)
                 self._post(self._refuse, request_id, NonFiniteLogits((request_id,)))
+            return []
+        except InvalidRequest as error:
+            self._engine.abort(error.request_id)
+            self._post(self._refuse, error.request_id, error)
             return []
 
     def _hand_out(self) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import xxhash
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vllm import envs
-from vllm.config import WeightTransferConfig
+from vllm.config import StructuredOutputsConfig, WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -30,9 +30,11 @@ def engine_arguments(
     options: VllmEngineConfig,
     folder: str,
     base: tuple[ModelConfig, ServedBase] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> EngineArgs:
     """Those of an engine with the weights of ``base`` and room for adapters over it, or with random weights: then vLLM
     reads the architecture alone, and no weights from a disk or a hub. ``folder``: for files that end with the engine.
+    ``tokenizer``: for grammars alone, since requests are tokens.
     """
     if base is None:
         outline.config.architectures = [type(outline).__name__]
@@ -42,7 +44,7 @@ def engine_arguments(
         source, arguments = base_source(*base, folder), lora_arguments(base[1])
     return EngineArgs(
         model=source,
-        skip_tokenizer_init=True,
+        **_tokenizer_arguments(tokenizer, outline, folder),
         generation_config="vllm",  # no limits of a model's own
         dtype=str(outline.dtype).removeprefix("torch."),
         max_model_len=options.max_context,
@@ -64,6 +66,19 @@ def engine_arguments(
         **arguments,
         **options.options,
     )
+
+
+def _tokenizer_arguments(
+    tokenizer: PreTrainedTokenizerBase | None, outline: PreTrainedModel, folder: str
+) -> dict[str, Any]:
+    if tokenizer is None:
+        return {"skip_tokenizer_init": True}
+    source = Path(folder) / "tokenizer"
+    tokenizer.save_pretrained(source)
+    outline.config.save_pretrained(source)  # vLLM looks for it there, twice, with a pause
+    # The only one of vLLM's libraries that refuses what it can't hold an answer to, before the request is under way.
+    grammars = StructuredOutputsConfig(backend="xgrammar")
+    return {"tokenizer": str(source), "tokenizer_mode": "hf", "structured_outputs_config": grammars}
 
 
 def stable_folder(folder: str) -> str:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import xxhash
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -37,6 +38,7 @@ from .request_times import RequestTimes
 from .step_engine import StepEngine
 from .vllm_adapters import AdapterVersions
 from .vllm_arguments import engine_arguments
+from .vllm_grammar import grammar_of
 from .vllm_memory import check_memory
 from .vllm_weights import WholeVersions
 
@@ -54,7 +56,7 @@ class VllmFactory(HuggingFaceFactory[VllmEngineConfig]):
     def _build(self) -> StepEngine:
         outline = outline_of(self._model)
         source = None if self._base is None else (self._model, self._base)
-        return VllmEngine(outline, self._end_tokens(outline), self._options, source)
+        return VllmEngine(outline, self._end_tokens(outline), self._options, source, self._tokenizer)
 
 
 @dataclass(slots=True)
@@ -73,7 +75,8 @@ class VllmEngine(StepEngine):
     """Generates with vLLM's own model of the architecture of ``outline``, a model on the device ``meta``.
 
     ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
-    adapter over it, several of which compute in one batch; None: each version is a whole model. All calls come from the
+    adapter over it, several of which compute in one batch; None: each version is a whole model. ``tokenizer``: for
+    answers that are held to forms, as grammars of its tokens; None: there are none. All calls come from the
     thread that it is built in. Raises NoDeviceMemory if a GPU has too little free memory, and what vLLM raises if it
     can't run the model or has no room for one sequence.
 
@@ -88,13 +91,14 @@ class VllmEngine(StepEngine):
         eos_token_ids: Collection[int],
         options: VllmEngineConfig,
         base: tuple[ModelConfig, ServedBase] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flexmarl-vllm-")
         try:
             if current_platform.is_cuda():
                 check_memory(outline, options)
             self._llm = LLMEngine.from_engine_args(
-                engine_arguments(outline, options, self._folder.name, base)
+                engine_arguments(outline, options, self._folder.name, base, tokenizer)
             )
         except BaseException:
             self._folder.cleanup()
@@ -108,6 +112,8 @@ class VllmEngine(StepEngine):
         self._loads = 0
         self._turns: dict[str, _Turn] = {}
         self._ready: list[EngineResult] = []
+        self._refused: list[str] = []
+        """Requests whose grammar vLLM has given up."""
         self._is_stained = False
         """A request with logits that are not finite has left keys and values like them."""
         self._counted = _Counted()
@@ -150,14 +156,15 @@ class VllmEngine(StepEngine):
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            structured_outputs=grammar_of(request),
         )
         lora = self._loaded.lora_of(request.adapter)
         if request.adapter and lora is None:
             raise InvalidRequest(name, f"there is no adapter {request.adapter}")
         try:
             self._llm.add_request(name, tokens_input(list(prompt)), params, lora_request=lora)
-        except ValueError as error:
-            raise InvalidRequest(name, f"vLLM refuses it: {text_of(error)}") from error
+        except (ValueError, VLLMClientError) as error:
+            raise InvalidRequest(name, f"vLLM refuses it: {text_of(error.__cause__ or error)}") from error
         self._turns[name] = _Turn(request)
         self._counted.added(request)
 
@@ -179,6 +186,9 @@ class VllmEngine(StepEngine):
         results, self._ready = self._ready, []
         if not self._turns:
             return results
+        if self._refused:
+            self._ready = results
+            raise InvalidRequest(self._refused.pop(), "vLLM has given up the grammar of its answer")
         began = time.perf_counter()
         if self._is_stained:
             self._llm.collective_rpc("clean_keys_and_values")
@@ -188,6 +198,9 @@ class VllmEngine(StepEngine):
         first_tokens = 0
         for output in outputs:
             turn, part = self._turns[output.request_id], output.outputs[0]
+            if part.finish_reason == "error" and turn.request.forms:
+                self._refused.append(output.request_id)
+                continue
             if not turn.tokens:
                 first_tokens += 1
                 self._counted.begun(turn.request, output.num_cached_tokens or 0)

@@ -10,6 +10,7 @@ from unittest import mock
 import httpx2
 import pytest
 
+from flexmarl.actors.errors import InvalidRequest
 from flexmarl.actors.gateway import http_app, http_request
 from flexmarl.actors.gateway.gateway import Gateway
 from flexmarl.actors.gateway.trajectory_programs import ProgramSampling
@@ -74,8 +75,10 @@ async def test_the_key_names_the_session_without_one_in_the_url(path: str) -> No
         ("chat/completions", {"messages": []}, "no messages"),
         ("chat/completions", {"messages": [{"content": "hi"}]}, "no role"),
         ("chat/completions", {"messages": [*CHAT["messages"], {"role": "assistant", "content": "It"}]}, "begins its"),
-        ("chat/completions", {"response_format": {"type": "json_object"}}, "no other form than text"),
-        ("chat/completions", {"tools": [TOOL], "tool_choice": "required"}, "nothing forces"),
+        ("chat/completions", {"response_format": {"type": "xml"}}, "'xml', needs text, json_object"),
+        ("chat/completions", {"response_format": {"type": "json_schema"}}, "no schema"),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": "always"}, "required, or the name"),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "required, or the name"),
         ("chat/completions", {"tools": [{"type": "function"}]}, "not a schema"),
         ("chat/completions", {"n": 100}, "needs 1 to"),
         ("chat/completions", {"logit_bias": {"1": 2}}, "no engine"),
@@ -89,10 +92,12 @@ async def test_the_key_names_the_session_without_one_in_the_url(path: str) -> No
         ("responses", {"input": 3}, "needs a string"),
         ("responses", {"input": [{"type": "computer_call"}]}, "computer_call"),
         ("responses", {"tools": [{"type": "web_search"}]}, "web_search"),
-        ("responses", {"text": {"format": {"type": "json_schema"}}}, "no other form"),
+        ("responses", {"text": {"format": {"type": "json_schema"}}}, "no schema"),
+        ("responses", {"tool_choice": {"type": "allowed_tools"}}, "required, or the name"),
         ("responses", {"previous_response_id": "resp_x"}, "no response 'resp_x'"),
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "web"}]}, "input_schema"),
-        ("messages", {"tool_choice": {"type": "any"}}, "nothing forces"),
+        ("messages", {"tool_choice": {"type": "tool"}}, "tool with its name"),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": 3}}}, "no schema"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
         ("messages", {"messages": [{"role": "robot", "content": "hi"}]}, "'robot'"),
         ("messages", {"messages": 3}, "needs a list"),
@@ -119,6 +124,83 @@ async def test_what_does_no_harm_is_accepted(path: str) -> None:
     }  # fmt: skip
     async with connected(RESULT) as (client, _, _):
         assert (await client.post(path, json={**BODIES[path], **harmless})).status_code == 200
+
+
+SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}}
+ADD: dict[str, Any] = TOOL["function"]  # type: ignore[assignment]  # the other key is text
+FLAT_TOOL = {"type": "function", **ADD}
+ANTHROPIC_TOOL = {"name": "add", "input_schema": ADD["parameters"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "options"),
+    [
+        ("chat/completions", {"response_format": {"type": "json_object"}}, {"schema": {"type": "object"}}),
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}},
+            {"schema": SCHEMA},
+        ),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": "required"}, {"must_call": True}),
+        (
+            "chat/completions",
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+            {"must_call": "add"},
+        ),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": "none"}, {}),
+        ("responses", {"text": {"format": {"type": "json_object"}}}, {"schema": {"type": "object"}}),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_schema", "name": "sum", "schema": SCHEMA}}},
+            {"schema": SCHEMA},
+        ),
+        ("responses", {"tools": [FLAT_TOOL], "tool_choice": "required"}, {"must_call": True}),
+        (
+            "responses",
+            {"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "add"}},
+            {"must_call": "add"},
+        ),
+        ("responses", {"tools": [FLAT_TOOL], "tool_choice": "none"}, {}),
+        (
+            "messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            {"schema": SCHEMA},
+        ),
+        ("messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}, {"schema": SCHEMA}),
+        ("messages", {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}}, {"must_call": True}),
+        (
+            "messages",
+            {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "tool", "name": "add"}},
+            {"must_call": "add"},
+        ),
+        ("messages", {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "none"}}, {}),
+    ],
+)
+async def test_a_form_that_each_api_asks_for_is_the_turn_s(
+    path: str, change: dict[str, Any], options: dict[str, Any]
+) -> None:
+    async with connected(RESULT) as (client, _, solver):
+        assert (await client.post(path, json={**BODIES[path], **change})).status_code == 200
+        (asked,) = solver.options
+        assert {key: asked[key] for key in ("schema", "must_call") if key in asked} == options
+
+
+async def test_a_response_says_the_form_and_the_choice_that_it_was_asked_for() -> None:
+    form = {"type": "json_schema", "name": "sum", "schema": SCHEMA}
+    async with connected(RESULT, RESULT) as (client, _, _):
+        asked = {**RESPONSES, "text": {"format": form}, "tools": [FLAT_TOOL], "tool_choice": "required"}
+        reply = (await client.post("responses", json=asked)).json()
+        assert (reply["text"]["format"], reply["tool_choice"]) == (form, "required")
+        reply = (await client.post("responses", json=RESPONSES)).json()
+        assert (reply["text"]["format"], reply["tool_choice"]) == ({"type": "text"}, "none")
+
+
+async def test_an_engine_that_holds_no_answer_to_a_form_refuses_it_by_name() -> None:
+    reason = "the engine embedded can't hold an answer to JSON or to a call of a tool: vllm can"
+    async with connected(InvalidRequest("1:q_0_0", reason)) as (client, gateway, _):
+        asked = {**CHAT, "response_format": {"type": "json_object"}, "stream": True}
+        reply = await client.post("chat/completions", json=asked)
+        assert (reply.status_code, problem(reply), gateway.turns) == (400, reason, ())
 
 
 async def test_options_of_each_api_are_those_of_a_turn() -> None:

@@ -96,15 +96,16 @@ async def test_completions() -> None:
         check_episode(gateway, ["3", " and 2 more is 5"])
 
 
+XML: Any = {"type": "xml"}
+
+
 async def test_errors_are_the_client_s_own() -> None:
     async with scripted(RuntimeError("lost")) as (gateway, _), client_of(gateway) as client:
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-5'"):
             await client.chat.completions.create(model="gpt-5", messages=messages)
-        with pytest.raises(openai.BadRequestError, match="no other form than text"):
-            await client.chat.completions.create(
-                model="solver", messages=messages, response_format={"type": "json_object"}
-            )
+        with pytest.raises(openai.BadRequestError, match="needs text, json_object or json_schema"):
+            await client.chat.completions.create(model="solver", messages=messages, response_format=XML)
         with pytest.raises(openai.InternalServerError, match="lost"):
             await client.responses.create(model="solver", input=QUESTION)
         assert [model.id async for model in client.models.list()] == ["solver", "alias"]

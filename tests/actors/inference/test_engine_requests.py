@@ -1,24 +1,33 @@
 """A turn's request as the engine gets it, and the engine's result as the turn's answer."""
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from flexmarl.actors.chat.answer import WrittenCall
+from flexmarl.actors.chat.answer import Answer, WrittenCall
 from flexmarl.actors.chat.byte_codec import ByteCodec
+from flexmarl.actors.chat.renderer_codec import RendererCodec
 from flexmarl.actors.errors import InvalidRequest
-from flexmarl.actors.inference.engine_requests import engine_request, generation_of, keep_result
-from flexmarl.actors.inference.engines.engine import EngineRequest, EngineResult
-from flexmarl.actors.messages import Chat, GenerateRequest, Generation, VersionRange
+from flexmarl.actors.inference.engine_requests import answer_forms, engine_request, generation_of, keep_result
+from flexmarl.actors.inference.engines.engine import AnswerForm, EngineRequest, EngineResult
+from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig, VllmEngineConfig
+from flexmarl.actors.messages import Chat, Constraint, GenerateRequest, Generation, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.core.protocol.codec import Encoder, unpack
+
+from ..chat.qwen3_tokenizer import qwen3_tokenizer
 
 PROMPT = (4, 5, 4, 7, 8)
 SOLVER = PolicyName("solver")
 THREE = Version(3)
 ONLY_THREE = VersionRange.exactly(THREE)
 CODEC = ByteCodec("bytes")
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "required": ["a"]}}}
+BARE_TOOL = {"type": "function", "function": {"name": "stop"}}
+VLLM = VllmEngineConfig()
 ASKED = GenerateRequest("1:q_0_0", SOLVER, ("2+2",), ONLY_THREE, 99, 0.7, 1000)
 
 
@@ -76,3 +85,49 @@ def test_an_engine_that_can_not_resume_keeps_nothing_of_an_interrupted_turn() ->
     assert keep_result(part, resumable=True) == part
     assert keep_result(part, resumable=False) == EngineResult("q", (), (), "interrupted")
     assert keep_result(whole, resumable=False) == whole
+
+
+def test_the_forms_of_an_answer_are_json_or_a_call_as_the_model_writes_it() -> None:
+    chat = Chat(({"role": "user", "content": "1+1?"},), (TOOL, BARE_TOOL))
+    constraint = Constraint('{"enum": [2]}', ("add", "stop"))
+    request = replace(ASKED, chat=chat, constraint=constraint)
+    unpacked = TypeAdapter(GenerateRequest).validate_python(unpack(Encoder().pack(request)))
+    assert unpacked.constraint == constraint
+    of_json, add, stop = forms = answer_forms(request, PROMPT, CODEC, VLLM)
+    assert of_json == AnswerForm('{"enum": [2]}')
+    assert add.begin == '<tool_call>\n{"name": "add", "arguments": ' and add.end == "}\n</tool_call>"
+    assert [json.loads(form.schema) for form in (add, stop)] == [
+        {"type": "object", "required": ["a"]},
+        {"type": "object"},
+    ]
+    assert engine_request(request, PROMPT, forms).forms == forms
+    assert answer_forms(ASKED, PROMPT, CODEC, EmbeddedEngineConfig()) == ()
+
+
+def test_a_form_that_can_not_be_held_is_refused_with_the_reason() -> None:
+    asked_json = replace(ASKED, constraint=Constraint('{"type": "object"}'))
+    with pytest.raises(InvalidRequest, match="the engine embedded can't hold an answer to JSON"):
+        answer_forms(asked_json, PROMPT, CODEC, EmbeddedEngineConfig())
+    with pytest.raises(InvalidRequest, match="would be a part of the reasoning"):
+        answer_forms(asked_json, CODEC.encode("1+1? <think>\n", True), CODEC, VLLM)
+
+    class OtherCalls(ByteCodec):
+        def parse(self, *_: Any) -> Answer:
+            return Answer("no call")
+
+    chat = Chat(({"role": "user", "content": "1+1?"},), (TOOL,))
+    asked_call = replace(ASKED, chat=chat, constraint=Constraint(tools=("add",)))
+    with pytest.raises(
+        InvalidRequest, match="a call of add can't be forced: the model does not write calls as"
+    ):
+        answer_forms(asked_call, PROMPT, OtherCalls("bytes"), VLLM)
+
+
+def test_a_call_can_be_forced_in_the_form_of_a_family_that_writes_it_so() -> None:
+    chat = Chat(({"role": "user", "content": "1+1?"},), (TOOL,))
+    codec = RendererCodec(qwen3_tokenizer(), "auto")
+    asked_call = replace(ASKED, chat=chat, constraint=Constraint(tools=("add",)))
+    prompt = codec.chat_tokens(chat, (), ())
+    assert prompt is not None
+    (form,) = answer_forms(asked_call, prompt, codec, VLLM)
+    assert form.begin.startswith("<tool_call>")

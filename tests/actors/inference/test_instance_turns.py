@@ -15,6 +15,7 @@ from flexmarl.actors.inference.instance import Instance
 from flexmarl.actors.inference.instance_setup import InstanceSetup, ServedPolicy
 from flexmarl.actors.messages import (
     Chat,
+    Constraint,
     GenerateRequest,
     Generation,
     ModelConfig,
@@ -154,3 +155,8 @@ async def test_the_simulated_engine_takes_the_same_turns(system: ActorSystem, pr
         assert second.prompt_tokens[: len(known)] == known
         assert bytes(second.prompt_tokens[len(known) :]).decode() == "\nuser: 1+1?\nassistant: "
         assert ended.finish_reason == "stop" and ended.text.endswith(first.text[10:12])
+
+
+async def test_the_embedded_engine_refuses_a_form_by_its_name(served: Served) -> None:
+    with pytest.raises(InvalidRequest, match="the engine embedded can't hold an answer to JSON"):
+        await served.generate(constraint=Constraint('{"type": "object"}'))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flexmarl.actors.messages import Chat, GenerateRequest, Query, Truncation
+from flexmarl.actors.messages import Chat, Constraint, GenerateRequest, Query, Truncation
 from flexmarl.actors.orchestrator.evaluation import EvaluationRules
 from flexmarl.actors.orchestrator.orchestrator_config import EvaluationConfig
 from flexmarl.actors.rollout.rollout_config import SamplingConfig
@@ -44,6 +44,29 @@ async def test_options_travel_with_the_turn_and_its_sample(cluster: FakeCluster)
     assert (second.temperature, second.truncation) == (0.3, Truncation(4, 0.5, 0.25))
 
 
+async def test_a_turn_with_a_form_is_asked_for_and_not_trained(cluster: FakeCluster) -> None:
+    body = """
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    user, solver = {"role": "user", "content": "1+1?"}, agents["solver"]
+    await solver.generate("a")
+    await solver.generate("a", schema={"enum": [1]})
+    await solver.generate([user], tools=[tool], schema={"enum": [1]})
+    await solver.generate([user], tools=[tool], must_call=True)
+    await solver.generate([user], tools=[tool], must_call="add", schema={"enum": [1]})
+    return Rewards(solver=1.0)
+"""
+    (plain, *constrained), errors = await asked(cluster, body)
+    assert errors == [] and plain.constraint is None
+    assert [request.constraint for request in constrained] == [
+        Constraint('{"enum": [1]}'),
+        Constraint('{"enum": [1]}', ("add",)),
+        Constraint(tools=("add",)),
+        Constraint(tools=("add",)),
+    ]
+    (row,) = await cluster.rows("solver", 0, 1)
+    assert row.sample_id == plain.sample_id
+
+
 async def test_a_turn_tells_how_it_was_generated(cluster: FakeCluster) -> None:
     body = """
     turn = await agents["solver"].generate([{"role": "user", "content": "1+1?"}], stop="x")
@@ -68,6 +91,10 @@ BAD = {
     "temperature=-1": "temperature is -1, needs at least 0",
     "stop=''": "stop has '', needs strings that are not empty",
     "top_p=2.0": "top_p is 2.0, needs more than 0 and at most 1",
+    "schema=3": "schema is int, needs a JSON schema",
+    "schema={'enum': [{1}]}": "schema is not JSON: Object of type set",
+    "must_call=True": "must_call needs tools",
+    "must_call='add'": "must_call is 'add', the tools are: none",
     "temprature=1": "generate has no argument 'temprature'",
 }
 

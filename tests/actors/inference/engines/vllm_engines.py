@@ -42,6 +42,7 @@ class Learner:
 
     def __init__(self, model: ModelConfig, seed: int = 0) -> None:
         torch.set_num_threads(1)
+        self._vocabulary: int = (model.config or {})["vocab_size"]
         self._completions = CompletionModel(model, placed_model(model, seed))
         self._completions.narrow()
         self._optimizer = torch.optim.AdamW(self._completions.model.parameters(), lr=3e-3)
@@ -52,7 +53,7 @@ class Learner:
     def update(self, rows: list[TokenRow]) -> None:
         """Makes the completions more probable."""
         self._optimizer.zero_grad()
-        loss = -self._completions.logprobs(pad_rows(rows, VOCABULARY)).mean()
+        loss = -self._completions.logprobs(pad_rows(rows, self._vocabulary)).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch
         self._optimizer.step()
 
@@ -60,7 +61,7 @@ class Learner:
     def logprobs(
         self, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float = 1.0
     ) -> list[float]:
-        rows = pad_rows([(prompt, tokens)], VOCABULARY)
+        rows = pad_rows([(prompt, tokens)], self._vocabulary)
         found: list[float] = self._completions.logprobs(rows, temperature or 1.0).tolist()
         return found
 
