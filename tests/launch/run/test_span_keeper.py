@@ -16,6 +16,8 @@ from ..in_process import RunsHere
 
 OF_A_POOL = {"copy", "resume", "suspend"}
 OF_A_MOVE = {"move"}
+CLOCKS_S = 5.0
+"""The wall clock of a machine may be set while a run runs."""
 
 
 def stored(run: Path) -> StoredSpans:
@@ -114,9 +116,7 @@ def test_a_part_lies_within_the_whole(spans: StoredSpans) -> None:
     for span in everything:
         if span.kind in ("turn", "generate") and span.step > 0:
             whole = trajectories[span.query, span.trajectory, span.step]
-            assert whole.begin - 0.5 <= span.begin <= span.end <= whole.end + 0.5, (
-                "the clocks of two processes differ"
-            )
+            assert whole.begin - CLOCKS_S <= span.begin <= span.end <= whole.end + CLOCKS_S
 
 
 @pytest.mark.parametrize(

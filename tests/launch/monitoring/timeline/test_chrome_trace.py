@@ -114,7 +114,7 @@ def test_a_span_has_its_attributes_and_a_lane_with_overlaps_several_threads(run:
     ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.3)), min_size=1, max_size=40))
 def test_spans_of_any_times_keep_the_rules(
     tmp_path_factory: pytest.TempPathFactory, times: list[tuple[float, float]]
