@@ -24,7 +24,7 @@ from ...errors import NoSpans
 from ...run_folder.run_directory import RunDirectory
 from .labels import label_of
 from .links import RELATIONS, SLACK_S
-from .stored_spans import BLOCK, Array, StoredSpans, key_of_records
+from .stored_spans import BLOCK, Array, StoredSpans
 
 _TOLERANCE_S: Final = 1e-3
 """Two computations of a slot overlap by less: their times are of a clock that counts milliseconds."""
@@ -240,7 +240,7 @@ def _keys(
         present = place_of[first : first + len(records)]
         is_chosen = (records["kind"] == entry) & (present >= 0)
         places.append(present[is_chosen])
-        keys.append(key_of_records(records[is_chosen], by, steps))
+        keys.append(stored.keys(first + np.flatnonzero(is_chosen), records[is_chosen], by, steps))
     return np.concatenate(places), np.concatenate(keys)
 
 

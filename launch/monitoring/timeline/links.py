@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ....actors.spans import Span
-from .stored_spans import StoredSpans, key_of_records
+from .stored_spans import StoredSpans
 
 Array = np.ndarray[Any, Any]
 Direction = Literal["before", "after"]
@@ -75,10 +74,9 @@ def _reach(stored: StoredSpans, number: int, direction: Direction) -> list[int]:
     reached: dict[int, None] = {}
     frontier = [number]
     while frontier and len(reached) < MOST_LINKS:
-        seeds = stored.spans(frontier)
         new = [
             other
-            for other in _neighbours(stored, seeds, direction)
+            for other in _neighbours(stored, np.array(frontier), direction)
             if other != number and other not in reached
         ]
         new = _nearest(stored, new, origin.begin, MOST_LINKS - len(reached))
@@ -94,19 +92,23 @@ def _nearest(stored: StoredSpans, numbers: Sequence[int], at_s: float, most: int
     return [numbers[place] for place in np.argsort(np.abs(begins - at_s), kind="stable")[:most]]
 
 
-def _neighbours(stored: StoredSpans, seeds: Sequence[Span], direction: Direction) -> Iterator[int]:
-    """The spans one relation away from ``seeds``."""
+def _neighbours(stored: StoredSpans, seeds: Array, direction: Direction) -> Iterator[int]:
+    """The spans one relation away from ``seeds``, which are ids."""
+    seed_records = stored.records_of(seeds.tolist())
     lookups: list[tuple[Relation, int, Array, tuple[float, float]]] = []
     for relation in RELATIONS:
         near, far = (
             (relation.after, relation.before) if direction == "before" else (relation.before, relation.after)
         )
         steps = relation.steps if direction == "after" else -relation.steps
-        origins = [seed for seed in seeds if seed.kind == near]
-        entry = stored.entry_of(far)
-        if origins and entry is not None:
-            keys = {stored.key_of(seed, relation.by, steps) for seed in origins}
-            lookups.append((relation, entry, np.array([*keys], "<u8"), _window(relation, origins)))
+        near_entry, entry = stored.entry_of(near), stored.entry_of(far)
+        if near_entry is None or entry is None:
+            continue
+        is_near = seed_records["kind"] == near_entry
+        if is_near.any():
+            origins = seed_records[is_near]
+            keys = stored.keys(seeds[is_near], origins, relation.by, steps)
+            lookups.append((relation, entry, keys, _window(relation, origins)))
     if not lookups:
         return
     for first, records in stored.records():
@@ -114,12 +116,12 @@ def _neighbours(stored: StoredSpans, seeds: Sequence[Span], direction: Direction
             places = np.flatnonzero(
                 (records["kind"] == entry) & (records["begin"] <= end_s) & (records["end"] >= begin_s)
             )
-            hits = np.isin(key_of_records(records[places], relation.by), keys_sought)
+            hits = np.isin(stored.keys(first + places, records[places], relation.by), keys_sought)
             yield from (first + places[hits]).tolist()
 
 
-def _window(relation: Relation, origins: Sequence[Span]) -> tuple[float, float]:
+def _window(relation: Relation, origins: Array) -> tuple[float, float]:
     """The time in which the other spans of the relation lie."""
     if not relation.overlap:
         return -np.inf, np.inf
-    return min(span.begin for span in origins) - SLACK_S, max(span.end for span in origins) + SLACK_S
+    return float(origins["begin"].min()) - SLACK_S, float(origins["end"].max()) + SLACK_S

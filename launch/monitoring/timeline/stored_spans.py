@@ -82,6 +82,8 @@ class StoredSpans:
         self.size = 0
         self._names: list[str] = []
         self._entries: dict[str, int] = {}
+        self._lives: list[int] = []
+        """The ids of the first span of each life of the run."""
         self._names_at = 0
         self._nodes: dict[str, str] = {}
         self._lane_of: dict[int, int] = {}
@@ -115,6 +117,8 @@ class StoredSpans:
                 self._names.append(line)
             elif "lane" in line:
                 self._nodes[str(line["lane"])] = str(line.get("node", ""))
+            elif "life" in line:
+                self._lives.append(int(line["life"]))
             else:
                 self.dropped = int(line.get("dropped", self.dropped))
 
@@ -171,12 +175,7 @@ class StoredSpans:
 
     def spans(self, ids: Sequence[int]) -> list[Span]:
         """The spans with these ids."""
-        with spans_file(self._folder).open("rb") as file:
-            spans = []
-            for number in ids:
-                file.seek(number * RECORD.itemsize)
-                spans.append(self.span_of(np.frombuffer(file.read(RECORD.itemsize), RECORD)[0]))
-        return spans
+        return [self.span_of(record) for record in self.records_of(ids)]
 
     def span_of(self, record: Any) -> Span:
         """The span that a record of the file holds."""
@@ -202,21 +201,22 @@ class StoredSpans:
         """The entry of a kind in the records; None if there is no span of it."""
         return next((entry for entry, number in self._kind_of.items() if self.kinds[number] == kind), None)
 
-    def key_of(self, span: Span, by: Sequence[str], steps: int = 0) -> int:
-        """As ``key_of_records``."""
-        record = np.zeros(1, RECORD)
+    def keys(self, ids: Array, records: Array, by: Sequence[str], steps: int = 0) -> Array:
+        """One number for the attributes ``by`` of each record, by which the spans of one life of the run are compared:
+        equal attributes, equal numbers. Those of others differ, but for one in 2^64. ``steps``: added to the
+        version."""
+        key = np.searchsorted(self._lives, ids, side="right").astype("<u8")
         for name in by:
-            value = getattr(span, name)
-            record[name] = self._entries.get(value, -1) if name in NAMES else value
-        return int(key_of_records(record, by, steps)[0])
+            column = records[name].astype("<i8") + (steps if name == "version" else 0)
+            key = (key ^ column.view("<u8")) * np.uint64(0x9E3779B97F4A7C15)
+            key ^= key >> np.uint64(29)
+        return key
 
-
-def key_of_records(records: Array, by: Sequence[str], steps: int = 0) -> Array:
-    """One number for the attributes ``by`` of each record, by which records are compared: equal attributes, equal
-    numbers. Those of others differ, but for one in 2^64. ``steps``: added to the version."""
-    key = np.zeros(len(records), "<u8")
-    for name in by:
-        column = records[name].astype("<i8") + (steps if name == "version" else 0)
-        key = (key ^ column.view("<u8")) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    return key
+    def records_of(self, ids: Sequence[int]) -> Array:
+        """The records of spans as they are in the file."""
+        with spans_file(self._folder).open("rb") as file:
+            parts = []
+            for number in ids:
+                file.seek(number * RECORD.itemsize)
+                parts.append(file.read(RECORD.itemsize))
+        return np.frombuffer(b"".join(parts), RECORD)

@@ -2,7 +2,8 @@
 
     spans.bin       records of 64 bytes (``RECORD``), in the order of their arrival
     names.jsonl     the table of names, one JSON string a line: the first is the entry 0. Between them are objects:
-                    ``{"lane": ..., "node": ...}`` the host of a lane, ``{"dropped": n}`` spans that are missing
+                    ``{"lane": ..., "node": ...}`` the host of a lane, ``{"dropped": n}`` spans that are missing,
+                    ``{"life": n}`` the number of spans before a life of the run: a resumed run repeats steps
 
 Both are only appended to, names before the records with them. A crash may cut off the last record and the last
 line; the next life of the run removes them. A disk that is full costs spans, which are counted, never the run.
@@ -66,6 +67,7 @@ class SpanLog:
         self._used = 0
         self._files: tuple[int, int] | None = None
         self._is_losing = False
+        self._has_begun = False
         self.dropped = 0
 
     @property
@@ -135,11 +137,11 @@ class SpanLog:
             else:
                 dropped = line.get("dropped", dropped)
         self.dropped = max(self.dropped, dropped)
-        self._fill_table()
+        self._begin()
 
-    def _fill_table(self) -> None:
-        """Adds entries for names that are lost, though the records with them are there: after a power failure. New
-        names must not take their places."""
+    def _begin(self) -> None:
+        """Notes the begin of this life. Adds entries for names that are lost, though the records with them are there,
+        as after a power failure: new names must not take their places."""
         assert self._files is not None, "they are open"
         size = os.fstat(self._files[1]).st_size
         first = max(0, size - _TAIL * RECORD.itemsize)
@@ -148,6 +150,9 @@ class SpanLog:
         if (missing := entries - self._names) > 0:
             self._append(self._files[0], f"{json.dumps(DAMAGED)}\n".encode() * missing)
             self._names = entries
+        if not self._has_begun:
+            self._append(self._files[0], f"{json.dumps({'life': size // RECORD.itemsize})}\n".encode())
+            self._has_begun = True
 
     def _write(self, spans: "np.ndarray[Any, Any]", names: tuple[str, ...], host: str, lost: int) -> None:
         assert self._files is not None, "they are open"

@@ -207,6 +207,17 @@ def test_a_turn_leads_to_its_sample_micro_batch_step_and_installs(run: RunDirect
     }
 
 
+def test_steps_that_a_resumed_run_repeats_are_linked_within_one_life(run: RunDirectory) -> None:
+    write(run, *flow(1))
+    once = linked(timeline(run.path), "turn", 1)
+    write(run, *flow(1))
+    shown = timeline(run.path)
+    assert linked(shown, "turn", 1) == once
+    for number in range(2 * len(flow(1))):
+        is_second = number >= len(flow(1))
+        assert all((link["id"] >= len(flow(1))) == is_second for link in shown.span(number)["links"])
+
+
 def test_an_install_is_led_to_by_all_that_its_version_was_trained_on(run: RunDirectory) -> None:
     write(run, *flow(1), *flow(2))
     assert linked(timeline(run.path), "install", 2) == {
