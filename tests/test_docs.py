@@ -38,6 +38,7 @@ from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.config.written_config import Defaults
 from flexmarl.launch.monitoring.sinks.sink_config import SinkConfig
+from flexmarl.launch.simulate.scenario import read_scenario
 from scripts.bench.commands import run as benchmarks
 
 from .checkouts import PACKAGE, changed_checkout, changed_files, changes
@@ -178,6 +179,10 @@ def _matches(wanted: str, got: str) -> bool:
 @pytest.mark.parametrize("block", of_language("yaml"), ids=str)
 def test_settings_are_valid(block: Block, tmp_path: Path) -> None:
     given = yaml.safe_load(block.text)
+    if "cluster" in given:
+        (tmp_path / "scenario.yaml").write_text(block.text)
+        read_scenario(tmp_path / "scenario.yaml", [])
+        return
     if Path(block.file).stem != "config":
         given.pop("recipe", None)  # of a file that names its recipe
     if not block.file:
