@@ -73,6 +73,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ...core.actor import Actor, endpoint
@@ -261,8 +262,8 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         return self._finishing or self._finished.done()
 
     async def worker_lost(self, event: WorkerLost, groups: Mapping[Step, int]) -> None:
-        for step, count in groups.items():
-            self._records[step].figures.add("restarted_groups", count)
+        for step, count in groups.items():  # that of a loose group may have ended
+            self._records.note(step, partial(_count_restarted, count))
         await self._tell_console("event", event)
 
     async def closed(self, group: GroupClosed) -> None:
@@ -629,3 +630,7 @@ def _words(decision: Decision) -> tuple[str, str, str]:
             return f"the evaluation after step {step}", "", _NAMED
         case StepComplete(step) | Finish(step):
             return f"the end of step {step}", "", "console"
+
+
+def _count_restarted(groups: int, record: StepRecord) -> None:
+    record.figures.add("restarted_groups", groups)

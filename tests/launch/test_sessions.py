@@ -228,6 +228,20 @@ async def test_a_session_whose_worker_is_lost_ends_and_says_so(tmp_path: Path) -
     assert [line["sample"] for line in events(tmp_path / "run", "rewards_late")] == [session["id"]]
 
 
+async def test_a_lost_worker_may_have_a_session_of_a_step_that_has_ended(tmp_path: Path) -> None:
+    async with held_run(tmp_path, *ASYNC) as (run, hold), service_of(run) as service:
+        session = await opened(service)
+        hold.unlink()
+        await wait_for_step(run, 8)
+        end_of("rollout-0")
+        while (state := (await service.get(f"/sessions/{session['id']}")).json())["state"] == "open":
+            await asyncio.sleep(0.02)
+        assert (state["state"], state["reason"]) == ("lost", "its rollout worker was lost")
+    lines = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line.get("lost_sessions", 0) for line in lines) == 1
+    assert sum(line.get("restarted_groups", 0) for line in lines) >= 1
+
+
 async def test_under_strict_a_session_begins_with_the_next_step_and_holds_it(tmp_path: Path) -> None:
     async with (
         held_run(tmp_path, *SERVED, "gateway.open_timeout_s=0.5") as (run, hold),
