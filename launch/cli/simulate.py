@@ -7,6 +7,8 @@ import click
 
 from ..monitoring.console.echo import echo
 from ..run.prepared_run import checked_name
+from ..run_folder.run_directory import RunDirectory
+from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import read_scenario, scenario_file, simulated_config
 from ..simulate.simulation import simulate as play
 from ..simulate.summary import summary_of
@@ -23,6 +25,13 @@ _LIMIT_S = 365 * 86400.0
     type=click.IntRange(0),
     help="Seed of lengths, times and the order of messages. Default: the scenario's.",
 )
+@click.option(
+    "--from",
+    "recorded",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Take the lengths of answers from the steps of a run, with agents of the same names.",
+)
 @click.option("--name", help="The run's name. Default: scenario and time.")
 @click.option(
     "--runs",
@@ -33,7 +42,13 @@ _LIMIT_S = 365 * 86400.0
 )
 @as_json_option
 def simulate(
-    scenario: str, settings: tuple[str, ...], seed: int | None, name: str | None, runs: Path, as_json: bool
+    scenario: str,
+    settings: tuple[str, ...],
+    seed: int | None,
+    recorded: Path | None,
+    name: str | None,
+    runs: Path,
+    as_json: bool,
 ) -> int:
     """Play a run on a described cluster, in virtual time, and print how long its steps take.
 
@@ -46,10 +61,12 @@ def simulate(
       flexmarl simulate merchant-assistant
       flexmarl simulate merchant-assistant mode=sync --seed 7
       flexmarl simulate scenario.yaml cluster.device=H200 cluster.hosts=8 --json
+      flexmarl simulate scenario.yaml --from runs/first
     """
     file = scenario_file(scenario)
     seeded = settings if seed is None else (*settings, f"seed={seed}")
-    described = read_scenario(file, seeded)
+    lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
+    described = read_scenario(file, seeded, lengths, str(recorded))
     config = simulated_config(described)
     folder = runs / (f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}" if name is None else checked_name(name))
     simulation = play(

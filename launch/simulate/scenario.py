@@ -31,6 +31,7 @@ from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_s
 from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import place_shapes
 from .cluster_config import ClusterConfig
+from .recorded_lengths import set_lengths
 from .roofline import EngineLoad, TrainerLoad, engine_times, install_s, trainer_times
 from .workload_config import LengthsConfig, WorkloadConfig
 
@@ -64,9 +65,17 @@ def scenario_file(words: str) -> Path:
     return Path(words)
 
 
-def read_scenario(path: Path, overrides: Sequence[str]) -> Scenario:
-    """``overrides``: ``key.key=value``, also of ``cluster`` and ``workload``. Raises ConfigError."""
-    raw = {"data": {}, **read_yaml(path)}
+def read_scenario(
+    path: Path,
+    overrides: Sequence[str],
+    recorded: Mapping[str, Mapping[str, float]] | None = None,
+    source: str = "",
+) -> Scenario:
+    """``overrides``: ``key.key=value``, also of ``cluster`` and ``workload``. ``recorded``: lengths of answers of the
+    run ``source``, in place of the file's. Raises ConfigError."""
+    raw = read_yaml(path)
+    if recorded is not None:
+        set_lengths(raw.get("workload"), recorded, source)
     of_run = []
     for override in overrides:
         if override_key(override).partition(".")[0] in _SECTIONS:

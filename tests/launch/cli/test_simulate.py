@@ -46,3 +46,14 @@ def test_the_words_for_people_name_the_longest_part(tmp_path: Path) -> None:
     text = run(tmp_path, "--name", "first", "mode=sync").output
     assert "s a step" in text and "The longest part: " in text and str(tmp_path / "first") in text
     assert "rollouts and training      0.0 s" in text, "a barrier stands between them"
+
+
+def test_a_run_is_played_again_with_the_lengths_that_it_had(tmp_path: Path) -> None:
+    run(tmp_path, "--name", "first", "workload.agents.solver.answer.median=20")
+    run(tmp_path, "--name", "again", "--from", str(tmp_path / "first"))
+    rows = [
+        json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])
+        for name in ("first", "again")
+    ]
+    first, again = (row["turn_tokens_p50/solver"] for row in rows)
+    assert 0.5 < again / first < 2.0, "the scenario itself has a median of 50"
