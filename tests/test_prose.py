@@ -237,7 +237,7 @@ def test_all_kinds_of_files_are_found() -> None:
     found = {path for path, _ in _sources(ROOT, (*FOLDERS, *FILES))}
     assert {
         "README.md", "pyproject.toml", ".ci/run", "scripts/check", "scripts/lib.sh", "core/system.py",
-        "launch/recipes/sort_digits/config.yaml", "launch/monitoring/report/report.html", "tests/test_layers.py",
+        "launch/recipes/sort_digits/config.yaml", "launch/monitoring/page/web/index.html", "tests/test_layers.py",
         "scripts/src/flexmarl/__init__.py",
     } <= found  # fmt: skip
     assert "tests/test_prose.py" not in found

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ..monitoring.console.echo import echo
-from ..monitoring.report.report import write_report
+from ..monitoring.page.frozen_page import write_report
 from ..run_folder.run_directory import RunDirectory
 
 

@@ -9,7 +9,7 @@ from ...core.errors import ActorFailed
 from ..errors import Interrupted
 from ..hosts import env
 from ..monitoring.console.display import Display
-from ..monitoring.report.report import write_report
+from ..monitoring.page.frozen_page import write_report
 from ..run_folder.event_log import EventLog
 from ..run_folder.run_directory import RunDirectory
 from . import resuming

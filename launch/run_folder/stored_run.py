@@ -59,7 +59,7 @@ def read_run(path: Path) -> StoredRun:
     return StoredRun(
         path=path,
         recipe=Path(str(config.get("recipe", "?"))).name.replace("_", "-"),
-        state=(state := state_of(directory, _last_life(history))),
+        state=(state := state_of(_last_life(history), alive=is_alive(directory))),
         error=ends[-1].error
         if state in ("failed", "stopped") and (ends := history.events_of(RunEnded))
         else None,
@@ -118,9 +118,9 @@ def _began(directory: RunDirectory, history: History) -> float:
     return next((time_s for time_s in times if time_s is not None), directory.config.stat().st_mtime)
 
 
-def state_of(directory: RunDirectory, last: RunEvent | None) -> State:
-    """``last``: the newest event of the run that is its start, a resume or its end."""
-    if is_alive(directory):
+def state_of(last: RunEvent | None, *, alive: bool) -> State:
+    """``last``: the newest event of the run that is its start, a resume or its end. ``alive``: as ``is_alive``."""
+    if alive:
         return "running"
     if last is None:
         return "not started"

@@ -21,7 +21,7 @@ from flexmarl.actors.messages import PolicyStepped, Published
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.orchestrator.recorder import StepRecord
 from flexmarl.launch.run_folder.json_lines import metrics_to_json
-from flexmarl.launch.monitoring.report.report import write_report
+from flexmarl.launch.monitoring.page.frozen_page import write_report
 from flexmarl.launch.monitoring.sinks.run_sinks import figures_of_step
 from flexmarl.transport.handle import StateHandle
 from tests.actors.trainer.backends.torch_policy.policies import make_policy, make_samples
@@ -61,6 +61,6 @@ def test_a_row_and_a_line_add_a_figure_with_its_chart_and_its_explanation(tmp_pa
         return done.stdout
 
     assert 0.0 < float(run("-c", MEASURES)) <= 1.0, "divided by the tokens of both micro-batches"
-    assert "<h3>Unlikely tokens</h3>" in (tmp_path / "report.html").read_text()
+    assert '"title":"Unlikely tokens"' in (tmp_path / "report.html").read_text()
     run(str(checkout / "scripts" / "metrics_page.py"))
     assert "| `unlikely_share/<policy>` | share | trained tokens with" in (checkout / PAGE).read_text()

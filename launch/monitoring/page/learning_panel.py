@@ -28,7 +28,7 @@ def _charts(run: RecordedRun) -> Iterable[dict[str, Any]]:
     evaluations = run.evaluations
     names = list(dict.fromkeys(name for metrics in evaluations.values() for name in metrics))
     for name in [name for name in evaluated_names(evaluations) if not name.startswith(OF_REWARDS)]:
-        yield _chart(name, "evaluation", [_series(name, f"eval/{name}")], percent="accuracy" in name)
+        yield _chart(name, "evaluation", [_series(name, f"eval/{name}")], percent=_is_share(name))
     rewards = [name for name in names if name.startswith("reward/")]
     if rewards:
         of_agents = [_series(name.partition("/")[2], f"eval/{name}") for name in rewards]
@@ -50,8 +50,13 @@ def _charts(run: RecordedRun) -> Iterable[dict[str, Any]]:
                 yield _of_figure(run, subject, figure, figure.chart.title, subject)
 
 
+def _is_share(metric: str) -> bool:
+    return any(word in metric for word in ("accuracy", "pass@", "success"))
+
+
 def _of_figure(run: RecordedRun, subject: str, figure: Figure, title: str, group: str) -> dict[str, Any]:
     chart = figure.chart
+    complement = chart is not None and chart.complement
     over = f"{chart.share_of}/" if chart is not None and chart.share_of else ""
     series = [
         _series(name, f"{figure.name}/{name}", f"{over}{name}" if over else "")
@@ -60,8 +65,8 @@ def _of_figure(run: RecordedRun, subject: str, figure: Figure, title: str, group
     return {
         **_chart(title, group, series, percent=chart is not None and chart.percent),
         "unit": (chart.y_label if chart is not None else "") or figure.unit,
-        "meaning": without_markup(figure.meaning),
-        "complement": chart is not None and chart.complement,
+        "meaning": f"{'1 minus: ' if complement else ''}{without_markup(figure.meaning)}",
+        "complement": complement,
         "small": group in ("policy", "agent"),
         "subject": subject,
     }

@@ -3,7 +3,14 @@
 import time
 from typing import Any, Final
 
-from ....actors.run_events import CheckpointSaved, RunContinued, RunResumed, RunStalled, RunStarted
+from ....actors.run_events import (
+    CheckpointSaved,
+    RunContinued,
+    RunResumed,
+    RunStalled,
+    RunStarted,
+    TrajectoryFailed,
+)
 from ..console.event_text import note_of, warning_of
 from ..console.progress_state import one_line
 from .curves import Query
@@ -47,6 +54,7 @@ def view(run: RecordedRun, query: Query) -> dict[str, Any]:
         },
         "unreadable": run.unreadable,
         "news": _news(run),
+        "failed": _failed_trajectories(run),
     }
 
 
@@ -64,15 +72,7 @@ def _live(run: RecordedRun) -> dict[str, Any] | None:
     if run.live is None or run.state != "running":
         return None
     return {
-        "phase": run.live.phase,
-        "since_s": run.live.since_s,
-        "idle_s": run.live.idle_s,
-        "causes": list(run.live.causes),
-        "instances": run.live.instances,
-        "processes": {
-            name: {"pid": process.pid, "rss_mib": process.rss_mib, "host": process.host}
-            for name, process in run.live.processes.items()
-        },
+        name: run.live[name] for name in ("phase", "since_s", "idle_s", "causes", "instances", "processes")
     }
 
 
@@ -99,6 +99,16 @@ def _failure(run: RecordedRun) -> dict[str, Any] | None:
         if saved
         else "There is no checkpoint. Its log:",
     }
+
+
+def _failed_trajectories(run: RecordedRun) -> dict[str, Any] | None:
+    """The number of trajectories that failed, and the first of them that is known."""
+    events = [logged.event for logged in run.events if isinstance(logged.event, TrajectoryFailed)]
+    count = max(len(events), int(sum(run.curves["failed_trajectories"].values)))
+    first = next(
+        ({"name": event.trajectory, "text": event.traceback or event.error} for event in events), None
+    )
+    return {"count": count, "first": first} if count else None
 
 
 def _news(run: RecordedRun) -> list[dict[str, Any]]:

@@ -22,12 +22,11 @@ from ....actors.run_events import (
 )
 from ...config.config_reading import flattened, read_yaml
 from ...errors import SamplesUnreadable
-from ...run.run_control import RunStatus
 from ...run_folder.json_lines import event_from_json, lines_from, object_of
 from ...run_folder.run_directory import RunDirectory
 from ...run_folder.samples.reader import Samples
 from ...run_folder.samples.showing import TokenTexts
-from ...run_folder.stored_run import State, state_of
+from ...run_folder.stored_run import State, is_alive, state_of
 from ..formatting import number
 from .curves import Curves, numbers_of
 
@@ -78,14 +77,16 @@ class _GrowingFile:
 
 
 class RecordedRun:
-    """``path``: the run's folder, whose last part is the run's name. ``live``: the answer of its process, None without
-    one. Methods that read are for any thread, under ``reading``."""
+    """``path``: the run's folder, whose last part is the run's name. ``live``: the answer of its process, the fields of
+    ``RunStatus``; None without one. ``frozen``: it is read once, maybe by the run's process: an end that is written
+    counts. Methods that read are for any thread, under ``reading``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, frozen: bool = False) -> None:
         self.path = path
+        self._frozen = frozen
         self.directory = RunDirectory(path)
         self.name = path.resolve().name
-        self.live: RunStatus | None = None
+        self.live: Mapping[str, Any] | None = None
         self.revision = 0
         self._lock = threading.Lock()
         self._metrics = _GrowingFile(self.directory.metrics)
@@ -123,7 +124,7 @@ class RecordedRun:
             self._read()
             return self.revision
 
-    def set_live(self, status: RunStatus | None) -> None:
+    def set_live(self, status: Mapping[str, Any] | None) -> None:
         """Takes the answer of the run's process. A change of words is a change of the run; its clock is not."""
         with self._lock:
             before, self.live = self.live, status
@@ -185,7 +186,9 @@ class RecordedRun:
         changes += sum(self._take_event(line) for line in self._events.lines())
         if changes:
             self.curves.replace("eval", self.evaluations)
-        state = state_of(self.directory, self.lives[-1].event if self.lives else None)
+        last = self.lives[-1].event if self.lives else None
+        alive = is_alive(self.directory) and not (self._frozen and isinstance(last, RunEnded))
+        state = state_of(last, alive=alive)
         if not self.config:
             self._read_config()
         if changes or state != self._state or before != (self.steps_read, len(self.lives), self.unreadable):
@@ -245,8 +248,8 @@ class RecordedRun:
         return True
 
 
-def _words(status: RunStatus | None) -> tuple[object, ...]:
-    return () if status is None else (status.step, status.phase, status.causes, status.instances)
+def _words(status: Mapping[str, Any] | None) -> tuple[object, ...]:
+    return () if status is None else tuple(status[name] for name in ("step", "phase", "causes", "instances"))
 
 
 def _cut(value: Any) -> Any:

@@ -5,6 +5,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +67,7 @@ async def _ask(run: RecordedRun) -> None:
             if run.directory.control_address.exists():
                 async with connect(run.path) as connected:
                     while True:
-                        run.set_live(await connected.status())
+                        run.set_live(asdict(await connected.status()))
                         await asyncio.sleep(_ASK_S)
         run.set_live(None)
         await asyncio.sleep(_ABSENT_S)

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from ....actors.errors import ConfigError
 from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
 from ...errors import SamplesUnreadable
 from ...run_folder.samples.conversation import branches_of, call_text, title_of
-from ...run_folder.samples.reader import Order, Samples
+from ...run_folder.samples.reader import Order, Samples, TrajectoryListed
 from ...run_folder.samples.showing import explain_empty
 from .curves import Query
 from .recorded_run import RecordedRun
@@ -54,10 +55,13 @@ def _listing(samples: Samples, query: Query) -> dict[str, Any]:
         "total": total,
         "words": "" if total else explain_empty(samples, filters),
         "agents": samples.agents(),
-        "rows": [
-            {**row._asdict(), "name": _name(row.step, row.evaluation, row.query, row.number)} for row in rows
-        ],
+        "rows": [listed_row(row) for row in rows],
     }
+
+
+def listed_row(row: TrajectoryListed) -> dict[str, Any]:
+    """A row of the list, with the trajectory's name in addresses."""
+    return {**row._asdict(), "name": _name(row.step, row.evaluation, row.query, row.number)}
 
 
 def conversation(run: RecordedRun, trajectory: RecordedTrajectory, *, with_tokens: bool) -> dict[str, Any]:
@@ -133,7 +137,8 @@ def _text_of(part: PromptPart) -> str:
 
 
 def _name(step: int, evaluation: bool, query: str, number: int) -> str:
-    return f"{step}{'e' if evaluation else 't'}{number}.{query}"
+    """An id may be any text: it is quoted, and so the same in an address."""
+    return f"{step}{'e' if evaluation else 't'}{number}.{quote(query, safe='', errors='surrogatepass')}"
 
 
 def _trajectory(samples: Samples, name: str) -> RecordedTrajectory | None:
@@ -141,7 +146,7 @@ def _trajectory(samples: Samples, name: str) -> RecordedTrajectory | None:
     step, kind, number = place.partition("e" if "e" in place else "t")
     if not (kind and step.isdecimal() and number.isdecimal()):
         return None
-    return samples.trajectory(int(step), kind == "e", query, int(number))
+    return samples.trajectory(int(step), kind == "e", unquote(query, errors="surrogatepass"), int(number))
 
 
 def _whole(text: str | None) -> int:

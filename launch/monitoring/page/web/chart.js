@@ -40,7 +40,7 @@ export class Chart {
     this.facts = facts;
     this.zoomed = zoomed;
     this.legend = element("ul", { class: "legend" });
-    this.canvas = element("div", { class: "canvas", tabindex: 0, role: "img" });
+    this.canvas = element("div", { class: "canvas", tabindex: 0, role: "img", "aria-label": facts.title });
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
     fill(place, this.canvas, this.legend);
     this.sizes = new ResizeObserver(() => this.#resize());

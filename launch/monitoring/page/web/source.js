@@ -49,10 +49,10 @@ class FrozenSource {
   }
 
   async view(panel, run, parameters = {}) {
-    const key = new URLSearchParams(parameters).toString();
     const views = this.data.views[run][panel];
-    if (!(key in views)) throw new Error("this part is not in the file: open the run with flexmarl page");
-    return views[key];
+    const view = views[parameters.of ?? ""];
+    if (!view) throw new Error("This part is not in the file. Open the run with flexmarl page to see it.");
+    return view;
   }
 
   async curves(run, keys) {

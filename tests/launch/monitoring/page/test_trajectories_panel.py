@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.messages import Query
 from flexmarl.launch.config.config_reading import resolve, to_yaml
 from flexmarl.launch.errors import InvalidCondition, SamplesUnreadable
 from flexmarl.launch.monitoring.page import trajectories_panel
@@ -91,6 +92,16 @@ def test_a_long_text_comes_in_parts(tmp_path: Path) -> None:
 def test_a_trajectory_that_is_gone_is_named(run: RecordedRun, name: str) -> None:
     with pytest.raises(SamplesUnreadable, match="no trajectory"):
         trajectories_panel.view(run, {"of": name})
+
+
+def test_an_id_may_be_any_text(tmp_path: Path) -> None:
+    strange = "a/b.c?\x1b\u202e%41"
+    one = trajectory(1, 1, 0)._replace(query=Query(strange, "text"))
+    run = RecordedRun(recorded_run(tmp_path / "run", [record(one)], CONFIG).path)
+    [name] = names(run)
+    assert name.isascii() and name.isprintable()
+    assert trajectories_panel.view(run, {"of": name})["name"] == name
+    run.close()
 
 
 def test_a_run_without_trajectories_has_a_reason(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
-from flexmarl.launch.monitoring.formatting import duration
-from flexmarl.launch.monitoring.report.report import render_body
 from flexmarl.launch.monitoring.report.run_history import History, load_history
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
@@ -37,7 +35,6 @@ def evaluated(step: int, accuracy: float) -> RunEvent:
 def test_the_wall_time_is_the_one_that_the_console_shows(tmp_path: Path) -> None:
     read = history(tmp_path, [(100.0, started()), (122.2, RunEnded(False, Step(9), wall_s=22.134))], steps=9)
     assert read.wall_s == 22.134
-    assert f"<dd>{duration(22.134)}<small>from start to end; steps: 9 s" in render_body(read)
 
 
 def test_a_killed_process_counts_up_to_its_last_event_and_pauses_do_not_count(tmp_path: Path) -> None:

@@ -6,28 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import Evaluated
-from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.monitoring.report.run_history import (
-    PARTS,
     History,
     first_and_last,
     load_history,
-    split_step,
 )
-from flexmarl.launch.run_folder.json_lines import event_to_json, metrics_from_json
+from flexmarl.launch.run_folder.json_lines import event_to_json
 
-from .records import FINITE, record
-
-
-def step_of(line: dict[str, Any]) -> StepMetrics:
-    step = metrics_from_json(line)
-    assert step is not None
-    return step
+from .records import record
 
 
 def load(folder: Path, records: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]] = ()) -> History:
@@ -66,41 +55,6 @@ def test_an_evaluation_written_apart_joins_its_step(tmp_path: Path) -> None:
     assert history.evaluated("accuracy") == [(2, 0.5)]
     assert len(history.steps) == 2 and not history.resumes
     assert history.of_step("tokens") == [(1, 1024), (2, 1024)]
-
-
-def test_split_of_a_step_where_agents_train_one_after_the_other() -> None:
-    split = dict(zip(PARTS, split_step(step_of(record(1, ["a", "b"]))), strict=True))
-    assert split == pytest.approx(
-        {
-            "rollout only": 0.038,
-            "rollout and training": 0.012,
-            "training only": 0.014,
-            "optimizer": 0.002,
-            "publishing weights": 0.004,
-            "other": 0.0,
-        }
-    )
-
-
-@given(st.lists(FINITE, min_size=9, max_size=9))
-def test_the_parts_of_a_step_add_up_and_are_never_negative(values: list[float]) -> None:
-    keys = [
-        "rollout_s",
-        "overlap_s",
-        *(f"{key}_s/{agent}" for key in ("backward", "optimizer", "publish") for agent in "ab"),
-    ]
-    step_s = abs(values[-1])
-    line = record(1, ["a", "b"]) | dict(zip(keys, values, strict=False)) | {"step_s": step_s}
-    parts = split_step(step_of(line))
-    assert min(parts) >= 0
-    assert sum(parts) == pytest.approx(step_s, rel=1e-6, abs=1e-6)
-
-
-def test_nothing_is_left_of_a_step_whose_policies_worked_in_parallel() -> None:
-    """No rounding error is shown as other time."""
-    line = record(1, ["a"]) | {"step_s": 0.08, "rollout_s": 0.0, "overlap_s": 0.0}
-    parts = split_step(step_of(line | {"backward_s/a": 0.29, "optimizer_s/a": 0.28, "publish_s/a": 0.06}))
-    assert dict(zip(PARTS, parts, strict=True))["other"] == 0.0
 
 
 def test_first_and_last() -> None:

@@ -27,7 +27,7 @@ function ofRun(view, page, run) {
       element("p", { class: "lead" }, element("span", { class: `chip ${view.state.replace(" ", "-")}` }, view.state),
         [view.recipe, view.mode && `mode ${view.mode}`, view.began && `since ${clock(view.began)}`].filter(Boolean).join(" · "))),
     failure(view), standstill(view), steps(view), tiles(view),
-    element("div", { class: "columns" }, news(view), element("div", {}, policies(view), processes(view))));
+    element("div", { class: "columns" }, news(view), element("div", {}, policies(view), lost(view), processes(view))));
 }
 
 function failure({ failure: failed }) {
@@ -99,6 +99,12 @@ function news(view) {
     element("time", {}, clock(line.time)), longText(line.text, { most: 400, tag: "span" })));
   const torn = view.unreadable ? element("p", { class: "hint" }, `${view.unreadable} lines of metrics.jsonl and events.jsonl could not be read.`) : null;
   return card("News", items.length ? element("ol", { class: "news" }, items) : element("p", { class: "hint" }, "Nothing yet."), torn);
+}
+
+function lost({ failed }) {
+  if (!failed) return null;
+  const first = failed.first ? element("details", { "data-key": "first" }, element("summary", {}, `The first one: ${failed.first.name}`), longText(failed.first.text, { most: 8000 })) : null;
+  return card("Failed trajectories", element("p", {}, `${failed.count} failed and were dropped.`), first);
 }
 
 function policies(view) {

@@ -19,7 +19,7 @@ export function open(place, page) {
     element("button", { type: "button", class: "plain", click: () => step(1) }, "next →"),
     element("label", {}, "Show", shade), legend(shade));
   const form = element("form", { class: "controls", submit: (event) => event.preventDefault() }, Object.values(fields).map((field) => field.label));
-  if (page.source.isFrozen) form.hidden = true;
+  if (page.source.isFrozen) form.hidden = shade.parentElement.hidden = true;
   fill(place, element("h1", { class: "quiet" }, "Trajectories", page.runs.length > 1 ? element("small", {}, ` of ${page.source.facts.runs[run].name}`) : null),
     form, element("div", { class: "sides" }, element("div", { class: "card side" }, count, list), element("div", {}, bar, detail)));
 
@@ -42,7 +42,7 @@ export function open(place, page) {
       fields.agent.offer(answer.agents);
       state.rows = skip ? [...state.rows, ...answer.rows] : answer.rows;
       state.total = answer.total;
-      count.textContent = answer.words || `${answer.total.toLocaleString("en")} trajectories`;
+      count.textContent = answer.words || `${answer.total.toLocaleString("en")} ${answer.total === 1 ? "trajectory" : "trajectories"}`;
       draw();
       const wanted = page.route.get("at");
       if (!skip && (!state.name || !wanted)) await show(wanted ?? state.rows[0]?.name ?? null, { quiet: true });
@@ -82,9 +82,11 @@ export function open(place, page) {
       } else link.removeAttribute("aria-current");
     }
     try {
-      const tokens = shade.value && !page.source.isFrozen ? { tokens: 1 } : {};
-      const answer = await page.source.view("trajectories", run, { of: name, ...tokens });
-      if (state.name === name) conversation(detail, answer, shade.value, (place_, from) => page.source.view("trajectories", run, { of: name, place: place_, from }));
+      const rest = (part, from) => page.source.view("trajectories", run, { of: name, place: part, from });
+      const put = (answer) => { if (state.name === name) conversation(detail, answer, shade.value, rest); };
+      put(await page.source.view("trajectories", run, { of: name }));
+      // The first tokens wait for a tokenizer, which takes seconds to load.
+      if (shade.value && !page.source.isFrozen) put(await page.source.view("trajectories", run, { of: name, tokens: 1 }));
     } catch (error) {
       if (state.name === name) fill(detail, element("p", { class: "notice" }, error.message));
     }
