@@ -18,6 +18,7 @@ from flexmarl.actors.inference.engines.threaded_engine import ThreadedEngine
 from flexmarl.actors.pretrained import outline_of
 from flexmarl.transport.state import StateTransport
 
+from ....patience import PATIENCE_S
 from ...chat.chat_tokenizer import END, VOCABULARY, chat_tokenizer
 from .vllm_engines import OPTIONS, Learner, far_apart, model_of, request_of
 
@@ -126,6 +127,6 @@ async def test_a_grammar_that_fails_under_way_fails_its_own_request_alone(
     with monkeypatch.context() as patched:
         patched.setattr(XgrammarBackend, "compile_grammar", broken)
         with pytest.raises(InvalidRequest, match="given up the grammar"):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await engine.generate(asked("broken", CALL))
     assert (await engine.generate(asked("right", YES_OR_NO))).finish_reason == "stop"
