@@ -25,6 +25,9 @@ from .trajectories_panel import conversation, listed_row
 
 WEB: Final = Path(__file__).with_name("web")
 _POINTS: Final = 240
+_FROZEN: Final = {"width": "300"}
+"""The parameters of the panels' views: fewer spans than on a screen."""
+
 _EVALUATIONS: Final = 3
 _MOST_LISTED: Final = 20_000
 _STYLES: Final = ("uplot/uPlot.min.css", "page.css")
@@ -80,7 +83,7 @@ def frozen_page(run_dir: Path) -> str:
 
 def _data(run: RecordedRun) -> dict[str, Any]:
     with run.reading():
-        views = {panel.name: {"": panel.view(run, {})} for panel in PANELS if not panel.reads_samples}
+        views = {panel.name: {"": panel.view(run, _FROZEN)} for panel in PANELS if not panel.reads_samples}
         curves = points_of(run.curves, run.curves.all_keys(), {"points": str(_POINTS)})
     return {
         "facts": {

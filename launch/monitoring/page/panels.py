@@ -10,6 +10,7 @@ from . import (
     now_panel,
     policies_panel,
     settings_panel,
+    timeline_panel,
     trajectories_panel,
 )
 from .curves import Query
@@ -34,6 +35,7 @@ PANELS: Final = (
     Panel("now", "Now", now_panel.view),
     Panel("learning", "Learning", learning_panel.view),
     Panel("trajectories", "Trajectories", trajectories_panel.view, reads_samples=True),
+    Panel("timeline", "Timeline", timeline_panel.view),
     Panel("policies", "Policies and pool", policies_panel.view),
     Panel("figures", "Figures", figures_panel.view),
     Panel("settings", "Settings", settings_panel.view),

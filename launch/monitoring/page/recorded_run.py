@@ -28,6 +28,7 @@ from ...run_folder.samples.reader import Samples
 from ...run_folder.samples.showing import TokenTexts
 from ...run_folder.stored_run import State, is_alive, state_of
 from ..formatting import number
+from ..timeline.timeline import Timeline
 from .curves import Curves, numbers_of
 
 COPIES: Final = (PolicySuspended, PolicyResumed)
@@ -144,6 +145,11 @@ class RecordedRun:
                 self._samples.close()
                 self._samples = None
                 raise
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Its spans; for one thread at once, and so under ``reading``."""
+        return Timeline(self.directory)
 
     @cached_property
     def token_texts(self) -> TokenTexts:

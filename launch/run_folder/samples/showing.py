@@ -148,6 +148,8 @@ class TokenTexts:
     def _decoder(self, name: str) -> Callable[[int], str]:
         if name == "bytes":  # of simulated policies
             return lambda token: chr(token) if 0 <= token < 0x110000 else f"<{token}>"
+        if (file := Path(name) / "tokenizer.json").is_file():
+            return _decoder_of(file)
         try:
             from transformers import AutoTokenizer  # imported here: it takes seconds
 
@@ -156,3 +158,11 @@ class TokenTexts:
             self.problems[name] = str(error)
             return lambda token: f"<{token}>"
         return lambda token: str(tokenizer.decode([token]))
+
+
+def _decoder_of(file: Path) -> Callable[[int], str]:
+    """Decodes single tokens without transformers, whose import takes half a minute on a busy machine."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

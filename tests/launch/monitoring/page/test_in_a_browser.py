@@ -10,6 +10,7 @@ import random
 import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,16 +25,19 @@ from flexmarl.actors.run_events import (
     RunEvent,
     TrajectoryFailed,
 )
+from flexmarl.actors.spans import Span
 from flexmarl.launch.config.config_reading import resolve, to_yaml
 from flexmarl.launch.monitoring.page.frozen_page import write_report
 from flexmarl.launch.monitoring.page.server import served_page
 from flexmarl.launch.run_folder.json_lines import event_to_json
+from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ....patience import PATIENCE_S
 from ...conftest import SIMULATED_POLICIES, TINY
 from ...run_folder.samples.files import record as samples_of
 from ...run_folder.samples.files import recorded_run, trajectory
 from ..report.records import record
+from ..timeline.test_timeline import write
 from .folders import STARTED, lines_of, step_line
 
 ROOT = Path(__file__).parents[4]
@@ -80,6 +84,19 @@ def run_in(folder: Path, seed: int = 7) -> Path:
     ]
     config = to_yaml(resolve(str(TINY), [*SIMULATED_POLICIES, f"seed={seed}"]))
     path = recorded_run(folder, records, config).path
+    at_s = 1_000_001.0
+    write(
+        RunDirectory(path),
+        Span(
+            "rollout-0 turns", "turn", at_s, at_s + 9, "q7", "solver", "solver", trajectory=0, turn=0, step=7
+        ),
+        *(
+            Span(
+                "solver-0", "generate", at_s + number, at_s + number + 0.5, "q7", policy="solver", turn=number
+            )
+            for number in range(8)
+        ),
+    )
     chance = random.Random(seed)
     steps = [record(step) | {"reward/sorter": chance.random()} for step in range(1, 21)]
     (path / "metrics.jsonl").write_text(lines_of(steps))
@@ -122,16 +139,18 @@ async def test_the_page_in_chromium(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         for name, paths in pages.items():
             addresses[name] = await stack.enter_async_context(served_page(paths, "127.0.0.1:0"))
-        status, output = await checked(addresses, live, tmp_path)
+        # Not pytest's folder: the path of a socket in it may have a hundred characters.
+        home = stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))
+        status, output = await checked(addresses, live, home)
     assert status == 0 and "FAILS" not in output, output
 
 
-async def checked(addresses: dict[str, str], live: Path, folder: Path) -> tuple[int, str]:
+async def checked(addresses: dict[str, str], live: Path, home: str) -> tuple[int, str]:
     """The status and the output of the checks. The run grows when they ask for it."""
     process = await asyncio.create_subprocess_exec(
         NODE, str(CHECKS), str(MODULES), str(PICTURES), json.dumps(addresses),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "FLEXMARL_CHROMIUM": CHROMIUM, **{name: str(folder) for name in FOLDERS}},
+        env={**os.environ, "FLEXMARL_CHROMIUM": CHROMIUM, **dict.fromkeys(FOLDERS, home)},
     )  # fmt: skip
     assert process.stdout is not None
     lines = []

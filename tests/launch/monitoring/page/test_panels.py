@@ -28,6 +28,7 @@ from flexmarl.launch.monitoring.page import (
     now_panel,
     policies_panel,
     settings_panel,
+    timeline_panel,
 )
 from flexmarl.launch.monitoring.page.headline import headline
 from flexmarl.launch.monitoring.page.page_app import WEB
@@ -188,3 +189,18 @@ def test_meanings_have_no_markup() -> None:
 def test_texts_are_made_harmless() -> None:
     hostile = {"\x1b[2J": ["\u202egnp.exe", float("inf"), b"x", {"n": 1}]}
     assert plain(hostile) == {"\\x1b[2J": ["\\u202egnp.exe", None, "b'x'", {"n": 1}]}
+
+
+def test_a_timeline_without_spans_and_windows_that_are_invalid_are_no_error(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [record(1)])
+    for query in (
+        {},
+        {"begin": "x"},
+        {"begin": "5", "end": "1"},
+        {"width": "0"},
+        {"width": "-"},
+        {"begin": "nan"},
+    ):
+        assert timeline_panel.view(run, query)["spans"] == []
+    assert "no span 7" in timeline_panel.view(run, {"span": "7"})["error"]
+    assert "no span x" in timeline_panel.view(run, {"span": "x"})["error"]

@@ -11,7 +11,7 @@ const addresses = JSON.parse(text);
 const require = createRequire(join(modules, "package.json"));
 const { chromium } = require("playwright-core");
 const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
-const PANELS = ["now", "learning", "trajectories", "policies", "figures", "settings"];
+const PANELS = ["now", "learning", "trajectories", "timeline", "policies", "figures", "settings"];
 const patience = { timeout: Number(process.env.FLEXMARL_PATIENCE_MS ?? 120_000) };
 
 const profile = mkdtempSync(join(tmpdir(), "flexmarl-browser-"));
@@ -119,6 +119,26 @@ const checks = {
     await page.locator("output", { hasText: /^1 of \d+ figures$/ }).waitFor();
     await page.locator(".chart canvas").waitFor();
     await close(page, "figures");
+  },
+
+  async "the timeline is zoomed, and a span leads to its trajectory"() {
+    const page = await open(`${addresses.live}#timeline`);
+    const words = page.locator(".panel.timeline [role=status]").first();
+    await page.locator(".panel.timeline p", { hasText: "are shown" }).waitFor();
+    const canvas = page.locator("canvas");
+    const before = await words.textContent();
+    const { width } = await canvas.boundingBox();
+    await canvas.hover({ position: { x: width / 2, y: 34 } });
+    await page.mouse.wheel(0, -300);
+    await canvas.focus();
+    await page.keyboard.press("+");
+    await page.waitForFunction((old) => /are shown/.test(document.querySelector(".panel.timeline").textContent) && !document.querySelector(".panel.timeline").textContent.includes(old), before, patience);
+    await canvas.click({ position: { x: width / 2, y: 34 } });
+    await page.locator(".card.span h2", { hasText: "turn" }).waitFor();
+    await page.screenshot({ path: join(pictures, "timeline.png") });
+    await page.getByText("Its trajectory").click();
+    await page.locator(".conversation h2", { hasText: "query q7" }).waitFor();
+    await close(page);
   },
 
   async "two runs are laid on each other and their settings compared"() {

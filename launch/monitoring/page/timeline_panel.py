@@ -1,0 +1,26 @@
+"""The panel *Timeline*: the spans of the run's parts in a window of time, and one span with its links."""
+
+from typing import Any, Final
+
+from ..timeline.timeline import MOST_WIDTH
+from .curves import Query
+from .recorded_run import RecordedRun
+
+_WIDTH: Final = 1000
+
+
+def view(run: RecordedRun, query: Query) -> dict[str, Any]:
+    """``query``: ``span``, the id of one; else ``begin``, ``end`` and ``width``, each may be missing: see
+    ``timeline.Timeline``."""
+    if "span" in query:
+        try:
+            return run.timeline.span(int(query["span"]))
+        except (KeyError, ValueError):
+            return {"error": f"there is no span {query['span']}"}
+    width = query.get("width", "")
+    try:
+        begin, end = (float(query[name]) if query.get(name) else None for name in ("begin", "end"))
+        pixels = max(1, min(MOST_WIDTH, int(width))) if width else _WIDTH
+        return run.timeline.view(begin, end, pixels)
+    except ValueError:  # of an address that was written by hand
+        return run.timeline.view(width=_WIDTH)
