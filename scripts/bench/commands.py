@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 # Each command NAME is the function NAME of the module NAME in this folder.
 BENCHMARKS = (
     "balance", "chats", "gateway", "kill_storm", "memory", "merge", "pipeline", "pool", "race_trl", "rollout", "router",
-    "samples", "stalls", "start", "store", "store_storm", "swap", "trace", "updates",
+    "samples", "slots", "stalls", "start", "store", "store_storm", "swap", "trace", "updates",
 )  # fmt: skip
 
 
