@@ -122,6 +122,8 @@ _AGENT: Final = (
     Figure("tokens", "tokens", "generated tokens of these turns", "sum", empty=0),
     Figure("truncated_turns", "count", "turns that ended at `max_new_tokens`", "sum", empty=0,
            chart=Chart("Truncated turns", "share of the turns", percent=True, share_of="turns")),
+    Figure("queue_s", "s", "seconds that these turns waited for room at an instance, the sum", "sum"),
+    Figure("service_s", "s", "seconds that they were at an instance, the sum", "sum"),
     Figure("turn_tokens_p10", "tokens", "a tenth of the turns has as many generated tokens or fewer"),
     Figure("turn_tokens_p50", "tokens", "the same of half of the turns"),
     Figure("turn_tokens_p90", "tokens", "the same of nine tenths of the turns"),

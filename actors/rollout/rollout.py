@@ -561,6 +561,7 @@ class Rollout(Actor, RolloutApi):
             self._retry(turn, trajectory, error)
         finally:
             self._routes.ended(route.turn, tokens, lost=lost)
+            trajectory.waited(agent, route.queue_s, self._clock() - started)
         return self._clock() - started
 
     def _retry(self, turn: ResumableTurn, trajectory: Trajectory, error: FlexmarlError) -> None:

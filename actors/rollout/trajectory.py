@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,8 @@ class Trajectory:
         self._columns: dict[str, TurnColumns] = {}
         self._prompts: dict[str, tuple[PromptPart, ...]] = {}
         self._ended_tokens: dict[AgentName, int] = {}
+        self._queue_s: defaultdict[AgentName, float] = defaultdict(float)
+        self._service_s: defaultdict[AgentName, float] = defaultdict(float)
         self.retried_turns = 0
         self.turns_open = 0
         """Turns under way."""
@@ -100,6 +103,11 @@ class Trajectory:
                 self.programs.left_out.add(turn.request.sample_id)
             self._ended_tokens[agent] = self._ended_tokens.get(agent, 0) + len(turn.tokens)
             self.timed_turns.append(timed)
+
+    def waited(self, agent: AgentName, queue_s: float, service_s: float) -> None:
+        """Adds the seconds of a turn, or a part of one, that waited for room and was at an instance."""
+        self._queue_s[agent] += queue_s
+        self._service_s[agent] += service_s
 
     def used(self, agent: AgentName | None) -> tuple[int, int]:
         """Returns the number of turns of ``agent`` that have begun, and of tokens in turns that have ended; None: of
@@ -157,9 +165,9 @@ class Trajectory:
         turns = [turn for of_agent, turn in self._turns if of_agent == agent]
         lengths = tuple(len(turn.tokens) for turn in turns)
         truncated = sum(turn.truncated for turn in turns)
-        return AgentTurns(
-            {"turns": len(turns), "tokens": sum(lengths), "truncated_turns": truncated}, lengths
-        )
+        counts = {"turns": len(turns), "tokens": sum(lengths), "truncated_turns": truncated}
+        seconds = {"queue_s": self._queue_s[agent], "service_s": self._service_s[agent]}
+        return AgentTurns({**counts, **seconds}, lengths)
 
     def oldest_versions(self) -> dict[AgentName, Version]:
         """By agent: the oldest version of its turns that have ended."""

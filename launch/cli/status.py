@@ -11,10 +11,12 @@ import click
 
 from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.formatting import duration
+from ..monitoring.slowness.words import finding_lines
 from ..run.connected_run import query_run
 from ..run.run_control import RunStatus
 from ..run_folder import stored_run
 from ..run_folder.run_directory import RunDirectory
+from ..run_folder.run_findings import run_findings
 from .options import RUN, as_json_option
 
 
@@ -31,15 +33,17 @@ def status(run: Path, as_json: bool) -> int:
     """
     if not run.is_file() and not stored_run.is_alive(RunDirectory.existing(run)):
         stored = stored_run.read_run(run)
+        causes = run_findings(RunDirectory(run), stored.config)
         fields: dict[str, object] = {
             "state": stored.state,
             "error": stored.error,
             "step": stored.step,
             "steps": stored.steps,
+            "findings": [dataclasses.asdict(finding) for finding in causes],
         }
-        words = f"{run}: {stored.state}, step {stored.step}/{stored.steps}" + (
-            f"\n{stored.error}" if stored.error else ""
-        )
+        lines = [f"{run}: {stored.state}, step {stored.step}/{stored.steps}"]
+        lines += [stored.error] if stored.error else []
+        words = "\n".join(lines + finding_lines(causes))
     else:
         answer = query_run(run, lambda connected: connected.status())
         fields = {"state": "running", **dataclasses.asdict(answer)}
@@ -64,6 +68,7 @@ def words_of(run: Path, run_status: RunStatus) -> str:
             else []
         ),
         *(f"  {cause}" for cause in run_status.causes),
+        *finding_lines(run_status.findings),
         *(
             f"{name:<12} pid {process.pid:<8} {process.rss_mib:>9.1f} MiB  {process.host}".rstrip()
             for name, process in run_status.processes.items()

@@ -16,7 +16,7 @@ from ...actors.orchestrator import checkpoint
 from ...core.durable.files import open_private
 from ...core.errors import FlexmarlError, is_loss
 from ...core.telemetry import LOG_LEVELS, LogLevel, configure_logging
-from ..config.config_reading import to_yaml
+from ..config.config_reading import flattened, to_yaml
 from ..config.config_warnings import warnings_about
 from ..config.run_config import RunConfig
 from ..config.written_config import WrittenConfig
@@ -28,6 +28,7 @@ from ..hosts.placement.plan_table import plan_as_comment
 from ..hosts.placement.run_placement import like_this_host, made_up_hosts, place_run
 from ..monitoring.console.echo import echo, echo_file
 from ..monitoring.console.output import Form, Output
+from ..monitoring.slowness.words import finding_lines
 from ..run.prepared_run import (
     DEFAULT_RECIPE,
     PreparedRun,
@@ -43,6 +44,7 @@ from ..run.resuming import differences
 from ..run.run import Run
 from ..run.run_endings import failure_text, has_lost_samples, run_summary
 from ..run_folder.run_directory import RunDirectory
+from ..run_folder.run_findings import run_findings
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
 from .signals import train_until_signal
 
@@ -310,7 +312,8 @@ def run_prepared(prepared: PreparedRun, options: RunOptions) -> int:
         wall_s=round(display.wall_s, 3),
         held_out=config.evaluation.held_out,
     )
-    options.output.result(words)
+    keys = dict(flattened(config.model_dump(mode="json")))
+    options.output.result("\n".join([words, *finding_lines(run_findings(directory, keys))]))
     return EXIT_STOPPED if result.stopped else 0
 
 

@@ -18,9 +18,12 @@ from ...actors.step_metrics import StepMetrics
 from ...core.actor import Actor, endpoint
 from ...core.errors import ActorDead, ActorFailed, ActorNotFound, InvalidKeys
 from ...core.ref import ActorRef
+from ..config.config_reading import flattened
 from ..config.run_config import RunConfig
 from ..errors import RunDirectoryError, RunFailed
 from ..monitoring.console.run_console import RunConsole
+from ..monitoring.slowness.finding import Finding
+from ..monitoring.slowness.findings import findings
 from ..run_folder.json_lines import event_from_json, lines_from, metrics_from_json, object_of, size_of
 from ..run_folder.run_directory import RunDirectory
 from .logged_lines import logged_groups
@@ -68,7 +71,8 @@ class ProcessStatus:
 class RunStatus:
     """``step``: the last complete one, of ``steps``. ``since_s``: seconds since this life of the run began.
     ``instances``: by policy. ``processes``: those that answered last, by actor; at most about a second old. ``idle_s``:
-    seconds since anything has ended. ``causes``: what a run that stands still waits for, a line each."""
+    seconds since anything has ended. ``causes``: what a run that stands still waits for, a line each.
+    ``findings``: about the newest steps."""
 
     step: int
     steps: int
@@ -78,6 +82,7 @@ class RunStatus:
     processes: dict[str, ProcessStatus]
     idle_s: float = 0.0
     causes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 class RunControl(Actor):
@@ -96,6 +101,7 @@ class RunControl(Actor):
         request_stop: Callable[..., bool],
     ) -> None:
         self._config, self._first, self._directory = config, first, directory
+        self._keys = dict(flattened(config.model_dump(mode="json")))
         self._broadcast, self._console, self._stalls = broadcast, console, stalls
         self._hosts, self._request_stop = hosts, request_stop
         self._end: RunEnded | None = None
@@ -141,6 +147,7 @@ class RunControl(Actor):
             },
             idle_s=round(self._stalls.standstill.idle_s, 1),
             causes=self._stalls.causes,
+            findings=tuple(findings([*self._console.recent_steps], self._keys)),
         )
 
     @endpoint

@@ -23,6 +23,7 @@ Keys of ``events.jsonl`` are ``time`` (Unix seconds), ``event`` (its name) and t
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -183,6 +184,21 @@ def lines_from(path: Path, at: int) -> list[bytes]:
             return [line for line in file.readlines(_READ_BYTES) if line.endswith(b"\n")]
     except FileNotFoundError:
         return []
+
+
+def last_lines(path: Path, most: int) -> list[bytes]:
+    """The last ``most`` whole lines, without their line breaks; those before them are not read. A
+    missing file is empty."""
+    try:
+        with path.open("rb") as file:
+            at, end = file.seek(0, os.SEEK_END), b""
+            while at > 0 and end.count(b"\n") <= most:
+                size = min(at, _READ_BYTES)
+                at = file.seek(at - size)
+                end = file.read(size) + end
+    except FileNotFoundError:
+        return []
+    return end.split(b"\n")[:-1][-most:]
 
 
 @dataclass(frozen=True, slots=True)

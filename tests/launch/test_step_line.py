@@ -55,6 +55,7 @@ LINE = {
     "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
     "zero_advantage_groups/solver": 1, "turns/solver": 12, "tokens/solver": 120, "truncated_turns/solver": 4,
+    "queue_s/solver": 0.5, "service_s/solver": 3.0,
     "turn_tokens_p10/solver": 5.0, "turn_tokens_p50/solver": 10.0, "turn_tokens_p90/solver": 15.0,
     "turn_tokens_max/solver": 15.0, "turn_reward/solver": 0.3, "token_share/solver": 0.75,
     "zero_advantage_groups/judge": 0, "turns/judge": 0, "tokens/judge": 0, "truncated_turns/judge": 0,
@@ -84,7 +85,9 @@ LINE = {
 
 def group(waited_s: float, rewards: list[float]) -> GroupClosed:
     turns = {
-        OF_SOLVER: AgentTurns({"turns": 3, "tokens": 30, "truncated_turns": 1}, (5, 10, 15)),
+        OF_SOLVER: AgentTurns(
+            {"turns": 3, "tokens": 30, "truncated_turns": 1, "queue_s": 0.125, "service_s": 0.75}, (5, 10, 15)
+        ),
         OF_JUDGE: AgentTurns(),
     }
     return GroupClosed(Step(3), "q", {OF_SOLVER: 2}, turns, waited_s, {OF_SOLVER: rewards, OF_JUDGE: []}, [])

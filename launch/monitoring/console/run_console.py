@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from ...run_folder.event_log import EventLog
 from ...run_folder.json_lines import metrics_to_json
 from ...run_folder.line_writer import LineWriter
 from ...run_folder.run_directory import RunDirectory
+from ..slowness.evidence import WINDOW
 from .display import Display
 from .learning_watch import LearningWatch
 
@@ -75,6 +77,8 @@ class RunConsole(Actor, ConsoleApi):
         self._closes_events = events is None
         self._warned_of_silence = False
         self._learning = LearningWatch()
+        self.recent_steps: deque[StepMetrics] = deque(maxlen=WINDOW)
+        """The newest steps of this life, for the findings about them."""
         self._ended_items = 0
         self._done: int | None = None
         """The number that the present phase has last reported."""
@@ -119,6 +123,7 @@ class RunConsole(Actor, ConsoleApi):
         )
         for readings in self._devices.values():
             del readings[:-1]  # a step may be shorter than the time between two readings
+        self.recent_steps.append(metrics)
         self._ended_items += 1
         self._metrics.write(metrics_to_json(metrics))
         self._display.step(metrics)

@@ -1,0 +1,59 @@
+"""All causes of slowness, and of learning little. A new cause is a module and a row here."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ....actors.run_events import RunEvent
+from ....actors.step_metrics import StepMetrics
+from .evidence import Evidence
+from .finding import Finding
+from .late_training import late_training
+from .saturated_instances import saturated_instances
+
+LEAST_STEPS: Final = 5
+"""Steps after the first one, without which nothing is said: single steps differ for no reason that a setting would
+change."""
+
+_Cause = Callable[[Evidence], Iterator[Finding]]
+# With each cause the least share of a step that it costs, and is worth a sentence; 0 for a cause that judges itself.
+_CAUSES: Final[Sequence[tuple[_Cause, float]]] = (
+    (saturated_instances, 0.1),
+    (late_training, 0.25),
+)
+_LONGEST: Final = {
+    "rollout only": "rollouts",
+    "rollout and training": "rollouts, with training during them,",
+    "training only": "training",
+    "optimizer": "optimizer steps",
+    "publishing weights": "publishing weights",
+    "other": "the time between rollout and training",
+}
+
+
+def findings(
+    steps: Sequence[StepMetrics], config: Mapping[str, Any], events: Iterable[RunEvent] = ()
+) -> list[Finding]:
+    """The findings about a run's newest steps, the most expensive first, those about learning last. ``config``: by
+    dotted key. Empty for a run of a few steps; a run without a cause that a setting would change has one finding, its
+    longest part."""
+    evidence = Evidence(steps, config, events)
+    if len(evidence.steps) < LEAST_STEPS:
+        return []
+    causes = [
+        finding
+        for cause, share in _CAUSES
+        for finding in cause(evidence)
+        if finding.seconds_per_step is None or finding.seconds_per_step > share * evidence.step_s
+    ]
+    if all(finding.seconds_per_step is None for finding in causes):
+        causes.append(_longest_part(evidence))
+    return sorted(causes, key=lambda finding: -(finding.seconds_per_step or 0.0))
+
+
+def _longest_part(evidence: Evidence) -> Finding:
+    part = max(evidence.parts, key=lambda part: evidence.parts[part])
+    seconds = evidence.parts[part]
+    text = (
+        f"{_LONGEST[part]} are {evidence.of_step(seconds)}; no figure shows a part that a setting would save"
+    )
+    return Finding("longest part", seconds, text)

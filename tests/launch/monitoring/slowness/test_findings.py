@@ -1,0 +1,59 @@
+"""Causes of slowness: of simulated runs whose cause is known, and of made-up figures."""
+
+from flexmarl.actors.names import Step
+from flexmarl.actors.step_metrics import StepMetrics
+from flexmarl.launch.monitoring.slowness.finding import Finding
+from flexmarl.launch.monitoring.slowness.findings import LEAST_STEPS, findings
+from flexmarl.launch.monitoring.slowness.words import finding_lines
+
+from .simulated import simulated_findings
+
+
+def plain_steps(number: int) -> list[StepMetrics]:
+    """Steps of 4 s, of which rollouts are 3 s; the first is a run's first."""
+    return [
+        StepMetrics(Step(step), 4.0 * step, 4.0, 3.0, 100, 25.0, overlap_s=0.0)
+        for step in range(1, number + 1)
+    ]
+
+
+def test_instances_without_room_are_named_with_the_waits_of_their_turns() -> None:
+    first, *_ = simulated_findings("agent_defaults.engine.max_batch=1", "training.queries_per_step=20")
+    assert first.cause == "saturated instances" and first.key == "policies.solver.instances"
+    assert first.sentence.startswith("the 2 instances of solver are full: a turn waits ")
+    assert first.seconds_per_step is not None and first.seconds_per_step > 1.0
+
+
+def test_training_after_the_rollouts_is_named_with_the_mode_that_hides_it() -> None:
+    (strict,) = simulated_findings("trainer.optimizer_s=2")
+    assert (strict.cause, strict.key) == ("late training", "mode")
+    assert strict.seconds_per_step is not None and strict.seconds_per_step > 2.0
+    assert strict.sentence.endswith("async trains during the rollouts of the next step")
+    (sync,) = simulated_findings("mode=sync")
+    assert (sync.cause, sync.key) == ("late training", "mode")
+    assert sync.sentence.endswith("strict trains during the rollouts")
+
+
+def test_a_healthy_run_has_its_longest_part_and_no_key() -> None:
+    (finding,) = simulated_findings()
+    assert (finding.cause, finding.key) == ("longest part", "")
+    assert finding.sentence.startswith("rollouts are ")
+
+
+def test_a_few_steps_prove_nothing() -> None:
+    assert findings(plain_steps(LEAST_STEPS), {}) == []
+    (finding,) = findings(plain_steps(LEAST_STEPS + 1), {})
+    assert finding.seconds_per_step == 3.0
+    assert finding.sentence == (
+        "rollouts are 3 s of a step of 4 s; no figure shows a part that a setting would save"
+    )
+
+
+def test_three_findings_are_shown_with_their_seconds_and_keys() -> None:
+    shown = [Finding("a", 1.5, "slow", "mode"), Finding("b", 1.0, "long"), Finding("c", None, "dull", "seed")]
+    assert finding_lines([*shown, *shown])[1:] == [
+        "  up to 1.5 s a step: slow [mode]",
+        "  long",
+        "  dull [seed]",
+    ]
+    assert finding_lines([]) == []
