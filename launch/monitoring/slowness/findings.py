@@ -5,10 +5,14 @@ from typing import Any, Final
 
 from ....actors.run_events import RunEvent
 from ....actors.step_metrics import StepMetrics
+from .blocked_loops import blocked_loops
+from .captured_policy import captured_policy
+from .equal_rewards import equal_rewards
 from .evidence import Evidence
 from .finding import Finding
 from .late_training import late_training
 from .saturated_instances import saturated_instances
+from .slow_installs import slow_installs
 
 LEAST_STEPS: Final = 5
 """Steps after the first one, without which nothing is said: single steps differ for no reason that a setting would
@@ -19,6 +23,10 @@ _Cause = Callable[[Evidence], Iterator[Finding]]
 _CAUSES: Final[Sequence[tuple[_Cause, float]]] = (
     (saturated_instances, 0.1),
     (late_training, 0.25),
+    (slow_installs, 0.1),
+    (blocked_loops, 0.1),
+    (equal_rewards, 0.0),
+    (captured_policy, 0.0),
 )
 _LONGEST: Final = {
     "rollout only": "rollouts",

@@ -1,6 +1,8 @@
 """Causes of slowness: of simulated runs whose cause is known, and of made-up figures."""
 
-from flexmarl.actors.names import Step
+from dataclasses import replace
+
+from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.monitoring.slowness.finding import Finding
 from flexmarl.launch.monitoring.slowness.findings import LEAST_STEPS, findings
@@ -38,6 +40,33 @@ def test_a_healthy_run_has_its_longest_part_and_no_key() -> None:
     (finding,) = simulated_findings()
     assert (finding.cause, finding.key) == ("longest part", "")
     assert finding.sentence.startswith("rollouts are ")
+
+
+def test_slow_installs_are_named_with_their_parts() -> None:
+    (finding,) = simulated_findings("agent_defaults.engine.install_s=2")
+    assert (finding.cause, finding.key) == ("slow installs", "")
+    assert finding.sentence.endswith("takes 0 s to copy them and 2 s to load them")
+
+
+def test_equal_rewards_a_captured_policy_and_a_blocked_loop_are_named() -> None:
+    policy, solver, judge = PolicyName("shared"), AgentName("solver"), AgentName("judge")
+    steps = [
+        replace(
+            step,
+            by_policy={policy: {"nonzero_advantage_share": 0.125}},
+            by_agent={
+                solver: {"advantage_share": 0.95, "token_share": 0.6},
+                judge: {"advantage_share": 0.05, "token_share": 0.4},
+            },
+            by_process={"rollout-0": {"loop_lag_ms": 1500.0}, "store": {"loop_lag_ms": 1500.0}},
+        )
+        for step in plain_steps(9)
+    ]
+    policies = {"agents.solver.policy": "shared", "agents.judge.policy": "shared"}
+    blocked, equal, captured = findings(steps, policies)
+    assert blocked.seconds_per_step == 1.5 and "rollout-0" in blocked.sentence
+    assert equal.cause == "equal rewards" and equal.sentence.startswith("12% of the samples of shared ")
+    assert captured.cause == "captured policy" and captured.sentence.startswith("solver has 95% ")
 
 
 def test_a_few_steps_prove_nothing() -> None:
