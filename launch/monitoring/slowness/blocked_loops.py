@@ -21,5 +21,5 @@ def blocked_loops(evidence: Evidence) -> Iterator[Finding]:
                 "blocked loop",
                 seconds,
                 f"the event loop of {process} stands still for up to {duration(seconds)} at a time: blocking code of "
-                "the recipe belongs in flexmarl.in_process",
+                "the recipe belongs in in_process",
             )
