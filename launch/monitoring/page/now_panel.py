@@ -1,5 +1,6 @@
 """The panel *Now*: step and phase, the things that a run stands still for, the failure with the next step, news."""
 
+import dataclasses
 import time
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from ....actors.run_events import (
     RunStarted,
     TrajectoryFailed,
 )
+from ...run_folder.run_findings import run_findings
 from ..console.event_text import note_of, warning_of
 from ..console.progress_state import one_line
 from .curves import Query
@@ -52,6 +54,7 @@ def view(run: RecordedRun, query: Query) -> dict[str, Any]:
         "policies": {
             name: int(run.curves[f"version/{name}"].values[-1]) for name in run.curves.names("version")
         },
+        "findings": _findings(run),
         "unreadable": run.unreadable,
         "news": _news(run),
         "failed": _failed_trajectories(run),
@@ -99,6 +102,11 @@ def _failure(run: RecordedRun) -> dict[str, Any] | None:
         if saved
         else "There is no checkpoint. Its log:",
     }
+
+
+def _findings(run: RecordedRun) -> list[dict[str, Any]]:
+    """The reasons for slow steps, and for learning little, in the newest steps."""
+    return [dataclasses.asdict(finding) for finding in run_findings(run.directory, run.config)]
 
 
 def _failed_trajectories(run: RecordedRun) -> dict[str, Any] | None:

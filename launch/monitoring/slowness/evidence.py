@@ -10,7 +10,7 @@ from ....actors.names import AgentName, PolicyName
 from ....actors.run_events import RunEvent
 from ....actors.step_metrics import SUBJECT_OF, StepMetrics
 from ..formatting import duration
-from ..report.run_history import PARTS, Part, split_step
+from .step_parts import PARTS, Part, split_step
 
 WINDOW: Final = 50
 """The steps that are looked at, the newest ones."""

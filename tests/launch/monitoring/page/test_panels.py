@@ -58,6 +58,15 @@ def test_every_panel_has_a_module_and_shows_empty_runs_too(tmp_path: Path, panel
             assert panel.reads_samples  # the page shows the reason
 
 
+def test_the_reasons_for_slow_steps_are_shown_now(tmp_path: Path) -> None:
+    lines = [
+        record(step, ["a"]) | {"step_s": 1.0, "rollout_s": 0.2, "backward_s/a": 0.7} for step in range(1, 9)
+    ]
+    (finding, *_) = now_panel.view(run_of(tmp_path, lines), {})["findings"]
+    assert finding["cause"] == "late training" and finding["key"] == "mode"
+    assert finding["seconds_per_step"] > 0.5
+
+
 def test_every_module_of_a_panel_has_a_row() -> None:
     assert {path.stem for path in (WEB / "panels").iterdir()} == {panel.name for panel in PANELS}
 

@@ -26,7 +26,7 @@ function ofRun(view, page, run) {
       element(several ? "h3" : "h1", {}, view.headline),
       element("p", { class: "lead" }, element("span", { class: `chip ${view.state.replace(" ", "-")}` }, view.state),
         [view.recipe, view.mode && `mode ${view.mode}`, view.began && `since ${clock(view.began)}`].filter(Boolean).join(" · "))),
-    failure(view), standstill(view), steps(view), tiles(view),
+    failure(view), standstill(view), steps(view), tiles(view), findings(view),
     element("div", { class: "columns" }, news(view), element("div", {}, policies(view), lost(view), processes(view))));
 }
 
@@ -92,6 +92,14 @@ function overlap({ figures: { overlap_s: both, step_s: whole } }) {
   if (!both?.mean.length || !whole?.mean.length) return "–";
   const sum = (values) => values.reduce((a, b) => a + b, 0);
   return `${((100 * sum(both.mean)) / (sum(whole.mean) || 1)).toFixed(0)}%`;
+}
+
+/** The reasons for slow steps, the most expensive first. */
+function findings(view) {
+  if (!view.findings.length) return null;
+  return card("Why so slow", element("ul", { class: "findings" }, view.findings.map((finding) => element("li", {},
+    finding.seconds_per_step !== null && finding.key ? element("b", {}, `up to ${duration(finding.seconds_per_step)} a step `) : null,
+    finding.sentence, finding.key ? element("code", {}, finding.key) : null))));
 }
 
 function news(view) {
