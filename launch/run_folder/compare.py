@@ -8,6 +8,9 @@ from .stored_run import StoredRun
 
 MISSING: Final = object()
 """The value of a key that a run's config lacks."""
+PRESENT: Final = "(present)"
+"""The value of an agent or policy that other runs lack."""
+_PARTS: Final = ("agents.", "policies.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +24,21 @@ class Comparison:
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
     """The keys whose values differ between ``runs``, and all figures, differing or not. A key that one run lacks
-    differs: its value there is ``MISSING``."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    values = {key: tuple(run.config.get(key, MISSING) for run in runs) for key in keys}
+    differs: its value there is ``MISSING``. An agent or policy that one run lacks is one key, not one for each of its
+    settings."""
+    values: dict[str, tuple[Any, ...]] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.config):
+        part = ".".join(key.split(".")[:2])
+        if part != key and part.startswith(_PARTS) and not all(_has(run, part) for run in runs):
+            values[part] = tuple(PRESENT if _has(run, part) else MISSING for run in runs)
+        else:
+            values[key] = tuple(run.config.get(key, MISSING) for run in runs)
     differing = {key: row for key, row in values.items() if any(value != row[0] for value in row)}
     return Comparison(differing, {**_progress(runs), **_outcome(runs)})
+
+
+def _has(run: StoredRun, part: str) -> bool:
+    return any(key.startswith(f"{part}.") for key in run.config)
 
 
 def _progress(runs: Sequence[StoredRun]) -> dict[str, tuple[Any, ...]]:
