@@ -115,6 +115,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
             _run_console(block, folder, environment)
     _check_metrics(page, folder)
     _check_ratios(page, folder)
+    _check_learning(page, folder)
 
 
 def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
@@ -440,6 +441,17 @@ def _check_ratios(page: str, folder: Path) -> None:
     [metrics] = folder.glob("runs/*/metrics.jsonl")
     ratios = [json.loads(line)["ratio_deviation/sorter"] for line in metrics.read_text().splitlines()]
     assert len(ratios) == 2 and 0.0 < max(ratios) < 1e-4, "0: nothing was trained"
+
+
+def _check_learning(page: str, folder: Path) -> None:
+    """The tutorial's agents learn their task, far above the tenth of a guess, and a model of theirs is exported."""
+    if page != "tutorial.md":
+        return
+    lines = map(json.loads, (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines())
+    last = [line for line in lines if "eval/accuracy" in line][-1]
+    for figure in ("accuracy", "reward/left", "reward/right", "reward/final"):
+        assert last[f"eval/{figure}"] > 0.6, figure
+    assert (folder / "models" / "final" / "model.safetensors").exists()
 
 
 def _explained(key: str, explained: set[str]) -> bool:
