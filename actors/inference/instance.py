@@ -50,7 +50,10 @@ class _Served:
 
 class Instance(Actor, InstanceApi):
     """Serves the policies of its setup in turn, with the engine that each one's config names; adapters over one base at
-    the same time."""
+    the same time.
+
+    It is one class because turns, loads and the engine's end wait for each other: each changes what the others serve.
+    """
 
     def __init__(self, setup: InstanceSetup) -> None:
         self._setup = setup
