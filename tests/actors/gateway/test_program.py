@@ -50,7 +50,16 @@ def run(source: str, *, timeout_s: float = math.inf, env: dict[str, str] | None 
 
 
 def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return [process for process in psutil.Process().children(recursive=True) if is_alive(process)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False for one that has ended, also if its exit status was not taken: a test of the same session may have made
+    this process the one that adopts orphans."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +150,7 @@ def test_processes_that_it_leaves_end_with_its_worker(tmp_path: Path) -> None:
         wait_until(lambda: sleepers(), "it has left its daemon")
         keeper = psutil.Process(process.pid).children()[0]
         process.kill()
-    wait_until(lambda: not keeper.is_running(), "the process between ends with the worker")
+    wait_until(lambda: not is_alive(keeper), "the process between ends with the worker")
     assert not sleepers()
 
 

@@ -49,7 +49,9 @@ def test_a_run_is_recorded_and_a_resumed_one_continues_without_doubles(
     assert main(["samples", str(run.directory), "--best", "1", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)
     assert {turn["agent"] for turn in best["turns"]} == {"solver", "checker"}
-    assert "Trajectories of evaluations" in (run.directory / "report.html").read_text()
+    assert main(["samples", str(run.directory), "--evaluation", "--limit", "1", "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated["query"] in (run.directory / "report.html").read_text()
 
 
 def test_zero_steps_record_nothing(runs_here: RunsHere) -> None:
