@@ -82,6 +82,7 @@ export class Board {
   #zoom(tile, range) {
     if (this.page.source.isFrozen || JSON.stringify(range) === JSON.stringify(tile.range)) return;
     tile.range = range;
+    this.#draw(tile);
   }
 
   async #draw(tile) {
@@ -90,11 +91,18 @@ export class Board {
     const keys = [...new Set(tile.series.flatMap((series) => [series.key, series.over].filter(Boolean)))];
     const runs = this.page.runs;
     try {
-      const answers = await Promise.all(runs.map((run) => this.page.source.curves(run, keys)));
+      const answers = await Promise.all(runs.map((run) => this.#fetch(run, keys, tile.range)));
       if (order === tile.order) tile.chart.draw(this.#curves(tile, runs, answers));
     } catch (error) {
       if (order === tile.order) this.page.report(error);
     }
+  }
+
+  /** The curves of the whole run, with all points of a range that is zoomed into: the rest is there to zoom out. */
+  async #fetch(run, keys, range) {
+    const { source } = this.page;
+    const [whole, part] = await Promise.all([source.curves(run, keys), range ? source.curves(run, keys, range) : {}]);
+    return Object.fromEntries(Object.entries(whole).map(([key, curve]) => [key, part[key] ? refined(curve, part[key], range) : curve]));
   }
 
   #curves(tile, runs, answers) {
@@ -117,6 +125,16 @@ export class Board {
     });
     return curves.map((curve) => ({ ...curve, mean: smoothed(curve.mean, smoothing), isSparse: curve.steps.length <= SPARSE }));
   }
+}
+
+/** A curve with the points of `part` in place of its own within a range of steps. */
+function refined(curve, part, { first, last }) {
+  const before = curve.steps.filter((step) => step < first).length;
+  const after = curve.steps.filter((step) => step > last).length;
+  const join = (values, finer) => [...values.slice(0, before), ...finer, ...values.slice(values.length - after)];
+  const joined = { steps: join(curve.steps, part.steps), mean: join(curve.mean, part.mean) };
+  if (!curve.low) return joined;
+  return { ...joined, low: join(curve.low, part.low ?? part.mean), high: join(curve.high, part.high ?? part.mean) };
 }
 
 /** A series of one run: its curve, divided by another one, or its complement to 1. */

@@ -63,6 +63,25 @@ const checks = {
     await close(page, "learning");
   },
 
+  async "a part of a curve that is dragged over is fetched with all its points"() {
+    const page = await open(`${addresses.live}#learning`);
+    const card = page.locator(".chart", { hasText: "Reward in training" });
+    await card.scrollIntoViewIfNeeded();
+    await card.locator(".u-over").waitFor();
+    let fetched = false;
+    page.on("request", (request) => { fetched ||= /curves\?.*first=\d+&last=\d+/.test(request.url()); });
+    for (const end = Date.now() + patience.timeout; !fetched; ) {
+      assert(Date.now() < end, "no part is fetched");
+      const { x, y, width, height } = await card.locator(".u-over").boundingBox(); // charts above may still come
+      await page.mouse.move(x + 0.3 * width, y + height / 2);
+      await page.mouse.down();
+      await page.mouse.move(x + 0.7 * width, y + height / 2, { steps: 5 });
+      await page.mouse.up();
+      await page.waitForTimeout(300);
+    }
+    await close(page);
+  },
+
   async "the keyboard alone reaches every panel"() {
     const page = await open(`${addresses.live}#now`);
     await page.locator("h1").waitFor();
