@@ -313,7 +313,7 @@ def run_prepared(prepared: PreparedRun, options: RunOptions) -> int:
         held_out=config.evaluation.held_out,
     )
     keys = dict(flattened(config.model_dump(mode="json")))
-    # Those that a setting would change: the others are no news at the end of each run.
+    # Those that a setting would change: the longest part alone is in the status and on the page.
     causes = [finding for finding in run_findings(directory, keys) if finding.key]
     options.output.result("\n".join([words, *finding_lines(causes)]))
     return EXIT_STOPPED if result.stopped else 0
