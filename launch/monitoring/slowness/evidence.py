@@ -1,13 +1,12 @@
 """The figures of a run's newest steps, as the causes read them. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 from ....actors.figures import Subject
 from ....actors.names import AgentName, PolicyName
-from ....actors.run_events import RunEvent
 from ....actors.step_metrics import SUBJECT_OF, StepMetrics
 from ..formatting import duration
 from .step_parts import PARTS, Part, split_step
@@ -18,14 +17,11 @@ WINDOW: Final = 50
 
 class Evidence:
     """``steps``: ascending, the newest ``WINDOW`` of those that are given. The first step of a run is left out: it has
-    the start of engines in it. ``config``: by dotted key. ``events``: of the whole run."""
+    the start of engines in it. ``config``: by dotted key."""
 
-    def __init__(
-        self, steps: Sequence[StepMetrics], config: Mapping[str, Any], events: Iterable[RunEvent] = ()
-    ) -> None:
+    def __init__(self, steps: Sequence[StepMetrics], config: Mapping[str, Any]) -> None:
         self.steps = [step for step in steps[-WINDOW:] if step.step > 1]
         self.config = config
-        self.events = tuple(events)
 
     def per_step(self, subject: Subject, name: str, figure: str) -> float:
         """The sum over the steps, divided by their number. ``subject``: ``agent``, ``policy`` and so on."""

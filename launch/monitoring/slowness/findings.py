@@ -1,9 +1,8 @@
 """All causes of slowness, and of learning little. A new cause is a module and a row here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ....actors.run_events import RunEvent
 from ....actors.step_metrics import StepMetrics
 from .blocked_loops import blocked_loops
 from .captured_policy import captured_policy
@@ -38,13 +37,11 @@ _LONGEST: Final = {
 }
 
 
-def findings(
-    steps: Sequence[StepMetrics], config: Mapping[str, Any], events: Iterable[RunEvent] = ()
-) -> list[Finding]:
+def findings(steps: Sequence[StepMetrics], config: Mapping[str, Any]) -> list[Finding]:
     """The findings about a run's newest steps, the most expensive first, those about learning last. ``config``: by
     dotted key. Empty for a run of a few steps; a run without a cause that a setting would change has one finding, its
     longest part."""
-    evidence = Evidence(steps, config, events)
+    evidence = Evidence(steps, config)
     if len(evidence.steps) < LEAST_STEPS:
         return []
     causes = [
