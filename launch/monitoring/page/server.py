@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ....actors.errors import ConfigError, RecipeError
-from ....core.errors import ActorDead, CallNotAllowed, CallTimeout, UnsafeKeys
-from ...errors import RunDirectoryError, RunUnreachable
+from ....core.errors import FlexmarlError
 from ...gateway.gateway_config import address_of
 from ...run.connected_run import connect
 from ...run_folder.run_directory import RunDirectory
@@ -61,9 +60,8 @@ def _listen(address: str) -> socket.socket:
 async def _ask(run: RecordedRun) -> None:
     """Keeps ``run.live`` up to date, as long as the run has a process that may be asked."""
     while True:
-        with suppress(
-            RunUnreachable, RunDirectoryError, ActorDead, CallTimeout, CallNotAllowed, UnsafeKeys, OSError
-        ):
+        # Whatever it answers: the folder is shown, and other runs are too.
+        with suppress(FlexmarlError, OSError):
             if run.directory.control_address.exists():
                 async with connect(run.path) as connected:
                     while True:
