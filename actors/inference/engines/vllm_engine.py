@@ -163,7 +163,7 @@ class VllmEngine(StepEngine):
             raise InvalidRequest(name, f"there is no adapter {request.adapter}")
         try:
             self._llm.add_request(name, tokens_input(list(prompt)), params, lora_request=lora)
-        except (ValueError, VLLMClientError) as error:
+        except (ValueError, RecursionError, VLLMClientError) as error:
             raise InvalidRequest(name, f"vLLM refuses it: {text_of(error.__cause__ or error)}") from error
         self._turns[name] = _Turn(request)
         self._counted.added(request)

@@ -15,12 +15,17 @@ from .engine import AnswerForm, EngineRequest
 
 
 def grammar_of(request: EngineRequest) -> StructuredOutputsParams | None:
-    """None if the answer may be anything. Raises InvalidRequest for a schema of which xgrammar would ignore a part."""
+    """None if the answer may be anything. Raises InvalidRequest for a schema of which xgrammar would ignore a part,
+    and for one that is nested too deeply."""
     if not request.forms:
         return None
-    elements = [_element(request.request_id, form) for form in request.forms]
-    tag = elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
-    return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": tag}))
+    try:
+        elements = [_element(request.request_id, form) for form in request.forms]
+        tag = elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
+        text = json.dumps({"type": "structural_tag", "format": tag})
+    except RecursionError:
+        raise InvalidRequest(request.request_id, "a JSON schema is nested too deeply") from None
+    return StructuredOutputsParams(structural_tag=text)
 
 
 def _element(name: str, form: AnswerForm) -> dict[str, Any]:
