@@ -67,6 +67,7 @@ class SessionFront(Actor, SessionsApi):
         self._ended: OrderedDict[str, OutsideSession] = OrderedDict()
         self._by_key: dict[str, OutsideSession] = {}
         """Also those that have ended."""
+        self._is_stopping = False
 
     async def on_stop(self) -> None:
         for session in [*self._open.values()]:
@@ -78,7 +79,8 @@ class SessionFront(Actor, SessionsApi):
     @endpoint
     async def begin_session(self, session: str, worker: ActorRef[CarrierApi]) -> SessionTerms | None:
         opened = self._open.get(session)
-        return None if opened is None else opened.begin(worker)
+        # One that is begun now would hold its step for all of its life.
+        return None if opened is None or self._is_stopping else opened.begin(worker)
 
     @endpoint
     async def session_opened(self, session: str, key: str) -> bool:
@@ -95,10 +97,16 @@ class SessionFront(Actor, SessionsApi):
     async def _lose_open(self) -> None:
         """Ends the open sessions: a step may wait for them, and their services for hours."""
         await asyncio.sleep(self._config.stop_s)
+        self._is_stopping = True
         workers = {session.worker for session in self._open.values() if session.worker is not None}
-        for worker in workers:
-            with contextlib.suppress(FlexmarlError):  # a worker that is lost has lost its sessions
-                await worker.within(_SETTLE_TIMEOUT_S).lose_sessions("the run is being stopped")
+        calls = (
+            worker.within(_SETTLE_TIMEOUT_S).lose_sessions("the run is being stopped") for worker in workers
+        )
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if error is not None and not isinstance(
+                error, FlexmarlError
+            ):  # a lost worker has lost its sessions
+                raise error
 
     # ------------------------------------------------------------------ the services' side
 

@@ -294,7 +294,12 @@ class Run:
             )
             cluster.take_up = supervision.take_up
             own_gpus = cluster.placement.own_gpus()
-            log = SpanLog(directory.trace, start.config.trace, self._broadcast.warn)
+            loop = asyncio.get_running_loop()
+
+            def warn(text: str) -> None:  # the log writes in a thread
+                loop.call_soon_threadsafe(self._broadcast.warn, text)
+
+            log = SpanLog(directory.trace, start.config.trace, warn)
             spans = SpanKeeper(supervision, exits.enter_context(closing(log)), self._hosts)
             launcher = ActorLauncher(
                 start.config,

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ...core.base.threads import in_thread
 from ..run_folder.spans.span_log import SpanLog
 from .run_supervision import RunSupervision
 
@@ -38,4 +39,5 @@ class SpanKeeper:
             hosts = self._hosts()
             for process, batch in batches.items():
                 self._received[process] = batch.number
-                self._log.add(process, hosts.get(process, ""), batch)
+                # In a thread: the loop is that of supervision, and the disk may be a slow one of the network.
+                await in_thread(self._log.add, process, hosts.get(process, ""), batch)

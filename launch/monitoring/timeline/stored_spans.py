@@ -102,7 +102,10 @@ class StoredSpans:
         self._read_names()  # they were written before the records with them
         while self.size < size:
             count = min(size - self.size, BLOCK - self.size % BLOCK)
-            self._add(self._read(self.size, count))
+            records = self._read(self.size, count)
+            if not len(records):  # the file has become shorter since: the next call begins again
+                break
+            self._add(records)
         return self.size > before
 
     def _read_names(self) -> None:

@@ -260,6 +260,15 @@ async def test_a_run_that_stops_ends_the_open_sessions_of_its_workers(cluster: C
             await asyncio.sleep(0)
         assert (answer["state"], answer["reason"]) == ("lost", "the run is being stopped")
         assert len(cluster.worker.lost) == 1
+        cluster.opens = False
+        opening = asyncio.create_task(service.post("/sessions", json={}))
+        while len(cluster.orchestrator.queries) < 2:
+            await asyncio.sleep(0)
+        assert (
+            await cluster.front.begin_session(cluster.orchestrator.queries[-1].id, cluster.worker_ref) is None
+        )
+        opening.cancel()
+        await asyncio.wait([opening])
 
 
 @pytest.mark.parametrize(
