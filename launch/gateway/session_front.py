@@ -102,10 +102,9 @@ class SessionFront(Actor, SessionsApi):
         calls = (
             worker.within(_SETTLE_TIMEOUT_S).lose_sessions("the run is being stopped") for worker in workers
         )
+        # A worker that is lost has lost its sessions.
         for error in await asyncio.gather(*calls, return_exceptions=True):
-            if error is not None and not isinstance(
-                error, FlexmarlError
-            ):  # a lost worker has lost its sessions
+            if isinstance(error, BaseException) and not isinstance(error, FlexmarlError):
                 raise error
 
     # ------------------------------------------------------------------ the services' side
