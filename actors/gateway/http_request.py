@@ -22,7 +22,7 @@ Failure = Callable[[ApiError], dict[str, Any]]
 
 
 class HttpRequest:
-    """``session``: that of the URL, if it has one. ``path``: behind the ``/v1``; empty if there is none."""
+    """A request of a program. ``session``: the name in the URL, or None. ``path``: the part behind ``/v1``."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]

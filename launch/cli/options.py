@@ -5,4 +5,11 @@ from pathlib import Path
 import click
 
 RUN = click.Path(path_type=Path)  # the folder of a run, or an address file of it
+runs_option = click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="The folder of all runs.",
+)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

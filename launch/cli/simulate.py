@@ -12,7 +12,7 @@ from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import read_scenario, scenario_file, simulated_config
 from ..simulate.simulation import simulate as play
 from ..simulate.summary import summary_of
-from .options import as_json_option
+from .options import as_json_option, runs_option
 
 _LIMIT_S = 365 * 86400.0
 
@@ -33,13 +33,7 @@ _LIMIT_S = 365 * 86400.0
     help="Take the lengths of answers from the steps of a run, with agents of the same names.",
 )
 @click.option("--name", help="The run's name. Default: scenario and time.")
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="The folder of all runs.",
-)
+@runs_option
 @as_json_option
 def simulate(
     scenario: str,

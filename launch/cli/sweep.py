@@ -14,6 +14,7 @@ from ..errors import RunDirectoryError
 from ..monitoring.console.echo import echo
 from ..run.prepared_run import DEFAULT_RECIPE, begun_run, default_name, recipe_and_settings, resolve_given
 from ..sweep.grid import SweptRun, runs_of
+from .options import runs_option
 
 _STOPPED = 130
 _COMMAND = (sys.executable, "-P", "-m", "flexmarl.launch.cli.main")
@@ -22,13 +23,7 @@ _COMMAND = (sys.executable, "-P", "-m", "flexmarl.launch.cli.main")
 @click.command()
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE,VALUE,...]...")
 @click.option("--name", help="The begin of the runs' names. Default: recipe and time.")
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="The folder of all runs.",
-)
+@runs_option
 @click.option(
     "--slurm",
     metavar="OPTIONS",

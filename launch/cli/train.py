@@ -46,19 +46,14 @@ from ..run.run_endings import failure_text, has_lost_samples, run_summary
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.run_findings import run_findings
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
+from .options import runs_option
 from .signals import train_until_signal
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
 @click.option("--name", help="The run's name. Default: recipe and time.")
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="The folder of all runs.",
-)
+@runs_option
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),

@@ -15,8 +15,8 @@ _PARTS: Final = ("agents.", "policies.")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A table of keys and a table of figures, by name: a row has one value for each run, in the order of the runs. A
-    figure that a run lacks is None."""
+    """Tables of the differing keys and of the figures, by name. A row has one value for each run, in the order of the
+    runs; the value of a figure that a run lacks is None."""
 
     config: Mapping[str, tuple[Any, ...]]
     figures: Mapping[str, tuple[Any, ...]]

@@ -72,13 +72,13 @@ class _Turn:
 
 
 class VllmEngine(StepEngine):
-    """Generates with vLLM's own model of the architecture of ``outline``, a model on the device ``meta``.
+    """Generates with vLLM. ``outline``, a model on the device ``meta``, gives the architecture.
 
     ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
     adapter over it, several of which compute in one batch; None: each version is a whole model. ``tokenizer``: for
-    answers that are held to forms, as grammars of its tokens; None: there are none. All calls come from the
-    thread that it is built in. Raises NoDeviceMemory if a GPU has too little free memory, and what vLLM raises if it
-    can't run the model or has no room for one sequence.
+    answers that are held to forms, as grammars of its tokens; None: the engine holds no answers to forms.
+    All calls come from the thread that it is built in. Raises NoDeviceMemory if a GPU has too little free memory, and
+    what vLLM raises if it can't run the model or has no room for one sequence.
 
     With asynchronous scheduling vLLM begins a batch before the tokens of the one before are there. So a batch may be
     in flight whose requests have all ended. It is waited for before the next request and before new weights

@@ -1,4 +1,4 @@
-"""Changes of the runs' folders, for the pages that are open. Nothing is read while there is none."""
+"""Changes of the runs' folders, for the pages that are open. While no page is open, no folder is read."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence

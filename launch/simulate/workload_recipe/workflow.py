@@ -56,5 +56,5 @@ def train_query(position: int, seed: int, workload: Mapping[str, Any]) -> Query:
 
 
 def eval_queries(seed: int, workload: Mapping[str, Any]) -> Sequence[Query]:
-    """There are none: a simulated policy learns nothing."""
+    """An empty list: a simulated policy learns nothing, so that no evaluation says anything about it."""
     return []
