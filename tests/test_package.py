@@ -134,7 +134,7 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     assert wheel.metadata["Version"] == flexmarl.__version__
     assert wheel.metadata["License-Expression"] == "Apache-2.0"
     assert wheel.metadata.get_all("License-File") == ["LICENSE"]
-    sinks = {"tensorboard", "wandb", "mlflow", "prometheus"}
+    sinks = {"tensorboard", "wandb", "mlflow", "prometheus", "opentelemetry"}
     programs = {"gateway", "clients"}
     environments = {"verifiers", "gymnasium", "pettingzoo"}
     others = {"vllm", "lora", "openai", "datasets", "page", "service", "bench", "dev"}

@@ -4,10 +4,13 @@ import asyncio
 import importlib
 import struct
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +18,22 @@ import pytest
 
 from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import Evaluated, RunEvent, SinkClosed, SinkFailed, SinkOpened
+from flexmarl.actors.spans import record
 from flexmarl.actors.step_metrics import StepMetrics
+from flexmarl.core.spans import SpanRecorder
 from flexmarl.launch.monitoring.sinks.function_sink import FunctionSink
+from flexmarl.launch.monitoring.sinks.prometheus_sink import name_and_labels
 from flexmarl.launch.monitoring.sinks.run_sinks import RunSinks
 from flexmarl.launch.monitoring.sinks.sink import Sink, SinkRun
 from flexmarl.launch.monitoring.sinks.sink_config import (
     MlflowConfig,
+    OpentelemetryConfig,
     PrometheusConfig,
     TensorboardConfig,
     WandbConfig,
 )
+from flexmarl.launch.run_folder.spans.span_log import SpanLog
+from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
 from ..patience import PATIENCE_S
 
@@ -84,13 +93,13 @@ def wandb(folder: Path) -> Written:
         names = set()
         for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
             names.add(file.name)
-            for record in whole(file):
-                if not record.HasField("history"):
+            for entry in whole(file):
+                if not entry.HasField("history"):
                     continue
-                for item in record.history.item:
+                for item in entry.history.item:
                     name = item.key or "/".join(item.nested_key)
                     if not name.startswith("_"):
-                        _point(curves, name, record.history.step.num, float(item.value_json))
+                        _point(curves, name, entry.history.step.num, float(item.value_json))
         assert len(names) == 1, "a resumed run continues the same run of Weights & Biases"
         return curves
 
@@ -162,7 +171,76 @@ def function(folder: Path) -> Written:
     return Written(sink, read, replaces=True)
 
 
-@pytest.fixture(params=[tensorboard, wandb, mlflow, function], ids=lambda made: made.__name__)
+class Collector:
+    """A collector of OpenTelemetry: an HTTP server that keeps what it gets. ``refuses``: answers with status 400."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Any] = []
+        self.spans: list[Any] = []
+        self.refuses = False
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if not collector.refuses:
+                    collector.take(self.path, body)
+                self.send_response(400 if collector.refuses else 200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def take(self, path: str, body: bytes) -> None:
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+        if path == "/v1/metrics":
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                self.metrics.append([metric for scope in resource.scope_metrics for metric in scope.metrics])
+        else:
+            assert path == "/v1/traces"
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                self.spans += [span for scope in resource.scope_spans for span in scope.spans]
+
+    def curves(self) -> Curves:
+        curves: Curves = {}
+        for metrics in self.metrics:
+            [step] = [int(m.gauge.data_points[0].as_double) for m in metrics if m.name == "flexmarl_step"]
+            for metric in metrics:
+                for point in metric.gauge.data_points if metric.name != "flexmarl_step" else ():
+                    labels = {label.key: label.value.string_value for label in point.attributes}
+                    _point(curves, f"{metric.name}{labels}", step, point.as_double)
+        return curves
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    pytest.importorskip("opentelemetry.sdk", reason="flexmarl[opentelemetry] is not installed")
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+def opentelemetry(_: Path, collector: Collector) -> Written:
+    def in_name(key: str) -> str:
+        name, labels = name_and_labels(key)
+        return f"{name}{dict(labels)}"
+
+    sink = OpentelemetryConfig(endpoint=collector.address).sink
+    return Written(sink, collector.curves, replaces=False, in_name=in_name)
+
+
+@pytest.fixture(params=[tensorboard, wandb, mlflow, opentelemetry, function], ids=lambda made: made.__name__)
 def written(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -172,7 +250,8 @@ def written(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its local store without a database
     # wandb makes folders as it is imported, and removes them when the process ends.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
-    made: Written = request.param(tmp_path)
+    given = (request.getfixturevalue("collector"),) if request.param is opentelemetry else ()
+    made: Written = request.param(tmp_path, *given)
     yield made
     if request.param is wandb:
         importlib.import_module("wandb").teardown()  # a process that it keeps for later runs
@@ -232,7 +311,7 @@ async def test_a_resumed_run_continues_the_series_without_doubled_steps(
     await life(written, tmp_path, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
     await life(written, tmp_path, {3: 30.0, 4: 40.0, 5: 50.0, 6: 60.0}, resumed=2)
     repeated = {3: 30.0, 4: 40.0} if written.replaces else {3: 3.0, 4: 4.0}
-    assert written.read()["loss/a"] == {1: 1.0, 2: 2.0, **repeated, 5: 50.0, 6: 60.0}
+    assert written.read()[written.in_name("loss/a")] == {1: 1.0, 2: 2.0, **repeated, 5: 50.0, 6: 60.0}
 
 
 async def test_weights_and_biases_without_a_login_asks_nothing(
@@ -289,3 +368,88 @@ async def test_metrics_are_fetched_over_http(served: tuple[RunSinks, list[Any]])
         'flexmarl_actor_turns{actor="router",part="a-0"} 16.0',
     ):
         assert line in lines
+
+
+# --------------------------------------------------------------------------- OpenTelemetry
+
+
+class TestSpansOfOpentelemetry:
+    """A run with one trajectory of one turn, an evaluation's twice, and a step."""
+
+    def test_form_traces_of_trajectories_and_steps(self, collector: Collector, tmp_path: Path) -> None:
+        self.record(tmp_path)
+        self.send(collector, tmp_path)
+        spans = {span.name: span for span in collector.spans}
+        trajectory, turn, generate = spans["q1 #0"], spans["solver · q1 #0 turn 0"], spans["a · q1 #0 turn 0"]
+        assert turn.parent_span_id == trajectory.span_id and not trajectory.parent_span_id
+        assert generate.parent_span_id == turn.span_id
+        assert trajectory.trace_id == turn.trace_id == generate.trace_id
+        step, optimizer = spans["step 1"], spans["a v1"]
+        assert optimizer.parent_span_id == step.span_id and optimizer.trace_id == step.trace_id
+        assert len({span.span_id for span in collector.spans}) == len(collector.spans) == 7
+        assert turn.end_time_unix_nano - turn.start_time_unix_nano == 2 * 10**9
+        attributes = {each.key: each.value for each in turn.attributes}
+        assert attributes["flexmarl.agent"].string_value == "solver"
+        assert attributes["flexmarl.tokens"].int_value == 64
+        assert "flexmarl.micro_batch" not in attributes
+
+    def test_of_evaluations_have_ids_of_their_own(self, collector: Collector, tmp_path: Path) -> None:
+        self.record(tmp_path)
+        self.send(collector, tmp_path)
+        evaluations = [span for span in collector.spans if span.name == "q9 #0"]
+        assert len({span.span_id for span in evaluations}) == 2
+
+    def test_are_sent_again_after_a_refusal(self, collector: Collector, tmp_path: Path) -> None:
+        self.record(tmp_path)
+        sink = OpentelemetryConfig(endpoint=collector.address).sink()
+        sink.open(SinkRun(tmp_path, tmp_path), "")
+        collector.refuses = True
+        with pytest.raises(OSError, match="has not taken 7 spans"):
+            sink.close(failed=False)
+        collector.refuses = False
+        sink.open(SinkRun(tmp_path, tmp_path), "")
+        sink.close(failed=False)
+        assert len(collector.spans) == 7
+
+    def test_of_lives_before_are_not_sent_again(self, collector: Collector, tmp_path: Path) -> None:
+        self.record(tmp_path)
+        self.send(collector, tmp_path, resumed=1)
+        assert not collector.spans
+
+    @staticmethod
+    def record(folder: Path) -> None:
+        recorder = SpanRecorder()
+        of_turn = {"query": "q1", "trajectory": 0, "step": 1}
+        record(recorder, "rollout-0 trajectories", "trajectory", 1.0, 5.0, **of_turn)  # type: ignore[arg-type]
+        of_turn |= {"turn": 0, "tokens": 64}
+        record(recorder, "rollout-0 turns", "turn", 2.0, 4.0, agent="solver", **of_turn)  # type: ignore[arg-type]
+        record(recorder, "a-0", "generate", 2.5, 4.0, policy="a", **of_turn)  # type: ignore[arg-type]
+        record(recorder, "slot-0", "optimizer", 5.0, 6.0, policy="a", version=1, step=1)
+        record(recorder, "orchestrator", "step", 1.0, 6.0, step=1)
+        for begin in (7.0, 8.0):
+            record(recorder, "rollout-0 trajectories", "trajectory", begin, 9.0, "q9", trajectory=0)
+        (folder / "trace").mkdir()
+        with closing(SpanLog(folder / "trace", TraceConfig(), print)) as log:
+            log.add("all", "host", recorder.take(1.0, 0))
+
+    @staticmethod
+    def send(collector: Collector, folder: Path, resumed: int = 0) -> None:
+        sink = OpentelemetryConfig(endpoint=collector.address).sink()
+        sink.open(SinkRun(folder, folder, resumed), "")
+        sink.close(failed=False)
+
+
+async def test_a_collector_that_is_not_there_costs_figures_and_names_itself(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="flexmarl[opentelemetry] is not installed")
+    said: list[RunEvent] = []
+    collector = Collector()
+    collector.close()
+    sink = OpentelemetryConfig(endpoint=collector.address).sink()
+    async with RunSinks([("opentelemetry", sink)], SinkRun(tmp_path, tmp_path), said.append) as sinks:
+        sinks.step(step(1, 0.5))
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(isinstance(event, SinkFailed) for event in said):
+                await asyncio.sleep(0.01)
+    [failed] = [event for event in said if isinstance(event, SinkFailed)]
+    assert failed.error == "OSError: the collector has not taken the figures of step 1"
+    assert said[-1] == SinkClosed("opentelemetry", 0, 1, 1)

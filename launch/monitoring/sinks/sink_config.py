@@ -1,5 +1,6 @@
 """The section ``sinks`` of the configuration: a list whose entries are names, or mappings with a name and more keys."""
 
+import contextlib
 import importlib.util
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from ....actors.config_base import Config
 from .function_sink import FunctionSink
 from .mlflow_sink import MlflowSink
+from .opentelemetry_sink import OpentelemetrySink
 from .prometheus_sink import PrometheusSink
 from .sink import Sink
 from .tensorboard_sink import TensorboardSink
@@ -29,8 +31,9 @@ class _OptionalSink(Config):
 
     def unavailable(self) -> str | None:
         """The reason for which it can't be used here, None if it can."""
-        if importlib.util.find_spec(self.module) is not None:
-            return None
+        with contextlib.suppress(ModuleNotFoundError):  # of the package that a module is in
+            if importlib.util.find_spec(self.module) is not None:
+                return None
         return f"{self.module} is not installed: pip install 'flexmarl[{self.label}]'"
 
     def sink(self) -> Sink:
@@ -101,6 +104,22 @@ class PrometheusConfig(_OptionalSink):
         return PrometheusSink(self.port, self.address)
 
 
+class OpentelemetryConfig(_OptionalSink):
+    """A collector of OpenTelemetry, which also gets the spans."""
+
+    module = "opentelemetry.exporter.otlp.proto.http"
+    name: Literal["opentelemetry"] = "opentelemetry"
+    """Name of the sink."""
+    endpoint: Annotated[str, Field(pattern="^https?://")] | None = None
+    """Address of the collector, such as `http://127.0.0.1:4318`. `null`: of the variable `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    Headers, certificates and timeouts are set by the others that begin with `OTEL_EXPORTER_OTLP_`."""
+    spans: bool = True
+    """Send the spans of the run too, after each step."""
+
+    def sink(self) -> Sink:
+        return OpentelemetrySink(self.endpoint, spans=self.spans)
+
+
 class FunctionConfig(Config):
     """A function of the recipe that gets the metrics."""
 
@@ -146,6 +165,7 @@ SinkConfig = Annotated[
     | Annotated[WandbConfig, Tag("wandb")]
     | Annotated[MlflowConfig, Tag("mlflow")]
     | Annotated[PrometheusConfig, Tag("prometheus")]
+    | Annotated[OpentelemetryConfig, Tag("opentelemetry")]
     | Annotated[FunctionConfig, Tag("function")],
     Discriminator(_name_of),
     BeforeValidator(_mapping),
