@@ -6,8 +6,10 @@ from typing import Any, Final
 from ....actors.step_metrics import StepMetrics
 from .blocked_loops import blocked_loops
 from .captured_policy import captured_policy
+from .drifting_probabilities import drifting_probabilities
 from .equal_rewards import equal_rewards
 from .evidence import Evidence
+from .falling_entropy import falling_entropy
 from .finding import Finding
 from .late_training import late_training
 from .saturated_instances import saturated_instances
@@ -26,6 +28,8 @@ _CAUSES: Final[Sequence[tuple[_Cause, float]]] = (
     (blocked_loops, 0.1),
     (equal_rewards, 0.0),
     (captured_policy, 0.0),
+    (drifting_probabilities, 0.0),
+    (falling_entropy, 0.0),
 )
 _LONGEST: Final = {
     "rollout only": "rollouts",
