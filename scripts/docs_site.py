@@ -1,10 +1,12 @@
-"""Builds the documentation as a site of README.md, launch/docs, the pages of recipes and those of the battery.
+"""Builds the documentation as a site of README.md, launch/docs, the pages of recipes, those of the battery and a
+reference of the public names (api_pages.py).
 
-    python scripts/docs_site.py [FOLDER]     default: .cache/site; the site is FOLDER/html
+    scripts/docs [FOLDER]     default: .cache/site; the site is FOLDER/html
 
 The groups of pages are those of the README's table "Where to read on". A link to a page leads to the page in the site,
-one to another file of the repository is a text alone. Zensical builds the site, with warnings as errors: a link that
-leads nowhere fails. The site loads nothing from the internet; for its search any server of files does:
+one to another file of the repository is a text alone, and a page's first mention of a public name leads to the
+reference. Zensical builds the site, with warnings as errors: a link that leads nowhere fails. The site loads nothing
+from the internet; for its search any server of files does:
 
     python -m http.server -d .cache/site/html
 """
@@ -20,9 +22,12 @@ from typing import Any, Final
 
 import yaml
 
+from scripts.api_pages import DOORS, api_pages, page_of, with_api_links
+
 ROOT: Final = Path(__file__).parents[1]
 _START: Final = "README.md"
 _TABLE: Final = "## Where to read on"
+_REFERENCE: Final = "API reference"
 _LINK: Final = re.compile(r"\[([^\]\n]*(?:\[[^\]\n]*\][^\]\n]*)*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _CONFIG: Final[dict[str, Any]] = {
     "site_name": "flexmarl",
@@ -37,7 +42,13 @@ _CONFIG: Final[dict[str, Any]] = {
             {"media": "(prefers-color-scheme: dark)", "scheme": "slate"},
         ],
     },
-    "markdown_extensions": ["tables", "admonition", "pymdownx.superfences", {"toc": {"permalink": True}}],
+    "markdown_extensions": [
+        "tables",
+        "admonition",
+        "attr_list",
+        "pymdownx.superfences",
+        {"toc": {"permalink": True}},
+    ],
 }
 
 
@@ -71,7 +82,8 @@ def with_site_links(text: str, file: str, pages: Mapping[str, str]) -> str:
 
 
 def navigation(readme: str, pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The groups of pages with their titles, by the table of ``readme``; pages outside of it are in a last group."""
+    """The groups of pages with their titles, by the table of ``readme``; pages outside of it are in a last group. The
+    reference is the end of the last group of the table."""
     groups: dict[str, dict[str, str]] = {}
     rows = [
         line.split("|")[1:-1] for line in readme.partition(_TABLE)[2].splitlines() if line.startswith("|")
@@ -89,19 +101,25 @@ def navigation(readme: str, pages: Mapping[str, str]) -> list[dict[str, Any]]:
     groups[next(iter(groups))]["index.md"] = "flexmarl"
     listed = {page for titles in groups.values() for page in titles}
     rest = {page: PurePosixPath(page).stem for page in pages.values() if page not in listed}
-    return [
-        {name.capitalize(): [{title: page} for page, title in titles.items()]}
+    entries: dict[str, list[Any]] = {
+        name.capitalize(): [{title: page} for page, title in titles.items()]
         for name, titles in {**groups, "recipes and results": rest}.items()
-    ]
+    }
+    entries[group.capitalize()].append({_REFERENCE: [{door: page_of(door)} for door in DOORS]})
+    return [{name: titles} for name, titles in entries.items()]
 
 
 def write_sources(folder: Path) -> None:
     """The pages with the links of the site, and its config, in ``folder``."""
     pages = site_pages()
-    for file, page in pages.items():
+    texts = {
+        page: with_api_links(with_site_links((ROOT / file).read_text(), file, pages), page)
+        for file, page in pages.items()
+    }
+    for page, text in {**texts, **api_pages()}.items():
         target = folder / "pages" / page
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(with_site_links((ROOT / file).read_text(), file, pages))
+        target.write_text(text)
     config = _CONFIG | {"nav": navigation((ROOT / _START).read_text(), pages)}
     (folder / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False))
 
@@ -121,7 +139,3 @@ def main() -> int:
         return status
     print(f"{folder / 'html' / 'index.html'}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

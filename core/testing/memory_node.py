@@ -35,6 +35,8 @@ _CLOSING_S = 10.0
 
 
 class MemoryNode(Node):
+    """A node whose actors run in this process and reach each other through a ``MemoryNetwork``."""
+
     def __init__(
         self,
         network: MemoryNetwork,

@@ -1,10 +1,12 @@
 """The site of the documentation: its links, its groups, and that it is built without a warning."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from scripts.api_pages import DOORS, page_of
 from scripts.docs_site import ROOT, build, navigation, site_pages, with_site_links
 
 PAGES = site_pages()
@@ -30,19 +32,37 @@ def test_the_groups_are_those_of_the_readme_and_each_page_is_in_one() -> None:
     groups = [next(iter(group.items())) for group in navigation((ROOT / "README.md").read_text(), PAGES)]
     names = [name for name, _ in groups]
     assert names == ["Start", "Write a workflow", "Run it", "Extend it", "Recipes and results"]
+    extend = dict(groups)["Extend it"]
+    reference = extend.pop()
+    assert reference == {"API reference": [{door: page_of(door)} for door in DOORS]}
     listed = [page for _, entries in groups for entry in entries for page in entry.values()]
     assert sorted(listed) == sorted(PAGES.values())
-    assert {"Add a sink": "add-a-sink.md"} in dict(groups)["Extend it"]
+    assert {"Add a sink": "add-a-sink.md"} in extend
 
 
 def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     assert build(tmp_path / "site") == 0
     html = tmp_path / "site" / "html"
-    for page in PAGES.values():
+    for page in [*PAGES.values(), *map(page_of, DOORS)]:
         text = (html / page).with_suffix(".html").read_text()
         loaded = re.findall(
             r"<(?:script|img|iframe)[^>]*src=\"?([^\"\s>]+)|<link[^>]*href=\"?([^\"\s>]+)", text
         )
         assert loaded and not [link for link in loaded if "//" in "".join(link)], page
-    assert "max_failed_share" in (html / "search.json").read_text()
+    _check_search(html)
+    assert 'href="api/core.html#ActorSystem"' in (html / "runtime.html").read_text()
+    assert 'id="ActorSystem.spawn"' in (html / "api" / "core.html").read_text()
+
+
+def _check_search(html: Path) -> None:
+    """The index that the search reads is in the folder, has words of pages and of the reference, and its entries lead
+    to parts of pages that exist."""
+    entries = json.loads((html / "search.json").read_text())["items"]
+    texts = " ".join(entry["text"] for entry in entries)
+    assert "max_failed_share" in texts and "Deadlock" in texts
+    for place in {entry["location"] for entry in entries}:
+        page, _, part = place.partition("#")
+        assert not part or f'id="{part}"' in (html / page).read_text(), place
+    [worker] = (html / "assets" / "javascripts" / "workers").glob("search.*.js")
+    assert worker.stat().st_size > 0
