@@ -8,6 +8,7 @@ reached again, what they have sent comes too late, and the node joins again.
 import asyncio
 import math
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -50,30 +51,51 @@ ALL_KINDS: Final[Mapping[FaultKind, float]] = {
     FaultKind.SLOW: 1.0,
 }
 
+_SLOW_S: Final = 0.1
+"""The most seconds that a slow message takes."""
+
 _OF_HOSTS: Final = (FaultKind.FREEZE_HOST, FaultKind.CUT, FaultKind.ISOLATE, FaultKind.HOST_CRASH)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One that is to come: its beginning, its kind, its seconds, and the place of its target among those that can be
+    hit then, in [0, 1). So it stays the same fault if others of the plan are left out."""
+
+    at_s: float
+    kind: FaultKind
+    lasts_s: float
+    place: float
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """``every_s``: the mean seconds between two, which are drawn from an exponential distribution, as is their
     duration, with the mean ``lasts_s``. ``most``: of a whole run, so that it ends. ``for_good``: the share of faults
-    of hosts that do not end. ``slow_s``: the most that a slow message takes. ``kinds``: how often each is drawn, in
-    relation to the others."""
+    of hosts that do not end. ``kinds``: how often each is drawn, in relation to the others."""
 
     every_s: float = 5.0
     most: int = 6
     lasts_s: float = 1.0
     for_good: float = 0.1
-    slow_s: float = 0.1
     kinds: Mapping[FaultKind, float] = field(default_factory=lambda: ALL_KINDS)
 
-
-EMPTY_FAULT_PLAN: Final = FaultPlan(most=0)
+    def draw(self, seed: int) -> tuple[PlannedFault, ...]:
+        """The faults that a seed decides, in the order of their beginnings. Pure."""
+        draw, at_s, faults = random.Random(f"faults {seed}"), 0.0, []
+        for _ in range(self.most):
+            at_s += draw.expovariate(1.0 / self.every_s)
+            (kind,) = draw.choices([*self.kinds], [*self.kinds.values()])
+            lasts_s = draw.expovariate(1.0 / self.lasts_s)
+            if draw.random() < self.for_good and kind in _OF_HOSTS:
+                lasts_s = math.inf
+            faults.append(PlannedFault(at_s, kind, lasts_s, draw.random()))
+        return tuple(faults)
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """One that was drawn: its beginning, its kind, the actor or hosts that it hit, and its seconds."""
+    """One that was injected: its beginning, its kind, the actor or hosts that it hit, and its seconds."""
 
     at_s: float
     kind: FaultKind
@@ -82,53 +104,43 @@ class InjectedFault:
 
 
 class FaultInjector:
-    """``head``: the head's own node. ``drawn``: gets the faults; those that it has count. ``gone``: gets the names of
-    the nodes that do not come back."""
+    """``planned``: the faults that are still to come; those that begin leave it. ``head``: the head's own node.
+    ``injected``: gets those that have hit something. ``gone``: gets the names of the nodes that do not come back."""
 
     def __init__(
         self,
-        fault_plan: FaultPlan,
-        draw: random.Random,
+        planned: deque[PlannedFault],
         network: MemoryNetwork,
         head: MemoryNode,
         hosts: Sequence[SimulatedHost],
-        drawn: list[InjectedFault],
+        injected: list[InjectedFault],
         gone: set[str],
     ) -> None:
-        self._fault_plan = fault_plan
-        self._draw = draw
+        self._planned = planned
         self._network = network
         self._nodes = {node.name: node for node in (head, *(host.node for host in hosts))}
         self._hosts = {host.name: host for host in hosts}
         self._head = head.name
-        self._drawn = drawn
+        self._injected = injected
         self._gone = gone
         self._usual = network.faults
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        self._loop = asyncio.get_running_loop()
+        time = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
-            while len(self._drawn) < self._fault_plan.most:
-                await asyncio.sleep(self._draw.expovariate(1.0 / self._fault_plan.every_s))
-                if (fault := self._next()) is not None:
-                    self._drawn.append(fault)
+            while self._planned:
+                await asyncio.sleep(max(0.0, self._planned[0].at_s - time()))
+                planned = self._planned.popleft()
+                if targets := self._targets(planned.kind):
+                    target = targets[int(planned.place * len(targets))]
+                    lasts_s = planned.lasts_s
+                    if lasts_s == math.inf and target == self._head:  # without the head there is no run
+                        lasts_s = 0.0
+                    fault = InjectedFault(time(), planned.kind, target, lasts_s)
+                    self._injected.append(fault)
                     group.create_task(self._inject(fault), name=f"{fault.kind} {fault.target}")
             await asyncio.Event().wait()  # until the run has ended
-
-    def _next(self) -> InjectedFault | None:
-        """None if there is nothing for the kind that was drawn."""
-        draw, kinds = self._draw, self._fault_plan.kinds
-        (kind,) = draw.choices([*kinds], [*kinds.values()])
-        lasts_s = draw.expovariate(1.0 / self._fault_plan.lasts_s)
-        for_good = draw.random() < self._fault_plan.for_good
-        targets = self._targets(kind)
-        if not targets:
-            return None
-        target = draw.choice(targets)
-        if for_good and kind in _OF_HOSTS and target != self._head:
-            lasts_s = math.inf
-        return InjectedFault(self._loop.time(), kind, target, lasts_s)
 
     def _targets(self, kind: FaultKind) -> list[str]:
         hosts = [name for name in self._nodes if self._network.reaches(self._head, name)]
@@ -163,7 +175,7 @@ class FaultInjector:
             case FaultKind.KILL_NODE:
                 self._hosts[host].kill()
             case FaultKind.SLOW:
-                self._network.faults = replace(self._usual, delay_s=(0.0, self._fault_plan.slow_s))
+                self._network.faults = replace(self._usual, delay_s=(0.0, _SLOW_S))
                 await asyncio.sleep(fault.lasts_s)
                 self._network.faults = self._usual
             case FaultKind.CUT | FaultKind.ISOLATE:

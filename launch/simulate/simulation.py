@@ -1,6 +1,6 @@
 """A whole run in one process and in virtual time: the actors of ``actor_specs.py``, unchanged, on hosts in memory.
 
-    simulation = simulate(config, folder, seed=7, hosts=3, fault_plan=FaultPlan(every_s=2.0))
+    simulation = simulate(config, folder, seed=7, hosts=3, planned_faults=FaultPlan().draw(7))
 
 A seed decides everything: the order of all messages, their delays, and which fault hits which actor or host when
 (``simulated_faults.py``). Two simulations of one seed have the same network log and the same files, byte by byte.
@@ -16,6 +16,7 @@ Hosts share their memory: samples and weights do not pass the network.
 import asyncio
 import random
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,7 @@ from ..run.actor_launcher import ActorLauncher
 from ..run.resuming import StartState
 from ..run.run_supervision import RunSupervision
 from ..run_folder.run_directory import RunDirectory
-from .simulated_faults import EMPTY_FAULT_PLAN, ESSENTIAL, FaultInjector, FaultPlan, InjectedFault
+from .simulated_faults import ESSENTIAL, FaultInjector, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
 
 # Simulated runs last seconds: one that reaches this hangs.
@@ -79,13 +80,14 @@ def simulate(
     *,
     hosts: int = 1,
     faults: Faults = NO_FAULTS,
-    fault_plan: FaultPlan = EMPTY_FAULT_PLAN,
+    planned_faults: Sequence[PlannedFault] = (),
     keep_log: bool = True,
     reads_statistics: bool = False,
     limit_s: float = _LIMIT_S,
 ) -> Simulation:
-    """Trains until the last step. ``folder``: of the run, a new one. ``reads_statistics``: of the actors, at the end;
-    their messages have the memory and the time of this process. It starts a loop, so no loop may run in this thread.
+    """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in the
+    order of their beginnings. ``reads_statistics``: of the actors, at the end; their messages have the memory and the
+    time of this process. It starts a loop, so no loop may run in this thread.
 
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
     RuntimeError for one that leaves tasks, systems or memory behind.
@@ -93,7 +95,7 @@ def simulate(
     config = with_chosen_ranks(config, list)
     simulation = Simulation(RunDirectory.create(folder, ""))
     resuming.record(simulation.directory, config)
-    simulator = _Simulator(simulation, seed, hosts, faults, fault_plan, keep_log, reads_statistics)
+    simulator = _Simulator(simulation, seed, hosts, faults, planned_faults, keep_log, reads_statistics)
     virtual_time.run(simulator.run(config), limit_s=limit_s)
     return simulation
 
@@ -105,7 +107,7 @@ class _Simulator:
         seed: int,
         hosts: int,
         faults: Faults,
-        fault_plan: FaultPlan,
+        planned_faults: Sequence[PlannedFault],
         keep_log: bool,
         reads_statistics: bool,
     ) -> None:
@@ -113,7 +115,7 @@ class _Simulator:
         self._hosts = [f"host-{n}" for n in range(hosts)]
         self._gone: set[str] = set()
         self._faults = faults
-        self._fault_plan = fault_plan
+        self._planned_faults = deque(planned_faults)
         self._random = random.Random(seed)
         self._keep_log = keep_log
         self._reads_statistics = reads_statistics
@@ -162,13 +164,7 @@ class _Simulator:
         config, directory = start.config, self._simulation.directory
         settings, wire = config.supervision.settings(), network.wire(f"{head_node.name}/{_LAUNCHER}")
         injector = FaultInjector(
-            self._fault_plan,
-            self._random,
-            network,
-            head_node,
-            hosts,
-            self._simulation.injected_faults,
-            self._gone,
+            self._planned_faults, network, head_node, hosts, self._simulation.injected_faults, self._gone
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
             console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)

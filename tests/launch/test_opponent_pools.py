@@ -201,8 +201,8 @@ def test_a_run_that_is_resumed_repeats_the_draws_and_the_results(tmp_path: Path,
         "supervision.missed_heartbeats=2", "supervision.max_restarts=100", "rollout.turn_retries=100",
     ]  # fmt: skip
     whole = Played(simulate(game(*settings), tmp_path / "whole", 1, hosts=2))
-    fault_plan = FaultPlan(every_s=0.7, most=4, kinds={FaultKind.FATAL_KILL: 1.0})
-    killed = Played(simulate(game(*settings), tmp_path / "killed", 1, hosts=2, fault_plan=fault_plan))
+    kills = FaultPlan(every_s=0.7, most=4, kinds={FaultKind.FATAL_KILL: 1.0}).draw(seed)
+    killed = Played(simulate(game(*settings), tmp_path / "killed", 1, hosts=2, planned_faults=kills))
     assert killed.made.attempts > 2
     assert killed.draws == whole.draws and len(whole.draws) == 8
     assert killed.results == whole.results

@@ -60,7 +60,10 @@ def simulated(seed: int, *, fault_plan: FaultPlan) -> str:
     folder = Path(env.runtime_base()) / f"flexmarl-simulation-{os.getuid()}-{os.environ['SIMULATION']}"
     folder.mkdir(mode=0o700)
     try:
-        made = simulate(config(seed), folder / "run", seed, hosts=HOSTS, faults=DELAYS, fault_plan=fault_plan)
+        made = simulate(
+            config(seed), folder / "run", seed,
+            hosts=HOSTS, faults=DELAYS, planned_faults=fault_plan.draw(seed),
+        )  # fmt: skip
         return digest_of(made)
     finally:
         subprocess.run(["rm", "-r", str(folder)], check=True)
@@ -72,7 +75,7 @@ def checked(seed: int, fault_plan: FaultPlan) -> Simulation:
     with TemporaryDirectory(dir=env.runtime_base()) as folder:
         made = simulate(
             settings, Path(folder) / "run", seed,
-            hosts=HOSTS, faults=DELAYS, fault_plan=fault_plan, keep_log=False,
+            hosts=HOSTS, faults=DELAYS, planned_faults=fault_plan.draw(seed), keep_log=False,
         )  # fmt: skip
         check_trained(made, settings)
     return made
