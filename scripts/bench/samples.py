@@ -135,9 +135,15 @@ def _filtered_lines(path: Path) -> list[Any]:
     ]
 
 
-def paired_steps(pairs: int, steps: int, other: str, without: str = "samples.steps=0") -> dict[str, Any]:
+def paired_steps(
+    pairs: int,
+    steps: int,
+    other: str,
+    without: str = "samples.steps=0",
+    recipe: Sequence[str] = ("sort-digits", *_WORDS),
+) -> dict[str, Any]:
     """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``.
-    ``without``: the setting of runs that do not record."""
+    ``without``: the setting of runs that do not record. ``recipe``: its name or path, and settings."""
     here = str(Path(sys.executable).with_name("flexmarl"))
     sides = [(here, ()), (other, ())] if other else [(here, ()), (here, (without,))]
     found: dict[str, Any] = {}
@@ -145,7 +151,9 @@ def paired_steps(pairs: int, steps: int, other: str, without: str = "samples.ste
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(pairs):
             runs = [
-                _RunBeside(Path(folder), f"{pair}-{side}", command, (f"training.steps={steps}", *words))
+                _RunBeside(
+                    Path(folder), f"{pair}-{side}", command, (*recipe, f"training.steps={steps}", *words)
+                )
                 for side, (command, words) in enumerate(sides)
             ]
             for run in runs if pair % 2 else reversed(runs):
@@ -182,19 +190,17 @@ class _Step:
 
 
 class _RunBeside:
-    """A run of ``sort-digits`` in processes of its own."""
+    """A run in processes of its own. ``words``: its recipe and settings."""
 
     def __init__(self, runs: Path, name: str, command: str, words: Sequence[str]) -> None:
         self._command = (
             command,
             "train",
-            "sort-digits",
             "--runs",
             str(runs),
             "--name",
             name,
             "-q",
-            *_WORDS,
             *words,
         )
         self._metrics = runs / name / "metrics.jsonl"

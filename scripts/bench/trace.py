@@ -7,7 +7,8 @@ Examples:
   scripts/bench/run trace --pairs 0 --spans 4000000
 
 ``step``: pairs of runs of sort-digits that share the machine at the same time, with spans and without, as
-``scripts/bench/run samples step`` has them; ratios below 1.02 are the goal. ``span_us``: one span that a process
+``scripts/bench/run samples step`` has them; ``pipeline``: the same of the recipe of ``scripts/bench/run pipeline``,
+whose engines and trainers sleep; ratios below 1.02 are the goal. ``span_us``: one span that a process
 records, the best of five. ``view``: the seconds in which a window of a timeline is ready, as JSON too, the best of five
 each; less than 0.2 is the goal. ``mib``: of the process that reads the timeline; less than 200 is the goal.
 """
@@ -29,11 +30,14 @@ from flexmarl.launch.monitoring.timeline.timeline import timeline
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.spans.span_log import RECORD, names_file, spans_file
 
+from .pipeline import RECIPE as PIPELINE
 from .samples import paired_steps
 
 _WITHOUT: Final = "trace.enabled=false"
 _RUN_S: Final = 36_000.0
 _WIDTH: Final = 1200
+_LONG_STEPS: Final = 40
+"""The most steps of a run of the pipeline: one takes seconds."""
 _SHARES: Final = (1.0, 0.3, 0.1, 0.01, 0.001)
 
 
@@ -127,4 +131,5 @@ def trace(pairs: int, steps: int, spans: int, as_json: bool) -> None:
     figures: dict[str, Any] = {"span_us": span_us(), "timeline": views(spans)}
     if pairs:
         figures["step"] = paired_steps(pairs, steps, "", _WITHOUT)
+        figures["pipeline"] = paired_steps(pairs, min(steps, _LONG_STEPS), "", _WITHOUT, [str(PIPELINE)])
     print(json.dumps(figures, indent=None if as_json else 2))
