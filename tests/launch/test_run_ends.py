@@ -1,10 +1,8 @@
 """Ends of real runs: deaths of actors, signals, and the terminal that they leave."""
 
 import os
-import pty
 import re
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +10,9 @@ import pytest
 
 from flexmarl.core.errors import ActorDead, ActorFailed
 
-from ..patience import PATIENCE_S
 from .conftest import ONE_AGENT, SIMULATED, SIMULATED_POLICIES, Launched, Launcher, json_lines, wait_until
 from .in_process import end_of, run_in_loop, wait_for_step
+from .screen import Screen
 
 SMALL = (
     *SIMULATED,
@@ -152,34 +150,6 @@ class TestSignals:
         assert run.metrics == [] and list((run.directory / "checkpoints").iterdir()) == []
         run.assert_nothing_is_left()
         run.assert_logs_are_clean()
-
-
-class Screen:
-    """A terminal that a run is shown on, and all that it has shown."""
-
-    def __init__(self) -> None:
-        self._controller, self.terminal = pty.openpty()
-        self._shown = bytearray()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            while data := os.read(self._controller, 4096):
-                self._shown += data
-        except OSError:  # EIO: no process has the terminal open any more
-            pass
-
-    def press(self, keys: bytes) -> None:
-        os.write(self._controller, keys)
-
-    @property
-    def text(self) -> str:
-        return self._shown.decode(errors="replace")
-
-    def close(self) -> None:
-        self._reader.join(PATIENCE_S)
-        os.close(self._controller)
 
 
 def test_on_a_terminal_the_display_is_put_away(launcher: Launcher, tmp_path: Path) -> None:
