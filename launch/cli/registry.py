@@ -11,7 +11,7 @@ from .exit_status import exit_status
 # Each command NAME is the function NAME of the module NAME in this folder.
 _COMMANDS = (
     "admit", "bench", "completion", "doctor", "eval", "export", "logs", "new", "node", "page", "report", "runs",
-    "samples", "serve", "simulate", "slurm", "status", "stop", "store", "submit", "sweep", "trace", "train",
+    "samples", "serve", "simulate", "slurm", "status", "stop", "store", "submit", "sweep", "top", "trace", "train",
 )  # fmt: skip
 
 

@@ -106,6 +106,10 @@ class ConnectedRun:
         """The run as it is now: step, phase, processes, and the causes of a standstill."""
         return await self._control.within(_TIMEOUT_S).status()
 
+    async def actor_waits(self) -> tuple[str, ...]:
+        """The waits and computations of all actors, a line each, also while the run moves."""
+        return await self._control.within(_TIMEOUT_S).actor_waits()
+
     def steps(self, after: int | None = None) -> AsyncGenerator[StepMetrics, None]:
         """The steps after step ``after`` (0: all), None: those that are complete from the first iteration on, until the
         run ends or is stopped. Raises RunFailed at the end of a run that fails.

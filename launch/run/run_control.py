@@ -7,7 +7,7 @@ no memory; one that comes late, or comes again, gets all that it has missed.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -35,7 +35,7 @@ Api = TypeVar("Api")
 
 NAME = "control"
 Right = Literal["watch", "judge", "submit", "stop"]
-_WATCH: Final = tuple(f"{NAME}:{name}" for name in ("status", "steps", "events", "log"))
+_WATCH: Final = tuple(f"{NAME}:{name}" for name in ("status", "actor_waits", "steps", "events", "log"))
 CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
     "watch": _WATCH,
     "judge": (
@@ -54,6 +54,7 @@ CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
 """The calls that a program from outside may make, by the right that it was given (``core/wire/permissions.py``)."""
 
 _MOST_LOG_BYTES: Final = 1 << 20
+_WAITING: Final = "policy_waiting."
 # The followers of a run that has ended have this long to take the last items.
 _LAST_ITEMS_S: Final = 2.0
 
@@ -72,7 +73,8 @@ class RunStatus:
     """``step``: the last complete one, of ``steps``. ``since_s``: seconds since this life of the run began.
     ``instances``: by policy. ``processes``: those that answered last, by actor; at most about a second old. ``idle_s``:
     seconds since anything has ended. ``causes``: what a run that stands still waits for, a line each.
-    ``findings``: about the newest steps."""
+    ``findings``: about the newest steps. ``waiting``: turns that wait for room at an instance, by policy. ``running``:
+    sequences that are generated, by instance."""
 
     step: int
     steps: int
@@ -83,6 +85,8 @@ class RunStatus:
     idle_s: float = 0.0
     causes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    waiting: dict[str, int] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
 
 
 class RunControl(Actor):
@@ -133,6 +137,11 @@ class RunControl(Actor):
         """The run as it is now, from numbers that the launcher has: no other actor is asked, so a stalled run answers
         too."""
         hosts = self._hosts()
+        figures = {
+            actor: of_actor
+            for process in self._console.processes.values()
+            for actor, of_actor in process.actors.items()
+        }
         return RunStatus(
             step=max(self._first, self._broadcast.last_step),
             steps=self._config.training.steps,
@@ -148,7 +157,23 @@ class RunControl(Actor):
             idle_s=round(self._stalls.standstill.idle_s, 1),
             causes=self._stalls.causes,
             findings=tuple(findings([*self._console.recent_steps], self._keys)),
+            waiting={
+                name.removeprefix(_WAITING): int(count)
+                for name, count in figures.get("router", {}).items()
+                if name.startswith(_WAITING)
+            },
+            running={
+                actor: int(of_actor["engine_running"])
+                for actor, of_actor in figures.items()
+                if "engine_running" in of_actor
+            },
         )
+
+    @endpoint
+    async def actor_waits(self) -> tuple[str, ...]:
+        """The waits and computations of all actors, a line each, also while the run moves. One that does not answer is
+        named after 3 s."""
+        return await self._stalls.waits()
 
     @endpoint
     async def stop(self, by: str, now: bool) -> bool:

@@ -332,9 +332,14 @@ class Router:
         """``moves``: of instances between policies. ``queue_p99_s``: seconds that turns waited for room, the 99th
         percentile of the last ones. For each live instance, since it joined: ``turns.<instance>`` that ended there, and
         the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there. The same of each
-        policy, since the start, as ``policy_turns.<policy>`` and so on."""
+        policy, since the start, as ``policy_turns.<policy>`` and so on; ``policy_waiting.<policy>``: turns that wait
+        for room now."""
         of_policies = {name: policy.totals for name, policy in self._policies.items()}
-        return {"moves": float(self._moves), **statistics_of(self._queue_times_s, self._live, of_policies)}
+        waiting = {
+            f"policy_waiting.{name}": float(policy.waiting.count) for name, policy in self._policies.items()
+        }
+        totals = statistics_of(self._queue_times_s, self._live, of_policies)
+        return {"moves": float(self._moves), **totals, **waiting}
 
     def waits(self, now: float) -> list[Wait]:
         """Turns that wait, and instances that load or may be lost; for people."""

@@ -22,6 +22,9 @@ from .recorded_run import LoggedEvent, RecordedRun
 _NEWS: Final = 60
 _BAR_POINTS: Final = 240
 _RECENT: Final = 50
+_LIVE: Final = (
+    "phase", "since_s", "idle_s", "causes", "instances", "processes", "waiting", "running", "waits",
+)  # fmt: skip
 _PARTS: Final = (
     "rollout_s",
     "overlap_s",
@@ -74,9 +77,7 @@ def _live(run: RecordedRun) -> dict[str, Any] | None:
     """The answer of the run's process, while it runs."""
     if run.live is None or run.state != "running":
         return None
-    return {
-        name: run.live[name] for name in ("phase", "since_s", "idle_s", "causes", "instances", "processes")
-    }
+    return {name: run.live[name] for name in _LIVE}
 
 
 def _standstill(run: RecordedRun) -> dict[str, Any] | None:

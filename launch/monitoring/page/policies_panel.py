@@ -2,7 +2,7 @@
 changes, instances and their moves."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ....actors.run_events import (
@@ -26,11 +26,7 @@ _MOST_MOVES: Final = 300
 def view(run: RecordedRun, query: Query) -> dict[str, Any]:
     """``query`` has no parameters."""
     policies = run.curves.names("version")
-    agents: dict[str, list[str]] = defaultdict(list)
-    for key, value in run.config.items():
-        section, _, rest = key.partition(".")
-        if section == "agents" and rest.endswith(".policy"):
-            agents[str(value)].append(rest.removesuffix(".policy"))
+    agents = agents_of_policies(run)
     return {
         "policies": [_policy(run, policy, agents.get(policy, [])) for policy in policies],
         "parts": list(_PARTS),
@@ -43,6 +39,16 @@ def view(run: RecordedRun, query: Query) -> dict[str, Any]:
         "moves": _moves(run),
         "paths": _paths(run),
     }
+
+
+def agents_of_policies(run: RecordedRun) -> Mapping[str, Sequence[str]]:
+    """The agents of each policy, as the run's config names them."""
+    agents: dict[str, list[str]] = defaultdict(list)
+    for key, value in run.config.items():
+        section, _, rest = key.partition(".")
+        if section == "agents" and rest.endswith(".policy"):
+            agents[str(value)].append(rest.removesuffix(".policy"))
+    return agents
 
 
 def _policy(run: RecordedRun, policy: str, agents: Sequence[str]) -> dict[str, Any]:

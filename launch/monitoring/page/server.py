@@ -4,22 +4,18 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
-from dataclasses import asdict
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
 from ....actors.errors import ConfigError, RecipeError
-from ....core.errors import FlexmarlError
 from ...gateway.gateway_config import address_of
-from ...run.connected_run import connect
 from ...run_folder.run_directory import RunDirectory
 from .changes import Changes
+from .live_status import follow_status
 from .recorded_run import RecordedRun
 
 _KEY_BYTES: Final = 24
-_ASK_S: Final = 2.0
-_ABSENT_S: Final = 5.0
 
 
 @asynccontextmanager
@@ -39,7 +35,7 @@ async def served_page(paths: Sequence[Path], listen: str) -> AsyncIterator[str]:
         runs = [stack.enter_context(closing(RecordedRun(directory.path))) for directory in directories]
         await stack.enter_async_context(serve(application(runs, key, Changes(runs)), listening))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        asking = [tasks.create_task(_ask(run), name=f"status of {run.name}") for run in runs]
+        asking = [tasks.create_task(follow_status(run), name=f"status of {run.name}") for run in runs]
         yield f"http://{f'[{host}]' if ':' in host else host}:{port}/{key}/"
         for task in asking:
             task.cancel()
@@ -55,17 +51,3 @@ def _listen(address: str) -> socket.socket:
         raise ConfigError(
             f"--listen {address}: {error.strerror}; choose another port, or 0 for a free one"
         ) from None
-
-
-async def _ask(run: RecordedRun) -> None:
-    """Keeps ``run.live`` up to date, as long as the run has a process that may be asked."""
-    while True:
-        # Whatever it answers: the folder is shown, and other runs are too.
-        with suppress(FlexmarlError, OSError):
-            if run.directory.control_address.exists():
-                async with connect(run.path) as connected:
-                    while True:
-                        run.set_live(asdict(await connected.status()))
-                        await asyncio.sleep(_ASK_S)
-        run.set_live(None)
-        await asyncio.sleep(_ABSENT_S)

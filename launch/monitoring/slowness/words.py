@@ -15,11 +15,12 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
         return []
     return [
         "time and learning of the newest steps",
-        *(f"  {_words(finding)}" for finding in findings[:_MOST]),
+        *(f"  {finding_words(finding)}" for finding in findings[:_MOST]),
     ]
 
 
-def _words(finding: Finding) -> str:
+def finding_words(finding: Finding) -> str:
+    """``finding``, behind the seconds of a step that it may cost."""
     seconds = finding.seconds_per_step
     cost = "" if seconds is None or not finding.key else f"up to {duration(seconds)} a step: "
     return f"{cost}{finding}"

@@ -12,6 +12,14 @@ _MOST_LINES: Final = 8
 def sentences(
     reports: Mapping[str, ProcessWaits], blocked: Mapping[str, str], silence: str
 ) -> tuple[str, ...]:
+    """The lines of ``wait_lines``; one that says so if there are none."""
+    lines = wait_lines(reports, blocked, silence)
+    return lines or ("no actor names a wait; `flexmarl logs RUN` may have more",)
+
+
+def wait_lines(
+    reports: Mapping[str, ProcessWaits], blocked: Mapping[str, str], silence: str
+) -> tuple[str, ...]:
     """A line for each cause, the most certain first: processes that do not answer, then the waits that are not the
     consequence of another actor's; without any of them, the consequences.
 
@@ -31,8 +39,6 @@ def sentences(
         causes = waits
     causes.sort(key=lambda cause: -cause[1].seconds)
     lines += [_of_wait(actor, wait) for actor, wait in causes]
-    if not lines:
-        return ("no actor names a wait; `flexmarl logs RUN` may have more",)
     more = len(lines) - _MOST_LINES
     return tuple(lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more} more"])
 

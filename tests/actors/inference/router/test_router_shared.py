@@ -175,7 +175,11 @@ def test_figures_of_an_instance_count_the_turns_of_all_its_policies(seed: int) -
         router.requested(1, asked(turn, random.choice([A, B])), float(turn))
         router.decisions(float(turn))
         router.ended(1, turn, 3, turn + 0.5)
+    for turn in range(40, 47):  # x has room for four
+        router.requested(1, asked(turn, A), 50.0)
+    router.decisions(50.0)
     found = router.statistics()
+    assert (found["policy_waiting.a"], found["policy_waiting.b"]) == (3.0, 0.0)
     assert (found["turns.x"], found["service_s.x"]) == (40.0, 20.0)
     of_a, of_b = (
         {kind: found[f"policy_{kind}.{policy}"] for kind in ("turns", "service_s")} for policy in (A, B)

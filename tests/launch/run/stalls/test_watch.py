@@ -98,6 +98,22 @@ def test_causes_are_asked_for_in_a_standstill_alone_and_forgotten_after_it(in_cl
     in_cluster(body)
 
 
+def test_readers_see_the_waits_of_a_run_that_moves_and_ask_the_actors_once_a_second(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        assert await cluster.watch.waits() == (), "the actors are being started"
+        cluster.stands()
+        await asyncio.sleep(0.5)
+        cluster.answer_s = 0.1
+        answers = await asyncio.gather(*(cluster.watch.waits() for _ in range(50)))
+        assert set(answers) == {(CAUSE,)} and cluster.asked == 1
+        cluster.reports = {}
+        await asyncio.sleep(1.5)
+        assert await cluster.watch.waits() == () and cluster.asked == 2
+        assert not cluster.causes() and cluster.events == []
+
+    in_cluster(body)
+
+
 def test_a_run_that_is_about_to_end_gets_no_notice(in_cluster: Any) -> None:
     """Its actors are being killed while they are asked."""
 
