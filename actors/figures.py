@@ -70,6 +70,14 @@ _STEP: Final = (
     Figure("step_s", "s", "time since the step before was complete"),
     Figure("rollout_s", "s", "from the first turn of the step to the end of its last trajectory"),
     Figure("overlap_s", "s", "time in which training of the step ran during rollouts of the same step"),
+    Figure("tail_s", "s",
+           "the end of `rollout_s` in which each group that was open waited for one trajectory alone; groups of one "
+           "trajectory have none"),
+    Figure("environment_s", "s",
+           "seconds before and between the turns of the trajectories that count, in which none was under way: of the "
+           "workflow, its environment, its tools; the sum", "sum", empty=0.0),
+    Figure("reward_s", "s",
+           "seconds from their last turns until their rewards were there, the sum", "sum", empty=0.0),
     Figure("tokens", "tokens", "generated tokens of all agents"),
     Figure("tokens_per_s", "tokens/s", "generated tokens by second of the step"),
     Figure("stale_samples", "count", "trained samples that an older version generated, the sum over the policies",

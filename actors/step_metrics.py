@@ -48,6 +48,8 @@ class StepMetrics:
     """After the step, by policy; all policies that are trained are in it."""
     generated_by: dict[PolicyName, Version] = field(default_factory=dict)
     """The version that the step's turns were meant for (``async``: the oldest such version)."""
+    last_query: str = ""
+    """The id of the query whose group has ended the step's rollout."""
     figures: Numbers = field(default_factory=dict)
     """All other figures of the step."""
     evaluation: dict[str, float] = field(default_factory=dict)

@@ -190,6 +190,8 @@ class GroupClosed:
     """The workflow's own, by name: one for each trajectory that counts and has it."""
     trajectories: list[AnsweredTrajectory] = field(default_factory=list)
     """Those that count, of a submitted query: for its answer."""
+    tail_s: float = 0.0
+    """Seconds for which the group has waited for its last trajectory alone; 0 for a group of one."""
 
     def __post_init__(self) -> None:
         check_figures("step", self.figures)

@@ -98,6 +98,9 @@ class StepRecord:
         self._workflow: dict[str, list[float]] = {}
         self._waited_s = math.inf
         self._rolled_out: float | None = None
+        self._last_query = ""
+        self._before_tails = -math.inf
+        """The time from which on each open group has waited for one trajectory alone."""
         self._busy: list[tuple[float, float]] = []
         self._generated_tokens = 0
 
@@ -126,6 +129,8 @@ class StepRecord:
         )
         if not late:
             self._rolled_out = now  # the last group to close sets the end of the rollout
+            self._last_query = group.query
+            self._before_tails = max(self._before_tails, now - group.tail_s)
 
     def trained(self, policy: PolicyName, result: MicroBatchTrained, version: int, now: float) -> None:
         """A micro-batch of ``policy``, then at ``version``, was trained."""
@@ -163,6 +168,10 @@ class StepRecord:
             return 0.0
         return max(0.0, self._rolled_out - self.started - self._waited_s)
 
+    def tail_s(self) -> float:
+        """Seconds at the end of the rollout in which each open group has waited for one trajectory alone."""
+        return 0.0 if self._rolled_out is None else self._rolled_out - self._before_tails
+
     def overlap_s(self) -> float:
         """Seconds in which this step was both trained and rolled out; seconds shared by two policies count once."""
         covered, until = 0.0, self.started
@@ -193,7 +202,8 @@ class StepRecord:
             tokens_per_s=self._generated_tokens / step_s,
             versions={policy: next_versions[policy] for policy in self._policies},
             generated_by=dict(self.versions),
-            figures=drop_hidden_zeros("step", self.figures.numbers()),
+            last_query=self._last_query,
+            figures=drop_hidden_zeros("step", self.figures.numbers() | {"tail_s": self.tail_s()}),
             workflow={name: fmean(values) for name, values in self._workflow.items()},
             by_agent={agent: record.numbers() for agent, record in self._agents.items()},
             by_policy={

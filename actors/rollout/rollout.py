@@ -359,7 +359,7 @@ class Rollout(Actor, RolloutApi):
 
     def _take_end(self, run: GroupRun, end: TrajectoryEnd) -> list[Decision]:
         number = end.trajectory.number
-        run.ended[number] = end
+        run.end(number, end)
         if end.failure is None:
             return run.group.succeeded(number)
         if end.late:
@@ -436,6 +436,7 @@ class Rollout(Actor, RolloutApi):
         else:
             returned = await self._recipe.workflow(trajectory.query, handles)
         self._spans.between_turns(trajectory)
+        self._waits.returned(trajectory)
         trajectory.close()
         trajectory.leave_out(returned)
         trajectory.check_columns()

@@ -50,6 +50,8 @@ class RolloutWaits:
     def turn(self, trajectory: Trajectory, text: str, actor: str) -> Iterator[None]:
         """A turn waits for ``actor``."""
         loop = asyncio.get_running_loop()
+        if not trajectory.turns_open:
+            trajectory.environment_s += loop.time() - trajectory.active_at
         trajectory.turns_open += 1
         try:
             with self._open.open(text, actor=actor):
@@ -58,6 +60,13 @@ class RolloutWaits:
         finally:
             trajectory.turns_open -= 1
             trajectory.active_at = loop.time()
+
+    def returned(self, trajectory: Trajectory) -> None:
+        """The trajectory's workflow has returned."""
+        now = asyncio.get_running_loop().time()
+        if not trajectory.turns_open:
+            trajectory.reward_s += now - trajectory.active_at
+        trajectory.active_at = now
 
     @contextmanager
     def judge(self, trajectory: Trajectory, limit: str) -> Iterator[None]:
@@ -68,6 +77,7 @@ class RolloutWaits:
             yield
         finally:
             trajectory.judge_limit = ""
+            self.returned(trajectory)
 
     def of_actor(self, text: str, actor: str) -> AbstractContextManager[None]:
         """As ``OpenWaits.open``."""

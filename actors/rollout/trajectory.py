@@ -69,7 +69,11 @@ class Trajectory:
         self.is_session = False
         """True if a program outside the run plays it, and no workflow."""
         self.active_at = asyncio.get_running_loop().time()
-        """The time at which its last turn began or ended."""
+        """The time at which its last turn began or ended, or its workflow returned."""
+        self.environment_s = 0.0
+        """Seconds before and between its turns, in which none was under way."""
+        self.reward_s = 0.0
+        """Seconds from its last turn until its rewards were there."""
         self.programs = TrajectoryPrograms()
         self.left_out: frozenset[str] = frozenset()
         """The ids of samples that are not trained; final when its workflow has returned."""

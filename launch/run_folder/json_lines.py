@@ -6,6 +6,7 @@ Keys of ``metrics.jsonl`` are the names of figures (``actors/figures.py``), and 
     reward/<agent> ...                         an agent
     loss/<policy>, grad_norm/<policy> ...      a policy
     versions, generated_by                     {policy: version} after the step, and of its turns
+    last_query                                 the id of the query whose group has ended the step's rollout
     elo/<pool> ...                             a pool of past versions
     device_used_mib/<device> ...               a GPU, by its UUID
     rss_mib/<process> ...                      an actor process
@@ -40,6 +41,7 @@ from ..monitoring.formatting import number
 
 _OF_ACTOR: Final = "actor."
 VERSIONS: Final = ("versions", "generated_by")
+_QUERY: Final = "last_query"
 _FAMILIES: Final = {**{family: family for family in FAMILIES}, "eval": "evaluation"}
 _FIELDS: Final = tuple(field.name for field in fields(StepMetrics) if field.name in FIGURES["step"])
 _PART_OF: Final = {name: part for part, subject in SUBJECT_OF.items() for name in FIGURES[subject]}
@@ -56,7 +58,7 @@ def metrics_to_json(metrics: StepMetrics) -> dict[str, Any]:
     """The line of a step in ``metrics.jsonl``: one flat mapping, whose keys are ``figure`` or ``figure/name``. Figures
     that were not measured are left out."""
     line: dict[str, Any] = {name: getattr(metrics, name) for name in _FIELDS} | metrics.figures
-    line |= {key: dict(getattr(metrics, key)) for key in VERSIONS}
+    line |= {key: dict(getattr(metrics, key)) for key in VERSIONS} | {_QUERY: metrics.last_query or None}
     for part in SUBJECT_OF:
         for name, numbers in getattr(metrics, part).items():
             line |= {f"{figure}/{name}": value for figure, value in numbers.items()}
@@ -84,6 +86,8 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
             for policy, version in (versions.items() if isinstance(versions, dict) else ())
             if type(version) is int
         }
+    if isinstance(query := line.get(_QUERY), str):
+        of_step[_QUERY] = query
     for key, value in line.items():
         if number(value) is None:
             continue

@@ -105,6 +105,7 @@ class GroupRun:
     late: int = 0
     failures: list[TrajectoryFailure] = field(default_factory=list)
     ended: dict[int, TrajectoryEnd] = field(default_factory=dict)
+    _ended_at: list[float] = field(default_factory=list)
     credited_turns: list[Sample] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -119,6 +120,11 @@ class GroupRun:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory
         return trajectory
+
+    def end(self, number: int, end: TrajectoryEnd) -> None:
+        """Notes the end of a trajectory."""
+        self.ended[number] = end
+        self._ended_at.append(self.clock())
 
     def _await_rewards(self, number: int, grace_s: float) -> None:
         asyncio.get_running_loop().call_later(grace_s, self.ends.put_nowait, RewardsAwaited(number))
@@ -198,6 +204,7 @@ class GroupRun:
             samples={agent: counts[agent] for agent in rules.agents if agent not in rules.frozen},
             turns={agent: _turns_of(members, agent) for agent in rules.agents},
             waited_s=self._waited_s(),
+            tail_s=self._tail_s(),
             rewards={agent: [*numbers.values()] for agent, numbers in _by_agent(used, rules.agents).items()},
             turn_rewards=_turn_rewards(members, rules.agents),
             metrics=_metrics(members),
@@ -210,6 +217,8 @@ class GroupRun:
                 "late_trajectories": self.late,
                 "retried_turns": sum(trajectory.retried_turns for trajectory in self.trajectories.values()),
                 "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
+                "environment_s": sum(member.environment_s for member in members),
+                "reward_s": sum(member.reward_s for member in members),
                 **self._gateway_figures(),
                 **Counter(f"{unrewarded.fate}_sessions" for unrewarded in self._unrewarded),
                 "resumed_turns": len(resumed_turns),
@@ -272,6 +281,9 @@ class GroupRun:
         # Infinity if no turn has gone to an instance: then the group has waited until now.
         first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
         return max(0.0, min(first_turn_at, self.clock()) - self.started)
+
+    def _tail_s(self) -> float:
+        return self._ended_at[-1] - self._ended_at[-2] if len(self._ended_at) > 1 else 0.0
 
 
 def _by_agent(

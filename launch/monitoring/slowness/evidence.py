@@ -33,6 +33,10 @@ class Evidence:
         figures = (getattr(step, part).get(name, {}).get(figure) for step in self.steps)
         return [value for value in figures if value is not None]
 
+    def of_steps(self, figure: str) -> list[float]:
+        """Values of a figure of the step, of the steps that have it."""
+        return [step.figures[figure] for step in self.steps if figure in step.figures]
+
     def names(self, subject: Subject) -> list[str]:
         """Names of the agents, policies and so on with figures, in the order of their first step."""
         part = _PART_OF[subject]

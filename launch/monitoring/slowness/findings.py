@@ -11,8 +11,10 @@ from .equal_rewards import equal_rewards
 from .evidence import Evidence
 from .falling_entropy import falling_entropy
 from .finding import Finding
+from .late_groups import late_groups
 from .late_training import late_training
 from .saturated_instances import saturated_instances
+from .slow_environment import slow_environment
 from .slow_installs import slow_installs
 
 LEAST_STEPS: Final = 5
@@ -24,6 +26,8 @@ _Cause = Callable[[Evidence], Iterator[Finding]]
 _CAUSES: Final[Sequence[tuple[_Cause, float]]] = (
     (saturated_instances, 0.1),
     (late_training, 0.25),
+    (late_groups, 0.3),
+    (slow_environment, 0.1),
     (slow_installs, 0.1),
     (blocked_loops, 0.1),
     (equal_rewards, 0.0),

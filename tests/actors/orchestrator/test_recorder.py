@@ -65,6 +65,16 @@ def test_overlap_counts_every_second_once_and_only_while_rollouts_run() -> None:
     assert record().overlap_s() == pytest.approx(3.0 + 1.0)
 
 
+def test_the_tail_begins_when_each_open_group_waits_for_one_trajectory() -> None:
+    step = StepRecord(Step(3), {A: Version(7)}, [AGENT], started=100.0)
+    step.group_closed(replace(closed(1.0, [1.0]), query="q1", tail_s=1.0), now=106.0)
+    step.group_closed(replace(closed(1.0, [1.0]), query="q2", tail_s=7.0), now=110.0)
+    assert step.tail_s() == pytest.approx(5.0), "until 105 s the first group waited for more"
+    metrics = ended(step)
+    assert metrics.last_query == "q2" and metrics.figures["tail_s"] == pytest.approx(5.0)
+    assert metrics_from_json(metrics_to_json(metrics)) == metrics
+
+
 def test_the_wait_for_a_version_is_no_rollout() -> None:
     assert record().rollout_s() == pytest.approx(9.0)
 

@@ -148,3 +148,24 @@ def test_other_actors_are_waited_for_by_name(in_cluster: Any) -> None:
         assert cluster.current() == []
 
     in_cluster(body)
+
+
+def test_the_time_without_a_turn_is_the_environments_and_behind_the_last_the_rewards(in_cluster: Any) -> None:
+    async def body(cluster: FakeCluster) -> None:
+        trajectory = cluster.begin(0)
+        await asyncio.sleep(1.0)
+        with cluster.waits.turn(trajectory, "turns", "router"):
+            await asyncio.sleep(2.0)
+            with cluster.waits.turn(trajectory, "turns", "solver-0"):
+                await asyncio.sleep(4.0)
+            await asyncio.sleep(8.0)
+        await asyncio.sleep(16.0)
+        with cluster.waits.turn(trajectory, "turns", "router"):
+            await asyncio.sleep(32.0)
+        await asyncio.sleep(64.0)
+        cluster.waits.returned(trajectory)
+        with cluster.waits.judge(trajectory, "limit"):
+            await asyncio.sleep(128.0)
+        assert (trajectory.environment_s, trajectory.reward_s) == (17.0, 192.0)
+
+    in_cluster(body)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from flexmarl.actors.names import AgentName, PolicyName, Step
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.monitoring.slowness.finding import Finding
@@ -46,6 +48,51 @@ def test_slow_installs_are_named_with_their_parts() -> None:
     (finding,) = simulated_findings("agent_defaults.engine.install_s=2")
     assert (finding.cause, finding.key) == ("slow installs", "")
     assert finding.sentence.endswith("takes 0 s to copy them and 2 s to load them")
+
+
+LONG_TAILS = (
+    "training.trajectories_per_query=4", "agent_defaults.engine.sigma=2", "agent_defaults.sampling.max_new_tokens=1000",
+)  # fmt: skip
+
+
+def test_groups_that_wait_for_one_long_turn_are_named_with_the_query_and_its_agent() -> None:
+    (finding,) = simulated_findings(*LONG_TAILS)
+    assert (finding.cause, finding.key) == ("late groups", "rollout.extra_trajectories")
+    assert finding.seconds_per_step is not None and finding.seconds_per_step > 1.0
+    assert (
+        ", at last q" in finding.sentence and "half of the turns of solver have at most " in finding.sentence
+    )
+
+
+def test_groups_that_close_without_their_slowest_trajectory_are_not_late() -> None:
+    (finding,) = simulated_findings(*LONG_TAILS, "rollout.extra_trajectories=1")
+    assert finding.cause == "longest part"
+
+
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [("environment_s", "before and between the turns"), ("reward_s", "after the last turn, for the reward")],
+)
+def test_code_of_the_recipe_that_waits_is_named_with_its_place(setting: str, place: str) -> None:
+    first, *_ = simulated_findings(f"data.{setting}=1")
+    assert (first.cause, first.key) == ("slow environment", "mode")
+    assert first.seconds_per_step is not None and first.seconds_per_step > 1.0
+    assert f" of their time in code of the recipe: 80% {place}; " in first.sentence
+
+
+def test_a_worker_that_computes_all_the_time_is_named_with_the_number_of_workers() -> None:
+    steps = [
+        replace(
+            step,
+            figures={"environment_s": 10.0, "reward_s": 0.0},
+            by_agent={AgentName("solver"): {"queue_s": 0.0, "service_s": 10.0}},
+            by_process={"rollout-0": {"cpu_s": 3.8 * step.step}},
+        )
+        for step in plain_steps(9)
+    ]
+    first, *_ = findings(steps, {})
+    assert (first.cause, first.key, first.seconds_per_step) == ("slow environment", "rollout.workers", 1.5)
+    assert first.sentence.endswith("rollout-0 computes 95% of the time, and more workers share it")
 
 
 def test_equal_rewards_a_captured_policy_and_a_blocked_loop_are_named() -> None:
