@@ -107,4 +107,5 @@ _install_torch() {
 
 _torch_version() { "$venv_python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null || true; }
 
-_has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; }
+# FLEXMARL_GPU=1: of the machine that this environment is made for, as an image is.
+_has_gpu() { [[ ${FLEXMARL_GPU:-0} == 1 ]] || compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; }

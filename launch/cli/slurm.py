@@ -37,6 +37,13 @@ _SUBMIT_S = 60.0
     help="Another option of sbatch, as --sbatch=--account=lab. May be repeated.",
 )
 @click.option(
+    "--apptainer",
+    "image",
+    type=click.Path(path_type=Path),
+    metavar="IMAGE",
+    help="An image with flexmarl, on a disk that all hosts share: head and nodes run in it.",
+)
+@click.option(
     "--warn-s",
     type=click.IntRange(1, 65535),
     default=120,
@@ -62,6 +69,7 @@ def slurm(
     time: str | None,
     partition: str | None,
     more: tuple[str, ...],
+    image: Path | None,
     warn_s: int,
     name: str | None,
     runs: Path,
@@ -77,6 +85,7 @@ def slurm(
       flexmarl slurm path/to/recipe --nodes 4 --gpus-per-node 8 --time 04:00:00
       flexmarl slurm path/to/recipe --nodes 2 --name first training.steps=50 --dry-run
       flexmarl slurm path/to/recipe --nodes 4 --gpus-per-node 8 --sbatch=--account=lab
+      flexmarl slurm path/to/recipe --nodes 4 --gpus-per-node 8 --apptainer /shared/flexmarl.sif
     """
     recipe_argument, overrides = recipe_and_settings(words)
     recipe = recipe_argument or DEFAULT_RECIPE
@@ -89,7 +98,7 @@ def slurm(
     job = Job(
         run=(runs / name).absolute(),
         words=(config.recipe, *overrides),
-        command=(sys.executable, "-P", "-m", "flexmarl.launch.cli.main"),
+        command=_command(image, has_gpus=_has_gpus(gpus_per_node, more)),
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         cpus_per_node=cpus_per_node,
@@ -106,15 +115,26 @@ def slurm(
     return 0
 
 
+def _command(image: Path | None, *, has_gpus: bool) -> tuple[str, ...]:
+    """The words that start flexmarl on a host of the job: with this Python, or in ``image``."""
+    if image is None:
+        return (sys.executable, "-P", "-m", "flexmarl.launch.cli.main")
+    return ("apptainer", "exec", *(["--nv"] if has_gpus else []), str(image.absolute()), "flexmarl")
+
+
 def _check_gpus(config: RunConfig, gpus_per_node: int | None, more: tuple[str, ...]) -> None:
     """Raises ConfigError if the job would have no GPUs, and the config wants some."""
-    if gpus_per_node is not None or any("gpu" in option for option in more):
+    if _has_gpus(gpus_per_node, more):
         return
     for need in needs_of(with_least_ranks(config)):
         if need.gpus or need.named:
             raise ConfigError(
                 f"--gpus-per-node is missing: {need.actor} needs a GPU ({need.key}), and Slurm would give the job none"
             )
+
+
+def _has_gpus(gpus_per_node: int | None, more: tuple[str, ...]) -> bool:
+    return gpus_per_node is not None or any("gpu" in option for option in more)
 
 
 def _submit(job: Job) -> str:

@@ -1,5 +1,6 @@
 """The batch script of a run, and the command that submits it."""
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from flexmarl.launch.cli import registry as commands
 from flexmarl.launch.errors import JobRefused
 from flexmarl.launch.hosts.slurm.batch_script import Job, script, seconds_of
 
+from ....patience import PATIENCE_S
 from ...conftest import SIMULATED, TINY
 
 JOB = Job(
@@ -129,6 +131,31 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
     given = slurm(tmp_path / "runs", "--name", "first", "--dry-run", "network.listen=10.0.0.1")
     assert "network.listen=auto" not in given
+
+
+def test_head_and_nodes_run_in_an_image(tmp_path: Path) -> None:
+    image = tmp_path / "flexmarl.sif"
+    text = slurm(tmp_path / "runs", "--name", "first", "--dry-run", "--apptainer", str(image))
+    for words in ("train", "node --join"):
+        assert f"apptainer exec {image} flexmarl {words} " in text
+    text = slurm(tmp_path / "runs", "--dry-run", "--apptainer", "flexmarl.sif", "--sbatch=--gres=gpu:2")
+    assert f"apptainer exec --nv {Path.cwd() / 'flexmarl.sif'} flexmarl train " in text
+
+
+def test_the_head_in_an_image_gets_its_words_and_its_status_is_the_jobs(tmp_path: Path) -> None:
+    program = tmp_path / "apptainer"
+    program.write_text('#!/bin/sh\necho "$@"; exit 3\n')
+    program.chmod(0o755)
+    image = tmp_path / "an image.sif"
+    job = replace(JOB, run=tmp_path / "first", nodes=1, command=("apptainer", "exec", str(image), "flexmarl"))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script(job)], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (
+        done.stdout.startswith(f"exec {image} flexmarl train ") and "--name first --continue" in done.stdout
+    )
+    assert done.returncode == 3
 
 
 def test_without_slurm_the_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
