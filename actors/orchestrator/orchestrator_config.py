@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from ..config_base import Config, Count, Natural, Positive, Seconds, Unit
 from ..messages import EvaluationSampling
 from ..names import PolicyName
+from .plan import Barrier
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -24,6 +25,10 @@ class TrainingConfig(Config):
     """Trajectories of a query (the group size)."""
     micro_batch: Annotated[Count, Unit("samples")] = 32
     """Samples of one forward and backward pass."""
+    barrier: Barrier = "policy"
+    """Barrier before the next step in `strict`. `policy`: each of its turns waits for the new version of its own policy
+    alone. `step`: no turn begins before all policies have their new versions (FlexMARL, arXiv 2602.09578); for
+    comparison."""
     updates: Annotated[Count, Unit("updates")] = 1
     """Optimizer steps of a step, each on other queries: see [Several updates a
     step](algorithms.md#several-updates-a-step)."""

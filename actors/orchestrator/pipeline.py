@@ -36,6 +36,7 @@ Rules:
   out when each of its queries has closed, with samples or without.
 - `strict` has a barrier per policy, not per step: step k+1 starts when step k is rolled out; its turns wait,
   each for the version of its agent's policy. Step k+2 does not start before step k is complete for all policies.
+  With the plan's `barrier` of the step it starts as in `sync`, when every policy has applied its new version.
 - Saving follows a policy's optimizer step before its next micro-batch, so that the saved state is exactly
   the state after that step, independent of the other policies.
 - An evaluation sees one joint version: the next step waits for it. A run that is asked to stop skips it; a
@@ -453,6 +454,8 @@ class Pipeline:
             case "sync":
                 return before.complete
             case "strict":
+                if self._plan.barrier == "step":
+                    return before.complete
                 # Rolled out is enough: from then on it is known which policies will step, so that each turn of the next
                 # step has its version before any instance serves it.
                 earlier_done = all(step.complete for number, step in self._steps.items() if number < last)

@@ -7,6 +7,7 @@ from typing import Literal
 from ..names import PolicyName, Step
 
 Mode = Literal["strict", "sync", "async"]
+Barrier = Literal["policy", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Plan:
     ``max_staleness``: versions, at least 1 under ``async`` and 0 otherwise. ``global_batch``: samples of an optimizer
     step, by policy, under ``async``; a policy that is not in it takes all samples of a step. ``whole_step``: policies
     that train a step only once it is rolled out. ``replacement_queries``: the most further queries of a step.
+    ``barrier``: of ``strict``; see ``TrainingConfig``.
     """
 
     mode: Mode
@@ -33,6 +35,7 @@ class Plan:
     global_batch: Mapping[PolicyName, int] = field(default_factory=dict)
     whole_step: tuple[PolicyName, ...] = ()
     replacement_queries: int = 0
+    barrier: Barrier = "policy"
 
     def is_evaluation_due(self, step: Step, evaluated: Collection[int]) -> bool:
         """True if a run that begins after ``step`` begins with an evaluation: an earlier one may have been stopped

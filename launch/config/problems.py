@@ -92,6 +92,13 @@ def staleness_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def barrier_problem(config: "RunConfig") -> str | None:
+    """Refuses a barrier of the step in a mode that has it anyway, or none."""
+    if config.mode != "strict" and config.training.barrier == "step":
+        return f"training.barrier=step is for mode=strict, and mode={config.mode}: leave it out"
+    return None
+
+
 def carried_samples_problem(config: "RunConfig") -> str | None:
     """Refuses a batch that carries samples over to the next step in a mode without stale samples."""
     for name, policy in config.policies.items():
@@ -407,6 +414,7 @@ def weights_path_problem(config: "RunConfig") -> str | None:
 PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     name_problem,
     staleness_problem,
+    barrier_problem,
     carried_samples_problem,
     timing_problem,
     draws_problem,

@@ -43,6 +43,7 @@ def orchestrator_plan(config: RunConfig) -> Plan:
         last_step=Step(config.training.steps),
         queries=config.training.queries_per_step,
         micro_batch=config.training.micro_batch,
+        barrier=config.training.barrier,
         save_every=config.checkpoint.every,
         evaluate_every=config.evaluation.every,
         max_staleness=config.staleness,

@@ -145,6 +145,7 @@ plans = st.builds(
     save_every=st.integers(0, 3),
     evaluate_every=st.integers(0, 3),
     evaluate_first=st.booleans(),
+    barrier=st.sampled_from(["policy", "step"]),
 )
 
 
@@ -216,6 +217,19 @@ def test_the_next_step_starts_when_the_last_is_rolled_out_and_names_the_versions
     for _ in range(2):
         pipeline.group_closed(S(1), {A: 4, B: 0})
     assert StartStep(S(2), {A: V(6), B: V(7)}) in pipeline.group_closed(S(1), {A: 4, B: 0})
+
+
+def test_with_a_barrier_of_the_step_the_next_one_starts_when_all_versions_are_served() -> None:
+    pipeline = Pipeline(replace(PLAN, barrier="step", save_every=0), {A: V(0), B: V(0)})
+    pipeline.start()
+    decisions = [decision for _ in range(3) for decision in pipeline.group_closed(S(1), {A: 4, B: 4})]
+    for policy in (A, B):
+        for _ in range(3):
+            decisions += pipeline.trained(policy, S(1), 4)
+    assert sum(isinstance(decision, StepOptimizer) for decision in decisions) == 2
+    decisions += pipeline.stepped(A, S(1)) + pipeline.stepped(B, S(1)) + pipeline.applied(A, S(1), V(1))
+    assert not any(isinstance(decision, StartStep) for decision in decisions)
+    assert StartStep(S(2), {A: V(1), B: V(1)}) in pipeline.applied(B, S(1), V(1))
 
 
 def test_impossible_events_are_refused() -> None:

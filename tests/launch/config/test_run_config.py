@@ -277,6 +277,11 @@ class TestRefusals:
         assert config.weights.only_path == "cuda_ipc"
         assert resolve(str(TINY), []).weights.only_path is None
 
+    @pytest.mark.parametrize("mode", ["sync", "async"])
+    def test_of_a_barrier_of_the_step_in_other_modes(self, mode: str) -> None:
+        with pytest.raises(ConfigError, match=f"training.barrier=step is for mode=strict, and mode={mode}"):
+            resolve(str(TINY), [f"mode={mode}", "training.barrier=step"])
+
     def test_of_a_batch_smaller_than_its_parts(self) -> None:
         with pytest.raises(ConfigError, match="global_batch=1 is less than training.micro_batch=2"):
             resolve(str(TINY), ["mode=async", "agents.solver.global_batch=1"])
