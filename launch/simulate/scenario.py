@@ -26,6 +26,7 @@ from ...core.base.texts import guess
 from ..config.config_reading import apply_override, check, override_key, read_yaml, resolve_mapping
 from ..config.config_sections import PolicyConfig
 from ..config.run_config import RunConfig
+from ..config.written_config import WrittenConfig
 from ..hosts.placement.auto_ranks import with_chosen_ranks
 from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_shape
 from ..hosts.placement.plan import Plan
@@ -45,9 +46,10 @@ Section = TypeVar("Section", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``config``: of the real run."""
+    """``config``: of the real run. ``keys``: as it is written."""
 
     config: RunConfig
+    keys: WrittenConfig
     cluster: ClusterConfig
     workload: WorkloadConfig
 
@@ -85,8 +87,10 @@ def read_scenario(
     sections = {name: raw.pop(name, None) for name in _SECTIONS}
     cluster = _section(ClusterConfig, "cluster", sections, path)
     workload = _section(WorkloadConfig, "workload", sections, path)
-    config, _ = resolve_mapping({**raw, "recipe": str(_RECIPE), "data": _data(workload)}, of_run, str(path))
-    return Scenario(config, cluster, workload)
+    config, keys = resolve_mapping(
+        {**raw, "recipe": str(_RECIPE), "data": _data(workload)}, of_run, str(path)
+    )
+    return Scenario(config, keys, cluster, workload)
 
 
 def _section(kind: type[Section], name: str, sections: Mapping[str, Any], path: Path) -> Section:
@@ -114,7 +118,7 @@ def simulated_config(scenario: Scenario) -> RunConfig:
     """The config of the simulated run. Raises ConfigError, and DoesNotFit as the plan of the real run does."""
     hosts = scenario.cluster.descriptions()
     config = with_chosen_ranks(scenario.config, lambda: hosts)
-    shapes = _shapes(config)
+    shapes = model_shapes(config)
     _refuse_shared_devices(place_shapes(config, hosts, shapes).plan, scenario.cluster)
     raw = config.model_dump(mode="json")
     for name, policy in config.policies.items():
@@ -137,7 +141,7 @@ def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
         )
 
 
-def _shapes(config: RunConfig) -> Mapping[PolicyName, ModelShape]:
+def model_shapes(config: RunConfig) -> Mapping[PolicyName, ModelShape]:
     """The shape of each policy's model. Raises ConfigError for a policy that can't be simulated."""
     of_models: dict[
         str, ModelShape | None
