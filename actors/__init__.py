@@ -1,6 +1,7 @@
 """The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
 ``Ask``, ``LimitReached``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query source:
-``QuerySource``, ``GroupEnd``, ``ReplaySource``; for a client of the experience store: ``StoreApi``.
+``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group filter: ``Exclusion``,
+``FinishedGroup``; for a client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
 """
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .environments.tool_runs import run_tools
     from .environments.verifiers_environment import verifiers_workflow
     from .errors import LimitReached, ProgramFailed
+    from .filters.group_filter import Exclusion, FinishedGroup
     from .gateway.gateway import open_gateway
     from .messages import Query, StoreApi
     from .recipe.query_source import GroupEnd, QuerySource
@@ -35,6 +37,7 @@ else:
             "messages": ["Query", "StoreApi"],
             "recipe.query_source": ["GroupEnd", "QuerySource"],
             "recipe.sources.replay_source": ["ReplaySource"],
+            "filters.group_filter": ["Exclusion", "FinishedGroup"],
             "environments.tool_runs": ["run_tools"],
             "environments.verifiers_environment": ["verifiers_workflow"],
             "workflow": ["Agent", "Rewards", "Turn"],
@@ -45,6 +48,8 @@ __all__ = [
     "Agent",
     "Ask",
     "Environment",
+    "Exclusion",
+    "FinishedGroup",
     "GroupEnd",
     "GymnasiumEnvironment",
     "LimitReached",

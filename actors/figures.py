@@ -124,8 +124,8 @@ _STEP: Final = (
 
 _AGENT: Final = (
     Figure("reward", "reward", "mean over the trajectories in which the agent has a reward", "mean"),
-    Figure("zero_advantage_groups", "count", "groups left out because all rewards of the agent are equal",
-           "sum", empty=0, chart=Chart("Groups without advantage", "groups")),
+    Figure("filtered_samples", "count", "samples that [filters](modes.md#group-filters) left out",
+           "sum", empty=0, chart=Chart("Filtered samples", "samples")),
     Figure("turns", "count", "turns of the trajectories that count", "sum", empty=0),
     Figure("tokens", "tokens", "generated tokens of these turns", "sum", empty=0),
     Figure("truncated_turns", "count", "turns that ended at `max_new_tokens`", "sum", empty=0,
@@ -284,6 +284,7 @@ FIGURES: Final[Mapping[Subject, Mapping[str, Figure]]] = MappingProxyType(
 FAMILIES: Final[Mapping[str, str]] = MappingProxyType({
     "workflow": "the workflow’s own metrics in training: means over the trajectories of the step",
     "source": "figures of the query source at the end of the step",
+    "filters": "samples of all agents that the [filter](modes.md#group-filters) of this name left out",
 })  # fmt: skip
 """Prefixes of figures whose names are the user's, with their meanings."""
 

@@ -58,6 +58,8 @@ class StepMetrics:
     """Means of the workflow's own metrics over the step's trajectories, by name."""
     source: dict[str, float] = field(default_factory=dict)
     """Figures of the query source, by name."""
+    filters: dict[str, float] = field(default_factory=dict)
+    """By filter of ``rollout.filters``: the samples that it left out; filters that left out nothing are not in it."""
     by_agent: dict[AgentName, Numbers] = field(default_factory=dict)
     by_policy: dict[PolicyName, Numbers] = field(default_factory=dict)
     """Without an optimizer step, only the figures that need none."""

@@ -37,7 +37,8 @@ _TABLE: Final = re.compile(r"(<!-- (settings|section): (.+?) -->\n).*?(<!-- end 
 _CHOICE: Final = re.compile(r"(\S+)(?: name=(\w+))?")
 _NAMES: Final = {"agents": "agent", "columns": "column", "policies": "policy", "samplings": "sampling"}
 """The placeholders of names that a user chooses, by the section that has them."""
-_SINKS: Final = "sinks"
+_LISTS: Final = ("sinks", "rollout.filters")
+"""Lists of sections."""
 _POWERS: Final = {2**40: "TiB", 2**30: "GiB", 2**20: "MiB"}
 _DEFAULT_CHOICE: Final = ""
 
@@ -73,9 +74,9 @@ def _settings(model: type[Config], section: str = "", choice: str = _DEFAULT_CHO
     for name, field in model.model_fields.items():
         key = f"{section}.{name}".removeprefix(".")
         classes = _classes(field.annotation)
-        if not classes or key == _SINKS:
+        if not classes or key in _LISTS:
             yield Setting(section, name, choice, model, field)
-        if key == _SINKS:  # a list of sections
+        if key in _LISTS:
             for tag, chosen in classes.items():
                 yield from _settings(chosen, f"{key}.{tag}")
         elif get_origin(field.annotation) is dict:

@@ -71,8 +71,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dr_grpo": Algorithm(
         "Liu et al., arXiv 2503.20783, section 3.2", aggregation="constant", scale_rewards=False
     ),
-    # Its other parts are settings of their own: ``rollout.drop_zero_advantage`` (eq. 11), ``sampling.overlong_buffer``
-    # (eq. 13).
+    # Its other parts are settings of their own: the filter ``equal_rewards`` of ``rollout.filters`` (eq. 11),
+    # ``sampling.overlong_buffer`` (eq. 13).
     "dapo": Algorithm("Yu et al., arXiv 2503.14476, eq. 8 and 9", clip_high=0.28),
     "gspo": Algorithm(
         "Zheng et al., arXiv 2507.18071, eq. 5 to 7; clip range of section 5.1",

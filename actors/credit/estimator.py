@@ -29,8 +29,8 @@ class Estimator(ABC):
     """Turns the rewards of a group into advantages. ``scale``: divide them by the group's standard deviation.
 
     ``compares``: an advantage is relative to the other rewards. Such an estimator needs more than one trajectory of a
-    query, and equal rewards teach nothing: ``rollout.drop_zero_advantage`` may leave them out. ``vectors``: held
-    against the class by a test.
+    query, and equal rewards teach nothing: the filter ``equal_rewards`` may leave them out. ``vectors``: held against
+    the class by a test.
     """
 
     compares: ClassVar[bool]

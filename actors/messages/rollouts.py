@@ -177,8 +177,9 @@ class GroupClosed:
     failures: list[TrajectoryFailure]
     dropped: str = ""
     """The reason if the group has no samples at all, or empty."""
-    zero_advantage: list[AgentName] = field(default_factory=list)
-    """Agents whose samples were left out, because all their rewards are equal."""
+    filtered: dict[str, dict[AgentName, int]] = field(default_factory=dict)
+    """By filter of ``rollout.filters`` and agent: the samples that it left out; filters that left out nothing are not
+    in it."""
     figures: Numbers = field(default_factory=dict)
     """Figures of the step, by their names in ``figures.py``; the step's are merged over its groups."""
     turn_rewards: dict[AgentName, list[float]] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Measures one step while it runs. Pure: every event comes with its time."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
@@ -96,6 +97,7 @@ class StepRecord:
         self._policies = {policy: _PolicyRecord() for policy in versions}
         self.figures = StepFigures("step")
         self._workflow: dict[str, list[float]] = {}
+        self._filters = Counter[str]()
         self._waited_s = math.inf
         self._rolled_out: float | None = None
         self._last_query = ""
@@ -116,8 +118,10 @@ class StepRecord:
             self._add_all(agent, "turn_reward", rewards)
         for agent, turns in group.turns.items():
             self._agents[agent].turned(turns)
-        for agent in group.zero_advantage:
-            self._agents[agent].figures.add("zero_advantage_groups", 1)
+        for name, counts in group.filtered.items():
+            self._filters[name] += sum(counts.values())
+            for agent, count in counts.items():
+                self._agents[agent].figures.add("filtered_samples", count)
         for name, values in group.metrics.items():
             self._workflow.setdefault(name, []).extend(values)
         self.failed += 0 if submitted else len(group.failures)
@@ -205,6 +209,7 @@ class StepRecord:
             last_query=self._last_query,
             figures=drop_hidden_zeros("step", self.figures.numbers() | {"tail_s": self.tail_s()}),
             workflow={name: fmean(values) for name, values in self._workflow.items()},
+            filters=dict(self._filters),
             by_agent={agent: record.numbers() for agent, record in self._agents.items()},
             by_policy={
                 policy: record.numbers(carried.get(policy, 0)) for policy, record in self._policies.items()

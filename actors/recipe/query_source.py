@@ -15,7 +15,7 @@ begin before the groups of earlier ones have ended, which are then heard of late
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..messages import Query
@@ -42,8 +42,8 @@ class GroupEnd:
     dropped: str = ""
     """The reason if no sample of the group is trained, or empty. A query that was left out, as a submitted one of its
     step has its id, has one too."""
-    zero_advantage: tuple[AgentName, ...] = ()
-    """Agents without a sample, because all their rewards are equal."""
+    filtered: dict[str, dict[AgentName, int]] = field(default_factory=dict)
+    """By filter of ``rollout.filters`` and agent: the samples that it left out."""
 
 
 class QuerySource(ABC):

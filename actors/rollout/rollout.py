@@ -40,6 +40,7 @@ from ..errors import (
     WrongPolicy,
     WrongVersion,
 )
+from ..filters.group_filter import GroupFilter
 from ..gateway.carried import answer_carried
 from ..gateway.gateway import current_server
 from ..gateway.http_app import application
@@ -113,7 +114,7 @@ class Rollout(Actor, RolloutApi):
         self._recipe = self.load_recipe()
         self._closing = GroupClosingRules(
             {agent: settings.credit for agent, settings in setup.agents.items()},
-            setup.config.drop_zero_advantage,
+            [GroupFilter(settings.label, settings.load(self._recipe)) for settings in setup.config.filters],
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
             sides_of(setup.agents),
         )

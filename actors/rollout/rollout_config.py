@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
+from ..filters.filter_config import FilterConfigs
 from ..gateway.gateway_config import GatewayConfig
 from ..messages import Truncation
 from .groups.group import Oversampled
@@ -140,9 +141,9 @@ class RolloutConfig(Config):
     oversampled: Oversampled = "abort"
     """Fate of the trajectories that are left over then: `abort` stops them, `keep` has them run to their end, unused,
     for environments that must not be interrupted."""
-    drop_zero_advantage: bool = False
-    """`true` leaves out samples of groups in which all rewards of the agent are equal, and groups without any other
-    sample (dynamic sampling: DAPO, arXiv 2503.14476, section 3.2). For algorithms that compare a group's rewards."""
+    filters: FilterConfigs = ()
+    """Filters that leave samples of a closed group out, in their order: names, functions `file.py:function`, or
+    sections with a `name` and the keys [below](#rolloutfilters). See [Group filters](modes.md#group-filters)."""
     gateway: GatewayConfig = GatewayConfig()
     """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0
@@ -158,9 +159,9 @@ class RolloutConfig(Config):
 
     @model_validator(mode="after")
     def _dropped_groups_are_replaced(self) -> "RolloutConfig":
-        if self.drop_zero_advantage and not self.replacement_queries:
+        if self.filters and not self.replacement_queries:
             raise ValueError(
-                "drop_zero_advantage needs replacement_queries, the most further queries of a step (a few times "
-                "training.queries_per_step): a step whose groups all have zero advantage would train nothing"
+                "filters need replacement_queries, the most further queries of a step (a few times "
+                "training.queries_per_step): a step whose groups are all left out would train nothing"
             )
         return self

@@ -184,6 +184,10 @@ class Trajectory:
         """Its turns that have ended, in the order of their ends."""
         return [EndedTurn(agent, turn.request.sample_id, len(turn.tokens)) for agent, turn in self._turns]
 
+    def endings(self) -> dict[str, tuple[str, bool]]:
+        """By id: the text of each turn that has ended, and true if it ended at its greatest length."""
+        return {turn.request.sample_id: (turn.text, turn.truncated) for _, turn in self._turns}
+
     def answer(self) -> AnsweredTrajectory:
         """The trajectory for the program that has submitted its query; without rewards before it has ended."""
         rewards = self.rewards.before_punishment

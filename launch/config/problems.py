@@ -225,9 +225,10 @@ def comparison_problem(config: "RunConfig") -> str | None:
                 f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
                 f"the trajectories of a query, so that it wants 2 or more; {alone} do with one"
             )
-        if not compares and config.rollout.drop_zero_advantage:
+        comparing = [settings.label for settings in config.rollout.filters if settings.compares]
+        if not compares and comparing:
             return (
-                "rollout.drop_zero_advantage is for algorithms that compare a group's rewards: "
+                f"rollout.filters: {comparing[0]} is for algorithms that compare a group's rewards: "
                 f"agents.{name}.algorithm.name={agent.algorithm.name} learns from equal rewards too"
             )
     return None

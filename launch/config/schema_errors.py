@@ -157,6 +157,8 @@ def _section(location: Location, written: WrittenConfig) -> Any:
             model = get_args(model)[1]
         elif isinstance(model, dict):
             model = model.get(str(part))
+        elif get_origin(model) is tuple:  # a list of sections
+            model = _section_class(next(iter(get_args(get_args(model)[0])), None))
         else:
             field = getattr(model, "model_fields", {}).get(part)
             model = None if field is None else _section_class(field.annotation)
@@ -165,7 +167,7 @@ def _section(location: Location, written: WrittenConfig) -> Any:
 
 def _section_class(annotation: Any) -> Any:
     kinds = get_args(annotation)
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) in (dict, tuple):
         return annotation
     tagged = [kind for kind in kinds if isinstance(getattr(kind, "__metadata__", [None])[0], Tag)]
     if tagged:

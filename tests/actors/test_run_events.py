@@ -135,7 +135,7 @@ def test_metrics_keep_their_parts() -> None:
         evaluation={"accuracy": 0.5},
         versions={PolicyName("shared"): Version(3)},
         figures={"failed_trajectories": 1},
-        by_agent={AgentName("a"): {"reward": 0.5}, AgentName("b"): {"zero_advantage_groups": 2}},
+        by_agent={AgentName("a"): {"reward": 0.5}, AgentName("b"): {"filtered_samples": 2}},
         by_policy={PolicyName("shared"): {"samples": 8, "loss": 0.5}},
         by_process={"store": {"rss_mib": 100.0, "mailbox_served": 3}},
     )

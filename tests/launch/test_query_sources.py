@@ -1,4 +1,5 @@
-"""A query source of the user's own in a real run: killed and resumed, it draws what it would have drawn."""
+"""A query source and a group filter of the user's own in a real run: killed and resumed, it draws and leaves out what
+it would have drawn and left out."""
 
 import signal
 from pathlib import Path
@@ -42,6 +43,11 @@ def eval_queries(seed, hold):
     return []
 
 
+def long_groups(group):
+    tokens = sum(len(turn.tokens) for turn in group.turns)
+    return f"{tokens} tokens" if tokens % 3 == 0 else None
+
+
 def query_source(positions, seed, hold):
     return ReplaySource(positions, share=0.4, limit=8)
 '''
@@ -50,7 +56,7 @@ SETTINGS = (
     *SIMULATED_POLICIES,
     "engine.median_tokens=20",
     f"training={{steps: {STEPS}, queries_per_step: 4, trajectories_per_query: 2, micro_batch: 4}}",
-    "rollout={drop_zero_advantage: true, replacement_queries: 2}",
+    "rollout={filters: [equal_rewards, 'workflow.py:long_groups'], replacement_queries: 3}",
     "checkpoint.every=2",
 )
 
@@ -102,4 +108,7 @@ def test_a_run_that_is_killed_draws_what_it_would_have_drawn(
     assert last_state(run.directory) == last_state(whole.directory)
     figures = [line["source/given_again"] for line in whole.metrics]
     assert [line["source/given_again"] for line in run.metrics] == figures
+    for name in ("filters/equal_rewards", "filters/long_groups", "replaced_queries"):
+        counts = [line.get(name, 0) for line in whole.metrics]
+        assert sum(counts) and [line.get(name, 0) for line in run.metrics] == counts, name
     assert figures[-1] == sum("#" in query for queries in expected.values() for query in queries) > 3

@@ -54,11 +54,12 @@ LINE = {
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1, "eval_s": 1.5,
     "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
-    "zero_advantage_groups/solver": 1, "turns/solver": 12, "tokens/solver": 120, "truncated_turns/solver": 4,
+    "filters/equal_rewards": 1,
+    "filtered_samples/solver": 1, "turns/solver": 12, "tokens/solver": 120, "truncated_turns/solver": 4,
     "queue_s/solver": 0.5, "service_s/solver": 3.0,
     "turn_tokens_p10/solver": 5.0, "turn_tokens_p50/solver": 10.0, "turn_tokens_p90/solver": 15.0,
     "turn_tokens_max/solver": 15.0, "turn_reward/solver": 0.3, "token_share/solver": 0.75,
-    "zero_advantage_groups/judge": 0, "turns/judge": 0, "tokens/judge": 0, "truncated_turns/judge": 0,
+    "filtered_samples/judge": 0, "turns/judge": 0, "tokens/judge": 0, "truncated_turns/judge": 0,
     "token_share/judge": 0.25, "advantage_share/judge": 1.0, "carried_samples/solver": 2, "stale_samples/solver": 3,
     "max_staleness/solver": 1, "backward_s/solver": 6.0, "samples/solver": 6,
     "mean_tokens/solver": 10.166666666666666, "nonzero_advantage_share/solver": 0.8333333333333334,
@@ -105,7 +106,7 @@ def complete_step() -> StepMetrics:
     step.group_closed(
         replace(
             second,
-            zero_advantage=[OF_SOLVER],
+            filtered={"equal_rewards": {OF_SOLVER: 1}},
             figures=OF_GROUP,
             turn_rewards={OF_SOLVER: [0.5, 0.1]},
             metrics={"accuracy": [1.0, 0.0]},

@@ -202,7 +202,7 @@ class RunQueries:
             _success(self._success, group),
             len(group.failures),
             group.dropped,
-            tuple(group.zero_advantage),
+            group.filtered,
         )
         if draw.submitted:
             self.submissions.closed(group, trained_by)

@@ -11,6 +11,7 @@ from statistics import fmean
 from ...credit.credit_config import CreditConfig
 from ...errors import SessionUnrewarded
 from ...figures import StepFigures
+from ...filters.group_filter import FinishedGroup, FinishedTurn, GroupFilter, apply_filters
 from ...messages import (
     AgentTurns,
     GroupClosed,
@@ -22,6 +23,7 @@ from ...messages import (
     VersionRange,
 )
 from ...names import AgentName, PolicyName, Step, Version
+from ...sample_id import SampleId
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
 from .credit_assignment import assign_credit
@@ -57,12 +59,12 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class GroupClosingRules:
-    """``credit``: by agent, for all agents of the run. ``drop_zero_advantage``: see ``RolloutConfig``. ``frozen``:
+    """``credit``: by agent, for all agents of the run. ``filters``: leave samples out, in their order. ``frozen``:
     agents that are not trained, and leave no samples. ``sides``: by policy that is a pool of past versions, the agents
     against it and its own."""
 
     credit: Mapping[AgentName, CreditConfig]
-    drop_zero_advantage: bool
+    filters: Sequence[GroupFilter] = ()
     frozen: Collection[AgentName] = ()
     sides: Mapping[PolicyName, tuple[Sequence[AgentName], Sequence[AgentName]]] = field(default_factory=dict)
 
@@ -190,13 +192,12 @@ class GroupRun:
         used = {member.number: member.rewards.used for member in members}
         # Also the turns that are left out below: the record of the run shows their advantages.
         turns = self.credited_turns = self._turns(used, rules)
-        zero_advantage = self._without_advantage(members, rules) if rules.drop_zero_advantage else []
-        kept = [turn for turn in turns if turn.agent not in zero_advantage]
-        if zero_advantage and not kept:  # then another query may take its place, as for a group that failed
-            dropped = f"all rewards are equal: {', '.join(zero_advantage)}"
+        kept, filtered, reasons = self._filter(turns, members, rules)
+        if reasons and not kept:  # then another query may take its place, as for a group that failed
+            dropped = "; ".join(reasons)
         counts = Counter(sample.agent for sample in kept)
         if self.logged:
-            return kept, self._close_logged(counts, members, rules, dropped, zero_advantage)
+            return kept, self._close_logged(counts, members, rules, dropped, filtered)
         resumed_turns = [sample for sample in kept if sample.version_changes]
         return kept, GroupClosed(
             step=self.step,
@@ -210,7 +211,7 @@ class GroupRun:
             metrics=_metrics(members),
             failures=self.failures,
             dropped=dropped,
-            zero_advantage=zero_advantage,
+            filtered=filtered,
             figures={
                 "replaced_trajectories": self.group.replacements,
                 "oversampled_trajectories": self.group.oversampled,
@@ -243,7 +244,7 @@ class GroupRun:
         members: Sequence[Trajectory],
         rules: GroupClosingRules,
         dropped: str,
-        zero_advantage: list[AgentName],
+        filtered: dict[str, dict[AgentName, int]],
     ) -> GroupClosed:
         return GroupClosed(
             step=self.step,
@@ -254,7 +255,7 @@ class GroupRun:
             rewards={},
             failures=self.failures,
             dropped=dropped,
-            zero_advantage=zero_advantage,
+            filtered=filtered,
             figures={"logged_trajectories": len(members), "late_trajectories": self.late},
             trajectories=[member.answer() for member in members],
         )
@@ -269,13 +270,40 @@ class GroupRun:
         ]
         return assign_credit(turns, rules.credit, _by_agent(amounts, trained))
 
-    def _without_advantage(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> list[AgentName]:
-        """The agents with turns that teach nothing, by the workflow's rewards before any punishment (DAPO, arXiv
-        2503.14476, eq. 11: groups of right and wrong answers, of any length)."""
-        turns = self._turns({member.number: member.rewards.before_punishment for member in members}, rules)
-        sampled = {turn.agent for turn in turns}
-        taught = {turn.agent for turn in turns if turn.advantage}
-        return [agent for agent in rules.agents if agent in sampled - taught]
+    def _filter(
+        self, turns: list[Sample], members: Sequence[Trajectory], rules: GroupClosingRules
+    ) -> tuple[list[Sample], dict[str, dict[AgentName, int]], list[str]]:
+        """Those of ``turns`` that no filter leaves out; by filter and agent the number of the others; the reasons."""
+        if not rules.filters:
+            return turns, {}, []
+        rest, counts, reasons = apply_filters(self._finished_group(members, rules), rules.filters)
+        remaining = {turn.sample_id for turn in rest.turns}
+        return [turn for turn in turns if turn.sample_id in remaining], counts, reasons
+
+    def _finished_group(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> FinishedGroup:
+        """The group as filters see it, by the workflow's rewards before any punishment."""
+        amounts = {member.number: member.rewards.before_punishment for member in members}
+        endings = {sample_id: ending for member in members for sample_id, ending in member.endings().items()}
+        turns = []
+        for sample in sorted(
+            self._turns(amounts, rules), key=lambda sample: SampleId.parse(sample.sample_id)
+        ):
+            text, truncated = endings[sample.sample_id]
+            turns.append(
+                FinishedTurn(
+                    sample_id=sample.sample_id,
+                    agent=AgentName(sample.agent),
+                    trajectory=SampleId.parse(sample.sample_id).trajectory,
+                    prompt_tokens=sample.prompt_tokens,
+                    tokens=sample.tokens,
+                    text=text,
+                    truncated=truncated,
+                    reward=sample.reward,
+                    advantage=sample.advantage,
+                )
+            )
+        rewards = {agent: [*numbers.values()] for agent, numbers in _by_agent(amounts, rules.agents).items()}
+        return FinishedGroup(self.query, tuple(turns), rewards, _metrics(members))
 
     def _waited_s(self) -> float:
         # Infinity if no turn has gone to an instance: then the group has waited until now.

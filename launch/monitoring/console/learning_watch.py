@@ -39,12 +39,9 @@ def _reason(metrics: StepMetrics, figures: Numbers) -> str:
         return ""  # collects its batch
     if not figures.get("samples"):
         dropped = int(metrics.figures.get("dropped_groups", 0))
-        without_advantage = int(
-            sum(agent.get("zero_advantage_groups", 0) for agent in metrics.by_agent.values())
-        )
-        return (
-            f"no sample of it was trained. In the newest step {dropped} groups were dropped, and {without_advantage} "
-            "were left out because all their rewards are equal"
+        counts = ", ".join(f"{name} {count:.0f}" for name, count in metrics.filters.items())
+        return f"no sample of it was trained. In the newest step {dropped} groups were dropped" + (
+            f", and filters left samples out: {counts}" if counts else ""
         )
     if figures.get("nonzero_advantage_share") == 0.0:
         return (

@@ -16,6 +16,7 @@ _SUBJECTS: Final = (
     "opponent",
     "workflow",
     "source",
+    "filters",
     "actor",
     "process",
     "device",

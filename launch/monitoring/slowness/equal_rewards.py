@@ -11,7 +11,7 @@ _FEW: Final = 0.3
 
 
 def equal_rewards(evidence: Evidence) -> Iterator[Finding]:
-    """Samples that are left out by ``rollout.drop_zero_advantage`` are not among those that are trained."""
+    """Samples that are left out by ``rollout.filters`` are not among those that are trained."""
     for policy in evidence.names("policy"):
         shares = evidence.values("policy", policy, "nonzero_advantage_share")
         if shares and (share := math.fsum(shares) / len(shares)) < _FEW:

@@ -22,7 +22,13 @@ with importing():
     from ....actors.recipe.recipe_lines import lines_of_threads
     from ...config.run_config import RunConfig
     from .adapter_checks import missing_library, target_problems
-    from .recipe_checks import RecipeFindings, function_problems, loss_problems_of, recipe_findings
+    from .recipe_checks import (
+        RecipeFindings,
+        filter_problems,
+        function_problems,
+        loss_problems_of,
+        recipe_findings,
+    )
 
 
 _REPORT_S: Final = 10.0
@@ -84,7 +90,7 @@ def _report_places(
 def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
     problems = of_recipe.problems + list(function_problems(config))
     if not of_recipe.problems:
-        problems += loss_problems_of(config)
+        problems += [*filter_problems(config), *loss_problems_of(config)]
     findings = {"models": [], "cached": False, "warnings": [], "digests": of_recipe.digests}
     if config.simulated:
         return {**findings, "recipe": problems, "trial": config.checks.trajectory and not problems}

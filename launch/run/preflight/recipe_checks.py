@@ -104,6 +104,17 @@ def function_problems(config: RunConfig) -> Iterator[str]:
                 yield f"sinks.{number}.function={sink.function}: {_words(error)}"
 
 
+def filter_problems(config: RunConfig) -> Iterator[str]:
+    """A line for each group filter that is a function which can't be called."""
+    recipe = Recipe(config.recipe_config()) if config.rollout.filters else None
+    for number, settings in enumerate(config.rollout.filters):
+        assert recipe is not None, "there are filters"
+        try:
+            settings.load(recipe)
+        except RecipeError as error:
+            yield f"rollout.filters.{number}: {error}"
+
+
 def loss_problems_of(config: RunConfig) -> Iterator[str]:
     """A line for each mistake of a loss that is a user's function: it is tried on made-up tokens."""
     losses = {name: policy.algorithm for name, policy in config.trained.items() if policy.algorithm.loss}

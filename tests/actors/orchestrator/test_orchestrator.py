@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flexmarl.actors.filters.equal_rewards import EqualRewards
 from flexmarl.actors.messages import GroupClosed, Query
 from flexmarl.actors.names import PolicyName, Step
 from flexmarl.actors.orchestrator import checkpoint
@@ -120,9 +121,9 @@ def test_environments_that_hang_wedge_no_step(tmp_path: Path) -> None:
     virtual_time.run(main())
 
 
-async def test_zero_advantage_groups_are_replaced(system: ActorSystem, tmp_path: Path) -> None:
+async def test_groups_with_equal_rewards_are_replaced(system: ActorSystem, tmp_path: Path) -> None:
     cluster = FakeCluster(system, tmp_path)
-    await cluster.run({"equal": 0}, RolloutConfig(drop_zero_advantage=True, replacement_queries=4))
+    await cluster.run({"equal": 0}, RolloutConfig(filters=(EqualRewards(),), replacement_queries=4))
     assert all(row.advantage for row in cluster.trainer.trained["solver"])
     assert len(cluster.groups("judge")) == 18
 

@@ -94,7 +94,7 @@ def test_the_metrics() -> None:
     assert metrics.tokens == 20 and metrics.tokens_per_s == 2.0
     assert policy["mean_tokens"] == 10.0
     assert metrics.by_agent == {
-        "a": {"reward": 0.75, "turns": 4, "tokens": 20, "truncated_turns": 2, "zero_advantage_groups": 0}
+        "a": {"reward": 0.75, "turns": 4, "tokens": 20, "truncated_turns": 2, "filtered_samples": 0}
     }
     assert policy["samples"] == 4 and policy["nonzero_advantage_share"] == 1.5
     assert policy["backward_s"] == 8.0 and policy["publish_s"] == 0.625
@@ -160,11 +160,21 @@ def test_what_became_of_groups_is_counted() -> None:
     step = two_policies()
     group = closed(0.0, [1.0, 1.0])
     step.group_closed(
-        replace(group, dropped="no signal", zero_advantage=[AGENT], figures={"replaced_trajectories": 2}),
+        replace(
+            group,
+            dropped="no signal",
+            filtered={"equal_rewards": {AGENT: 2}},
+            figures={"replaced_trajectories": 2},
+        ),
         now=1.0,
     )
     step.group_closed(
-        replace(group, zero_advantage=[AGENT], figures={"oversampled_trajectories": 3}), now=2.0
+        replace(
+            group,
+            filtered={"equal_rewards": {AGENT: 4}, "overlong": {AGENT: 1, AgentName("b"): 1}},
+            figures={"oversampled_trajectories": 3},
+        ),
+        now=2.0,
     )
     for _ in range(2):
         step.group_closed(replace(group, figures={"resumed_turns": 2, "resumed_tokens": 30}), now=2.0)
@@ -172,8 +182,9 @@ def test_what_became_of_groups_is_counted() -> None:
     assert metrics.figures["dropped_groups"] == 1 and metrics.figures["replaced_trajectories"] == 2
     assert metrics.figures["oversampled_trajectories"] == 3
     assert (metrics.figures["resumed_turns"], metrics.figures["resumed_tokens"]) == (4, 60)
-    zero_advantage = {name: agent["zero_advantage_groups"] for name, agent in metrics.by_agent.items()}
-    assert zero_advantage == {"a": 2, "b": 0}
+    counts = {name: agent["filtered_samples"] for name, agent in metrics.by_agent.items()}
+    assert counts == {"a": 7, "b": 1}
+    assert metrics.filters == {"equal_rewards": 6, "overlong": 2}
 
 
 def test_an_agent_without_a_turn_keeps_its_version() -> None:

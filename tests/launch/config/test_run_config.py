@@ -223,7 +223,16 @@ class TestRefusals:
             ("query_source={name: band, low: 0.9}", "query_source: low=0.9 must be less than high=0.8"),
             ("query_source.power=2.0", "query_source.power: the query_source recipe has no such option"),
             ("rollout.oversampled=keep", "rollout: oversampled=keep needs extra_trajectories"),
-            ("rollout.drop_zero_advantage=true", "drop_zero_advantage needs replacement_queries"),
+            ("rollout.filters=[overlong]", "rollout: filters need replacement_queries"),
+            (
+                "rollout.filters=[long]",
+                "rollout.filters.0.name='long': there is no such .*: equal_rewards, overlong, near_duplicate, function",
+            ),
+            (
+                "rollout.filters=[overlong, {name: overlong, tokens: 5}]",
+                "rollout.filters=.*: overlong is there twice",
+            ),
+            ("rollout.filters=[{function: fn}]", "rollout.filters.0.function='fn': .* pattern"),
             ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'replace'"),
             ("rollout.max_failed_share=2", "rollout.max_failed_share=2: .* less than or equal to 1"),
             ("rollout.trajectory_timeout_s=0", "rollout.trajectory_timeout_s=0: .* greater than 0"),
@@ -242,9 +251,10 @@ class TestRefusals:
             resolve(str(TINY), [override])
 
     def test_of_dynamic_sampling_for_who_compares_nothing(self) -> None:
-        sampling = "rollout={drop_zero_advantage: true, replacement_queries: 4}"
+        sampling = "rollout={filters: [equal_rewards], replacement_queries: 4}"
         with pytest.raises(
-            ConfigError, match=r"agents.solver.algorithm.name=ppo learns from equal rewards too"
+            ConfigError,
+            match=r"equal_rewards is .* agents.solver.algorithm.name=ppo learns from equal rewards too",
         ):
             resolve(str(TINY), ["agents.solver.algorithm.name=ppo", sampling])
 

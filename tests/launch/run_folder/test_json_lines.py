@@ -42,9 +42,10 @@ METRICS = StepMetrics(
     versions={SHARED: Version(3)},
     generated_by={SHARED: Version(2)},
     source={"difficulty": 0.5},
+    filters={"overlong": 3},
     by_agent={
         SOLVER: {"reward": 0.5, "turns": 8, "tokens": 40, "truncated_turns": 1},
-        JUDGE: {"reward": 0.25, "zero_advantage_groups": 2},
+        JUDGE: {"reward": 0.25, "filtered_samples": 2},
     },
     by_policy={SHARED: {"samples": 8, "loss": 0.125, "grad_norm": 1.5, "lr": 1e-3}},
     by_process={"store": {"loop_lag_ms": 0.5, "rss_mib": 100.0, "mailbox_served": 7, "credit_waits": 2}},
@@ -72,7 +73,7 @@ def test_metrics_have_flat_keys_by_agent_policy_and_process() -> None:
     line = metrics_to_json(METRICS)
     assert line["step"] == 3 and line["overlap_s"] == 0.5 and line["failed_trajectories"] == 1
     assert line["reward/solver"] == 0.5 and line["reward/judge"] == 0.25
-    assert line["zero_advantage_groups/judge"] == 2
+    assert line["filtered_samples/judge"] == 2
     assert (line["turns/solver"], line["tokens/solver"], line["truncated_turns/solver"]) == (8, 40, 1)
     assert line["loss/shared"] == 0.125 and line["samples/shared"] == 8
     assert line["versions"] == {"shared": 3} and line["generated_by"] == {"shared": 2}

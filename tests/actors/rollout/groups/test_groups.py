@@ -207,17 +207,17 @@ workflow.calls = 0
 
 
 async def test_samples_that_teach_their_agent_nothing_are_left_out(cluster: FakeCluster) -> None:
-    rollout = await cluster.open(EQUAL_FOR_THE_JUDGE, drop_zero_advantage=True, replacement_queries=1)
+    rollout = await cluster.open(EQUAL_FOR_THE_JUDGE, filters=["equal_rewards"], replacement_queries=1)
     await serve(rollout, "judge", 0)
     group = await group_of(cluster, rollout, 3)
     assert group.samples == {"solver": 3, "judge": 0}
-    assert group.zero_advantage == ["judge"] and not group.dropped
+    assert group.filtered == {"equal_rewards": {"judge": 3}} and not group.dropped
     assert group.rewards[JUDGE] == [0.25] * 3, "they count in the report"
 
 
 async def test_a_group_that_teaches_nobody_anything_is_dropped(cluster: FakeCluster) -> None:
     body = "await agents['solver'].generate('x'); return Rewards(solver=1.0, judge=float(query.id == 'q'))"
-    rollout = await cluster.open(body, drop_zero_advantage=True, replacement_queries=1)
+    rollout = await cluster.open(body, filters=["equal_rewards"], replacement_queries=1)
     group = await group_of(cluster, rollout, 3)
     assert group.dropped == "all rewards are equal: solver"
     assert group.samples[SOLVER] == 0 and await cluster.statistics("solver") == TableStatistics(0, 0, 0)
@@ -271,9 +271,11 @@ async def test_a_punishment_for_length_alone_does_not_keep_a_group(cluster: Fake
     use(cluster, FakeInstance(lambda request: (65,) * next(lengths)))
     cluster.sampling["solver"] = SamplingConfig(max_new_tokens=4, overlong_buffer=2)
     body = "await agents['solver'].generate('x'); return Rewards(solver=1.0)"
-    rollout = await cluster.open(body, drop_zero_advantage=True, replacement_queries=1)
+    rollout = await cluster.open(body, filters=["equal_rewards"], replacement_queries=1)
     group = await group_of(cluster, rollout, 3)
-    assert group.dropped == "all rewards are equal: solver" and group.zero_advantage == ["solver"]
+    assert group.dropped == "all rewards are equal: solver" and group.filtered == {
+        "equal_rewards": {SOLVER: 3}
+    }
     assert sorted(group.rewards[SOLVER]) == [0.0, 0.5, 1.0]
 
 
@@ -357,6 +359,28 @@ async def test_rewards_of_turns_keep_a_group_whose_trajectories_are_equal(cluste
     one, two = await agents['solver'].generate('x'), await agents['solver'].generate('y')
     return Rewards(solver=1.0).of(one, 0.5)
     """
-    rollout = await cluster.open(body, drop_zero_advantage=True, replacement_queries=1)
+    rollout = await cluster.open(body, filters=["equal_rewards"], replacement_queries=1)
     group = await group_of(cluster, rollout, 2)
-    assert group.samples[SOLVER] == 4 and group.zero_advantage == [] and not group.dropped
+    assert group.samples[SOLVER] == 4 and group.filtered == {} and not group.dropped
+
+
+async def test_overlong_turns_are_left_out_and_count_in_the_advantages_of_the_others(
+    cluster: FakeCluster,
+) -> None:
+    lengths = iter((4, 2, 3))
+    use(cluster, FakeInstance(lambda request: (65,) * next(lengths)))
+    body = "turn = await agents['solver'].generate('x'); return Rewards(solver=float(len(turn.tokens)))"
+    rollout = await cluster.open(body, filters=[{"name": "overlong", "tokens": 3}], replacement_queries=1)
+    group = await group_of(cluster, rollout, 3)
+    assert group.samples[SOLVER] == 2 and group.filtered == {"overlong": {SOLVER: 1}} and not group.dropped
+    rows = await cluster.rows("solver", 0, 2)
+    assert {(row.reward, row.advantage, row.group_size) for row in rows} == {(2.0, -1.0, 3), (3.0, 0.0, 3)}
+    assert sorted(group.rewards[SOLVER]) == [2.0, 3.0, 4.0], "it counts in the report"
+
+
+async def test_a_function_of_the_recipe_drops_groups(cluster: FakeCluster) -> None:
+    body = f"{ALONE}\ndef fn(group): return f'{{group.query.text}}: {{len(group.turns)}} answers'"
+    rollout = await cluster.open(body, filters=["workflow.py:fn"], replacement_queries=1)
+    group = await group_of(cluster, rollout, 3)
+    assert group.dropped == "2+2: 3 answers" and group.filtered == {"fn": {SOLVER: 3}}
+    assert await cluster.statistics("solver") == TableStatistics(ready=0, leased=0, consumed=0)

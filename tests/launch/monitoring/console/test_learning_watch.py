@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from flexmarl.actors.figures import Numbers
-from flexmarl.actors.names import AgentName, PolicyName, Step, Version
+from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.monitoring.console.learning_watch import LearningWatch
 
@@ -21,7 +21,7 @@ def metrics(step: int, dropped: int = 0, **policies: Numbers) -> StepMetrics:
         9.0,
         versions={SOLVER: Version(step), JUDGE: Version(step)},
         figures={"dropped_groups": dropped},
-        by_agent={AgentName("solver"): {"zero_advantage_groups": 2}},
+        filters={"equal_rewards": 8.0, "overlong": 1.0} if dropped else {},
         by_policy={PolicyName(policy): figures for policy, figures in policies.items()},
     )
 
@@ -42,7 +42,7 @@ def test_equal_rewards_are_named_after_five_steps_and_more_and_more_rarely() -> 
 def test_a_policy_without_samples_is_named_with_the_groups_that_were_left_out() -> None:
     [(step, text)] = warnings(metrics(step, dropped=3, judge=LEARNS) for step in range(1, 7))
     assert step == 5 and "policy solver" in text and "no sample of it was trained" in text
-    assert "3 groups were dropped, and 2 were left out" in text
+    assert text.endswith("3 groups were dropped, and filters left samples out: equal_rewards 8, overlong 1")
 
 
 def test_a_gradient_of_zero_is_a_reason_too() -> None:

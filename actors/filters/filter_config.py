@@ -1,0 +1,42 @@
+"""The setting ``rollout.filters``: the table of the filters that a config can name."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
+
+from .equal_rewards import EqualRewards
+from .near_duplicate import NearDuplicate
+from .overlong import Overlong
+from .users_filter import UsersFilter
+
+
+def _section(entry: Any) -> Any:
+    """An entry as a section with a name: it may be a name alone, or have a function in its place."""
+    if isinstance(entry, str):
+        entry = {"function": entry} if ":" in entry else {"name": entry}
+    return {"name": "function", **entry} if isinstance(entry, dict) and "function" in entry else entry
+
+
+def _name_of(entry: Any) -> Any:
+    return entry.get("name") if isinstance(entry, dict) else getattr(entry, "name", None)
+
+
+FilterConfig = Annotated[
+    Annotated[EqualRewards, Tag("equal_rewards")]
+    | Annotated[Overlong, Tag("overlong")]
+    | Annotated[NearDuplicate, Tag("near_duplicate")]
+    | Annotated[UsersFilter, Tag("function")],
+    Discriminator(_name_of),
+    BeforeValidator(_section),
+]
+"""An entry of ``rollout.filters``."""
+
+
+def _each_once(filters: tuple[FilterConfig, ...]) -> tuple[FilterConfig, ...]:
+    labels = [settings.label for settings in filters]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{twice[0]} is there twice")
+    return filters
+
+
+FilterConfigs = Annotated[tuple[FilterConfig, ...], AfterValidator(_each_once)]
