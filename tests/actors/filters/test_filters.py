@@ -129,10 +129,15 @@ def test_an_entry_is_a_name_a_function_or_a_section() -> None:
 # --------------------------------------------------------------------------- a user's function
 
 
+WORKFLOW = """
+async def workflow(query, agents): ...
+def train_query(position, seed): ...
+def eval_queries(seed): ...
+"""
+
+
 def recipe_with(folder: Path, function: str) -> Recipe:
-    (folder / "workflow.py").write_text(
-        "async def workflow(query, agents): ...\ndef train_query(position, seed): ...\n"
-    )
+    (folder / "workflow.py").write_text(WORKFLOW)
     (folder / "own.py").write_text(f"from flexmarl.actors import Exclusion\n\n{function}\n")
     return Recipe(RecipeConfig(folder=str(folder), data={}, seed=0))
 
