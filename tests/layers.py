@@ -221,9 +221,9 @@ RULES = (
         banned=(f"{PACKAGE}.testing",),
     ),
     Rule(
-        "modules are imported by name only for actors, engines, a front door's names, a recipe, commands, in_process",
+        "imports by name are for actors, engines, losses, a front door's names, a recipe, commands, in_process",
         where="",
-        except_in=r"core/supervision/worker_init\.py|core/worker/fork_server\.py|core/base/front_door\.py|actors/(recipe/(recipe|named_function)|environments/process_main)\.py"
+        except_in=r"core/supervision/worker_init\.py|core/worker/fork_server\.py|core/base/front_door\.py|actors/(recipe/(recipe|named_function)|environments/process_main|trainer/objective/token_losses)\.py"
         r"|actors/inference/engines/factories\.py|launch/cli/registry\.py",
         banned=(
             ".exec_module",

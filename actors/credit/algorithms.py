@@ -9,7 +9,7 @@ credit assignment, an agent's
     rewards                   the trajectory's, the turn's own, or their sum      ``trajectory_rewards.py``
     role_baseline             less the running mean of the agent's rewards        ``role_baselines.py``
 loss, a policy's
-    surrogate                 the objective of each token                         ``loss.py``
+    surrogate, has_ratio      the objective of each token                         a file of ``objective/losses/``
     aggregation               the divisor of the sum over tokens at the step      ``loss.py``
     KL                        its estimator, and a place in the loss or reward    ``kl.py``
 both: the policy and all of its agents must agree (``trainer_config.credit_problem``)
@@ -30,7 +30,6 @@ from .group_mean import GroupMean
 from .leave_one_out import LeaveOneOut
 from .raw_reward import RawReward
 
-Surrogate = Literal["clipped", "clipped_sequence", "clipped_weight", "reinforce"]
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlRewards = Literal["token", "trajectory"]
@@ -39,6 +38,9 @@ KlRewards = Literal["token", "trajectory"]
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One row of the table.
+
+    ``surrogate``: the file of ``objective/losses/`` with the loss of a token. ``has_ratio``: it compares the policy
+    with an older one.
 
     ``scale_rewards``: the advantages of a group are divided by its standard deviation; None if the algorithm has no
     such division. ``role_baseline``, ``whiten``, ``critic``: what the trainer does to advantages after that
@@ -50,7 +52,8 @@ class Algorithm:
 
     paper: str
     estimator: type[Estimator] = GroupMean
-    surrogate: Surrogate = "clipped"
+    surrogate: str = "clipped"
+    has_ratio: bool = True
     aggregation: Aggregation = "token_mean"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -89,6 +92,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         "Ahmadian et al., arXiv 2402.14740, eq. 5 to 8",
         estimator=LeaveOneOut,
         surrogate="reinforce",
+        has_ratio=False,
         aggregation="sequence_sum",
         clip_low=0.0,
         clip_high=0.0,
@@ -140,6 +144,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         estimator=RawReward,
         role_baseline=True,
         surrogate="reinforce",
+        has_ratio=False,
         aggregation="sequence_sum",
         clip_low=0.0,
         clip_high=0.0,

@@ -160,7 +160,7 @@ class LossConfig(Config):
     @property
     def has_ratio(self) -> bool:
         """True if the loss may compare the policy with an older one."""
-        return self.loss is not None or self.row.surrogate != "reinforce"
+        return self.loss is not None or self.row.has_ratio
 
     @property
     def kl_in_loss(self) -> bool:

@@ -1,29 +1,20 @@
 """A policy's objective: the functions that its loss and its agents' credit assignment name, put together."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import torch
 from torch import Tensor
 
-from ...credit.algorithms import Surrogate
 from ...credit.credit_config import CreditConfig
 from ...messages import Sample
 from ...names import AgentName
 from ..trainer_config import LossConfig
 from .importance_weights import correction_weights
 from .kl import kl_estimate
-from .loss import (
-    TokenLosses,
-    bounded_ratio,
-    clipped_loss,
-    clipped_sequence_loss,
-    clipped_weight_loss,
-    reinforce_loss,
-    sum_tokens,
-)
+from .loss import bounded_ratio, sum_tokens
 from .loss_inputs import LossInputs
+from .token_losses import TokenLoss, token_loss_of
 from .transforms import Critic, WholeStep
 
 
@@ -45,10 +36,6 @@ class CompletionTokens:
     old_logprobs: Tensor | None = None
     entropies: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-TokenLoss = Callable[[LossInputs], TokenLosses]
-"""The loss of each token, before its weight, a KL and an entropy bonus: an algorithm's surrogate, or a user's."""
 
 
 def batch_loss(
@@ -83,7 +70,7 @@ def batch_loss(
         high=config.correction_high,
     )
     clips_behaviour = config.old_policy == "behaviour"
-    token_loss = users_loss or SURROGATES[config.row.surrogate]
+    token_loss = users_loss or token_loss_of(config.row.surrogate)
     losses = token_loss(_inputs(config, batch, batch.engine_logprobs if clips_behaviour else proximal))
     values = losses.values * weights
     if config.kl_in_loss:
@@ -150,21 +137,6 @@ def _inputs(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -
         clip_low=config.clip_low,
         clip_high=config.clip_high,
     )
-
-
-SURROGATES: Final[Mapping[Surrogate, TokenLoss]] = {
-    "clipped": lambda i: clipped_loss(
-        i.logprobs, i.old_logprobs, i.advantages, clip_low=i.clip_low, clip_high=i.clip_high
-    ),
-    "clipped_sequence": lambda i: clipped_sequence_loss(
-        i.logprobs, i.old_logprobs, i.advantages, i.lengths, clip_low=i.clip_low, clip_high=i.clip_high
-    ),
-    "clipped_weight": lambda i: clipped_weight_loss(
-        i.logprobs, i.old_logprobs, i.advantages, clip_low=i.clip_low, clip_high=i.clip_high
-    ),
-    "reinforce": lambda i: reinforce_loss(i.logprobs, i.advantages),
-}
-"""Those of the algorithms, by their column in the table."""
 
 
 def critic_advantages(

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from flexmarl.actors.trainer.objective.loss import (
     LOG_RATIO_BOUND,
-    clipped_loss,
-    clipped_sequence_loss,
-    clipped_weight_loss,
     denominator,
-    reinforce_loss,
     sum_tokens,
     token_logprobs,
     token_logprobs_and_entropies,
 )
+from flexmarl.actors.trainer.objective.losses.clipped import clipped_loss
+from flexmarl.actors.trainer.objective.losses.clipped_sequence import clipped_sequence_loss
+from flexmarl.actors.trainer.objective.losses.clipped_weight import clipped_weight_loss
+from flexmarl.actors.trainer.objective.losses.reinforce import reinforce_loss
 
 torch.set_num_threads(1)
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}

@@ -81,7 +81,7 @@ def equal_names(found: Mapping[str, Tensor]) -> list[list[str]]:
 def has_ratio(name: str, setting: Setting) -> bool:
     """False if the setting is refused for the algorithm."""
     is_plain = setting.updates == 1 and setting.old_policy == "proximal"
-    return is_plain or ALGORITHMS[name].surrogate != "reinforce"
+    return is_plain or ALGORITHMS[name].has_ratio
 
 
 def row_of(setting: Setting, families: list[list[str]]) -> str:

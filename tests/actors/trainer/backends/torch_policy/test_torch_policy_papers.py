@@ -72,7 +72,7 @@ def test_the_gradient_of_a_step_is_the_papers(
         (4, "strict", "behaviour", 0.0),
     ],
 )
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.surrogate != "reinforce"])
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.has_ratio])
 def test_the_gradient_of_every_update_is_the_papers_with_its_clip(
     name: str, updates: int, mode: str, old_policy: str, beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
