@@ -3,7 +3,8 @@
 A server in a process of its own has sessions whose agents answer with 1 KiB by a run's simulated engine, which is in
 that process too; clients are in this one. The keys:
 
-    direct_turn_ms, gateway_turn_ms    the median of a turn of the agent, and of a call one after another that has one
+    direct_turn_ms, gateway_turn_ms    a turn of the agent, and a call one after another that has one; the mean without
+                                       the longest tenth
     cost_ms                            their difference, the gateway's and the client's
     echo_ms                            a call to a server on the same libraries that does nothing, one after another
     first_token_ms                     from the engine's first token until a streaming client has it, the median; a
@@ -40,7 +41,7 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 
-from .gateway_server import AGENT, PACED, PROMPT, Place, Usage, serve_sessions
+from .gateway_server import AGENT, PACED, PROMPT, Place, Usage, pause, serve_sessions, typical_ms
 
 _ROUND_S: Final = 300.0
 _AT_ONCE: Final = 64
@@ -116,10 +117,10 @@ async def _calls(options: Options) -> dict[str, float]:
         call = _body(AGENT, PROMPT)
         stream = _body(PACED, PROMPT, stream=True, max_tokens=_STREAM_TOKENS)
         async with _connected(place.address, place.keys[0]) as connection:
-            gateway_ms = await _median_ms(connection, call, options.samples)
+            gateway_ms = await _turn_ms(connection, call, options.samples)
             first_ms = await _first_token_ms(server, connection, stream, max(1, options.samples // 4))
         async with _connected(place.echo, "") as connection:
-            echo_ms = await _median_ms(connection, call, options.samples)
+            echo_ms = await _turn_ms(connection, call, options.samples)
         return {
             "direct_turn_ms": place.direct_ms,
             "gateway_turn_ms": gateway_ms,
@@ -206,13 +207,14 @@ async def _connected(address: str, key: str) -> AsyncIterator[_Connection]:
         writer.close()
 
 
-async def _median_ms(connection: _Connection, body: bytes, samples: int) -> float:
+async def _turn_ms(connection: _Connection, body: bytes, samples: int) -> float:
     times = []
     for _ in range(samples):
+        pause()
         began = time.perf_counter()
         await connection.ask(body)
         times.append(1e3 * (time.perf_counter() - began))
-    return statistics.median(times)
+    return typical_ms(times)
 
 
 async def _first_token_ms(server: _Server, connection: _Connection, body: bytes, samples: int) -> float:
