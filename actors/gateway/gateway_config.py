@@ -10,7 +10,7 @@ WAITING_CONNECTIONS: Final = 2048
 """The most that wait to be accepted: a thousand programs may begin at once."""
 
 
-class GatewayConfig(Config):
+class GatewayServerConfig(Config):
     """The servers of [agent programs](programs.md): one for each rollout worker, from its first program on."""
 
     listen: str = "127.0.0.1"

@@ -14,7 +14,7 @@ from typing import Final
 from ..errors import RecipeError
 from ..workflow import Agent
 from .call_rate import CallRate
-from .gateway_config import WAITING_CONNECTIONS, GatewayConfig
+from .gateway_config import WAITING_CONNECTIONS, GatewayServerConfig
 from .http_app import application
 from .http_request import Application
 from .model_call import ApiError
@@ -28,9 +28,9 @@ _ALL_ADDRESSES: Final = ("0.0.0.0", "::")
 class GatewayServer:
     """Serves sessions by their names and keys."""
 
-    def __init__(self, config: GatewayConfig | None = None, number: int = 0) -> None:
+    def __init__(self, config: GatewayServerConfig | None = None, number: int = 0) -> None:
         """``number``: of the worker, from 0."""
-        self._config = config or GatewayConfig()
+        self._config = config or GatewayServerConfig()
         self._number = number
         self._sessions: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}

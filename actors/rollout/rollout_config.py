@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
 from ..filters.filter_config import FilterConfigs
-from ..gateway.gateway_config import GatewayConfig
+from ..gateway.gateway_config import GatewayServerConfig
 from ..messages import Truncation
 from .groups.group import Oversampled
 
@@ -144,7 +144,7 @@ class RolloutConfig(Config):
     filters: FilterConfigs = ()
     """Filters that leave samples of a closed group out, in their order: names, functions `file.py:function`, or
     sections with a `name` and the keys [below](#rolloutfilters). See [Group filters](modes.md#group-filters)."""
-    gateway: GatewayConfig = GatewayConfig()
+    gateway: GatewayServerConfig = GatewayServerConfig()
     """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0
     """Most further queries of a step, in place of dropped groups."""

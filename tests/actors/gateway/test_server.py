@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from flexmarl.actors.errors import RecipeError
-from flexmarl.actors.gateway.gateway_config import GatewayConfig
+from flexmarl.actors.gateway.gateway_config import GatewayServerConfig
 from flexmarl.actors.gateway.server import GatewayServer
 from flexmarl.core.testing import virtual_time
 
@@ -43,7 +43,9 @@ async def statuses(server: GatewayServer) -> list[int]:
 @pytest.mark.parametrize("listen", ["0.0.0.0", "the address"])
 async def test_another_address_than_the_loopbacks_needs_the_key(listen: str) -> None:
     address = address_of_this_host()
-    server = GatewayServer(GatewayConfig(listen=address if listen == "the address" else listen, host=address))
+    server = GatewayServer(
+        GatewayServerConfig(listen=address if listen == "the address" else listen, host=address)
+    )
     try:
         assert await statuses(server) == [200, 401]
         assert server.address.startswith(f"http://{address}:")
@@ -52,7 +54,7 @@ async def test_another_address_than_the_loopbacks_needs_the_key(listen: str) -> 
 
 
 async def test_all_addresses_are_reached_by_the_hosts_name_unless_told_otherwise() -> None:
-    server = GatewayServer(GatewayConfig(listen="0.0.0.0"))
+    server = GatewayServer(GatewayServerConfig(listen="0.0.0.0"))
     try:
         async with server.opened({}, {}):
             assert server.address.startswith(f"http://{socket.gethostname()}:")
@@ -61,7 +63,7 @@ async def test_all_addresses_are_reached_by_the_hosts_name_unless_told_otherwise
 
 
 async def test_calls_that_come_too_fast_are_told_when_to_come_again() -> None:
-    server = GatewayServer(GatewayConfig(calls_per_s=0.1))
+    server = GatewayServer(GatewayServerConfig(calls_per_s=0.1))
     try:
         async with (
             server.opened({"solver": ScriptedAgent("solver", RESULT, RESULT)}, {}) as session,
@@ -96,7 +98,7 @@ async def test_each_worker_has_a_port_of_its_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for number in (0, 1):
-            server = GatewayServer(GatewayConfig(port=port - number), number)
+            server = GatewayServer(GatewayServerConfig(port=port - number), number)
             with pytest.raises(RecipeError, match=rf"can't listen on .*=127\.0\.0\.1 \(port {port}\)"):
                 async with server.opened({}, {}):
                     pass
