@@ -173,10 +173,11 @@ def read_private(path: Path) -> bytes:
         if error.errno == errno.ELOOP:
             raise UnsafeKeys(path, "it is a symbolic link", "name the file itself") from None
         raise
+    status = os.fstat(descriptor)  # of the open file: the name may mean another file by now
+    if not stat.S_ISREG(status.st_mode):  # a folder can be opened, and is no file for Python
+        os.close(descriptor)
+        raise UnsafeKeys(path, "it is not a regular file", "name a file that Keys.save wrote")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)  # of the open file: the name may mean another file by now
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafeKeys(path, "it is not a regular file", "name a file that Keys.save wrote")
         if status.st_uid != os.geteuid():
             raise UnsafeKeys(
                 path,
