@@ -421,6 +421,29 @@ def test_the_algorithms_page_has_every_algorithm_and_its_numbers() -> None:
         }
 
 
+def test_the_algorithms_page_has_the_formula_and_the_source_of_each_algorithm() -> None:
+    page = PAGES["algorithms.md"].read_text()
+    parts = dict(re.findall(r"^### Formula of (\w+)\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL))
+    assert parts.keys() == ALGORITHMS.keys()
+    for name, row in ALGORITHMS.items():
+        numbers = re.findall(r"arXiv (\d{4}\.\d{5})", row.paper)
+        named = [row.estimator.__name__, row.surrogate, row.aggregation]
+        assert not [word for word in [*named, *numbers] if word not in parts[name]], name
+        for place in re.findall(r"(?:eq\.|section) [\d.]+(?: and [\d.]+| to [\d.]+)?", row.paper):
+            assert place in parts[name], f"{name}: {place}"
+
+
+def test_the_functions_of_the_formulas_are_in_the_files_beside_them() -> None:
+    file = ""
+    for _, cells in (row for row in tables("algorithms.md") if row[0] == "Formulas"):
+        file = next(iter(re.findall(r"`([\w/]+\.py)`", cells[3])), file)
+        source = (ROOT / file).read_text() if file else ""
+        for name in re.findall(r"`(\w+)`", cells[3]):
+            assert re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), name
+        for number in re.findall(r"\[(\d{4}\.\d{5})\]", cells[4]):
+            assert number in source, f"{file} does not name {number}"
+
+
 def _check_metrics(page: str, folder: Path) -> None:
     """The metrics page explains every key that the runs of the operating page have written."""
     if page != "operating.md":
