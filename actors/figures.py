@@ -73,6 +73,9 @@ _STEP: Final = (
     Figure("tail_s", "s",
            "the end of `rollout_s` in which each group that was open waited for one trajectory alone; groups of one "
            "trajectory have none"),
+    Figure("swap_s", "s",
+           "after `rollout_s`: states of policies moved to the slots of a shared pool or from them, and no policy "
+           "computed; left out if it is 0, and in `async`", hides_zero=True),
     Figure("environment_s", "s",
            "seconds before and between the turns of the trajectories that count, in which none was under way: of the "
            "workflow, its environment, its tools; the sum", "sum", empty=0.0),
@@ -199,7 +202,8 @@ _POLICY: Final = (
            "other](algorithms.md#turns-that-extend-each-other); left out if it is 0", "sum",
            per="sample_tokens", hides_zero=True, chart=Chart("Merged share", "of the samples' tokens", percent=True)),
     Figure("backward_s", "s", "forward and backward passes", "sum", empty=0.0),
-    Figure("optimizer_s", "s", "optimizer step, and making the weights to publish"),
+    Figure("optimizer_s", "s", "optimizer step, and making the weights to publish, with the wait for its slots"),
+    Figure("update_s", "s", "the part of it that computes the optimizer step"),
     Figure("publish_s", "s", "publishing the new weights, until all instances have applied them"),
     Figure("pause_mean_s", "s",
            "of the new weights at an instance: from the last token of the interrupted turns until it generates again; "

@@ -67,12 +67,14 @@ class PolicyStepped:
     """One optimizer step, with the weights after it.
 
     ``stats``: with the figures of the pool. ``publish_s``: seconds of publishing the weights and of committing the rows
-    that were used.
+    that were used. ``moves``: times since the last such answer of any policy in which states moved to the slots of a
+    shared pool or from them: seconds before this answer of the begin and the end of each.
     """
 
     published: Published
     stats: StepStats
     publish_s: float
+    moves: list[tuple[float, float]] = field(default_factory=list)
 
 
 class TrainerApi(Protocol):

@@ -104,6 +104,10 @@ class StepRecord:
         self._before_tails = -math.inf
         """The time from which on each open group has waited for one trajectory alone."""
         self._busy: list[tuple[float, float]] = []
+        self._moves: list[tuple[float, float]] = []
+        """Times in which states of policies moved to slots or from them."""
+        self._updates: list[tuple[float, float]] = []
+        """Times in which optimizer steps were computed."""
         self._generated_tokens = 0
 
     # ------------------------------------------------------------------ events
@@ -149,6 +153,9 @@ class StepRecord:
     def optimizer_stepped(self, policy: PolicyName, result: PolicyStepped, now: float) -> None:
         """``policy`` has trained the step, at ``now``: adds its figures, and those of its agents."""
         self._policies[policy].stepped(result, now)
+        self._moves += [(now - begin, now - end) for begin, end in result.moves]
+        updated = now - result.publish_s
+        self._updates.append((updated - result.stats.figures.get("update_s", 0.0), updated))
         for agent, numbers in result.stats.by_agent.items():
             self._agents[agent].figures.update(numbers)
 
@@ -178,13 +185,16 @@ class StepRecord:
 
     def overlap_s(self) -> float:
         """Seconds in which this step was both trained and rolled out; seconds shared by two policies count once."""
-        covered, until = 0.0, self.started
         rolled_out = self.started if self._rolled_out is None else self._rolled_out
-        for start, stop in sorted(self._busy):
-            begin, end = max(start, until), min(stop, rolled_out)
-            if end > begin:
-                covered, until = covered + end - begin, end
-        return covered
+        return _measure(self._busy, self.started, rolled_out)
+
+    def swap_s(self) -> float:
+        """Seconds after the rollout in which the state of a policy moved, and no policy computed."""
+        if self._rolled_out is None or not self._overlaps_itself:
+            return 0.0
+        computed = [*self._busy, *self._updates]
+        since = self._rolled_out
+        return _measure([*self._moves, *computed], since, math.inf) - _measure(computed, since, math.inf)
 
     def metrics(
         self,
@@ -207,7 +217,9 @@ class StepRecord:
             versions={policy: next_versions[policy] for policy in self._policies},
             generated_by=dict(self.versions),
             last_query=self._last_query,
-            figures=drop_hidden_zeros("step", self.figures.numbers() | {"tail_s": self.tail_s()}),
+            figures=drop_hidden_zeros(
+                "step", self.figures.numbers() | {"tail_s": self.tail_s(), "swap_s": self.swap_s()}
+            ),
             workflow={name: fmean(values) for name, values in self._workflow.items()},
             filters=dict(self._filters),
             by_agent={agent: record.numbers() for agent, record in self._agents.items()},
@@ -215,3 +227,13 @@ class StepRecord:
                 policy: record.numbers(carried.get(policy, 0)) for policy, record in self._policies.items()
             },
         )
+
+
+def _measure(times: Iterable[tuple[float, float]], since: float, until: float) -> float:
+    """Seconds from ``since`` to ``until`` in which one of ``times``, begins and ends, lies."""
+    covered, at = 0.0, since
+    for start, stop in sorted(times):
+        begin, end = max(start, at), min(stop, until)
+        if end > begin:
+            covered, at = covered + end - begin, end
+    return covered

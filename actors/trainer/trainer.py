@@ -128,7 +128,10 @@ class Trainer(Actor, TrainerApi):
             published = await self._computing.publish(policy)
         publish_s = self.system.clock() - stepped
         measured = {"optimizer_s": stepped - started, **self._computing.figures(policy)}
-        return PolicyStepped(published, replace(stats, figures={**stats.figures, **measured}), publish_s)
+        moves = self._computing.take_moves()
+        return PolicyStepped(
+            published, replace(stats, figures={**stats.figures, **measured}), publish_s, moves
+        )
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:

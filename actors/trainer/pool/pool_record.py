@@ -1,5 +1,7 @@
-"""The figures of one policy in a shared pool, from optimizer step to optimizer step. Pure."""
+"""The figures of a shared pool: of one policy, from optimizer step to optimizer step, and the times of its moves."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 from ...figures import Numbers
@@ -33,3 +35,36 @@ class PoolRecord:
         self.suspensions = self.moved_bytes = self.repeated = 0
         self._before = replace(seconds)
         return figures
+
+
+class MoveTimes:
+    """The times in which states of policies move to slots or from them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._moving = 0
+        self._since = 0.0
+        """The begin of the moves under way, as far as they have not been taken."""
+        self._ended: list[tuple[float, float]] = []
+
+    @contextmanager
+    def move(self) -> Iterator[None]:
+        """A state moves."""
+        if not self._moving:
+            self._since = self._clock()
+        self._moving += 1
+        try:
+            yield
+        finally:
+            self._moving -= 1
+            if not self._moving:
+                self._ended.append((self._since, self._clock()))
+
+    def take(self) -> list[tuple[float, float]]:
+        """The begin and the end of each since the last call, in seconds before now. One that lasts is cut here."""
+        now = self._clock()
+        if self._moving:
+            self._ended.append((self._since, now))
+            self._since = now
+        ended, self._ended = self._ended, []
+        return [(now - begin, now - end) for begin, end in ended]

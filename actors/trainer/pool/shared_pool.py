@@ -42,6 +42,7 @@ from ..trainer_setup import SharedPoolSetup, TrainerSetup
 from .allocate import Allocator
 from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
 from .policy_work import Computation, PolicyWork
+from .pool_record import MoveTimes
 from .pool_slots import HostedGang, PoolSlots, SlotCall, SlotListener
 from .pool_slots import SlotLost as LostCall
 from .state_moves import StateMoves
@@ -74,6 +75,7 @@ class SharedPool(TrainingPool, SlotListener):
             pool, self._transport, self._slots, self._fewest_ranks, self._hosts, system.clock
         )
         self._memory = self._moves.memory
+        self._move_times = MoveTimes(system.clock)
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
         self._work = {policy: PolicyWork(system.clock) for policy in setup.policies}
@@ -166,6 +168,9 @@ class SharedPool(TrainingPool, SlotListener):
     def figures(self, policy: PolicyName) -> Numbers:
         return self._moves.records[policy].take(self._decider.seconds(policy))
 
+    def take_moves(self) -> list[tuple[float, float]]:
+        return self._move_times.take()
+
     def waits(self) -> list[Wait]:
         """The computations under way, policies that wait for slots, and moves that wait for others."""
         now = self._clock()
@@ -239,19 +244,20 @@ class SharedPool(TrainingPool, SlotListener):
         """Carries out a decision other than Run."""
         policy, allocator = decision.policy, self._decider
         try:
-            match decision:
-                case Bind():
-                    await self._moves.load(policy, gang, decision.reason)
-                    report = allocator.bound
-                case Prefetch():
-                    await self._moves.prefetch(policy, gang, decision.reason)
-                    report = allocator.prefetched
-                case Suspend():
-                    await self._moves.suspend(policy, gang, decision.reason)
-                    report = allocator.suspended
-                case _:
-                    await self._moves.drop(policy, gang)
-                    report = allocator.dropped
+            with self._move_times.move():
+                match decision:
+                    case Bind():
+                        await self._moves.load(policy, gang, decision.reason)
+                        report = allocator.bound
+                    case Prefetch():
+                        await self._moves.prefetch(policy, gang, decision.reason)
+                        report = allocator.prefetched
+                    case Suspend():
+                        await self._moves.suspend(policy, gang, decision.reason)
+                        report = allocator.suspended
+                    case _:
+                        await self._moves.drop(policy, gang)
+                        report = allocator.dropped
             error = None
         except FlexmarlError as raised:
             error = raised

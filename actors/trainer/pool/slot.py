@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -283,7 +284,10 @@ class Slot:
             return stats, Version(backend.version)
 
         name = f"the optimizer step {step} of {policy}"
-        return await self.compute(name, take_step, self._record_as("optimizer", policy, step=step))
+        took: list[float] = []
+        stats, version = await self.compute(name, take_step, took.append)
+        self._record_as("optimizer", policy, step=step)(sum(took))
+        return replace(stats, figures={**stats.figures, "update_s": sum(took)}), version
 
     async def gather_weights(
         self, policy: PolicyName, backend: PolicyBackend, into: Mapping[str, Any]

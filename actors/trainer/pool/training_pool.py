@@ -79,6 +79,11 @@ class TrainingPool(ABC):
         """The policy's figures of a shared pool since the last call; empty if the pool is not shared."""
         return {}
 
+    def take_moves(self) -> list[tuple[float, float]]:
+        """The times since the last call in which states moved to the slots of a shared pool or from them: seconds
+        before now of the begin and the end of each."""
+        return []
+
     def actor_stopped(self, name: str) -> None:  # noqa: B027  # a static pool watches none
         """An actor that the pool watches was stopped in good order."""
 

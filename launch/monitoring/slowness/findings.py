@@ -12,6 +12,7 @@ from .evidence import Evidence
 from .falling_entropy import falling_entropy
 from .finding import Finding
 from .late_groups import late_groups
+from .late_swaps import late_swaps
 from .late_training import late_training
 from .saturated_instances import saturated_instances
 from .slow_environment import slow_environment
@@ -27,6 +28,7 @@ _CAUSES: Final[Sequence[tuple[_Cause, float]]] = (
     (saturated_instances, 0.1),
     (late_training, 0.25),
     (late_groups, 0.3),
+    (late_swaps, 0.1),
     (slow_environment, 0.1),
     (slow_installs, 0.1),
     (blocked_loops, 0.1),

@@ -1,5 +1,6 @@
 """Cause: rollouts wait for training that runs after the last trajectory of a step."""
 
+import math
 from collections.abc import Iterator
 
 from ....actors.names import PolicyName
@@ -9,8 +10,10 @@ from .finding import Finding
 
 
 def late_training(evidence: Evidence) -> Iterator[Finding]:
-    """Training that overlaps the rollouts costs nothing."""
-    seconds = evidence.parts["training only"] + evidence.parts["optimizer"]
+    """Training that overlaps the rollouts costs nothing, and the waits for states that move are a cause of their
+    own."""
+    swap_s = math.fsum(evidence.of_steps("swap_s")) / len(evidence.steps)
+    seconds = max(0.0, evidence.parts["training only"] + evidence.parts["optimizer"] - swap_s)
     own_seconds = {
         policy: evidence.per_step("policy", policy, "backward_s")
         + evidence.per_step("policy", policy, "optimizer_s")

@@ -75,6 +75,19 @@ def test_the_tail_begins_when_each_open_group_waits_for_one_trajectory() -> None
     assert metrics_from_json(metrics_to_json(metrics)) == metrics
 
 
+def test_moves_after_the_rollout_count_where_no_policy_computes() -> None:
+    """Moves from 108 s to 115 s; rollouts end at 110 s, micro-batches are computed until 113 s, the update until 114
+    s."""
+    step = record()
+    result = replace(stepped(8, update_s=0.5), moves=[(7.0, 3.0), (2.5, 0.0)])
+    step.optimizer_stepped(A, replace(result, publish_s=1.0), now=115.0)
+    assert step.swap_s() == pytest.approx(0.5 + 1.0)
+    asynchronous = StepRecord(Step(3), {A: Version(7)}, [AGENT], started=100.0, overlaps_itself=False)
+    asynchronous.group_closed(closed(1.0, [1.0]), now=110.0)
+    asynchronous.optimizer_stepped(A, result, now=115.0)
+    assert asynchronous.swap_s() == 0.0
+
+
 def test_the_wait_for_a_version_is_no_rollout() -> None:
     assert record().rollout_s() == pytest.approx(9.0)
 

@@ -1,7 +1,7 @@
 """The figures of a policy in a shared pool."""
 
 from flexmarl.actors.trainer.pool.gangs import GangSeconds
-from flexmarl.actors.trainer.pool.pool_record import PoolRecord
+from flexmarl.actors.trainer.pool.pool_record import MoveTimes, PoolRecord
 
 NAMES = (
     "pool_computing_s", "pool_idle_s", "pool_swapping_s", "pool_waiting_s", "pool_suspended_s", "suspensions",
@@ -18,3 +18,20 @@ def test_figures_are_those_since_the_last_time() -> None:
     seconds.idle = seconds.swapping = seconds.out = 0.5
     record.suspensions += 1
     assert record.take(seconds) == dict(zip(NAMES, (1.0, 0.5, 0.5, 0.0, 0.5, 1, 0.0, 0), strict=True))
+
+
+def test_moves_that_overlap_are_one_time_and_one_that_lasts_is_cut() -> None:
+    now = 0.0
+    times = MoveTimes(lambda: now)
+    with times.move():
+        now = 1.0
+        with times.move():
+            now = 3.0
+    now = 4.0
+    with times.move():
+        now = 6.0
+        assert times.take() == [(6.0, 3.0), (2.0, 0.0)]
+        now = 9.0
+    now = 10.0
+    assert times.take() == [(4.0, 1.0)]
+    assert times.take() == []

@@ -95,6 +95,28 @@ def test_a_worker_that_computes_all_the_time_is_named_with_the_number_of_workers
     assert first.sentence.endswith("rollout-0 computes 95% of the time, and more workers share it")
 
 
+SWAPS = (
+    "agent_defaults.trainer.times={token_s: 1.0e-4, pair_s: 0, spare_tokens: 0, exchange_s: 0, tokens_per_forward: "
+    "4096, optimizer_s: 0.1, publish_s: 0, suspend_s: 0.5, resume_s: 0.5, save_s: 0}",
+    "pool.name=shared",
+)  # fmt: skip
+
+
+def test_states_that_move_after_the_rollouts_are_named_with_the_slots_that_would_save_it() -> None:
+    (few,) = simulated_findings(*SWAPS, "pool.slots=1")
+    assert (few.cause, few.key) == ("late swaps", "pool.slots")
+    assert few.seconds_per_step is not None and 2.0 < few.seconds_per_step < 3.5
+    assert "; solver is on its way for 1.6 s, suspended 2 times a step; " in few.sentence
+
+
+@pytest.mark.parametrize(
+    "settings", [("pool.slots=2",), ("pool.slots=1", "agent_defaults.trainer.times=null")]
+)
+def test_states_that_stay_or_move_in_no_time_are_not_named(settings: tuple[str, ...]) -> None:
+    causes = {finding.cause for finding in simulated_findings(*SWAPS, *settings)}
+    assert "late swaps" not in causes
+
+
 def test_equal_rewards_a_captured_policy_and_a_blocked_loop_are_named() -> None:
     policy, solver, judge = PolicyName("shared"), AgentName("solver"), AgentName("judge")
     steps = [
