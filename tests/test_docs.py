@@ -444,6 +444,22 @@ def test_the_functions_of_the_formulas_are_in_the_files_beside_them() -> None:
             assert number in source, f"{file} does not name {number}"
 
 
+def test_each_trainer_that_is_compared_has_a_commit_a_date_and_a_row_in_every_table() -> None:
+    read: dict[str, list[str]] = {}
+    compared: dict[str, list[str]] = {}
+    for heading, (trainer, *cells) in tables("comparison.md"):
+        if trainer != "trainer" and heading == "Other trainers":
+            read[trainer] = cells
+        elif trainer != "trainer":
+            compared.setdefault(heading, []).append(trainer)
+    for repository, commit, date in read.values():
+        assert re.fullmatch(r"[\w-]+/[\w-]+", repository) and re.fullmatch(r"`[0-9a-f]{40}`", commit)
+        assert re.fullmatch(r"2026-\d\d-\d\d", date)
+    assert len(compared) == 3
+    for trainers in compared.values():
+        assert trainers == ["flexmarl", *read]
+
+
 def _check_metrics(page: str, folder: Path) -> None:
     """The metrics page explains every key that the runs of the operating page have written."""
     if page != "operating.md":
