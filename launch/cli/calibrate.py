@@ -1,0 +1,62 @@
+"""The command ``flexmarl calibrate``."""
+
+import json
+from pathlib import Path
+
+import click
+import yaml
+
+from ...actors.errors import ConfigError
+from ...core.base.texts import guess
+from ..monitoring.console.echo import echo
+from ..run_folder.run_directory import RunDirectory
+from ..simulate.calibration import Calibration
+from ..simulate.calibration import calibrate as fit
+from ..simulate.devices import PRESETS
+from ..simulate.measured_run import measured_run
+from .options import RUN, as_json_option
+
+
+@click.command()
+@click.argument("run", type=RUN)
+@click.option(
+    "--like",
+    default="H100",
+    show_default=True,
+    metavar="DEVICE",
+    help="The named device whose numbers stand for those that a run does not measure.",
+)
+@as_json_option
+def calibrate(run: Path, like: str, as_json: bool) -> int:
+    """Describe the device that a run has computed on, by the seconds that it took: for `cluster.device` of a scenario.
+
+    RUN is the folder of a run with at least two steps. Its prefill, decode steps, forward and backward, optimizer steps
+    and installs become rates; the first step does not count.
+
+    \b
+    Examples:
+      flexmarl calibrate runs/first
+      flexmarl calibrate runs/first --like A100 > device.yaml
+      flexmarl calibrate runs/first --json
+    """
+    if like not in PRESETS:
+        raise ConfigError(
+            f"--like {like}: there is no such device; there are: {', '.join(PRESETS)}{guess(like, [*PRESETS])}"
+        )
+    calibration = fit(measured_run(RunDirectory.recorded(run)), PRESETS[like])
+    echo(_json(calibration) if as_json else _yaml(calibration, like), nl=as_json)
+    return 0
+
+
+def _json(calibration: Calibration) -> str:
+    return json.dumps({"device": calibration.device.model_dump(), "measured": dict(calibration.sources)})
+
+
+def _yaml(calibration: Calibration, like: str) -> str:
+    """The section, each number with its source."""
+    lines = ["device:"]
+    for key, value in calibration.device.model_dump().items():
+        number = yaml.safe_dump(float(f"{value:.4g}")).split("\n")[0]
+        source = calibration.sources.get(key)
+        lines.append(f"  {key}: {number} # {f'measured: {source}' if source else f'not measured: as {like}'}")
+    return "\n".join(lines) + "\n"

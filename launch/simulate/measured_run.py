@@ -1,0 +1,86 @@
+"""Figures that a run has measured of each of its policies, for ``calibration.py``."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from ...actors.errors import ConfigError
+from ...actors.inference.inference_config import EmbeddedEngineConfig, VllmEngineConfig
+from ...actors.names import PolicyName
+from ...actors.trainer.backends.backend_config import TorchTrainerConfig
+from ..config.config_reading import check, read_yaml
+from ..config.run_config import RunConfig
+from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_shape
+from ..run_folder.json_lines import read_lines
+from ..run_folder.run_directory import RunDirectory
+from .calibration import Measured
+
+_OF_ENGINES: Final = {
+    "prompt_tokens": "engine_prompt_tokens", "prefill_s": "engine_prefill_s", "decode_steps": "engine_steps",
+    "decoded_tokens": "engine_decoded_tokens", "decode_s": "engine_decode_s",
+}  # fmt: skip
+
+
+def measured_run(run: RunDirectory) -> list[Measured]:
+    """Raises ConfigError for a run that has computed nothing, or whose models are not known here."""
+    config = check(read_yaml(run.config), str(run.config))
+    rows, _ = read_lines(run.metrics) if run.metrics.exists() else ([], 0)
+    if len(rows) < 2:
+        raise ConfigError(
+            f"{run.path} has {len(rows)} complete steps: two are needed, as the first is a warm-up"
+        )
+    policies = [name for name, policy in config.policies.items() if _is_real(config, name)]
+    if not policies:
+        raise ConfigError(
+            f"{run.path} has simulated policies alone: nothing was computed that could be measured"
+        )
+    return [_measurements(config, name, rows) for name in policies]
+
+
+def _is_real(config: RunConfig, name: PolicyName) -> bool:
+    return isinstance(config.policies[name].engine, VllmEngineConfig | EmbeddedEngineConfig)
+
+
+def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[str, Any]]) -> Measured:
+    policy = config.policies[name]
+    shape = shape_of_model(policy.real_model)
+    if shape is None:
+        raise ConfigError(unknown_shape(config, name))
+    trainer = policy.trainer
+    steady = rows[1:]  # the first has compilations, and first uses of everything
+    prompts = _of_engines(rows, name, "engine_prompt_tokens")
+    turns = sum(row.get(f"turns/{agent}", 0) for row in steady for agent in config.agents_of(name))
+    prompt = prompts / turns if turns else 0.0
+    trained = sum(
+        row.get(f"samples/{name}", 0)
+        * (row.get(f"mean_tokens/{name}", 0.0) + prompt)
+        * (1 - row.get(f"merged_share/{name}", 0.0))
+        for row in steady
+    )
+    transfers = [row[key] for row in steady if (key := f"transfer_mean_s/{name}") in row]
+    optimizer = [row[key] for row in steady if (key := f"optimizer_s/{name}") in row]
+    return Measured(
+        shape=shape,
+        ranks=trainer.most_ranks if isinstance(trainer.ranks, int) else 1,
+        devices=policy.engine.devices,
+        item_bytes=ITEM_BYTES[policy.real_model.dtype],
+        checkpoints=isinstance(trainer, TorchTrainerConfig) and trainer.activation_checkpointing,
+        trained_tokens=trained,
+        backward_s=sum(row.get(f"backward_s/{name}", 0.0) for row in steady),
+        optimizer_steps=len(optimizer),
+        optimizer_s=sum(optimizer),
+        versions=len(transfers),
+        transfer_s=sum(transfers),
+        **{field: _of_engines(rows, name, figure) for field, figure in _OF_ENGINES.items()},
+    )
+
+
+def _of_engines(rows: Sequence[Mapping[str, Any]], policy: PolicyName, figure: str) -> float:
+    """The increase of a figure from the first step to the last, the sum over the policy's instances. They are named for
+    the policy that they serve first; a process that began again in between counts from its last begin."""
+    total, prefix = 0.0, f"actor.{figure}/{policy}-"
+    for key in {key for row in rows for key in row if key.startswith(prefix)}:
+        values = [float(row[key]) for row in rows if key in row]
+        rises = (after - before for before, after in pairwise(values))
+        total += sum(rise for rise in rises if rise > 0)
+    return total
