@@ -31,6 +31,16 @@ class LostActor(FlexmarlError):
         self.with_samples = with_samples
 
 
+class LeftBehind(FlexmarlError):
+    """A simulated run has ended, and parts of it are still there."""
+
+    def __init__(self, tasks: list[str], systems: list[str], blocks: list[str]) -> None:
+        super().__init__(f"an attempt has left tasks {tasks}, systems {systems} and memory {blocks}")
+        self.tasks = tasks
+        self.systems = systems
+        self.blocks = blocks
+
+
 class TooFewNodes(FlexmarlError):
     """Fewer hosts than the run wants have joined in time."""
 

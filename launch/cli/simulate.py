@@ -12,13 +12,14 @@ from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import read_scenario, scenario_file, simulated_config
 from ..simulate.simulation import simulate as play
 from ..simulate.summary import summary_of
+from .chaos import replay, search
 from .options import as_json_option, runs_option
 
 _LIMIT_S = 365 * 86400.0
 
 
 @click.command()
-@click.argument("scenario")
+@click.argument("scenario", required=False)
 @click.argument("settings", nargs=-1, metavar="[KEY.KEY=VALUE]...")
 @click.option(
     "--seed",
@@ -32,14 +33,30 @@ _LIMIT_S = 365 * 86400.0
     metavar="RUN_DIR",
     help="Take the lengths of answers from the steps of a run, with agents of the same names.",
 )
+@click.option(
+    "--chaos",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Instead of a scenario: N random small runs under random faults, each checked. --seed: the first one.",
+)
+@click.option(
+    "--chaos-seed",
+    type=click.IntRange(0),
+    metavar="SEED",
+    help="Play one of these again, and keep its files.",
+)
+@click.option("--faults", metavar="N,N", help="With --chaos-seed: of its faults only these; none for none.")
 @click.option("--name", help="The run's name. Default: scenario and time.")
 @runs_option
 @as_json_option
 def simulate(
-    scenario: str,
+    scenario: str | None,
     settings: tuple[str, ...],
     seed: int | None,
     recorded: Path | None,
+    chaos: int | None,
+    chaos_seed: int | None,
+    faults: str | None,
     name: str | None,
     runs: Path,
     as_json: bool,
@@ -56,13 +73,23 @@ def simulate(
       flexmarl simulate merchant-assistant mode=sync --seed 7
       flexmarl simulate scenario.yaml cluster.device=H200 cluster.hosts=8 --json
       flexmarl simulate scenario.yaml --from runs/first
+      flexmarl simulate --chaos 100
     """
+    if (scenario is None) == (chaos is None and chaos_seed is None):
+        raise click.UsageError("give a SCENARIO, or --chaos N, or --chaos-seed SEED")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    if chaos is not None:
+        return search(chaos, seed or 0, as_json=as_json)
+    if chaos_seed is not None:
+        folder = runs / (f"chaos-{chaos_seed}-{stamp}" if name is None else checked_name(name))
+        return replay(chaos_seed, faults, folder, as_json=as_json)
+    assert scenario is not None, "refused above"
     file = scenario_file(scenario)
     seeded = settings if seed is None else (*settings, f"seed={seed}")
     lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
     described = read_scenario(file, seeded, lengths, str(recorded))
     config = simulated_config(described)
-    folder = runs / (f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}" if name is None else checked_name(name))
+    folder = runs / (f"{file.stem}-{stamp}" if name is None else checked_name(name))
     simulation = play(
         config, folder, config.seed,
         hosts=described.cluster.hosts, keep_log=False, reads_statistics=True, limit_s=_LIMIT_S,

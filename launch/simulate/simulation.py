@@ -17,16 +17,18 @@ import asyncio
 import random
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...actors.messages import RunResult
 from ...core.actor import Actor
 from ...core.errors import FlexmarlError, is_loss
+from ...core.ref import ActorRef
 from ...core.supervision.process_statistics import ProcessStatistics
 from ...core.system import ActorSystem
 from ...core.testing import virtual_time
@@ -34,6 +36,7 @@ from ...core.testing.memory_node import MemoryNode
 from ...core.wire.faults import NO_FAULTS, Faults
 from ...core.wire.memory import MemoryNetwork
 from ..config.run_config import RunConfig
+from ..errors import LeftBehind
 from ..hosts import env
 from ..hosts.nodes.cluster import Cluster
 from ..hosts.nodes.head import Nodes
@@ -48,8 +51,10 @@ from ..monitoring.console.no_display import NoDisplay
 from ..monitoring.console.run_console import RunConsole
 from ..run import resuming
 from ..run.actor_launcher import ActorLauncher
+from ..run.actor_specs import ActorSpec
 from ..run.resuming import StartState
 from ..run.run_supervision import RunSupervision
+from ..run.stalls.watch import StallWatch
 from ..run_folder.run_directory import RunDirectory
 from .simulated_faults import ESSENTIAL, FaultInjector, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
@@ -57,6 +62,7 @@ from .simulated_hosts import SimulatedHost, describe
 # Simulated runs last seconds: one that reaches this hangs.
 _LIMIT_S: Final = 6 * 3600.0
 _LAUNCHER: Final = "launcher"
+_LOOK_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -83,19 +89,24 @@ def simulate(
     planned_faults: Sequence[PlannedFault] = (),
     keep_log: bool = True,
     reads_statistics: bool = False,
+    watches: bool = False,
+    stand_ins: Mapping[str, str] = MappingProxyType({}),
     limit_s: float = _LIMIT_S,
 ) -> Simulation:
-    """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in the
-    order of their beginnings. ``reads_statistics``: of the actors, at the end; their messages have the memory and the
-    time of this process. It starts a loop, so no loop may run in this thread.
+    """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in
+    the order of their beginnings. ``reads_statistics``: of the actors, at the end; their messages have the memory and
+    the time of this process. ``watches``: for standstills, whose causes are events. ``stand_ins``: classes that actors
+    have in place of their own, by actor. It starts a loop, so no loop may run in this thread.
 
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
-    RuntimeError for one that leaves tasks, systems or memory behind.
+    LeftBehind for one that leaves tasks, systems or memory.
     """
     config = with_chosen_ranks(config, list)
     simulation = Simulation(RunDirectory.create(folder, ""))
     resuming.record(simulation.directory, config)
-    simulator = _Simulator(simulation, seed, hosts, faults, planned_faults, keep_log, reads_statistics)
+    simulator = _Simulator(
+        simulation, seed, hosts, faults, planned_faults, keep_log, reads_statistics, watches, stand_ins
+    )
     virtual_time.run(simulator.run(config), limit_s=limit_s)
     return simulation
 
@@ -110,6 +121,8 @@ class _Simulator:
         planned_faults: Sequence[PlannedFault],
         keep_log: bool,
         reads_statistics: bool,
+        watches: bool,
+        stand_ins: Mapping[str, str],
     ) -> None:
         self._simulation = simulation
         self._hosts = [f"host-{n}" for n in range(hosts)]
@@ -119,6 +132,8 @@ class _Simulator:
         self._random = random.Random(seed)
         self._keep_log = keep_log
         self._reads_statistics = reads_statistics
+        self._watches = watches
+        self._stand_ins = stand_ins
 
     async def run(self, config: RunConfig) -> None:
         start = StartState(config, None, {}, [])
@@ -172,7 +187,8 @@ class _Simulator:
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
                 _join_hosts(system, head_node, config, [host.name for host in hosts], console) as cluster,
-                RunSupervision(
+                _Supervision(
+                    self._stand_ins,
                     system,
                     head_node,
                     config.supervision.intensity(),
@@ -191,6 +207,8 @@ class _Simulator:
         """``failures``: those that end the run by their error or result."""
 
         async def train() -> RunResult:
+            if self._watches:
+                launcher.console.background(_watch(launcher), "stalls")
             await launcher.begin()
             result = await launcher.console.ended_with
             if self._reads_statistics:
@@ -211,6 +229,35 @@ class _Simulator:
 
     def _note_statistics(self, name: str, process: ProcessStatistics) -> None:
         self._simulation.statistics |= process.actors
+
+
+class _Supervision(RunSupervision):
+    """``stand_ins``: the classes that actors have in place of their own."""
+
+    def __init__(self, stand_ins: Mapping[str, str], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._stand_ins = stand_ins
+
+    async def spawn(self, name: str, spec: ActorSpec) -> ActorRef[Any]:
+        """See ``RunSupervision.spawn``."""
+        return await super().spawn(
+            name, replace(spec, actor_class=self._stand_ins.get(name, spec.actor_class))
+        )
+
+
+async def _watch(launcher: ActorLauncher) -> None:
+    """Reports standstills with their causes, as in a real run. Runs until it is cancelled."""
+    console, supervision = launcher.console, launcher.supervision
+
+    def last_step() -> int:
+        return console.recent_steps[-1].step if console.recent_steps else 0
+
+    stalls = StallWatch(console, launcher.config.supervision, launcher.directory, last_step)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stalls.run(supervision), name="stalls")
+        while True:
+            await supervision.process_statistics(console.process_heard)
+            await asyncio.sleep(_LOOK_S)
 
 
 @asynccontextmanager
@@ -254,9 +301,7 @@ def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
     tasks = [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
     blocks = [path.name for path in directory.rglob("*.arena")]
     if tasks or blocks or network.running:
-        raise RuntimeError(
-            f"an attempt has left tasks {sorted(tasks)}, systems {network.running} and memory {sorted(blocks)}"
-        )
+        raise LeftBehind(sorted(tasks), network.running, sorted(blocks))
 
 
 def place_simulated(config: RunConfig, hosts: Sequence[str]) -> Plan:

@@ -3,9 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+from click import UsageError
 from click.testing import CliRunner, Result
 
+from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.cli.simulate import simulate
+from flexmarl.launch.simulate.chaos.chaos_case import draw_case
+from flexmarl.launch.simulate.chaos.checks import Problem
+from flexmarl.launch.simulate.chaos.examination import Failure
 
 SCENARIO = Path(__file__).parents[1] / "simulate" / "scenario.yaml"
 
@@ -57,3 +63,45 @@ def test_a_run_is_played_again_with_the_lengths_that_it_had(tmp_path: Path) -> N
     ]
     first, again = (row["turn_tokens_p50/solver"] for row in rows)
     assert 0.5 < again / first < 2.0, "the scenario itself has a median of 50"
+
+
+def chaos(*words: str) -> Result:
+    return CliRunner().invoke(simulate, [*words], catch_exceptions=False, standalone_mode=False)
+
+
+def test_chaos_examines_seeds_and_counts_the_clean_ones() -> None:
+    done = chaos("--chaos", "2", "--seed", "4", "--json")
+    assert json.loads(done.stdout) == {"clean": 2, "failures": [], "stopped": False}
+    assert done.return_value == 0
+
+
+def test_a_seed_that_fails_prints_the_command_that_plays_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure(draw_case(3), (0,), [Problem("ends", "it did not end")])
+    monkeypatch.setattr("flexmarl.launch.cli.chaos.examine_seed", lambda seed: failure if seed == 3 else None)
+    done = chaos("--chaos", "3", "--seed", "2")
+    assert "ends: it did not end" in done.stdout and "1 fail" in done.stdout and done.return_value == 1
+    assert "again: flexmarl simulate --chaos-seed 3 --faults 0" in done.stdout
+
+
+def test_ctrl_c_prints_the_count_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine(seed: int) -> None:
+        if seed == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("flexmarl.launch.cli.chaos.examine_seed", examine)
+    done = chaos("--chaos", "5")
+    assert "2 seeds from 0 on are clean, 0 fail, stopped" in done.stdout and done.return_value == 130
+
+
+def test_a_seed_is_played_again_with_some_of_its_faults(tmp_path: Path) -> None:
+    done = chaos("--chaos-seed", "5", "--faults", "none", "--runs", str(tmp_path), "--name", "again")
+    assert "clean; its files:" in done.stdout and "InjectedFault" not in done.stdout
+    assert (tmp_path / "again" / "run" / "events.jsonl").exists()
+    with pytest.raises(ConfigError, match="--faults 99: seed 5 has"):
+        chaos("--chaos-seed", "5", "--faults", "99", "--runs", str(tmp_path))
+
+
+def test_chaos_has_no_scenario() -> None:
+    for words in ([], [str(SCENARIO), "--chaos", "1"]):
+        with pytest.raises(UsageError, match="give a SCENARIO, or --chaos N"):
+            chaos(*words)

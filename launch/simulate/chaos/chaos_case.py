@@ -1,0 +1,159 @@
+"""A case: a small run, its hosts and links, and the faults that hit them, all drawn from one seed. Pure.
+
+    draw_case(7)                    the case of seed 7
+    draw_case(7).with_faults({1})   the same run and network, with the second of its faults alone
+
+Only what time must not change may differ between a case and the same run without faults: so a case has no setting by
+which the first trajectories to end are trained, and no deadline that a fault reaches.
+"""
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ....core.wire.faults import Faults
+from ...config.config_reading import resolve_mapping
+from ...config.run_config import RunConfig
+from ..simulated_faults import ALL_KINDS, FaultPlan, PlannedFault
+
+_RECIPE: Final = Path(__file__).parents[1] / "workload_recipe"
+# A silent peer is lost after 0.2 to 0.4 s. Limits that a run of seconds with several faults may reach are high.
+_PATIENCE: Final[Mapping[str, Any]] = {
+    "supervision": {"heartbeat_s": 0.2, "missed_heartbeats": 2, "max_restarts": 200},
+}
+_MOST_FAULTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosCase:
+    """``settings``: the keys of a run's config. ``link_faults``: of all messages. ``faults``: in the order of their
+    beginnings."""
+
+    seed: int
+    settings: Mapping[str, Any]
+    hosts: int
+    link_faults: Faults
+    faults: tuple[PlannedFault, ...]
+
+    def config(self) -> RunConfig:
+        """The config of the run."""
+        config, _ = resolve_mapping(self.settings, (), f"the case of seed {self.seed}")
+        return config
+
+    def with_faults(self, numbers: Collection[int]) -> "ChaosCase":
+        """The case with some of its faults, by their numbers from 0."""
+        kept = tuple(fault for number, fault in enumerate(self.faults) if number in numbers)
+        return replace(self, faults=kept)
+
+
+def draw_case(seed: int) -> ChaosCase:
+    """The case that a seed decides."""
+    draw = random.Random(f"case {seed}")
+    policies = [f"p{number}" for number in range(draw.randint(1, 3))]
+    agents = [f"a{number}" for number in range(len(policies) + draw.choice((0, 0, 1)))]
+    policy_of = dict(zip(agents, [*policies, draw.choice(policies)], strict=False))
+    slots = draw.choice((0, 0, 1, 2, 3))
+    settings = {
+        "recipe": str(_RECIPE),
+        "seed": seed,
+        "data": {"workload": _workload(draw, agents)},
+        "policies": {name: _policy(draw, slots) for name in policies},
+        "agents": {
+            name: {"policy": policy, "sampling": {"max_new_tokens": draw.choice((16, 64))}}
+            for name, policy in policy_of.items()
+        },
+        "rollout": {"workers": draw.randint(1, 3), "turn_retries": 200},
+        "balance": {"scope": draw.choice(("off", "intra", "intra+inter")), "threshold": draw.choice((1, 5))},
+        "checkpoint": {"every": draw.randint(0, 2), "keep": draw.randint(1, 2)},
+        # A worker's share of memory is made of zeros: a usual one takes longer than the whole run.
+        "store": {"memory_bytes": draw.choice((1 << 16, 1 << 20))},
+        **_mode(draw),
+        **_training(draw),
+        **_pool(slots),
+        **_PATIENCE,
+    }
+    return ChaosCase(
+        seed, settings, draw.randint(1, 4), _link_faults(draw), _fault_plan(draw).draw(draw.getrandbits(32))
+    )
+
+
+def _workload(draw: random.Random, agents: Sequence[str]) -> dict[str, Any]:
+    """Each agent is called by every trajectory: the stages are one agent after the other, or two at once."""
+    calls = [{"agent": name, "chance": 1.0, "times": draw.choice((1, 1, 2))} for name in agents]
+    stages = (
+        [calls[:2], *([call] for call in calls[2:])] if draw.random() < 0.3 else [[call] for call in calls]
+    )
+    if draw.random() < 0.3:
+        stages.append([{"agent": draw.choice(agents), "chance": 0.5, "times": 1}])
+    return {
+        "agents": {name: {"prompt": {"median": 8, "sigma": 0.5, "longest": 64}} for name in agents},
+        "calls": stages,
+        "environment": draw.choice((None, {"median_s": 0.05, "sigma": 1.0})),
+        "reward": draw.choice((None, {"median_s": 0.1, "sigma": 1.0})),
+    }
+
+
+def _policy(draw: random.Random, slots: int) -> dict[str, Any]:
+    ranks = draw.randint(1, max(1, min(slots, 2)))
+    return {
+        "instances": draw.randint(1, 3),
+        "engine": {
+            "name": "simulated",
+            "max_batch": draw.choice((1, 4, 8)),
+            "median_tokens": draw.choice((4, 12)),
+            "sigma": draw.choice((0.3, 1.0)),
+            "token_s": 0.01,
+            "install_s": draw.choice((0.0, 0.05, 0.3)),
+        },
+        "trainer": {
+            "name": "simulated",
+            "ranks": ranks,
+            "min_ranks": draw.randint(1, ranks),
+            "token_s": 1e-4,
+            "micro_batch_s": draw.choice((0.0, 0.02, 0.2)),
+            "optimizer_s": draw.choice((0.0, 0.1)),
+        },
+    }
+
+
+def _mode(draw: random.Random) -> dict[str, Any]:
+    mode = draw.choice(("strict", "strict", "sync", "async"))
+    if mode == "async":
+        return {"mode": mode, "max_staleness": draw.randint(1, 2)}
+    return {"mode": mode, "deterministic": draw.random() < 0.2}
+
+
+def _training(draw: random.Random) -> dict[str, Any]:
+    queries, trajectories = draw.randint(1, 4), draw.randint(2, 3)
+    return {
+        "training": {
+            "steps": draw.randint(2, 4),
+            "queries_per_step": queries,
+            "trajectories_per_query": trajectories,
+            "micro_batch": draw.randint(1, min(4, queries * trajectories)),
+        }
+    }
+
+
+def _pool(slots: int) -> dict[str, Any]:
+    """``slots``: 0 for a static pool."""
+    return {"pool": {"name": "shared", "slots": slots} if slots else {"name": "static"}}
+
+
+def _link_faults(draw: random.Random) -> Faults:
+    slowest_s = draw.choice((0.0002, 0.002, 0.02))
+    return Faults(delay_s=(0.0001, slowest_s), duplicate=draw.choice((0.0, 0.01)), late_s=0.3)
+
+
+def _fault_plan(draw: random.Random) -> FaultPlan:
+    """Often of a few kinds alone: so they come together in ways that a mixture of all seldom has."""
+    kinds = draw.sample([*ALL_KINDS], draw.choice((1, 2, 3, len(ALL_KINDS))))
+    return FaultPlan(
+        every_s=draw.choice((0.1, 0.3, 1.0)),
+        most=draw.randint(1, _MOST_FAULTS),
+        lasts_s=draw.choice((0.1, 0.5, 2.0)),
+        for_good=draw.choice((0.0, 0.1, 0.3)),
+        kinds={kind: ALL_KINDS[kind] for kind in kinds},
+    )

@@ -1,0 +1,61 @@
+"""The examination of a seed: its case is played and checked; one that fails is played again with fewer faults."""
+
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...hosts import env
+from .chaos_case import ChaosCase, draw_case
+from .checks import Problem, problems_of
+from .outcome import outcome_of
+from .shrinking import shrink
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``faults``: the numbers of those with which the case fails by the check of its first problem."""
+
+    case: ChaosCase
+    faults: tuple[int, ...]
+    problems: Sequence[Problem]
+
+    @property
+    def command(self) -> str:
+        """The command that plays the failure again."""
+        return f"flexmarl simulate --chaos-seed {self.case.seed} --faults {','.join(map(str, self.faults)) or 'none'}"
+
+    def text(self) -> str:
+        """Its problems, its faults and its command, a line each."""
+        faults = [self.case.faults[number] for number in self.faults]
+        lines = [f"seed {self.case.seed} of {self.case.hosts} hosts fails"]
+        lines += [f"  {problem.check}: {problem.text}" for problem in self.problems]
+        lines += [
+            f"  fault {number}: {fault.kind} at {fault.at_s:.3f} s for {fault.lasts_s:.3f} s"
+            for number, fault in zip(self.faults, faults, strict=True)
+        ]
+        return "\n".join([*lines, f"  again: {self.command}"])
+
+
+def examine(case: ChaosCase) -> Failure | None:
+    """None for a case without problems."""
+    numbers = range(len(case.faults))
+    if not (problems := _problems(case, numbers)):
+        return None
+    check = problems[0].check
+
+    def fails(kept: Sequence[int]) -> bool:
+        return any(problem.check == check for problem in _problems(case, kept))
+
+    kept = shrink(numbers, fails)
+    return Failure(case, tuple(kept), _problems(case, kept))
+
+
+def examine_seed(seed: int) -> Failure | None:
+    """The same for the case of a seed."""
+    return examine(draw_case(seed))
+
+
+def _problems(case: ChaosCase, numbers: Collection[int]) -> list[Problem]:
+    with tempfile.TemporaryDirectory(prefix="flexmarl-chaos-", dir=env.runtime_base()) as folder:
+        return problems_of(outcome_of(case.with_faults(numbers), Path(folder)))

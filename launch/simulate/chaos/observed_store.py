@@ -1,0 +1,81 @@
+"""The store, and a record of its promises: when it ends, killed or not, its journal has to hold all of them."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from ....actors.messages import GroupClosed
+from ....actors.names import PolicyName
+from ....actors.store.row import Row
+from ....actors.store.store import Store
+from ....actors.store.store_journal import HEAD
+from ....actors.store.store_setup import StoreSetup
+from ....actors.store.table import Table
+from ....core.actor import endpoint
+from ....core.durable.files import open_private
+from ....core.durable.record_file import read_records
+
+OBSERVED_STORE: Final = f"{__name__}:ObservedStore"
+
+
+class ObservedStore(Store):
+    """A store whose acknowledged rows and commits are compared with its journal at its end."""
+
+    def __init__(self, setup: StoreSetup) -> None:
+        super().__init__(setup)
+        self._acknowledged: dict[str, str] = {}
+        """The agent of each sample."""
+        self._committed: dict[PolicyName, int] = {}
+
+    @endpoint
+    async def put(
+        self, writer: str, parts: dict[str, dict[str, Any]], report: GroupClosed | None = None
+    ) -> None:
+        await super().put(writer, parts, report)
+        for agent, columns in parts.items():
+            self._acknowledged |= dict.fromkeys(columns["sample_id"], agent)
+
+    @endpoint
+    async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
+        rows = await super().commit(policy, fences, policy_version)
+        self._committed[policy] = self._committed.get(policy, 0) + rows
+        return rows
+
+    async def on_stop(self) -> None:
+        await super().on_stop()
+        lost = self._find_lost()
+        if lost:
+            with open_private(lost_writes(self._setup.store_dir.parent), "a") as file:
+                file.write("".join(f"{line}\n" for line in lost))
+
+    def _find_lost(self) -> list[str]:
+        """Acknowledged rows that a store which starts with this journal would not have, nor have had."""
+        again = Store(self._setup)
+
+        def read(record: bytes) -> bool:
+            again._read(record)
+            return True
+
+        read_records(self._setup.store_dir / "samples.journal", HEAD, read)
+        tables, now = again._tables, self._tables
+        lost = [
+            f"{sample} of agent {agent}"
+            for sample, agent in self._acknowledged.items()
+            if sample in now.table(agent) and not _has(tables.table(agent), now.table(agent)[sample])
+        ]
+        consumed = {agent: counts.consumed for agent, counts in tables.counts().items()}
+        for policy, rows in self._committed.items():
+            agents = [agent for agent, of in self._setup.policies.items() if of == policy]
+            if sum(consumed[agent] for agent in agents) < rows:
+                lost.append(f"{rows} rows that policy {policy} has committed")
+        return lost
+
+
+def _has(table: Table, row: Row) -> bool:
+    """True if the table has this row with its content; that of a row that is over has been freed."""
+    sample = row.sample_id
+    return sample in table and (row.is_over or table[sample].is_over or table[sample].cells == row.cells)
+
+
+def lost_writes(run: Path) -> Path:
+    """The file that names them, in a run's folder; missing if there are none."""
+    return run / "lost_writes.txt"

@@ -1,0 +1,35 @@
+"""Cases that are drawn from seeds."""
+
+import math
+
+from flexmarl.launch.simulate.chaos.chaos_case import draw_case
+from flexmarl.launch.simulate.simulated_faults import ALL_KINDS
+
+SEEDS = range(300)
+
+
+def test_a_seed_decides_the_case_and_each_case_is_a_valid_run() -> None:
+    for seed in SEEDS:
+        case = draw_case(seed)
+        assert case == draw_case(seed)
+        assert case.config().simulated
+
+
+def test_the_cases_have_all_kinds_of_runs_and_faults() -> None:
+    cases = [draw_case(seed) for seed in SEEDS]
+    configs = [case.config() for case in cases]
+    assert {config.mode for config in configs} == {"strict", "sync", "async"}
+    assert {config.pool.name for config in configs} == {"static", "shared"}
+    assert {config.balance.scope for config in configs} == {"off", "intra", "intra+inter"}
+    assert {len(config.policies) for config in configs} == {1, 2, 3}
+    assert any(len(config.agents) > len(config.policies) for config in configs), "agents share a policy"
+    assert {fault.kind for case in cases for fault in case.faults} == set(ALL_KINDS)
+    assert any(fault.lasts_s == math.inf for case in cases for fault in case.faults)
+    assert {case.hosts for case in cases} == {1, 2, 3, 4}
+
+
+def test_a_case_with_some_of_its_faults_is_the_same_run() -> None:
+    case = next(case for case in map(draw_case, SEEDS) if len(case.faults) >= 3)
+    smaller = case.with_faults({0, 2})
+    assert smaller.faults == (case.faults[0], case.faults[2])
+    assert smaller.settings == case.settings and smaller.link_faults == case.link_faults

@@ -1,0 +1,31 @@
+"""Random small runs under random faults."""
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from flexmarl.core.base.collector import spare_collector
+from flexmarl.launch.simulate.chaos.examination import examine_seed
+
+# Two a second. More of them: FLEXMARL_CHAOS_SEEDS=300 scripts/test tests/launch/simulate/chaos/test_chaos_seeds.py
+SEEDS = int(os.environ.get("FLEXMARL_CHAOS_SEEDS", "100"))
+AT_ONCE = 10
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """It runs rarely: a simulation makes few cycles, and the search for them takes a quarter of its time."""
+    usual = gc.get_threshold()
+    spare_collector()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*usual)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_a_run_under_faults_trains_what_it_trains_without_them(first: int, collector: None) -> None:
+    for seed in range(first, first + AT_ONCE):
+        failure = examine_seed(seed)
+        assert failure is None, failure.text()

@@ -1,0 +1,163 @@
+"""Cases are played; defects that are planted in the product are found, and failures are shrunk."""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexmarl.actors.inference.engines.engine import LoadTimes
+from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
+from flexmarl.actors.messages import Sample, StepStats
+from flexmarl.actors.orchestrator import checkpoint
+from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.trainer.backends.policy_backend import MicroBatchStats
+from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
+from flexmarl.core.durable.record_file import RecordFile
+from flexmarl.core.testing.memory_node import MemoryNode
+from flexmarl.launch.run import resuming
+from flexmarl.launch.run.resuming import StartState
+from flexmarl.launch.run.stalls.watch import StallWatch
+from flexmarl.launch.run_folder.run_directory import RunDirectory
+from flexmarl.launch.simulate.chaos import outcome as outcome_module
+from flexmarl.launch.simulate.chaos.chaos_case import ChaosCase, draw_case
+from flexmarl.launch.simulate.chaos.checks import CHECKS, problems_of
+from flexmarl.launch.simulate.chaos.examination import examine
+from flexmarl.launch.simulate.chaos.outcome import outcome_of
+from flexmarl.launch.simulate.simulated_faults import FaultKind, PlannedFault
+from flexmarl.launch.simulate.simulation import Simulation, simulate
+
+accumulate, optimizer_step = SimulatedPolicy.accumulate, SimulatedPolicy.optimizer_step
+plan_resume = resuming.plan_resume
+rollout_starts, kill, load = Rollout.on_start, MemoryNode.kill, SimulatedEngine.load
+
+
+def case_of(*faults: PlannedFault) -> ChaosCase:
+    """A small strict run that saves every step."""
+    case = draw_case(2)
+    small = {
+        "mode": "strict",
+        "deterministic": False,
+        "training": {"steps": 3, "queries_per_step": 2, "trajectories_per_query": 2, "micro_batch": 2},
+        "checkpoint": {"every": 1, "keep": 2},
+    }
+    settings = {key: value for key, value in case.settings.items() if key != "max_staleness"} | small
+    return replace(case, settings=settings, hosts=2, faults=faults)
+
+
+def fault(kind: FaultKind, at_s: float) -> PlannedFault:
+    return PlannedFault(at_s, kind, 0.3, 0.0)
+
+
+def train_first_twice(policy: SimulatedPolicy, batch: Sequence[Sample]) -> MicroBatchStats:
+    stats = accumulate(policy, batch)
+    policy._accumulated.append(batch[0].sample_id)
+    return stats
+
+
+def leave_out_last(policy: SimulatedPolicy, batch: Sequence[Sample]) -> MicroBatchStats:
+    stats = accumulate(policy, batch)
+    policy._accumulated.pop()
+    return stats
+
+
+def change_rewards(policy: SimulatedPolicy, batch: Sequence[Sample]) -> MicroBatchStats:
+    return accumulate(policy, [replace(sample, reward=sample.reward + 1.0) for sample in batch])
+
+
+def train_for_version_before(policy: SimulatedPolicy, run_step: int | None = None) -> StepStats:
+    stats = optimizer_step(policy, run_step)
+    policy.trained[policy.version - 1] = [f"9{sample}" for sample in policy.trained[policy.version - 1]]
+    return stats
+
+
+async def leave_a_task(worker: Rollout) -> None:
+    await rollout_starts(worker)
+    leaked.append(asyncio.create_task(asyncio.sleep(1e6), name="leaked"))
+
+
+leaked: list[asyncio.Task[None]] = []
+
+
+async def load_slowly(engine: SimulatedEngine, *arguments: Any, **options: Any) -> LoadTimes:
+    await asyncio.sleep(100.0)
+    return await load(engine, *arguments, **options)
+
+
+def fail(*_: Any) -> Any:
+    raise ValueError("a defect")
+
+
+async def name_nothing(*_: Any) -> tuple[str, ...]:
+    return ("no actor names a wait; `flexmarl logs RUN` may have more",)
+
+
+def resume_without_newest(directory: RunDirectory, *arguments: Any) -> StartState:
+    for folder in checkpoint.complete(directory.checkpoints)[-1:]:
+        shutil.rmtree(folder)
+    return plan_resume(directory, *arguments)
+
+
+DEFECTS: dict[str, list[tuple[Any, str, Any]]] = {
+    "ends": [(SimulatedPolicy, "accumulate", fail)],
+    "names its waits": [(SimulatedEngine, "load", load_slowly), (StallWatch, "ask", name_nothing)],
+    "leaves nothing": [(Rollout, "on_start", leave_a_task)],
+    "trains once": [(SimulatedPolicy, "accumulate", train_first_twice)],
+    "trains all": [(SimulatedPolicy, "accumulate", leave_out_last)],
+    "has all versions": [(SimulatedPolicy, "optimizer_step", train_for_version_before)],
+    "has equal sums": [(SimulatedPolicy, "accumulate", change_rewards)],
+    "loses no write": [(RecordFile, "append", lambda *_: None)],
+    "keeps checkpoints": [(resuming, "plan_resume", resume_without_newest)],
+}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, *defects: tuple[Any, str, Any]) -> None:
+    """The run under faults has the defects, and the run beside it has not."""
+
+    def simulate_with_defects(config: Any, folder: Path, *arguments: Any, **options: Any) -> Simulation:
+        with monkeypatch.context() as patch:
+            for owner, name, value in defects if folder.name == "run" else ():
+                patch.setattr(owner, name, value)
+            return simulate(config, folder, *arguments, **options)
+
+    monkeypatch.setattr(outcome_module, "simulate", simulate_with_defects)
+
+
+def test_a_case_without_defects_is_clean(tmp_path: Path) -> None:
+    outcome = outcome_of(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path)
+    assert problems_of(outcome) == [] and len(outcome.injected) == 2 and outcome.seconds > 0.0
+    assert outcome.saved == outcome.expected and outcome.saved
+
+
+def test_every_check_has_a_defect() -> None:
+    assert DEFECTS.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("check", DEFECTS)
+def test_a_check_finds_a_defect_of_the_product(
+    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, *DEFECTS[check])
+    late = fault(FaultKind.FATAL_KILL, 1.8)
+    assert check in {problem.check for problem in problems_of(outcome_of(case_of(late), tmp_path))}
+
+
+def test_a_failure_is_shrunk_to_the_fault_that_causes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill_and_break(node: MemoryNode, actor: str) -> None:
+        kill(node, actor)
+        monkeypatch.setattr(SimulatedPolicy, "accumulate", train_first_twice)
+
+    def examined(case: ChaosCase, folder: Path) -> Any:
+        monkeypatch.setattr(SimulatedPolicy, "accumulate", accumulate)
+        return outcome_of(case, folder)
+
+    monkeypatch.setattr(MemoryNode, "kill", kill_and_break)
+    monkeypatch.setattr("flexmarl.launch.simulate.chaos.examination.outcome_of", examined)
+    kinds = (FaultKind.SLOW, FaultKind.FREEZE, FaultKind.KILL, FaultKind.SLOW)
+    failure = examine(case_of(*(fault(kind, 0.4 + 0.1 * place) for place, kind in enumerate(kinds))))
+    assert failure is not None and failure.faults == (2,)
+    assert failure.command == "flexmarl simulate --chaos-seed 2 --faults 2"
+    assert "fault 2: kill at 0.600 s" in failure.text() and failure.problems[0].check == "trains once"
