@@ -174,7 +174,7 @@ def read_private(path: Path) -> bytes:
             raise UnsafeKeys(path, "it is a symbolic link", "name the file itself") from None
         raise
     status = os.fstat(descriptor)  # of the open file: the name may mean another file by now
-    if not stat.S_ISREG(status.st_mode):  # a folder can be opened, and is no file for Python
+    if not stat.S_ISREG(status.st_mode):  # a folder can be opened, but Python makes no file of it
         os.close(descriptor)
         raise UnsafeKeys(path, "it is not a regular file", "name a file that Keys.save wrote")
     with os.fdopen(descriptor, "rb") as file:

@@ -10,9 +10,9 @@ from .exit_status import exit_status
 
 # Each command NAME is the function NAME of the module NAME in this folder.
 _COMMANDS = (
-    "admit", "bench", "calibrate", "completion", "doctor", "eval", "export", "logs", "new", "node", "page", "plan",
-    "report", "runs", "samples", "serve", "simulate", "slurm", "status", "stop", "store", "submit", "sweep", "top",
-    "trace", "train",
+    "admit", "bench", "calibrate", "completion", "credit", "doctor", "eval", "export", "logs", "new", "node", "page",
+    "plan", "report", "runs", "samples", "serve", "simulate", "slurm", "status", "stop", "store", "submit", "sweep",
+    "top", "trace", "train",
 )  # fmt: skip
 
 

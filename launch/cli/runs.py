@@ -1,14 +1,12 @@
 """The commands ``flexmarl runs list``, ``compare`` and ``rm``."""
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import RunDirectoryError
 from ..monitoring.console.echo import echo, echo_json
 from ..run_folder.run_directory import RunDirectory
 
@@ -103,33 +101,18 @@ def rm(run_dirs: Sequence[Path], yes: bool) -> int:
       flexmarl runs rm runs/first
       flexmarl runs rm runs/trial-* --yes
     """
+    from ..run_folder.run_removal import refuse_alive, remove_run
+
     directories = [RunDirectory.existing(path) for path in run_dirs]
     for directory in directories:
-        _refuse_alive(directory)
+        refuse_alive(directory)
     if not yes:
         names = "\n".join(f"  {directory.path}" for directory in directories)
         click.confirm(f"Remove these runs with their checkpoints?\n{names}\n", abort=True)
     for directory in directories:
-        with directory.locked():
-            _remove(directory.path)
+        remove_run(directory)
         echo(f"removed {directory.path}")
     return 0
-
-
-def _refuse_alive(directory: RunDirectory) -> None:
-    from ..run_folder.stored_run import is_alive
-
-    if is_alive(directory):
-        raise RunDirectoryError(f"{directory.path}: a process works on this run; stop it first")
-
-
-def _remove(path: Path) -> None:
-    """Under another name first: a removal that is cut short leaves no run with half of its files."""
-    doomed = path.with_name(f".{path.name}.removed")
-    if doomed.exists():
-        shutil.rmtree(doomed)
-    path.rename(doomed)
-    shutil.rmtree(doomed)
 
 
 def _plain(run: Any) -> dict[str, Any]:

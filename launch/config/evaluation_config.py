@@ -25,11 +25,16 @@ _OF_TRAINED_AGENTS: Final = ("algorithm", "columns")
 
 
 def evaluation_config(
-    source: Path, recipe: str | None, settings: list[str], repeats: int | None
+    source: Path,
+    recipe: str | None,
+    settings: list[str],
+    repeats: int | None,
+    weights: Path | None = None,
 ) -> RunConfig:
     """``source``: a run, ``RUN/STEP`` for one of its checkpoints, or a folder of ``flexmarl export`` or of the hub,
     which needs a ``recipe``. Without ``recipe``: the run's, with its settings. ``settings``: ``key.key=value``.
-    ``repeats``: trajectories of a query. Raises ConfigError."""
+    ``repeats``: trajectories of a query. ``weights``: as a ``source``, which has them in place of it. Raises
+    ConfigError."""
     settings = [*settings, *([] if repeats is None else [f"evaluation.repeats={repeats}"])]
     if recipe is not None:
         config, _ = resolve_written(recipe, [*settings])
@@ -41,7 +46,7 @@ def evaluation_config(
         raise ConfigError(f"{source} is not a run: name the recipe that it is to be evaluated on by --recipe")
     raw = config.model_dump(mode="json")
     for name in config.trained:
-        raw["policies"][name] |= _weights(source, name, raw["policies"][name])
+        raw["policies"][name] |= _weights(weights or source, name, raw["policies"][name])
     for name, policy in config.policies.items():
         raw["policies"][name] = _frozen(raw["policies"][name])
         if policy.pool_of is not None:  # plays as its policy does now: there is no past in an evaluation

@@ -117,6 +117,9 @@ class RunsHere:
     def evaluate(self, name: str, source: Path, *words: str) -> Finished:
         return self._run(name, "eval", str(source), "--runs", str(self.runs), "--name", name, *words)
 
+    def credit(self, source: Path, *words: str) -> Finished:
+        return self._run(source.name, "credit", str(source), "--runs", str(self.runs), *words)
+
     def _run(self, name: str, *arguments: str) -> Finished:
         output, problems = io.StringIO(), io.StringIO()
         with (

@@ -1,0 +1,45 @@
+"""The config of an evaluation in which some agents have their trained weights, and the others earlier ones."""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from ...actors.names import AgentName
+from ..config.config_reading import check
+from ..config.run_config import RunConfig
+
+_LONGEST: Final = 32
+"""Characters of a policy's name."""
+
+
+def players(trained: RunConfig, before: RunConfig) -> list[AgentName]:
+    """The agents whose weights differ between the two."""
+    return [
+        name
+        for name, agent in trained.agents.items()
+        if trained.policies[agent.policy] != before.policies[agent.policy]
+    ]
+
+
+def coalition_config(trained: RunConfig, before: RunConfig, coalition: Collection[str]) -> RunConfig:
+    """The evaluation of ``trained`` with the agents outside ``coalition`` as in ``before``. Both: of
+    ``evaluation_config``, with the same agents. An agent that shares a policy with one of the coalition gets a policy
+    of its own, ``<policy>_before``. Raises ConfigError."""
+    raw, raw_before = trained.model_dump(mode="json"), before.model_dump(mode="json")
+    policies: dict[str, Any] = {}
+    for name, agent in raw["agents"].items():
+        policy = agent["policy"]
+        if name in coalition or trained.policies[policy] == before.policies[policy]:
+            policies[policy] = raw["policies"][policy]
+        else:
+            agent["policy"] = _name_before(policy, raw["policies"])
+            policies[agent["policy"]] = raw_before["policies"][policy]
+    raw["policies"] = policies
+    raw["samples"]["steps"] = max(1, raw["samples"]["steps"])
+    return check(raw, f"the evaluation of {', '.join(sorted(coalition)) or 'no agent'}")
+
+
+def _name_before(policy: str, policies: Collection[str]) -> str:
+    name = f"{policy[: _LONGEST - len('_before')]}_before"
+    while name in policies:
+        name = f"{name[: _LONGEST - 1]}_"
+    return name
