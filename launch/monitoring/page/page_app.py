@@ -20,11 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ....actors.errors import ConfigError
 from ...errors import InvalidCondition, RunDirectoryError, SamplesUnreadable
-from .changes import Changes
+from .changes import Changes, TooManyListeners
 from .curves import points_of
 from .panels import PANELS, Panel, View
 from .plain import plain
 from .recorded_run import RecordedRun
+from .trajectories_panel import InvalidName
 
 WEB: Final = Path(__file__).with_name("web")
 _HEADERS: Final = {
@@ -43,6 +44,7 @@ _TYPES: Final = {
     ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", "": "text/plain",
 }  # fmt: skip
 _MOST_KEYS: Final = 400
+_LONGEST_PLACE: Final = 9
 
 
 def application(runs: Sequence[RecordedRun], key: str, changes: Changes) -> ASGIApp:
@@ -106,12 +108,7 @@ class _Pages:
     async def changes(self, request: Request) -> Response:
         """The revisions of the runs, each time that one of them grows."""
 
-        async def lines() -> AsyncIterator[str]:
-            async with self._changes.watched() as news:
-                async for revisions in news:
-                    yield f"data: {json.dumps(revisions)}\n\n" if revisions else ": still here\n\n"
-
-        return StreamingResponse(lines(), media_type="text/event-stream")
+        return _News(self._changes)
 
     async def curves(self, request: Request) -> Response:
         """Thinned curves by their keys, one a line."""
@@ -122,12 +119,17 @@ class _Pages:
         """A route's function that answers with the panel's values."""
 
         async def answer(request: Request) -> Response:
-            return await self._of_run(request, panel.view, locks=not panel.reads_samples)
+            return await self._of_run(request, panel.view, locks=not panel.has_own_lock)
 
         return answer
 
     async def _of_run(self, request: Request, view: View, *, locks: bool = True) -> Response:
         place = request.query_params.get("run", "0")
+        if len(place) > _LONGEST_PLACE:
+            words = (
+                f"run={place[:_LONGEST_PLACE]}... is not the place of a run: it has {len(place)} characters"
+            )
+            return _json({"error": words}, 400)
         if not place.isdecimal() or int(place) >= len(self._runs):
             return _json({"error": f"there is no run {place}"}, 404)
         run = self._runs[int(place)]
@@ -138,8 +140,30 @@ class _Pages:
 
         try:
             return _json(await run_in_threadpool(values))
+        except InvalidName as error:
+            return _json({"error": str(error)}, 400)
         except (SamplesUnreadable, InvalidCondition, RunDirectoryError, ConfigError, OSError) as error:
             return _json({"error": str(error)}, 422)
+
+
+class _News(StreamingResponse):
+    """A connection of a page that is open: the revisions of the runs, each time that one of them grows."""
+
+    def __init__(self, changes: Changes) -> None:
+        super().__init__(self._lines(), media_type="text/event-stream")
+        self._changes = changes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._changes.listening():
+                await super().__call__(scope, receive, send)
+        except TooManyListeners as error:  # before the first byte
+            await PlainTextResponse(f"{error}\n", 503, {"retry-after": "60"})(scope, receive, send)
+
+    async def _lines(self) -> AsyncIterator[str]:
+        async with self._changes.watched() as news:
+            async for revisions in news:
+                yield f"data: {json.dumps(revisions)}\n\n" if revisions else ": still here\n\n"
 
 
 def page_facts(runs: Sequence[RecordedRun], revisions: Sequence[int]) -> dict[str, Any]:

@@ -28,14 +28,16 @@ class Panel:
     title: str
     view: View
     reads_samples: bool = False
-    """It reads trajectories alone, and no other panel waits for it."""
+    """It reads trajectories alone, and may raise SamplesUnreadable."""
+    has_own_lock: bool = False
+    """Its first look at a long run takes seconds: it holds a lock of its own, and no other panel waits for it."""
 
 
 PANELS: Final = (
     Panel("now", "Now", now_panel.view),
     Panel("learning", "Learning", learning_panel.view),
-    Panel("trajectories", "Trajectories", trajectories_panel.view, reads_samples=True),
-    Panel("timeline", "Timeline", timeline_panel.view),
+    Panel("trajectories", "Trajectories", trajectories_panel.view, reads_samples=True, has_own_lock=True),
+    Panel("timeline", "Timeline", timeline_panel.view, has_own_lock=True),
     Panel("policies", "Policies and pool", policies_panel.view),
     Panel("figures", "Figures", figures_panel.view),
     Panel("settings", "Settings", settings_panel.view),

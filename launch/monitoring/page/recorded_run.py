@@ -22,7 +22,8 @@ from ....actors.run_events import (
 )
 from ...config.config_reading import flattened, read_yaml
 from ...errors import SamplesUnreadable
-from ...run_folder.json_lines import event_from_json, lines_from, object_of
+from ...run_folder.growing_file import GrowingFile
+from ...run_folder.json_lines import event_from_json, object_of
 from ...run_folder.run_directory import RunDirectory
 from ...run_folder.samples.reader import Samples
 from ...run_folder.samples.showing import TokenTexts
@@ -49,34 +50,6 @@ class LoggedEvent:
     line: Mapping[str, Any]
 
 
-class _GrowingFile:
-    """The next lines of a file that others append to, and may replace by a shorter one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at, self._inode = 0, 0
-
-    def is_replaced(self) -> bool:
-        """True if the file is another one than before: all has to be read again."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return self._at > 0
-        replaced = self._at > 0 and (status.st_ino != self._inode or status.st_size < self._at)
-        self._inode = status.st_ino
-        return replaced
-
-    def lines(self) -> Iterator[bytes]:
-        """The whole lines that were not returned before."""
-        while lines := lines_from(self._path, self._at):
-            self._at += sum(map(len, lines))
-            yield from lines
-
-    def rewind(self) -> None:
-        """Begins again at the first line."""
-        self._at = 0
-
-
 class RecordedRun:
     """``path``: the run's folder, whose last part is the run's name. ``live``: the answer of its process, the fields of
     ``RunStatus``; None without one. ``frozen``: it is read once, maybe by the run's process: an end that is written
@@ -90,11 +63,13 @@ class RecordedRun:
         self.live: Mapping[str, Any] | None = None
         self.revision = 0
         self._lock = threading.Lock()
-        self._metrics = _GrowingFile(self.directory.metrics)
-        self._events = _GrowingFile(self.directory.events)
+        self._metrics = GrowingFile(self.directory.metrics)
+        self._events = GrowingFile(self.directory.events)
         self._state: State | None = None
         self._samples: Samples | None = None
         self._samples_lock = threading.Lock()
+        self._timeline = Timeline(self.directory)
+        self._timeline_lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
@@ -109,8 +84,8 @@ class RecordedRun:
         self._of_steps: dict[int, Mapping[str, float]] = {}
         self._of_events: dict[int, Mapping[str, float]] = {}
         self.unreadable = 0
-        self.config_text = ""
         self.config: Mapping[str, Any] = {}
+        self._config_version: tuple[int, int, int] | None = None
 
     @contextmanager
     def reading(self) -> Iterator["RecordedRun"]:
@@ -146,10 +121,11 @@ class RecordedRun:
                 self._samples = None
                 raise
 
-    @cached_property
-    def timeline(self) -> Timeline:
-        """Its spans; for one thread at once, and so under ``reading``."""
-        return Timeline(self.directory)
+    @contextmanager
+    def timeline(self) -> Iterator[Timeline]:
+        """Its spans, for any thread, also while others are ``reading``: the first look at two million takes seconds."""
+        with self._timeline_lock:
+            yield self._timeline
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -195,18 +171,25 @@ class RecordedRun:
         last = self.lives[-1].event if self.lives else None
         alive = is_alive(self.directory) and not (self._frozen and isinstance(last, RunEnded))
         state = state_of(last, alive=alive)
-        if not self.config:
-            self._read_config()
+        changes += self._read_config()
         if changes or state != self._state or before != (self.steps_read, len(self.lives), self.unreadable):
             self._state = state
             self.revision += 1
 
-    def _read_config(self) -> None:
+    def _read_config(self) -> bool:
+        """Reads the config if it is another one than before, as after a resume with other settings; True then. One
+        that can't be read leaves the last one."""
         try:
-            self.config_text = self.directory.config.read_text(encoding="utf-8", errors="replace")
-            self.config = dict(flattened(read_yaml(self.directory.config)))
+            status = self.directory.config.stat()
+            version = status.st_ino, status.st_mtime_ns, status.st_size
+            if version == self._config_version:
+                return False
+            self._config_version = version
+            config = dict(flattened(read_yaml(self.directory.config)))
         except (OSError, ConfigError):
-            return
+            return False
+        self.config = config
+        return True
 
     def _take_step(self, line: bytes) -> bool:
         record = object_of(line)

@@ -7,20 +7,22 @@ from .curves import Query
 from .recorded_run import RecordedRun
 
 _WIDTH: Final = 1000
+_MOST_DIGITS: Final = 20
 
 
 def view(run: RecordedRun, query: Query) -> dict[str, Any]:
     """``query``: ``span``, the id of one; else ``begin``, ``end`` and ``width``, each may be missing: see
     ``timeline.Timeline``."""
-    if "span" in query:
+    with run.timeline() as timeline:
+        if "span" in query:
+            try:
+                return timeline.span(int(query["span"]))
+            except (KeyError, ValueError):
+                return {"error": f"there is no span {query['span'][:_MOST_DIGITS]}"}
+        width = query.get("width", "")
         try:
-            return run.timeline.span(int(query["span"]))
-        except (KeyError, ValueError):
-            return {"error": f"there is no span {query['span']}"}
-    width = query.get("width", "")
-    try:
-        begin, end = (float(query[name]) if query.get(name) else None for name in ("begin", "end"))
-        pixels = max(1, min(MOST_WIDTH, int(width))) if width else _WIDTH
-        return run.timeline.view(begin, end, pixels)
-    except ValueError:  # of an address that was written by hand
-        return run.timeline.view(width=_WIDTH)
+            begin, end = (float(query[name]) if query.get(name) else None for name in ("begin", "end"))
+            pixels = max(1, min(MOST_WIDTH, int(width))) if width else _WIDTH
+            return timeline.view(begin, end, pixels)
+        except ValueError:  # of an address that was written by hand
+            return timeline.view(width=_WIDTH)

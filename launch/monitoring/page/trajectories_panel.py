@@ -6,6 +6,7 @@ from urllib.parse import quote, unquote
 
 from ....actors.errors import ConfigError
 from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
+from ....core.errors import FlexmarlError
 from ...errors import SamplesUnreadable
 from ...run_folder.samples.conversation import branches_of, call_text, title_of
 from ...run_folder.samples.reader import Order, Samples, TrajectoryListed
@@ -17,14 +18,26 @@ LISTED: Final = 100
 _MOST_CHARACTERS: Final = 20_000
 _MOST_TOKENS: Final = 4_000
 _MOST_TURNS: Final = 200
+_MOST_DIGITS: Final = 18
+"""Numbers of more digits do not fit into the file's columns."""
+
 _ORDERS: Final[tuple[Order, ...]] = ("newest", "oldest", "best", "worst")
 _KINDS: Final[Mapping[str, bool]] = {"evaluation": True, "training": False}
+
+
+class InvalidName(FlexmarlError):
+    """The name of a trajectory, in an address, can be of none."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"of={name[:40]}... can't be a trajectory: its step or number has more than {_MOST_DIGITS} digits"
+        )
 
 
 def view(run: RecordedRun, query: Query) -> dict[str, Any]:
     """``query``: ``of``, the name of one trajectory, with ``tokens`` for its tokens, or with ``place`` and ``from`` for
     the rest of a long text; else the filters of ``Samples``, ``order`` and ``skip``. Raises SamplesUnreadable,
-    InvalidCondition."""
+    InvalidCondition, InvalidName."""
     with run.samples() as samples:
         name = query.get("of")
         if name is None:
@@ -146,6 +159,8 @@ def _trajectory(samples: Samples, name: str) -> RecordedTrajectory | None:
     step, kind, number = place.partition("e" if "e" in place else "t")
     if not (kind and step.isdecimal() and number.isdecimal()):
         return None
+    if max(len(step), len(number)) > _MOST_DIGITS:
+        raise InvalidName(name)
     return samples.trajectory(int(step), kind == "e", unquote(query, errors="surrogatepass"), int(number))
 
 

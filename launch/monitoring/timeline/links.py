@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from .span_keys import SpanKeys
 from .stored_spans import StoredSpans
 
 Array = np.ndarray[Any, Any]
@@ -58,28 +59,32 @@ class Link(NamedTuple):
     relation: Direction
 
 
-def links_of(stored: StoredSpans, number: int) -> list[Link]:
+KEY_SETS: Final = frozenset(
+    (kind, relation.by) for relation in RELATIONS for kind in (relation.before, relation.after)
+)
+"""The sets of attributes that ``links_of`` looks up."""
+
+
+def links_of(stored: StoredSpans, span_keys: SpanKeys, number: int) -> list[Link]:
     """The spans that lead to a span, and those that it leads to, each over several relations; at most ``MOST_LINKS`` in
-    each direction."""
+    each direction. ``span_keys``: of ``stored`` and ``KEY_SETS``."""
+    span_keys.refresh()
     return [
         Link(other, direction)
         for direction in ("before", "after")
-        for other in _reach(stored, number, direction)
+        for other in _reach(stored, span_keys, number, direction)
     ]
 
 
-def _reach(stored: StoredSpans, number: int, direction: Direction) -> list[int]:
+def _reach(stored: StoredSpans, span_keys: SpanKeys, number: int, direction: Direction) -> list[int]:
     """From relation to relation in one direction only: beside the span's own way there are those of all others."""
-    [origin] = stored.spans([number])
+    [begin_s] = stored.begins([number])
     reached: dict[int, None] = {}
     frontier = [number]
     while frontier and len(reached) < MOST_LINKS:
-        new = [
-            other
-            for other in _neighbours(stored, np.array(frontier), direction)
-            if other != number and other not in reached
-        ]
-        new = _nearest(stored, new, origin.begin, MOST_LINKS - len(reached))
+        neighbours = sorted({*_neighbours(stored, span_keys, np.array(frontier), direction)})
+        new = [other for other in neighbours if other != number and other not in reached]
+        new = _nearest(stored, new, begin_s, MOST_LINKS - len(reached))
         reached |= dict.fromkeys(new)
         frontier = new
     return [*reached]
@@ -88,36 +93,26 @@ def _reach(stored: StoredSpans, number: int, direction: Direction) -> list[int]:
 def _nearest(stored: StoredSpans, numbers: Sequence[int], at_s: float, most: int) -> list[int]:
     if len(numbers) <= most:
         return [*numbers]
-    begins = np.array([span.begin for span in stored.spans(numbers)])
+    begins = stored.begins(numbers)
     return [numbers[place] for place in np.argsort(np.abs(begins - at_s), kind="stable")[:most]]
 
 
-def _neighbours(stored: StoredSpans, seeds: Array, direction: Direction) -> Iterator[int]:
+def _neighbours(
+    stored: StoredSpans, span_keys: SpanKeys, seeds: Array, direction: Direction
+) -> Iterator[int]:
     """The spans one relation away from ``seeds``, which are ids."""
-    seed_records = stored.records_of(seeds.tolist())
-    lookups: list[tuple[Relation, int, Array, tuple[float, float]]] = []
+    records = stored.records_of(seeds.tolist())
     for relation in RELATIONS:
         near, far = (
             (relation.after, relation.before) if direction == "before" else (relation.before, relation.after)
         )
         steps = relation.steps if direction == "after" else -relation.steps
-        near_entry, entry = stored.entry_of(near), stored.entry_of(far)
-        if near_entry is None or entry is None:
-            continue
-        is_near = seed_records["kind"] == near_entry
+        entry = stored.entry_of(near)
+        is_near = records["kind"] == (-1 if entry is None else entry)
         if is_near.any():
-            origins = seed_records[is_near]
-            keys = stored.keys(seeds[is_near], origins, relation.by, steps)
-            lookups.append((relation, entry, keys, _window(relation, origins)))
-    if not lookups:
-        return
-    for first, records in stored.records():
-        for relation, entry, keys_sought, (begin_s, end_s) in lookups:
-            places = np.flatnonzero(
-                (records["kind"] == entry) & (records["begin"] <= end_s) & (records["end"] >= begin_s)
-            )
-            hits = np.isin(stored.keys(first + places, records[places], relation.by), keys_sought)
-            yield from (first + places[hits]).tolist()
+            origins = records[is_near]
+            sought = np.unique(stored.keys(seeds[is_near], origins, relation.by, steps))
+            yield from span_keys.find(far, relation.by, sought, *_window(relation, origins))
 
 
 def _window(relation: Relation, origins: Array) -> tuple[float, float]:

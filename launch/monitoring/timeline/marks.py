@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ....actors.run_events import PolicyResumed, PolicySuspended, RunEnded, RunEvent, RunResumed, RunStarted
-from ...run_folder.json_lines import event_from_json, lines_from, object_of
+from ...run_folder.growing_file import GrowingFile
+from ...run_folder.json_lines import event_from_json, object_of
 from ..console.event_text import note_of, warning_of
 from ..formatting import number
 
@@ -26,17 +27,17 @@ class Marks:
     """The marks of a run, in the order of their times."""
 
     def __init__(self, events: Path) -> None:
-        self._events = events
-        self._at = 0
+        self._events = GrowingFile(events)
         self.all: list[Mark] = []
 
     def refresh(self) -> None:
-        """Reads the events since the last call."""
-        while lines := lines_from(self._events, self._at):
-            self._at += sum(map(len, lines))
-            for line in map(object_of, lines):
-                if line is not None and (mark := mark_of(line)) is not None:
-                    self.all.append(mark)
+        """Reads the events since the last call; all of them if the file is another one by now."""
+        if self._events.is_replaced():
+            self._events.rewind()
+            self.all.clear()
+        for line in map(object_of, self._events.lines()):
+            if line is not None and (mark := mark_of(line)) is not None:
+                self.all.append(mark)
         self.all.sort()  # by this host's clock, which may have been set back
 
     def between(self, begin_s: float, end_s: float, width: int) -> Iterator[Mark]:

@@ -176,6 +176,14 @@ class StoredSpans:
         for first in range(0, self.size, BLOCK):
             yield first, self._read(first, min(BLOCK, self.size - first))
 
+    def records_of_block(self, block: int) -> Array:
+        """The records of one block as they are in the file."""
+        return self._read(self.first_of(block), self.blocks[block].size)
+
+    def begins(self, ids: Sequence[int]) -> Array:
+        """The times at which spans begin, from memory."""
+        return np.array([self.blocks[number // BLOCK].begin[number % BLOCK] for number in ids])
+
     def spans(self, ids: Sequence[int]) -> list[Span]:
         """The spans with these ids."""
         return [self.span_of(record) for record in self.records_of(ids)]

@@ -19,9 +19,10 @@ import numpy as np
 
 from ...run_folder.run_directory import RunDirectory
 from .labels import label_of
-from .links import links_of
+from .links import KEY_SETS, links_of
 from .marks import Marks
 from .pixels import PixelTimes, pieces
+from .span_keys import SpanKeys
 from .stored_spans import Array, StoredSpans
 
 MOST_WIDTH: Final = 10_000
@@ -34,6 +35,7 @@ class Timeline:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._spans = StoredSpans(directory.trace)
+        self._keys = SpanKeys(self._spans, KEY_SETS)
         self._marks = Marks(directory.events)
 
     def refresh(self) -> bool:
@@ -74,7 +76,7 @@ class Timeline:
         self.refresh()
         if not 0 <= number < self._spans.size:
             raise KeyError(number)
-        links = links_of(self._spans, number)
+        links = links_of(self._spans, self._keys, number)
         linked = [self._describe(link.id) | {"relation": link.relation} for link in links]
         [span] = self._spans.spans([number])
         attributes = {

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from flexmarl.actors.spans import KINDS, Span
-from flexmarl.launch.monitoring.timeline.links import links_of
+from flexmarl.launch.monitoring.timeline.links import KEY_SETS, links_of
+from flexmarl.launch.monitoring.timeline.span_keys import SpanKeys
 from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
@@ -84,9 +85,10 @@ def test_what_was_counted_was_recorded(whole: Launched, spans: StoredSpans) -> N
 
 def test_a_turn_leads_to_its_instances_and_an_install_comes_from_its_turns(spans: StoredSpans) -> None:
     everything = all_spans(spans)
+    span_keys = SpanKeys(spans, KEY_SETS)
 
     def reached(number: int, direction: str) -> Counter[str]:
-        links = [link for link in links_of(spans, number) if link.relation == direction]
+        links = [link for link in links_of(spans, span_keys, number) if link.relation == direction]
         return Counter(everything[link.id].kind for link in links)
 
     def is_of(number: int, kind: str, **attributes: Any) -> bool:

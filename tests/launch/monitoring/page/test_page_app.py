@@ -1,7 +1,9 @@
 """The server of the page: its key, its headers, its answers, and its news of a run that grows."""
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +13,14 @@ import pytest
 
 from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.errors import RunDirectoryError
+from flexmarl.launch.monitoring.page import changes
 from flexmarl.launch.monitoring.page.page_app import WEB
 from flexmarl.launch.monitoring.page.server import served_page
+from flexmarl.launch.monitoring.timeline.timeline import Timeline
 
 from ....patience import PATIENCE_S
+from ...run_folder.samples.files import record as samples_record
+from ...run_folder.samples.files import recorded_run, trajectory
 from ..report.records import record
 from .folders import folder_of, lines_of, step_line
 
@@ -119,3 +125,66 @@ async def test_a_port_in_use_and_a_folder_of_no_run_are_refused(tmp_path: Path) 
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         async with served_page([tmp_path / "missing"], "127.0.0.1:0"):
             pass
+
+
+async def test_a_page_too_many_is_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "MOST_LISTENERS", 1)
+    async with page_of(folder_of(tmp_path, [record(1)])) as client:
+        async with client.stream("GET", "changes") as first:
+            assert first.status_code == 200
+            refused = await client.get("changes")
+            assert refused.status_code == 503 and "1 pages of this server are open" in refused.text
+            assert refused.headers["retry-after"] and "content-security-policy" in refused.headers
+        async with asyncio.timeout(PATIENCE_S):
+            while True:  # the server notices the end of a connection in its own time
+                async with client.stream("GET", "changes") as later:
+                    if later.status_code == 200:
+                        break
+
+
+@pytest.mark.parametrize("path", ["panels/now.json", "panels/trajectories.json", "curves"])
+async def test_numbers_of_any_length_in_an_address_are_answered_with_a_sentence(
+    tmp_path: Path, path: str
+) -> None:
+    async with page_of(folder_of(tmp_path, [record(1)])) as client:
+        answer = await client.get(path, params={"run": "9" * 5000})
+        assert answer.status_code == 400 and "is not the place of a run" in answer.json()["error"]
+        assert len(answer.text) < 200
+
+
+@pytest.mark.parametrize("step", [str(2**63), "9" * 5000])
+async def test_a_step_or_span_beyond_all_numbers_is_answered_with_a_sentence(
+    tmp_path: Path, step: str
+) -> None:
+    run = recorded_run(tmp_path / "run", [samples_record(trajectory(1, 1, 0))]).path
+    async with page_of(folder_of(run, [record(1)])) as client:
+        for name in (f"{step}t0.q1", f"1t{step}.q1"):
+            answer = await client.get("panels/trajectories.json", params={"of": name})
+            assert answer.status_code == 400 and "more than 18 digits" in answer.json()["error"]
+        assert (await client.get("panels/trajectories.json", params={"step": step})).status_code == 200
+        assert (await client.get("panels/timeline.json", params={"span": step})).json()["error"]
+        assert (await client.get("curves", params={"keys": "tokens", "first": step})).status_code == 200
+
+
+async def test_other_panels_answer_while_the_timeline_is_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, released = threading.Event(), threading.Event()
+
+    def wait(timeline: Timeline, number: int) -> dict[str, str]:
+        reading.set()
+        assert released.wait(PATIENCE_S)
+        return {"of": str(number)}
+
+    monkeypatch.setattr(Timeline, "span", wait)
+    async with page_of(folder_of(tmp_path, [record(1)])) as client, asyncio.TaskGroup() as tasks:
+        span = tasks.create_task(client.get("panels/timeline.json", params={"span": "3"}))
+        assert await asyncio.to_thread(reading.wait, PATIENCE_S)
+        try:
+            assert (await client.get("panels/now.json")).json()["step"] == 1
+            assert not span.done()
+        finally:
+            released.set()
+        assert (await span).json() == {"of": "3"}

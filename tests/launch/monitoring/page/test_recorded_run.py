@@ -93,3 +93,24 @@ def test_long_texts_are_cut_and_copies_do_not_crowd_out_events(tmp_path: Path) -
     assert run.ended is not None and run.ended.error is not None
     assert len(run.ended.error) < 21_000 and "100000 characters" in run.ended.error
     assert len(run.events) == 2 and len(run.copies) == 50
+
+
+def test_the_config_of_a_resumed_run_is_read_again(tmp_path: Path) -> None:
+    run = RecordedRun(folder_of(tmp_path, [record(1)]))
+    first = run.refresh()
+    assert run.config["training.steps"] == 9
+    (tmp_path / "config.yaml").write_text("training: {steps: 12}\n")
+    assert run.refresh() > first and run.config["training.steps"] == 12
+    (tmp_path / "config.yaml").write_text("training: {steps: 12")
+    run.refresh()
+    assert run.config["training.steps"] == 12, "one that can't be read leaves the last one"
+
+
+def test_a_file_that_begins_again_with_the_inode_of_the_old_one_is_read_again(tmp_path: Path) -> None:
+    run = RecordedRun(folder_of(tmp_path, [record(1), record(2)]))
+    run.refresh()
+    path, size = tmp_path / "metrics.jsonl", (tmp_path / "metrics.jsonl").stat().st_size
+    path.write_text(lines_of([record(step, tokens=7) for step in (1, 2, 3)]))
+    assert path.stat().st_size > size
+    run.refresh()
+    assert list(run.curves["tokens"].values) == [7, 7, 7]

@@ -11,6 +11,7 @@ import pytest
 from flexmarl.actors.spans import NAMES, Span, record
 from flexmarl.core.spans import SpanRecorder
 from flexmarl.launch.errors import RunDirectoryError
+from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
 from flexmarl.launch.monitoring.timeline.timeline import Timeline, timeline
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.spans.span_log import RECORD, SpanLog, spans_file
@@ -101,6 +102,22 @@ def test_it_follows_a_run_that_adds_spans_and_events(run: RunDirectory) -> None:
     view = shown.view()
     assert len(view["spans"]) == 2 and [lane["name"] for lane in view["lanes"]] == ["solver-0", "solver-1"]
     assert view["marks"] == [[1, T + 2, "actor_restarted", "solver-1 is restarted: it was killed"]]
+
+
+def test_marks_of_a_run_that_began_again_are_those_of_its_new_file(run: RunDirectory) -> None:
+    write(run, generate(0, 10))
+
+    def saved(*steps: int) -> None:
+        lines = [
+            {"time": T + step, "event": "checkpoint_saved", "step": step, "folder": str(step)}
+            for step in steps
+        ]
+        run.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    shown = timeline(run.path)
+    for steps in ((1, 2, 3), (4,), (5, 6, 7)):
+        saved(*steps)
+        assert [mark[1] - T for mark in shown.view()["marks"]] == [*steps]
 
 
 def test_many_marks_in_a_pixel_are_one(run: RunDirectory) -> None:
@@ -252,3 +269,25 @@ def test_the_links_of_a_span_are_bounded_and_the_nearest(run: RunDirectory) -> N
     write(run, *far, Span("trainer", "micro_batch", T + 900, T + 901, policy="shared", micro_batch=5))
     links = timeline(run.path).span(1000)["links"]
     assert len(links) == 300 and min(link["begin"] for link in links) > T + 600
+
+
+def test_links_of_another_span_are_found_without_another_look_at_the_file(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [span for step in range(1, 60) for span in flow(step)]
+    write(run, *steps)
+    shown = timeline(run.path)
+    first = shown.span(5)
+    read: list[int] = []
+    read_records = StoredSpans._read
+
+    def count(stored: StoredSpans, first: int, size: int) -> Any:
+        read.append(size)
+        return read_records(stored, first, size)
+
+    monkeypatch.setattr(StoredSpans, "_read", count)
+    assert shown.span(5) == first and shown.span(len(steps) // 2)["links"]
+    assert not read
+    write(run, *flow(70))
+    assert {link["relation"] for link in shown.span(len(steps) + 5)["links"]} == {"before", "after"}
+    assert shown.span(5) == first
