@@ -64,8 +64,15 @@ def site_pages() -> dict[str, str]:
     return pages
 
 
+def site_pictures() -> dict[str, str]:
+    """The place in the site of each picture, both by their paths."""
+    files = sorted((ROOT / "launch" / "docs" / "pictures").glob("*.png"))
+    return {str(file.relative_to(ROOT)): f"pictures/{file.name}" for file in files}
+
+
 def with_site_links(text: str, file: str, pages: Mapping[str, str]) -> str:
-    """``text`` of ``file`` with the links of its page in the site. Blocks of code stay as they are."""
+    """``text`` of ``file`` with the links of its page in the site. ``pages``: with the pictures. Blocks of code stay as
+    they are."""
     folder = PurePosixPath(file).parent
 
     def replace(match: re.Match[str]) -> str:
@@ -111,11 +118,16 @@ def navigation(readme: str, pages: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def write_sources(folder: Path) -> None:
     """The pages with the links of the site, and its config, in ``folder``."""
-    pages = site_pages()
+    pages, pictures = site_pages(), site_pictures()
+    places = pages | pictures
     texts = {
-        page: with_api_links(with_site_links((ROOT / file).read_text(), file, pages), page)
+        page: with_api_links(with_site_links((ROOT / file).read_text(), file, places), page)
         for file, page in pages.items()
     }
+    for file, picture in pictures.items():
+        target = folder / "pages" / picture
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, target)
     for page, text in {**texts, **api_pages()}.items():
         target = folder / "pages" / page
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,8 @@ def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path
             r"<(?:script|img|iframe)[^>]*src=\"?([^\"\s>]+)|<link[^>]*href=\"?([^\"\s>]+)", text
         )
         assert loaded and not [link for link in loaded if "//" in "".join(link)], page
+        shown = re.findall(r"<img[^>]*src=\"?([^\"\s>]+)", text)
+        assert all((html / page).parent.joinpath(picture).is_file() for picture in shown), page
     _check_search(html)
     assert 'href="api/core.html#ActorSystem"' in (html / "runtime.html").read_text()
     assert 'id="ActorSystem.spawn"' in (html / "api" / "core.html").read_text()
