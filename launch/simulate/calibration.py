@@ -4,7 +4,8 @@ Each number is the work of a policy by the rooflines' own counting, divided by t
 it takes these seconds again. A run does not measure peaks, so that a rate is written as a peak of
 which all is achieved, and training as a share of it.
 
-    operations a second      2 P for each token of the prompts, in prefill; of training 6 P, 8 P with checkpoints
+    operations a second      2 P for each token of the prompts, in prefill; of training 6 P, 8 P with checkpoints, also
+                             for the spare tokens of each forward
     a step of the engine     mean decode step, less its products with the weights or reading them
     bytes a second           of the memory: 28 P / R in an optimizer step
     bytes to the device      of new weights, b P, in the copies of their installs
@@ -16,6 +17,7 @@ from typing import Final
 
 from ...actors.model_shape import ModelShape
 from .devices import DeviceConfig
+from .roofline import SPARE_TOKENS
 
 _TERA: Final = 1e12
 _GIGA: Final = 1e9
@@ -26,7 +28,8 @@ class Measured:
     """Sums of a policy over the steps of a run; 0 seconds: not measured.
 
     ``ranks``, ``item_bytes``, ``checkpoints``: of its trainer. ``devices``: of an instance. ``trained_tokens``: with
-    prompts, without those that were not computed. ``versions``: copies of weights to an instance."""
+    prompts, without those that were not computed. ``forwards``: of each rank. ``versions``: copies of weights to an
+    instance."""
 
     shape: ModelShape
     ranks: int
@@ -39,6 +42,7 @@ class Measured:
     decoded_tokens: float = 0.0
     decode_s: float = 0.0
     trained_tokens: float = 0.0
+    forwards: float = 0.0
     backward_s: float = 0.0
     optimizer_steps: float = 0.0
     optimizer_s: float = 0.0
@@ -68,7 +72,10 @@ def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
     )
     training = _rate(
         (
-            2.0 * _passes(policy) * policy.shape.parameters * policy.trained_tokens / policy.ranks,
+            2.0
+            * _passes(policy)
+            * policy.shape.parameters
+            * (policy.trained_tokens / policy.ranks + SPARE_TOKENS * policy.forwards),
             policy.backward_s,
         )
         for policy in policies

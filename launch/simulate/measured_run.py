@@ -51,10 +51,13 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
     prompts = _of_engines(rows, name, "engine_prompt_tokens")
     turns = sum(row.get(f"turns/{agent}", 0) for row in steady for agent in config.agents_of(name))
     prompt = prompts / turns if turns else 0.0
+    # Other losses compute the samples alone that have an advantage.
+    trains_all = policy.algorithm.trains_without_advantage
     trained = sum(
         row.get(f"samples/{name}", 0)
         * (row.get(f"mean_tokens/{name}", 0.0) + prompt)
         * (1 - row.get(f"merged_share/{name}", 0.0))
+        * (1.0 if trains_all else row.get(f"nonzero_advantage_share/{name}", 1.0))
         for row in steady
     )
     transfers = [row[key] for row in steady if (key := f"transfer_mean_s/{name}") in row]
@@ -66,6 +69,7 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
         item_bytes=ITEM_BYTES[policy.real_model.dtype],
         checkpoints=isinstance(trainer, TorchTrainerConfig) and trainer.activation_checkpointing,
         trained_tokens=trained,
+        forwards=_forwards(config, name, steady),
         backward_s=sum(row.get(f"backward_s/{name}", 0.0) for row in steady),
         optimizer_steps=len(optimizer),
         optimizer_s=sum(optimizer),
@@ -73,6 +77,12 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
         transfer_s=sum(transfers),
         **{field: _of_engines(rows, name, figure) for field, figure in _OF_ENGINES.items()},
     )
+
+
+def _forwards(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[str, Any]]) -> float:
+    """One for each micro-batch: larger ones take several, each of which is full."""
+    size = config.training.micro_batch
+    return float(sum(-(-int(row.get(f"samples/{name}", 0)) // size) for row in rows))
 
 
 def _of_engines(rows: Sequence[Mapping[str, Any]], policy: PolicyName, figure: str) -> float:

@@ -30,7 +30,7 @@ from .devices import DeviceConfig
 
 _GIGA: Final = 1e9
 _TERA: Final = 1e12
-_SPARE_TOKENS: Final = 256.0
+SPARE_TOKENS: Final = 256.0
 """A product is near its peak from a few hundred rows on: the largest kernels have tiles of 256."""
 
 
@@ -84,7 +84,7 @@ def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) 
     return TrainerTimes(
         token_s=2 * passes * parameters * compute_s,
         pair_s=4 * passes * shape.layers * shape.query_size * compute_s,
-        spare_tokens=_SPARE_TOKENS,
+        spare_tokens=SPARE_TOKENS,
         exchange_s=exchanged / _ring_bytes_s(cluster, hosts),
         tokens_per_forward=load.tokens,
         optimizer_s=28 * part / (device.memory_gb_s * _GIGA * device.memory_share),

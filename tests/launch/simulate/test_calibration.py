@@ -27,10 +27,11 @@ def cluster(device: DeviceConfig) -> ClusterConfig:
 
 
 def played(shape: ModelShape, device: DeviceConfig, ranks: int, devices: int) -> Measured:
-    """The figures of a run on ``device``, by its rooflines: batches of 32, prompts that fill the device, and forwards
-    with so many tokens that its spare ones do not count."""
+    """The figures of a run on ``device``, by its rooflines: decode steps of 32 sequences, prompts that fill the device,
+    and ten micro-batches on each rank."""
     engine = engine_times(shape, device, EngineLoad(devices, 2, 40 << 30))
     trainer = trainer_times(shape, cluster(device), TrainerLoad(ranks, 2, 10**9, True))
+    trainer = trainer.model_copy(update={"pair_s": 0.0, "exchange_s": 0.0})
     engine = engine.model_copy(
         update={"exchange_token_s": 0.0, "context_token_s": 0.0, "step_s": device.step_s}
     )
@@ -38,7 +39,8 @@ def played(shape: ModelShape, device: DeviceConfig, ranks: int, devices: int) ->
         shape=shape, ranks=ranks, devices=devices, item_bytes=2, checkpoints=True,
         prompt_tokens=1e6, prefill_s=engine.token_s * 1e6,
         decode_steps=1000, decoded_tokens=32_000, decode_s=1000 * engine.decode_s(32, 0),
-        trained_tokens=1e6, backward_s=trainer.token_s * 1e6 / ranks,
+        trained_tokens=1e6, forwards=10,
+        backward_s=sum(trainer.micro_batch_s([100] * 1000, ranks) for _ in range(10)),
         optimizer_steps=10, optimizer_s=10 * trainer.optimizer_s,
         versions=10, transfer_s=10 * trainer.publish_s,
     )  # fmt: skip
@@ -100,7 +102,8 @@ def test_the_figures_of_a_run_are_summed_without_its_first_step(tmp_path: Path) 
     record(run, resolve("sort-digits", []))
     of_step = {
         "turns/sorter": 100, "samples/sorter": 100, "mean_tokens/sorter": 6.0, "merged_share/sorter": 0.0,
-        "backward_s/sorter": 2.0, "optimizer_s/sorter": 0.5, "transfer_mean_s/sorter": 0.25,
+        "nonzero_advantage_share/sorter": 0.5, "backward_s/sorter": 2.0, "optimizer_s/sorter": 0.5,
+        "transfer_mean_s/sorter": 0.25,
     }  # fmt: skip
     engine = "actor.engine_{}/sorter-0"
     rows(
@@ -121,7 +124,10 @@ def test_the_figures_of_a_run_are_summed_without_its_first_step(tmp_path: Path) 
     sorter, checker = measured_run(run)
     assert (sorter.prompt_tokens, sorter.prefill_s, sorter.decode_steps) == (1400.0, 2.0, 40.0)
     assert (sorter.decoded_tokens, sorter.decode_s) == (1200.0, 6.0)
-    assert sorter.trained_tokens == pytest.approx(2 * 100 * (6 + 7)), "prompts of seven tokens"
+    assert sorter.trained_tokens == pytest.approx(2 * 50 * (6 + 7)), (
+        "prompts of seven tokens; samples without an advantage are not computed"
+    )
     assert (sorter.backward_s, sorter.optimizer_s, sorter.optimizer_steps) == (4.0, 1.0, 2)
+    assert sorter.forwards == 2 * 4, "micro-batches of 32"
     assert (sorter.versions, sorter.transfer_s) == (2, 0.5)
     assert checker.backward_s == 0.0 and checker.decode_steps == 0.0
