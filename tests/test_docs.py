@@ -30,6 +30,7 @@ from pydantic.fields import FieldInfo
 
 from flexmarl.actors.config_base import Config
 from flexmarl.actors.credit.algorithms import ALGORITHMS
+from flexmarl.actors.filters.filter_config import FilterConfig
 from flexmarl.actors.messages import InstanceApi
 from flexmarl.core.errors import CallTimeout
 from flexmarl.core.signature import endpoint_options
@@ -351,9 +352,10 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         kinds = [kind, *get_args(kind)]
         if get_origin(kind) is dict:
             kinds = [one.__origin__ if get_origin(one) is Annotated else one for one in kinds]
-        if field.annotation == tuple[SinkConfig, ...]:  # a list of sections that are chosen by name
+        if lists := [one for one in (SinkConfig, FilterConfig) if field.annotation == tuple[one, ...]]:
+            # a list of sections that are chosen by name
             yield key, field
-            for chosen in (get_args(one)[0] for one in get_args(get_args(SinkConfig)[0])):
+            for chosen in (get_args(one)[0] for one in get_args(get_args(lists[0])[0])):
                 yield from settings(chosen, f"{key}.{chosen.model_fields['name'].default}.")
             continue
         sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]

@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from ..messages import Grouping, RewardUse
 from .estimator import Estimator
 from .group_mean import GroupMean
+from .hierarchical import Hierarchical
 from .leave_one_out import LeaveOneOut
 from .raw_reward import RawReward
 
@@ -40,7 +41,8 @@ class Algorithm:
     """One row of the table.
 
     ``surrogate``: the file of ``objective/losses/`` with the loss of a token. ``has_ratio``: it compares the policy
-    with an older one.
+    with an older one. ``needs_advantage``: a sample whose advantage is 0 teaches nothing. ``options``: the numbers of
+    the surrogate's own, by name, if it has some in place of ``clip_low`` and ``clip_high``.
 
     ``scale_rewards``: the advantages of a group are divided by its standard deviation; None if the algorithm has no
     such division. ``role_baseline``, ``whiten``, ``critic``: what the trainer does to advantages after that
@@ -54,6 +56,8 @@ class Algorithm:
     estimator: type[Estimator] = GroupMean
     surrogate: str = "clipped"
     has_ratio: bool = True
+    needs_advantage: bool = True
+    options: tuple[tuple[str, float], ...] = ()
     aggregation: Aggregation = "token_mean"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -149,6 +153,33 @@ ALGORITHMS: dict[str, Algorithm] = {
         clip_low=0.0,
         clip_high=0.0,
         scale_rewards=None,
+    ),
+    # The paper's clip alone: its majority votes, its advantage shaping by entropy and its trees are not here.
+    "echo": Algorithm(
+        "Zhao et al., arXiv 2602.02150, the clip of its policy update",
+        surrogate="confidence_clip",
+        clip_low=0.0,
+        clip_high=0.0,
+        options=(("least", 0.05), ("greatest", 0.2), ("kappa", 4.0), ("tail", 16.0)),
+    ),
+    "sa_gcpo": Algorithm(
+        "OxygenREC (2025), eq. 4 to 9; its gate is that of SAPO, Gao et al., arXiv 2511.20347",
+        surrogate="soft_group_clip",
+        aggregation="sequence_mean",
+        clip_low=0.0,
+        clip_high=0.0,
+        options=(("tau_positive", 2.0), ("tau_negative", 5.0), ("target", 0.5)),
+    ),
+    "habc": Algorithm(
+        "Fang et al., arXiv 2606.17043; its weight after Peng et al., arXiv 1910.00177",
+        estimator=Hierarchical,
+        surrogate="advantage_weighted",
+        has_ratio=False,
+        needs_advantage=False,
+        clip_low=0.0,
+        clip_high=0.0,
+        scale_rewards=False,
+        options=(("temperature", 1.0), ("most", 5.0)),
     ),
 }
 """Every algorithm that can be configured."""

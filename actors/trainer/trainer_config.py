@@ -91,6 +91,9 @@ class LossConfig(Config):
     """Distance of the ratio's lower bound from 1: the ratio is clipped to at least `1 - clip_low`."""
     clip_high: NonNegative = _DEFAULT.clip_high
     """Distance of the ratio's upper bound from 1: the ratio is clipped to at most `1 + clip_high`."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Numbers of the loss by name, for the algorithms that have [their own](algorithms.md#losses-with-options), and for
+    a loss of the user's. Those that are left out are the paper's."""
     aggregation: Aggregation = _DEFAULT.aggregation
     """Divisor of the sum over tokens."""
     constant_length: Annotated[Count, Unit("tokens")] | None = None
@@ -139,6 +142,8 @@ class LossConfig(Config):
             numbers["critic"] = CriticConfig()
         if section.get("old_policy") == "behaviour":
             numbers["correction"] = "none"
+        if isinstance(options := section.get("options", {}), dict):
+            section = section | {"options": {**dict(row.options), **options}}
         kind = section.get("correction", numbers.get("correction", DEFAULT_CORRECTION))
         if isinstance(kind, str) and kind in CORRECTION_BOUNDS:
             low, high = CORRECTION_BOUNDS[kind]
@@ -174,13 +179,14 @@ class LossConfig(Config):
 
     @property
     def trains_without_advantage(self) -> bool:
-        """True if a sample has a gradient also if its advantage is 0: by a KL, an entropy bonus, a critic, or perhaps a
-        user's loss."""
+        """True if a sample has a gradient also if its advantage is 0: by a KL, an entropy bonus, a critic, the
+        algorithm's loss, or perhaps a user's."""
         return (
             self.kl_in_loss
             or self.entropy_coefficient > 0
             or self.critic is not None
             or self.loss is not None
+            or not self.row.needs_advantage
         )
 
     @property
@@ -234,6 +240,16 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
     (
         lambda loss: not loss.has_ratio and bool(loss.clip_low or loss.clip_high),
         "{loss.name} clips nothing: leave out clip_low and clip_high",
+    ),
+    (
+        lambda loss: loss.loss is None
+        and bool(loss.row.options)
+        and bool(loss.clip_low or loss.clip_high),
+        "{loss.name} has options in place of clip_low and clip_high: leave these out",
+    ),
+    (
+        lambda loss: loss.loss is None and bool(loss.options.keys() - dict(loss.row.options).keys()),
+        "options: {loss.name} has other ones than {loss.options}",
     ),
     (
         lambda loss: loss.old_policy == "behaviour" and not loss.has_ratio,

@@ -24,7 +24,7 @@ class LossInputs:
     ``reference_logprobs`` ``[N]`` float32: under the reference policy; None without a KL in the loss or with a critic.
     ``entropies`` ``[N]`` float32: of the distributions, with the gradient; None without an ``entropy_coefficient``.
     ``columns`` ``[N]`` float32 each, by name: the setting ``loss_columns``.
-    ``clip_low``, ``clip_high``: the settings of these names.
+    ``clip_low``, ``clip_high``, ``options``: the settings of these names.
     """
 
     logprobs: Tensor
@@ -39,6 +39,7 @@ class LossInputs:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     clip_low: float = 0.0
     clip_high: float = 0.0
+    options: Mapping[str, float] = field(default_factory=dict)
 
     def sums(self, values: Tensor) -> Tensor:
         """The sums of ``values`` ``[N]`` over each sequence: ``[R]``."""

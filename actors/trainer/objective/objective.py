@@ -136,6 +136,7 @@ def _inputs(config: LossConfig, batch: CompletionTokens, old_logprobs: Tensor) -
         columns=batch.columns,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
+        options=config.options,
     )
 
 

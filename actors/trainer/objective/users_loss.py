@@ -124,6 +124,7 @@ def _trial_inputs(config: LossConfig, lengths: tuple[int, ...]) -> LossInputs:
         columns={name: torch.ones(tokens) for name in config.loss_columns},
         clip_low=config.clip_low,
         clip_high=config.clip_high,
+        options=config.options,
     )
 
 
@@ -150,5 +151,6 @@ def _sequences(inputs: LossInputs) -> Iterator[tuple[int, int, LossInputs]]:
                 columns={name: values[tokens] for name, values in inputs.columns.items()},
                 clip_low=inputs.clip_low,
                 clip_high=inputs.clip_high,
+                options=inputs.options,
             ),
         )

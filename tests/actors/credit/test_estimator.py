@@ -56,7 +56,7 @@ def test_one_that_compares_learns_exactly_nothing_from_equal_rewards_and_from_on
 @pytest.mark.parametrize("estimator", [each for each in BOTH if each.compares], ids=repr)
 @given(group=groups)
 def test_one_that_compares_learns_something_from_all_others(estimator: Estimator, group: list[float]) -> None:
-    """``rollout.drop_zero_advantage`` leaves a group out only if its rewards are equal."""
+    """The filter ``equal_rewards`` leaves a group out only if its rewards are equal."""
     assert any(estimator(group)) == (len(set(group)) > 1)
 
 

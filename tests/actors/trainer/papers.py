@@ -271,3 +271,54 @@ def rae(step: PaperStep) -> Tensor:
         for logprob, weight, other in zip(*each, strict=True):
             total = total + weight * turn.reward * logprob - step.beta * k3(logprob, other)
     return -total / len(step.turns)
+
+
+def echo(step: PaperStep) -> Tensor:
+    """2602.02150: eps = 0.05 + 0.15 sigmoid(4 (1 - C_tail)), over a tail of 16 tokens; the confidence of a token is its
+    probability under the old policy."""
+    objective = []
+    parts = zip(step.turns, step.logprobs, step.denominators, step.weights, strict=True)
+    for turn, logprobs, olds, weights in parts:
+        advantage = standardised(turn.reward, whole_trajectories(step, turn))
+        tokens: list[Tensor] = []
+        for t, (logprob, old, weight) in enumerate(zip(logprobs, olds, weights, strict=True)):
+            tail = fmean(math.exp(value) for value in olds.tolist()[max(0, t - 15) : t + 1])
+            eps = 0.05 + 0.15 / (1 + math.exp(-4 * (1 - tail)))
+            tokens.append(weight * ppo_clip(torch.exp(logprob - old), advantage, eps, eps))
+        objective.append(tokens)
+    return token_mean(step, less_k3(step, objective))
+
+
+def sa_gcpo(step: PaperStep) -> Tensor:
+    """OxygenREC, eq. 4 to 9: 1/G sum_i 1/|o_i| sum_t (4 / tau) sigmoid(tau (r - 1)) A, without positive advantages of
+    rewards below 0.5."""
+    objective = []
+    for turn, *each in zip(step.turns, step.logprobs, step.denominators, step.weights, strict=True):
+        advantage = standardised(turn.reward, whole_trajectories(step, turn))
+        if advantage > 0 and turn.reward < 0.5:
+            advantage = 0.0
+        tau = 2.0 if advantage > 0 else 5.0
+        objective.append(
+            [
+                weight * advantage * 4 / tau / (1 + torch.exp(-tau * (torch.exp(logprob - old) - 1)))
+                for logprob, old, weight in zip(*each, strict=True)
+            ]
+        )
+    objective = less_k3(step, objective)
+    return -added(added(each) / len(each) for each in objective) / len(objective)
+
+
+def habc(step: PaperStep) -> Tensor:
+    """2606.17043: min(exp(A), 5) log pi, with A = (1 - g) A_viability + g A_efficiency."""
+    objective = []
+    for turn, logprobs, weights in zip(step.turns, step.logprobs, step.weights, strict=True):
+        group = whole_trajectories(step, turn)
+        p = fmean(min(reward, 1) for reward in group)
+        g = 1 / (1 + math.exp(-(min(max(p, 0), 1) - 0.5) / 0.1))
+        viability, efficiency = min(turn.reward, 1) - p, 0.0
+        if turn.reward >= 1:
+            efficiency = turn.reward - fmean(reward for reward in group if reward >= 1)
+        advantage = 0.0 if len(set(group)) == 1 else (1 - g) * viability + g * efficiency
+        weight = min(math.exp(advantage), 5.0)
+        objective.append([w * weight * logprob for w, logprob in zip(weights, logprobs, strict=True)])
+    return token_mean(step, less_k3(step, objective))

@@ -48,7 +48,8 @@ def test_a_name_brings_its_papers_numbers_and_what_is_given_wins(name: str) -> N
     assert (found.clip_low, found.clip_high) == (row.clip_low, row.clip_high)
     assert (found.aggregation, found.kl_estimator) == (row.aggregation, row.kl_estimator)
     assert both.credit.scale_rewards == bool(row.scale_rewards)
-    if row.has_ratio:
+    assert found.options == dict(row.options)
+    if row.has_ratio and not row.options:
         assert loss(name=name, clip_low=0.125).clip_low == 0.125
     assert "arXiv" in row.paper
 
@@ -82,6 +83,9 @@ def test_a_resolved_config_resolves_to_itself(name: str, correction: str) -> Non
         ({"correction": "none", "correction_high": 2.0}, "want a correction"),
         ({"correction": "tis", "correction_low": 0.5}, "no lower bound"),
         ({"correction": "icepop", "correction_low": 6.0}, "less than correction_high"),
+        ({"name": "echo", "clip_high": 0.2}, "echo has options in place of clip_low and clip_high"),
+        ({"name": "echo", "options": {"kapa": 3.0}}, "options: echo has other ones than .*'kapa': 3.0"),
+        ({"name": "grpo", "options": {"kappa": 3.0}}, "options: grpo has other ones"),
         ({"correction": "truncate"}, "'none', 'tis'"),
     ],
 )

@@ -98,7 +98,9 @@ def table_of_page() -> list[str]:
 def test_the_page_names_the_algorithms_that_are_the_same(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {name: gradients(name, setting, monkeypatch) for name in ALGORITHMS if has_ratio(name, setting)}
+    # Options may give two losses the same gradient by chance: on these samples no bound may lie between theirs.
+    names = [name for name, row in ALGORITHMS.items() if not row.options and has_ratio(name, setting)]
+    found = {name: gradients(name, setting, monkeypatch) for name in names}
     row = row_of(setting, equal_names(found))
     assert row in table_of_page()
 

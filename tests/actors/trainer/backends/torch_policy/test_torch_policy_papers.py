@@ -39,6 +39,9 @@ LOSSES: dict[str, Callable[[PaperStep], Tensor]] = {
     "at_grpo": papers.at_grpo,
     "dr_mas": papers.dr_mas,
     "rae": papers.rae,
+    "echo": papers.echo,
+    "sa_gcpo": papers.sa_gcpo,
+    "habc": papers.habc,
 }
 
 
