@@ -145,7 +145,8 @@ def _print(
         table.add_row(agent, f"{of.mean():+.3f}", f"{_error(of):.3f}", share, *map(_text, (alone, last)))
     Terminal().print(table)
     queries = len(next(iter(values.values())))
-    words = f"{metric}: {worth_without:.3f} before training, {worth_with:.3f} with all trained agents, over {queries} queries"
+    gained = f"{worth_without:.3f} before training, {worth_with:.3f} with all trained agents"
+    words = f"{metric}: {gained}, over {queries} queries"
     echo(
         words + (f"; {left_out} without a result in one of the evaluations are left out" if left_out else "")
     )
