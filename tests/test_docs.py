@@ -352,10 +352,11 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         kinds = [kind, *get_args(kind)]
         if get_origin(kind) is dict:
             kinds = [one.__origin__ if get_origin(one) is Annotated else one for one in kinds]
-        if lists := [one for one in (SinkConfig, FilterConfig) if field.annotation == tuple[one, ...]]:
+        if field.annotation in (tuple[SinkConfig, ...], tuple[FilterConfig, ...]):
             # a list of sections that are chosen by name
             yield key, field
-            for chosen in (get_args(one)[0] for one in get_args(get_args(lists[0])[0])):
+            entry = get_args(field.annotation)[0]
+            for chosen in (get_args(one)[0] for one in get_args(get_args(entry)[0])):
                 yield from settings(chosen, f"{key}.{chosen.model_fields['name'].default}.")
             continue
         sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]

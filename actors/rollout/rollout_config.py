@@ -143,8 +143,8 @@ class RolloutConfig(Config):
     for environments that must not be interrupted."""
     filters: FilterConfigs = ()
     """Filters that leave samples of a closed group out, in their order: names, functions `file.py:function`, or
-    sections with a `name` and the keys [below](#rolloutfiltersequal_rewards). See [Group
-    filters](modes.md#group-filters)."""
+    sections with a `name` and the keys [below](#rolloutfiltersequal_rewards). See
+    [Group filters](modes.md#group-filters)."""
     gateway: GatewayServerConfig = GatewayServerConfig()
     """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0

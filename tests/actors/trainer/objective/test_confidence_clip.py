@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 from statistics import fmean
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from flexmarl.actors.trainer.objective.losses.confidence_clip import confidence_clipped_loss, tail_means
 
 torch.set_num_threads(1)
-NUMBERS = {"least": 0.05, "greatest": 0.2, "kappa": 4.0, "tail": 3}
+ADAPTED = partial(confidence_clipped_loss, least=0.05, greatest=0.2, kappa=4.0, tail=3)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -26,7 +27,7 @@ def test_it_is_the_formula_token_by_token(seed: int) -> None:
         old + torch.tensor([move for each in moves for move in each], dtype=torch.float64)
     ).requires_grad_()
     advantage = torch.tensor([a for each in advantages for a in each], dtype=torch.float64)
-    losses = confidence_clipped_loss(logprobs, old, advantage, torch.tensor(lengths), **NUMBERS)
+    losses = ADAPTED(logprobs, old, advantage, torch.tensor(lengths))
     (gradient,) = torch.autograd.grad(losses.values.sum(), logprobs)
     values, slopes = [], []
     for of_old, of_move, of_advantage in zip(olds, moves, advantages, strict=True):
@@ -46,7 +47,7 @@ def test_a_certain_token_has_a_narrower_range_than_an_unsure_one() -> None:
     """Both ratios are 1.15: eps is 0.05 + 0.15 / 2 = 0.125 at confidence 1, and 0.1973 at confidence 0."""
     old = torch.tensor([0.0, -40.0], dtype=torch.float64)
     logprobs = old + math.log(1.15)
-    losses = confidence_clipped_loss(logprobs, old, torch.ones(2), torch.tensor([1, 1]), **NUMBERS)
+    losses = ADAPTED(logprobs, old, torch.ones(2), torch.tensor([1, 1]))
     assert losses.held_back.tolist() == [True, False]
     assert losses.values.tolist() == pytest.approx([-1.125, -1.15])
 
