@@ -9,6 +9,7 @@ from .captured_policy import captured_policy
 from .drifting_probabilities import drifting_probabilities
 from .equal_rewards import equal_rewards
 from .evidence import Evidence
+from .fallen_reward import fallen_reward
 from .falling_entropy import falling_entropy
 from .finding import Finding
 from .late_groups import late_groups
@@ -36,6 +37,7 @@ _CAUSES: Final[Sequence[tuple[_Cause, float]]] = (
     (captured_policy, 0.0),
     (drifting_probabilities, 0.0),
     (falling_entropy, 0.0),
+    (fallen_reward, 0.0),
 )
 _LONGEST: Final = {
     "rollout only": "rollouts",
