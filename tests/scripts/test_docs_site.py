@@ -1,15 +1,40 @@
 """The site of the documentation: its links, its groups, and that it is built without a warning."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from scripts.api_pages import DOORS, page_of
 from scripts.docs_site import ROOT, build, navigation, site_pages, with_site_links
 
+from ..patience import PATIENCE_S
+
 PAGES = site_pages()
+MODULES = ROOT / ".cache" / "browser"
+CHROMIUM = shutil.which("chromium") or ""
+NODE = shutil.which("node") or ""
+FOLDERS = ("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
+"""Variables that name the folders in which Chromium leaves files."""
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    pytest.importorskip("zensical")
+    folder = tmp_path_factory.mktemp("site")
+    assert build(folder) == 0
+    return folder / "html"
 
 
 @pytest.mark.parametrize(
@@ -40,10 +65,7 @@ def test_the_groups_are_those_of_the_readme_and_each_page_is_in_one() -> None:
     assert {"Add a sink": "add-a-sink.md"} in extend
 
 
-def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    pytest.importorskip("zensical")
-    assert build(tmp_path / "site") == 0
-    html = tmp_path / "site" / "html"
+def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(html: Path) -> None:
     for page in [*PAGES.values(), *map(page_of, DOORS)]:
         text = (html / page).with_suffix(".html").read_text()
         loaded = re.findall(
@@ -68,3 +90,41 @@ def _check_search(html: Path) -> None:
         assert not part or f'id="{part}"' in (html / page).read_text(), place
     [worker] = (html / "assets" / "javascripts" / "workers").glob("search.*.js")
     assert worker.stat().st_size > 0
+
+
+@pytest.mark.skipif(
+    not (CHROMIUM and NODE and (MODULES / "node_modules" / "playwright-core").is_dir()),
+    reason="Chromium, node or .cache/browser are missing: CI=true .ci/run installs them",
+)
+@pytest.mark.parametrize("words", ["max_failed_share", "Deadlock"])
+def test_its_search_works_without_the_internet(html: Path, words: str) -> None:
+    script = Path(__file__).with_name("site_search.mjs")
+    with served(html) as address, TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        done = subprocess.run(
+            [NODE, script, MODULES, address, words],
+            env={**os.environ, "FLEXMARL_CHROMIUM": CHROMIUM, **dict.fromkeys(FOLDERS, home)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Logs no request."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Writes nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server of files."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
