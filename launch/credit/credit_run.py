@@ -31,17 +31,16 @@ class CreditRun:
 
     def __init__(self, run: Path, without: Path | None, settings: Sequence[str], repeats: int | None) -> None:
         """Raises ConfigError, RunDirectoryError."""
-        self._question: dict[str, Any] = {
-            "run": str(run.resolve()),
-            "without": str((without or run / "0").resolve()),
-            "settings": [*settings],
-            "repeats": repeats,
-        }
         self._trained = evaluation_config(run, None, [*settings], repeats)
         self._before = self._with_weights_of(run, without, settings, repeats)
         self.agents = players(self._trained, self._before)
         if not self.agents:
             raise ConfigError(f"{without or run / '0'} has the same weights as {run}: no agent differs")
+        # Not the run's name alone: its newest checkpoint may be another one tomorrow, and a value must not mix two.
+        self._question: dict[str, Any] = {
+            name: config.model_dump(mode="json")
+            for name, config in (("trained", self._trained), ("before", self._before))
+        }
 
     @staticmethod
     def _with_weights_of(

@@ -8,6 +8,7 @@ calculation of the Shapley value based on sampling", 2009).
 """
 
 import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,8 +25,8 @@ Worth = np.ndarray[Any, Any]
 
 
 def orders_of(agents: Sequence[Agent], draws: int, seed: int = 0) -> list[Order]:
-    """All orders of up to ``MOST_EXACT`` agents; ``draws`` different ones, by the seed, of more."""
-    if len(agents) <= MOST_EXACT:
+    """All orders of up to ``MOST_EXACT`` agents; ``draws`` different ones, by the seed, of more, if they have so many."""
+    if len(agents) <= MOST_EXACT or draws >= math.factorial(len(agents)):
         return [*itertools.permutations(agents)]
     chosen: dict[Order, None] = {}
     drawing = random.Random(seed)

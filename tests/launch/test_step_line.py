@@ -33,6 +33,7 @@ OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
     "padding_share": 0.25, "merged_share": 0.5, "value_loss": 0.3, "explained_variance": -0.5, "unsure_tokens": 3,
     "entropy": 0.75, "kl": 0.01, "advantage_mean": -0.1, "advantage_std": 0.9, "optimizer_s": 0.25,
+    "update_s": 0.125,
     "pool_computing_s": 1.0, "pool_idle_s": 2.0, "pool_swapping_s": 3.0, "pool_waiting_s": 4.0,
     "pool_suspended_s": 5.0, "suspensions": 6, "swapped_mib": 3.5, "repeated_micro_batches": 8,
 }  # fmt: skip
@@ -52,6 +53,7 @@ LINE = {
     "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1, "eval_s": 1.5,
+    "environment_s": 0.0, "reward_s": 0.0, "tail_s": 0.0, "swap_s": 0.25, "last_query": "q",
     "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
     "filters/equal_rewards": 1,
@@ -67,7 +69,7 @@ LINE = {
     "ratio_deviation/solver": 2e-06, "entropy/solver": 0.75, "kl/solver": 0.01, "advantage_mean/solver": -0.1,
     "advantage_std/solver": 0.9, "unsure_tokens/solver": 3, "padding_share/solver": 0.25,
     "merged_share/solver": 0.5,
-    "skipped_updates/solver": 1, "optimizer_s/solver": 0.25, "publish_s/solver": 0.625,
+    "skipped_updates/solver": 1, "optimizer_s/solver": 0.25, "update_s/solver": 0.125, "publish_s/solver": 0.625,
     "pause_mean_s/solver": 0.8333333333333334, "pause_max_s/solver": 1.0,
     "transfer_mean_s/solver": 0.4166666666666667, "transfer_max_s/solver": 0.5, "loads_by_shm/solver": 1,
     "loads_by_cuda_ipc/solver": 1, "load_mean_s/solver": 0.2333333333333333, "load_max_s/solver": 0.3,
@@ -123,7 +125,7 @@ def complete_step() -> StepMetrics:
     }  # fmt: skip
     published = Published(SOLVER, Version(8), StateHandle("solver", 8, 0, 0, (), ()))
     step.optimizer_stepped(
-        SOLVER, PolicyStepped(published, StepStats(6, 61, OF_STEP, shares), 0.125), now=114.0
+        SOLVER, PolicyStepped(published, StepStats(6, 61, OF_STEP, shares), 0.125, [(0.5, 0.25)]), now=114.0
     )
     loads = [
         loaded(0.5, 0.25, 0.1, "shm"), loaded(1.0, 0.5, 0.3, "cuda_ipc"), loaded(1.0, 0.5, 0.3, "tcp")

@@ -53,6 +53,7 @@ class TopApp(App[None]):
                 newest = await asyncio.to_thread(self._read)
             except OSError as error:  # a disk that is away for a while
                 self._draw(Section("", lines=[shorten(error)]))
+                drawn = None
             else:
                 if newest != drawn:
                     self._draw(*newest.sections)

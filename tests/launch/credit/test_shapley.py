@@ -85,6 +85,10 @@ def test_drawn_orders_are_pairs_of_reverses_and_repeat_by_their_seed() -> None:
     assert len(teams) <= 10 * len(agents) + 1
 
 
+def test_more_draws_than_orders_are_all_orders() -> None:
+    assert len(set(orders_of(tuple("abcdefg"), 6000))) == 5040
+
+
 def test_drawn_orders_come_near_to_all_of_them() -> None:
     """Eight agents whose worth is the square of their number have the value 8 each, by symmetry."""
     orders = orders_of(tuple("abcdefgh"), 60)
