@@ -62,6 +62,7 @@ def words_of(run: Path, run_status: RunStatus) -> str:
         f"{run}: running for {duration(run_status.since_s)}, step {run_status.step}/{run_status.steps}",
         f"phase      {run_status.phase}",
         f"policies   {instances}",
+        *([f"page       {run_status.page}"] if run_status.page else []),
         *(
             [f"nothing has ended for {duration(run_status.idle_s)}; the run waits for"]
             if run_status.causes

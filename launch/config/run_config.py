@@ -20,6 +20,7 @@ from ...actors.store.store_config import StoreConfig
 from ...actors.trainer.pool.pool_config import PoolConfig, StaticPoolConfig
 from ..gateway.gateway_config import GatewayConfig
 from ..hosts.env import shows_whole_tracebacks
+from ..monitoring.page.page_config import PageConfig
 from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
 from ..run_folder.spans.trace_config import TraceConfig
@@ -78,6 +79,7 @@ class RunConfig(Config):
     hosts: HostsConfig = HostsConfig()
     network: NetworkConfig = NetworkConfig()
     gateway: GatewayConfig = GatewayConfig()
+    page: PageConfig = PageConfig()
     sinks: SinkConfigs = ()
     """Programs that get the metrics too: names, functions `file.py:function`, or sections with a `name` and the keys
     [below](#sinkstensorboard)."""

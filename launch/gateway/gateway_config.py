@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import AfterValidator, BeforeValidator
 
 from ...actors.config_base import Config, Count, Seconds, Unit
 
@@ -15,11 +15,21 @@ def _text(listen: Any) -> Any:
     return str(listen) if isinstance(listen, int) and not isinstance(listen, bool) else listen
 
 
+def _check_address(listen: str | None) -> str | None:
+    if listen is not None:
+        address_of(listen)
+    return listen
+
+
+ListenAddress = Annotated[str | None, BeforeValidator(_text), AfterValidator(_check_address)]
+"""``HOST:PORT`` or ``PORT``, for ``address_of``; None: nothing listens."""
+
+
 class GatewayConfig(Config):
     """The run's gateway: a service opens [sessions](programs.md#from-a-service) at it, has them played by any program,
     and reports their rewards."""
 
-    listen: Annotated[str | None, BeforeValidator(_text)] = None
+    listen: ListenAddress = None
     """`HOST:PORT` or `PORT` (of 127.0.0.1) at which it listens, without encryption. Port 0: a free one, which
     `events.jsonl` names. `null`: there is no gateway."""
     key_file: Path | None = None
@@ -38,13 +48,6 @@ class GatewayConfig(Config):
     `flexmarl serve` sets it."""
     max_sessions: Annotated[Count, Unit("sessions")] = 1000
     """Most open sessions. A further one is refused."""
-
-    @field_validator("listen")
-    @classmethod
-    def _is_an_address(cls, listen: str | None) -> str | None:
-        if listen is not None:
-            address_of(listen)
-        return listen
 
 
 def address_of(listen: str) -> tuple[str, int]:

@@ -34,7 +34,7 @@ MAY_CHANGE: Final = (
     "samples.*", "supervision.*", "router.*", "pool.*", "rollout.max_failed_share", "rollout.trajectory_timeout_s",
     "rollout.turn_timeout_s", "rollout.turn_retries", "rollout.workers", "hosts.*",
     "agents.*.sampling.turn_timeout_s", "policies.*.instances", "policies.*.engine.*", "balance.*", "weights.*",
-    "network.*", "sinks", "trace.*",
+    "network.*", "page.*", "sinks", "trace.*",
     # These decide what is learned; each step reads them, and nothing in a checkpoint was computed from them.
     "policies.*.optimizer.*", "policies.*.algorithm.clip_low", "policies.*.algorithm.clip_high",
     "policies.*.algorithm.critic.lr", "policies.*.algorithm.critic.max_grad_norm",

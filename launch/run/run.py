@@ -54,6 +54,7 @@ from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
 from .run_control import NAME as CONTROL
 from .run_control import RunControl
 from .run_feed import Broadcast
+from .run_page import opened_page
 from .run_record import RunRecord
 from .run_supervision import RunSupervision
 from .span_keeper import SpanKeeper
@@ -248,7 +249,10 @@ class Run:
                 self.request_stop,
             )
             await system.add(control, CONTROL)
-            async with opened_front(system, config, directory, control.find, console.ref) as gateway:
+            async with (
+                opened_page(config.page.listen, directory, self._broadcast) as control.page,
+                opened_front(system, config, directory, control.find, console.ref) as gateway,
+            ):
                 return await control.reported(
                     self._on_its_nodes(system, runtime_dir, console, archive, gateway)
                 )

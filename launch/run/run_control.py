@@ -74,7 +74,8 @@ class RunStatus:
     ``instances``: by policy. ``processes``: those that answered last, by actor; at most about a second old. ``idle_s``:
     seconds since anything has ended. ``causes``: what a run that stands still waits for, a line each.
     ``findings``: about the newest steps. ``waiting``: turns that wait for room at an instance, by policy. ``running``:
-    sequences that are generated, by instance."""
+    sequences that are generated, by instance. ``page``: the address of the page that the run serves; empty without
+    one."""
 
     step: int
     steps: int
@@ -87,6 +88,7 @@ class RunStatus:
     findings: tuple[Finding, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
+    page: str = ""
 
 
 class RunControl(Actor):
@@ -108,6 +110,8 @@ class RunControl(Actor):
         self._keys = dict(flattened(config.model_dump(mode="json")))
         self._broadcast, self._console, self._stalls = broadcast, console, stalls
         self._hosts, self._request_stop = hosts, request_stop
+        self.page = ""
+        """The address of the run's own page, as ``status`` reports it."""
         self._end: RunEnded | None = None
         self._followers = 0
         self._no_follower = asyncio.Event()
@@ -167,6 +171,7 @@ class RunControl(Actor):
                 for actor, of_actor in figures.items()
                 if "engine_running" in of_actor
             },
+            page=self.page,
         )
 
     @endpoint

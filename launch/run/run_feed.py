@@ -135,6 +135,9 @@ class Broadcast(Display):
     def warn(self, text: str, *, at_once: bool = False) -> None:
         self._display.warn(text, at_once=at_once)
 
+    def note(self, text: str) -> None:
+        self._display.note(text)
+
     def tick(self) -> None:
         self._display.tick()
 

@@ -36,6 +36,9 @@ class Display(Protocol):
         """Shows a warning. ``at_once``: without rate limit, as in answer to a signal."""
         ...
 
+    def note(self, text: str) -> None:
+        """Shows a line that is not a warning. Displays for programs leave it out."""
+
     def tick(self) -> None:
         """Shows text that waited for the rate limit; to be called about once a second."""
         ...

@@ -54,6 +54,9 @@ class JsonDisplay(Display):
     def warn(self, text: str, *, at_once: bool = False) -> None:
         self._write("warning", {"text": text})
 
+    def note(self, text: str) -> None:
+        """A program asks for the run's status."""
+
     def tick(self) -> None:
         """Nothing waits."""
 

@@ -42,4 +42,6 @@ class NoDisplay(Display):
     def warn(self, text: str, *, at_once: bool = False) -> None:
         log.warning(text)
 
+    def note(self, text: str) -> None: ...
+
     def tick(self) -> None: ...

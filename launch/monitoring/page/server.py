@@ -19,8 +19,9 @@ _KEY_BYTES: Final = 24
 
 
 @asynccontextmanager
-async def served_page(paths: Sequence[Path], listen: str) -> AsyncIterator[str]:
-    """Serves the page of these runs while it is entered; the address, with its key. Raises RunDirectoryError for
+async def served_page(paths: Sequence[Path], listen: str, option: str = "--listen ") -> AsyncIterator[str]:
+    """Serves the page of these runs while it is entered; the address, with its key. ``option``: the words before
+    ``listen`` in errors. Raises RunDirectoryError for
     another folder, ConfigError for an address that can't be had, RecipeError without the extra."""
     try:
         from ....actors.gateway.http_server import serve  # an extra
@@ -29,7 +30,7 @@ async def served_page(paths: Sequence[Path], listen: str) -> AsyncIterator[str]:
         raise RecipeError(f"the page needs the extra: pip install 'flexmarl[page]' ({error})") from None
     directories = [RunDirectory.recorded(path) for path in paths]
     key = secrets.token_urlsafe(_KEY_BYTES)
-    listening = _listen(listen)
+    listening = _listen(listen, option)
     host, port = listening.getsockname()[:2]
     async with AsyncExitStack() as stack:
         runs = [stack.enter_context(closing(RecordedRun(directory.path))) for directory in directories]
@@ -41,13 +42,13 @@ async def served_page(paths: Sequence[Path], listen: str) -> AsyncIterator[str]:
             task.cancel()
 
 
-def _listen(address: str) -> socket.socket:
+def _listen(address: str, option: str) -> socket.socket:
     try:
         host, port = address_of(address)
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except ValueError as error:
-        raise ConfigError(f"--listen {error}") from None
+        raise ConfigError(f"{option}{error}") from None
     except OSError as error:
         raise ConfigError(
-            f"--listen {address}: {error.strerror}; choose another port, or 0 for a free one"
+            f"{option}{address}: {error.strerror}; choose another port, or 0 for a free one"
         ) from None
