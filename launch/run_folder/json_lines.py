@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from ...actors.figures import FAMILIES, FIGURES
 from ...actors.run_events import Evaluated, RunEvent
@@ -251,7 +252,10 @@ def keep_lines(
 def object_of(line: str | bytes) -> dict[str, Any] | None:
     """The object that a line holds; None for any other line, as after a crash in the middle of a write."""
     try:
-        record = json.loads(line)
+        try:
+            record = from_json(line)  # a third of the time that ``json.loads`` takes
+        except ValueError:
+            record = json.loads(line)  # takes lone surrogates too, which texts of models may have
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -60,7 +60,7 @@ def _repeat_lines(directory: RunDirectory, steps: int) -> float:
         for step in range(3, steps + 1):
             swing = 1.0 + 0.2 * math.sin(step / 40)
             later = {key: value * swing if isinstance(value, float) else value for key, value in line.items()}
-            file.write(f"{json.dumps({**later, 'step': step})}\n")
+            file.write(f"{json.dumps({**later, 'step': step, 'time_s': step * line['step_s']})}\n")
     first: dict[str, Any] = json.loads(directory.events.read_text().splitlines()[0])
     return float(first["time"])
 

@@ -2,11 +2,9 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
-
-from ..formatting import number
 
 LIVE_POINTS: Final = 800
 """Points of a curve on a live page: about one for two pixels."""
@@ -27,13 +25,6 @@ class Curve:
     def __init__(self) -> None:
         self.steps = array("q")
         self.values = array("d")
-
-    def add(self, step: int, value: float) -> None:
-        """A step that is not later than the last one replaces it and all after it."""
-        if self.steps and step <= self.steps[-1]:
-            self.cut(step)
-        self.steps.append(step)
-        self.values.append(value)
 
     def cut(self, step: int) -> None:
         """Forgets ``step`` and all later ones."""
@@ -78,13 +69,22 @@ class Curves:
         """Those with values, in the order of their first ones."""
         return [key for key, curve in self._by_key.items() if curve.steps]
 
-    def add(self, step: int, figures: Iterable[tuple[str, float]]) -> None:
-        """Takes the figures of one step."""
-        for key, value in figures:
-            curve = self._by_key.get(key)
-            if curve is None:
-                curve = self._by_key[key] = Curve()
-            curve.add(step, value)
+    def take(self, step: int, line: Mapping[str, Any]) -> None:
+        """Takes the figures of a line of ``metrics.jsonl``; versions have keys of their own. A step that is not later
+        than the last one of a curve replaces it and all after it."""
+        # A loop without calls: a run of thousands of steps has a million values, and they are read before the first
+        # screen.
+        for key, value in line.items():
+            kind = type(value)
+            if (kind is float or kind is int) and -1e300 < value < 1e300:
+                if (curve := self._by_key.get(key)) is None:
+                    curve = self._by_key[key] = Curve()
+                if curve.steps and step <= curve.steps[-1]:
+                    curve.cut(step)
+                curve.steps.append(step)
+                curve.values.append(value)
+            elif key in _VERSIONS and kind is dict:
+                self.take(step, {f"{_VERSIONS[key]}/{policy}": version for policy, version in value.items()})
 
     def cut(self, step: int) -> None:
         """Forgets ``step`` and all later ones, of every curve."""
@@ -100,18 +100,7 @@ class Curves:
         for key in [key for key in self._by_key if key.startswith(f"{prefix}/")]:
             del self._by_key[key]
         for step in sorted(points):
-            self.add(step, [(f"{prefix}/{name}", value) for name, value in points[step].items()])
-
-
-def numbers_of(line: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    """The figures of a line of ``metrics.jsonl``; versions have keys of their own."""
-    for key, value in line.items():
-        if key in _VERSIONS and isinstance(value, dict):
-            for policy, version in value.items():
-                if (finite := number(version)) is not None:
-                    yield f"{_VERSIONS[key]}/{policy}", finite
-        elif (finite := number(value)) is not None and key != "step":
-            yield key, finite
+            self.take(step, {f"{prefix}/{name}": value for name, value in points[step].items()})
 
 
 def points_of(curves: Curves, keys: Sequence[str], query: Query) -> dict[str, Any]:

@@ -30,13 +30,14 @@ from ...run_folder.samples.showing import TokenTexts
 from ...run_folder.stored_run import State, is_alive, state_of
 from ..formatting import number
 from ..timeline.timeline import Timeline
-from .curves import Curves, numbers_of
+from .curves import Curves
 
 COPIES: Final = (PolicySuspended, PolicyResumed)
 """Events that a shared pool may write many of in a step."""
 
 _KEPT_EVENTS: Final = 20_000
 _LONGEST_TEXT: Final = 20_000
+_EVALUATION: Final = b'"eval/'
 _STEP_LIMIT: Final = 10**12
 
 
@@ -193,19 +194,20 @@ class RecordedRun:
 
     def _take_step(self, line: bytes) -> bool:
         record = object_of(line)
-        step = record.get("step") if record else None
+        step = record.pop("step", None) if record else None
         if record is None or type(step) is not int or not 0 <= step < _STEP_LIMIT:
             self.unreadable += bool(line.strip())
             return False
         time_s = number(record.get("time_s")) or 0.0
         if self.steps_read and (step <= self.last_step or time_s < self.last_time_s):
             self.resumes.append(step)
+        if step <= self.last_step:
             self.curves.cut(step)
             self._of_steps = {at: metrics for at, metrics in self._of_steps.items() if at < step}
-        self.curves.add(step, ((key, value) for key, value in numbers_of(record) if key[:5] != "eval/"))
+        self.curves.take(step, record)
         metrics = {
             key.removeprefix("eval/"): finite
-            for key, value in record.items()
+            for key, value in (record.items() if _EVALUATION in line else ())
             if key.startswith("eval/") and (finite := number(value)) is not None
         }
         if metrics:

@@ -21,6 +21,7 @@ from flexmarl.launch.run_folder.json_lines import (
     keep_lines,
     metrics_from_json,
     metrics_to_json,
+    object_of,
     read_lines,
 )
 from flexmarl.launch.run_folder.line_writer import LineWriter
@@ -164,3 +165,9 @@ def test_damaged_lines_and_one_that_a_crash_cut_off_are_removed_and_named(tmp_pa
     ]  # fmt: skip
     assert len(kept.damaged[2][1]) < 100
     assert keep_lines(tmp_path / "nothing", lambda record: True, lambda record: True) == KeptLines([], [])
+
+
+def test_a_line_with_half_a_pair_of_surrogates_is_read() -> None:
+    """Texts of models may be cut there, and ``json.dumps`` writes them."""
+    assert object_of(json.dumps({"text": "\ud83d"})) == {"text": "\ud83d"}
+    assert object_of(b'{"text": "\xff"}') is None

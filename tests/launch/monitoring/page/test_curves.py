@@ -5,16 +5,16 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.launch.monitoring.page.curves import Curve, Curves, numbers_of, points_of
+from flexmarl.launch.monitoring.page.curves import Curve, Curves, points_of
 
 from ..report.records import FINITE
 
 
 def curve_of(values: list[float]) -> Curve:
-    curve = Curve()
+    curves = Curves()
     for step, value in enumerate(values, 1):
-        curve.add(step, value)
-    return curve
+        curves.take(step, {"loss": value})
+    return curves["loss"]
 
 
 @given(st.lists(FINITE, max_size=40), st.integers(2, 12))
@@ -39,22 +39,28 @@ def test_a_part_of_a_curve_is_thinned_by_itself() -> None:
 
 
 def test_a_repeated_step_replaces_it_and_all_later_ones() -> None:
-    curve = curve_of([1.0, 2.0, 3.0])
-    curve.add(2, 9.0)
-    assert curve.thinned(9) == {"steps": [1, 2], "mean": [1, 9]}
+    curves = Curves()
+    for step, value in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 9.0)):
+        curves.take(step, {"loss": value})
+    assert curves["loss"].thinned(9) == {"steps": [1, 2], "mean": [1, 9]}
 
 
 def test_numbers_of_a_line_are_those_that_can_be_drawn() -> None:
     line = {
-        "step": 3, "tokens": 5, "loss/a": None, "kl/a": float("nan"), "note": "x", "flag": True, "big": 10**400,
+        "tokens": 5, "loss/a": None, "kl/a": float("nan"), "note": "x", "flag": True, "big": 10**400,
         "versions": {"a": 2, "b": "x"}, "generated_by": [1],
     }  # fmt: skip
-    assert dict(numbers_of(line)) == {"tokens": 5.0, "version/a": 2.0}
+    curves = Curves()
+    curves.take(3, line)
+    assert {key: list(curves[key].values) for key in curves.all_keys()} == {
+        "tokens": [5.0],
+        "version/a": [2.0],
+    }
 
 
 def test_parameters_that_are_no_numbers_count_as_missing() -> None:
     curves = Curves()
-    curves.add(1, [("loss/a", 0.5)])
+    curves.take(1, {"loss/a": 0.5})
     for query in ({}, {"points": "x", "first": "-", "last": "9" * 40}, {"points": "0"}):
         assert points_of(curves, ["loss/a", "other"], query) == {
             "loss/a": {"steps": [1], "mean": [0.5]},
