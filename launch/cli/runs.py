@@ -3,12 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..monitoring.console.echo import echo, echo_json
 from ..run_folder.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ..run_folder.compare import SeedComparison
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -32,7 +35,7 @@ def runs() -> None:
 )
 @_as_json
 def list_runs(folder: Path, as_json: bool) -> int:
-    """List the runs of a folder, the oldest first.
+    """List the runs of a folder, the newest first.
 
     Shown: recipe, state, complete steps, metrics of the last evaluation, age, size of all files. The state is running,
     done, stopped (by a signal), failed, killed (the run had no time to write why it ended) or not started.
@@ -63,6 +66,7 @@ def list_runs(folder: Path, as_json: bool) -> int:
 def compare(run_dirs: Sequence[Path], as_json: bool) -> int:
     """Show two or more runs side by side: the keys of their configs that differ, and their final figures.
 
+    Runs that differ in their seeds alone are one column: the mean of each figure, its range and the number of runs.
     Figures: state, steps, wall time, the last evaluation, and the mean reward of each agent over the last twentieth of
     the steps.
 
@@ -77,16 +81,18 @@ def compare(run_dirs: Sequence[Path], as_json: bool) -> int:
     from ..run_folder import stored_run, tables
 
     compared_runs = [stored_run.read_run(path) for path in run_dirs]
-    comparison = comparing.compare(compared_runs)
     if as_json:
+        comparison = comparing.compare(compared_runs)
         config = {
             key: [None if value is comparing.MISSING else value for value in row]
             for key, row in comparison.config.items()
         }
         names = [str(run.path) for run in compared_runs]
-        echo_json({"runs": names, "config": config, "figures": comparison.figures})
+        compared = {"runs": names, "config": config, "figures": comparison.figures}
+        seeds = comparing.compare_seeds(compared_runs)
+        echo_json(compared if seeds is None else {**compared, "seeds": _plain_seeds(seeds)})
     else:
-        tables.show_comparison(compared_runs, comparison)
+        tables.show_comparison(compared_runs)
     return 0
 
 
@@ -113,6 +119,22 @@ def rm(run_dirs: Sequence[Path], yes: bool) -> int:
         remove_run(directory)
         echo(f"removed {directory.path}")
     return 0
+
+
+def _plain_seeds(seeds: "SeedComparison") -> list[dict[str, Any]]:
+    """An object for each group of runs that differ in their seeds alone."""
+    return [
+        {
+            "runs": [str(run.path) for run in group],
+            "seeds": [run.config.get("seed") for run in group],
+            "figures": {
+                name: dataclasses.asdict(values[place])
+                for name, values in seeds.figures.items()
+                if dataclasses.is_dataclass(values[place])
+            },
+        }
+        for place, group in enumerate(seeds.groups)
+    ]
 
 
 def _plain(run: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""Runs side by side: the keys of their configs that differ, and their final figures."""
+"""Runs side by side: the keys of their configs that differ, and their final figures; of several seeds, their means."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,6 +13,7 @@ MISSING: Final = object()
 PRESENT: Final = "(present)"
 """The value of an agent or policy that other runs lack."""
 _PARTS: Final = ("agents.", "policies.")
+_SEED: Final = "seed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,63 @@ class Comparison:
 
     config: Mapping[str, tuple[Any, ...]]
     figures: Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over seeds. ``count``: the runs that have it."""
+
+    mean: float
+    least: float
+    greatest: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """``values``: at least one."""
+        return cls(math.fsum(values) / len(values), min(values), max(values), len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class SeedComparison:
+    """Runs that differ in their seeds alone, as one. ``groups``: the runs of each, in the order of their first one.
+    ``config``, ``figures``: as of a ``Comparison``, with one value for each group; a figure that is a number is a
+    ``Spread``."""
+
+    groups: tuple[tuple[StoredRun, ...], ...]
+    config: Mapping[str, tuple[Any, ...]]
+    figures: Mapping[str, tuple[Any, ...]]
+
+
+def compare_seeds(runs: Sequence[StoredRun]) -> SeedComparison | None:
+    """None if no two of ``runs`` differ in their seeds alone."""
+    by_config: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        settings = {key: value for key, value in run.config.items() if key != _SEED}
+        by_config.setdefault(repr(sorted(settings.items())), []).append(place)
+    if len(by_config) == len(runs):
+        return None
+    places = list(by_config.values())
+    groups = tuple(tuple(runs[place] for place in group) for group in places)
+    differing = dict(compare([group[0] for group in groups]).config)
+    seeds = [", ".join(str(run.config.get(_SEED, "?")) for run in group) for group in groups]
+    rows = compare(runs).figures
+    figures = {
+        name: tuple(_join([values[place] for place in group]) for group in places)
+        for name, values in rows.items()
+    }
+    return SeedComparison(groups, {**differing, _SEED: tuple(seeds)}, figures)
+
+
+def _join(values: Sequence[Any]) -> Any:
+    """The values of a figure over seeds as one."""
+    numbers = [value for value in values if type(value) in (int, float)]
+    if numbers:
+        return Spread.of(numbers)
+    words = Counter(str(value) for value in values if value is not None)
+    if not words:
+        return None
+    return next(iter(words)) if len(words) == 1 else ", ".join(f"{n} {word}" for word, n in words.items())
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:

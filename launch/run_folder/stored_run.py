@@ -77,12 +77,12 @@ def read_run(path: Path) -> StoredRun:
 
 
 def read_runs(folder: Path) -> list[StoredRun]:
-    """All runs in ``folder``, the oldest first; other folders are left out. Raises RunDirectoryError if there is no
+    """All runs in ``folder``, the newest first; other folders are left out. Raises RunDirectoryError if there is no
     such folder."""
     if not folder.is_dir():
         raise RunDirectoryError(f"there is no folder {folder}: --runs names the folder of all runs")
     folders = [path for path in folder.iterdir() if (path / "config.yaml").is_file() and _is_run(path)]
-    return sorted(map(read_run, folders), key=lambda run: -run.age_s)
+    return sorted(map(read_run, folders), key=lambda run: run.age_s)
 
 
 def is_alive(directory: RunDirectory) -> bool:

@@ -1,13 +1,13 @@
 """Stored runs as tables for people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from ..monitoring.console.terminal import Terminal
-from ..monitoring.formatting import OF_REWARDS, duration
-from .compare import MISSING, Comparison
+from ..monitoring.formatting import OF_REWARDS, count, duration
+from .compare import MISSING, Spread, compare, compare_seeds
 from .stored_run import StoredRun
 
 _PIPED_WIDTH = 240
@@ -25,18 +25,32 @@ def show_list(runs: Sequence[StoredRun]) -> None:
     _console().print(table)
 
 
-def show_comparison(runs: Sequence[StoredRun], comparison: Comparison) -> None:
-    """Prints the differing settings and the figures to standard output, a column for each run. ``comparison``: of the
-    same ``runs``."""
+def show_comparison(runs: Sequence[StoredRun]) -> None:
+    """Prints the differing settings and the figures to standard output: a column for each run, or for the runs that
+    differ in their seeds alone."""
+    if (seeds := compare_seeds(runs)) is not None:
+        _show_columns([_group_name(group) for group in seeds.groups], seeds.config, seeds.figures)
+    else:
+        comparison = compare(runs)
+        _show_columns([run.name for run in runs], comparison.config, comparison.figures)
+
+
+def _group_name(group: Sequence[StoredRun]) -> str:
+    return group[0].name if len(group) == 1 else f"{group[0].name} and {count(len(group) - 1, 'more seed')}"
+
+
+def _show_columns(
+    names: Sequence[str], config: Mapping[str, tuple[Any, ...]], figures: Mapping[str, tuple[Any, ...]]
+) -> None:
     console = _console()
-    for title, rows in (("config", comparison.config), ("figures", comparison.figures)):
+    for title, rows in (("config", config), ("figures", figures)):
         if not rows:
             console.print(f"{title}: no differences")
             continue
         table = Table(title=title, title_justify="left", title_style="bold")
         table.add_column("")
-        for run in runs:
-            table.add_column(run.name, overflow="fold")
+        for name in names:
+            table.add_column(name, overflow="fold")
         for key, values in rows.items():
             table.add_row(key, *map(_text, values))
         console.print(table)
@@ -75,4 +89,13 @@ def _text(value: Any) -> str:
         return "(no such key)"
     if value is None:
         return "-"
+    if isinstance(value, Spread):
+        return _spread(value)
     return f"{value:.4g}" if type(value) is float else str(value)
+
+
+def _spread(value: Spread) -> str:
+    """``0.91 (0.88 to 0.93, n=3)``; the number alone if all are equal."""
+    if value.least == value.greatest:
+        return f"{value.mean:.4g}" if value.count > 1 else f"{value.mean:.4g} (n=1)"
+    return f"{value.mean:.4g} ({value.least:.4g} to {value.greatest:.4g}, n={value.count})"

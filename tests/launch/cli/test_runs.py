@@ -82,7 +82,7 @@ def test_the_state_is_that_of_the_last_process(
     assert run["age_s"] >= 0 and run["size_bytes"] > 500
 
 
-def test_runs_are_listed_oldest_first_and_other_folders_are_left_out(
+def test_runs_are_listed_newest_first_and_other_folders_are_left_out(
     flexmarl: Flexmarl, tmp_path: Path
 ) -> None:
     for age_s, name in ((10, "second"), (50, "first")):
@@ -91,7 +91,7 @@ def test_runs_are_listed_oldest_first_and_other_folders_are_left_out(
     result = flexmarl("runs", "list")
     lines = [line for line in result.out.splitlines() if "sort-digits" in line]
     assert result.status == 0
-    assert ["first" in line for line in lines] == [True, False]
+    assert ["first" in line for line in lines] == [False, True]
     assert all("done" in line and "3/120" in line and "accuracy 0.5 (step 3)" in line for line in lines)
 
 
@@ -131,6 +131,28 @@ def test_two_runs_side_by_side(flexmarl: Flexmarl, tmp_path: Path) -> None:
     shown = flexmarl("runs", "compare", "a", "b").out
     assert "policies.sorter.optimizer.lr" in shown and "wall_s" in shown
     assert "training.steps" not in shown
+
+
+def test_runs_that_differ_in_their_seeds_are_one_column(flexmarl: Flexmarl, tmp_path: Path) -> None:
+    rate = "agents.sorter.optimizer.lr=0.5"
+    make_run(tmp_path / "a", "seed=0", events=(DONE,))
+    make_run(tmp_path / "b", "seed=1", steps=5)
+    make_run(tmp_path / "c", "seed=0", rate, events=(DONE,))
+    shown = flexmarl("runs", "compare", "a", "b", "c").out
+    rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in _table_rows(shown)}
+    assert rows[""] == ["a and 1 more seed", "c"]
+    assert rows["seed"] == ["0, 1", "0"] and rows["policies.sorter.optimizer.lr"] == ["0.001", "0.5"]
+    assert rows["state"] == ["1 done, 1 killed", "done"]
+    assert rows["steps"] == ["4 (3 to 5, n=2)", "3 (n=1)"] and rows["eval/accuracy"] == ["0.5", "0.5 (n=1)"]
+    (first, second) = json.loads(flexmarl("runs", "compare", "a", "b", "c", "--json").out)["seeds"]
+    assert (first["runs"], first["seeds"], second["seeds"]) == (["a", "b"], [0, 1], [0])
+    assert first["figures"]["steps"] == {"mean": 4.0, "least": 3, "greatest": 5, "count": 2}
+
+
+def _table_rows(text: str) -> list[list[str]]:
+    """The cells of all lines of tables."""
+    lines = [line.replace("┃", "│") for line in text.splitlines()]
+    return [line.strip("│").split("│") for line in lines if line.startswith("│")]
 
 
 def test_one_run_is_not_compared(flexmarl: Flexmarl, tmp_path: Path) -> None:

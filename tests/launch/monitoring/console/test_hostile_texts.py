@@ -34,7 +34,6 @@ from flexmarl.launch.monitoring.console.terminal import Terminal
 from flexmarl.launch.monitoring.page.frozen_page import write_report
 from flexmarl.launch.run.run_control import ProcessStatus, RunStatus
 from flexmarl.launch.run_folder import tables
-from flexmarl.launch.run_folder.compare import Comparison
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.samples.conversation import show
 from flexmarl.launch.run_folder.stored_run import read_run
@@ -118,7 +117,9 @@ def in_samples(text: str) -> None:
 def in_tables(text: str, run: RunDirectory) -> None:
     stored = dataclasses.replace(read_run(run.path), recipe=text, evaluation={text: 1.0}, evaluated_step=1)
     tables.show_list([stored])
-    tables.show_comparison([stored], Comparison({text: (text,)}, {text: (text,)}))
+    other = dataclasses.replace(stored, config={text: text}, rewards={text: 1.0})
+    tables.show_comparison([stored, other])
+    tables.show_comparison([dataclasses.replace(other, config={text: text, "seed": text}), other])
 
 
 def of_host(text: str) -> None:
