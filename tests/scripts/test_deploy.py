@@ -1,7 +1,10 @@
 """scripts/deploy: images, units and the rotation of logs, checked without Docker and Apptainer."""
 
+import grp
+import gzip
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -210,17 +213,26 @@ def test_logs_of_units_are_rotated_without_a_restart() -> None:
     assert "copytruncate" in text, "actors keep their files open"
 
 
-def test_logrotate_accepts_its_file(tmp_path: Path) -> None:
+def test_logrotate_empties_a_log_that_stays_open(tmp_path: Path) -> None:
     if shutil.which("logrotate") is None:
         pytest.skip("no logrotate here")
-    text = (DEPLOY / "flexmarl.logrotate").read_text()
+    log = tmp_path / "runs" / "first" / "logs" / "store.log"
+    log.parent.mkdir(parents=True)
+    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    text = (DEPLOY / "flexmarl.logrotate").read_text().replace("su flexmarl flexmarl", f"su {user} {group}")
     file = tmp_path / "flexmarl"
-    file.write_text(text.replace("su flexmarl flexmarl", "su root root"))
+    file.write_text(text.replace("/var/lib/flexmarl", str(tmp_path)))
     file.chmod(0o644)
-    done = subprocess.run(
-        ["logrotate", "--debug", "--state", tmp_path / "state", file],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0 and "error" not in done.stderr, done.stderr
+    with log.open("ab") as opened:
+        opened.write(b"before\n")
+        opened.flush()
+        done = subprocess.run(
+            ["logrotate", "--verbose", "--force", "--state", tmp_path / "state", file],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0 and "error" not in done.stderr, done.stderr
+        opened.write(b"after\n")
+    assert log.read_bytes() == b"after\n"
+    assert gzip.decompress(log.with_name("store.log.1.gz").read_bytes()) == b"before\n"
