@@ -1,8 +1,8 @@
 """Pages of the public names, for the site of the documentation: signatures, docstrings and places in the source.
 
 They are written when the site is built, and no file of the repository holds them: a docstring is changed in one place,
-and a page can't disagree with the code. A name is public if ``__all__`` of one of ``DOORS`` has it. Signatures are the
-text of the source, so a default reads as it was written.
+and a page can't disagree with the code. A name is public if ``__all__`` of one of ``DOORS`` has it, or if it is an
+error of one of ``ERRORS``. Signatures are the text of the source, so a default reads as it was written.
 """
 
 import ast
@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 DOORS: Final = ("flexmarl", "flexmarl.core", "flexmarl.transport", "flexmarl.actors", "flexmarl.testing")
+ERRORS: Final = ("flexmarl.transport.errors", "flexmarl.actors.errors", "flexmarl.launch.errors")
+"""Those of the runtime are in ``flexmarl.core``."""
+MODULES: Final = (*DOORS, *ERRORS)
 
 _COLUMNS: Final = 100
 _CODE_SPAN: Final = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
@@ -45,19 +49,19 @@ class Member:
 
 def page_of(door: str) -> str:
     """The page of a door in the site."""
-    return f"api/{door.removeprefix('flexmarl.')}.md"
+    return f"api/{door.removeprefix('flexmarl.').replace('.', '-')}.md"
 
 
 def api_pages() -> dict[str, str]:
     """The text of each page, by its place in the site. Imports the package, with torch."""
-    return {page_of(door): _page(door) for door in DOORS}
+    return {page_of(module): _page(module) for module in MODULES}
 
 
 @cache
 def anchors() -> dict[str, str]:
     """For each public name, as code has it, its page and its part: ``ActorSystem.spawn``, ``flexmarl.connect``."""
     places: dict[str, str] = {}
-    for door in DOORS:
+    for door in MODULES:
         places[door] = page_of(door)
         for name, entry in _entries(door):
             place = f"{page_of(_home(entry, name))}#{name}"
@@ -70,13 +74,27 @@ def anchors() -> dict[str, str]:
 
 def _entries(door: str) -> Iterator[tuple[str, Any]]:
     module = importlib.import_module(door)
-    for name in sorted(module.__all__, key=str.lower):
+    names = module.__all__ if door in DOORS else _errors(module)
+    for name in sorted(names, key=str.lower):
         yield name, getattr(module, name)
 
 
+def _errors(module: ModuleType) -> list[str]:
+    """The errors of a module that no door has."""
+    return [
+        name
+        for name, entry in vars(module).items()
+        if inspect.isclass(entry)
+        and issubclass(entry, Exception)
+        and entry.__module__ == module.__name__
+        and not any(name in importlib.import_module(door).__all__ for door in DOORS)
+    ]
+
+
 def _home(entry: Any, name: str) -> str:
-    """The door whose page describes a name: the last that has it, which is the one of its package."""
-    return [door for door in DOORS if getattr(importlib.import_module(door), name, None) is entry][-1]
+    """The module whose page describes a name: the last door that has it, which is the one of its package."""
+    doors = [door for door in DOORS if getattr(importlib.import_module(door), name, None) is entry]
+    return doors[-1] if doors else str(entry.__module__)
 
 
 # --------------------------------------------------------------------------- pages
@@ -179,7 +197,7 @@ def _described_with(owner: type[Any]) -> list[type[Any]]:
 
 @cache
 def _public_classes() -> frozenset[type[Any]]:
-    return frozenset(entry for door in DOORS for _, entry in _entries(door) if inspect.isclass(entry))
+    return frozenset(entry for door in MODULES for _, entry in _entries(door) if inspect.isclass(entry))
 
 
 def _is_ours(cls: type[Any]) -> bool:
@@ -359,7 +377,7 @@ def _relative(place: str, page: str) -> str:
 def names_without_text() -> list[str]:
     """The public names and members that have no docstring to show."""
     names = []
-    for door in DOORS:
+    for door in MODULES:
         for name, entry in _entries(door):
             if not entry.__doc__ or entry.__doc__.startswith(f"{name}("):  # the latter is that of a dataclass
                 names.append(f"{door}.{name}")

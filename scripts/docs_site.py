@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import yaml
 
-from scripts.api_pages import DOORS, api_pages, page_of, with_api_links
+from scripts.api_pages import MODULES, api_pages, page_of, with_api_links
 
 ROOT: Final = Path(__file__).parents[1]
 _START: Final = "README.md"
@@ -112,7 +112,7 @@ def navigation(readme: str, pages: Mapping[str, str]) -> list[dict[str, Any]]:
         name.capitalize(): [{title: page} for page, title in titles.items()]
         for name, titles in {**groups, "recipes and results": rest}.items()
     }
-    entries[group.capitalize()].append({_REFERENCE: [{door: page_of(door)} for door in DOORS]})
+    entries[group.capitalize()].append({_REFERENCE: [{module: page_of(module)} for module in MODULES]})
     return [{name: titles} for name, titles in entries.items()]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from scripts.api_pages import (
     DOORS,
+    ERRORS,
     anchors,
     api_pages,
     markdown_of,
@@ -29,6 +30,15 @@ def test_each_public_name_has_a_part_with_a_signature_and_a_place(door: str, pag
     assert sorted(parts) == sorted(importlib.import_module(door).__all__)
     for name, text in parts.items():
         assert "Source: `" in text or f"The same as [`flexmarl.actors.{name}`]" in text, name
+
+
+def test_errors_that_no_door_has_are_described_once(pages: dict[str, str]) -> None:
+    for module in ERRORS:
+        names = re.findall(r"^## (\w+) ", pages[page_of(module)], re.MULTILINE)
+        assert names and all(anchors()[name] == f"{page_of(module)}#{name}" for name in names)
+    assert "## PromptTooLong {" in pages["api/actors-errors.md"]
+    assert "## LimitReached {" not in pages["api/actors-errors.md"], "it is in flexmarl.actors"
+    assert "[PromptTooLong](actors-errors.md#PromptTooLong)" in pages["api/actors.md"]
 
 
 def test_each_public_name_and_each_member_has_a_docstring() -> None:

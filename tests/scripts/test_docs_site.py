@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from scripts.api_pages import DOORS, page_of
+from scripts.api_pages import MODULES as API_MODULES
+from scripts.api_pages import page_of
 from scripts.docs_site import ROOT, build, navigation, site_pages, with_site_links
 
 from ..patience import PATIENCE_S
@@ -59,14 +60,14 @@ def test_the_groups_are_those_of_the_readme_and_each_page_is_in_one() -> None:
     assert names == ["Start", "Write a workflow", "Run it", "Extend it", "Recipes and results"]
     extend = dict(groups)["Extend it"]
     reference = extend.pop()
-    assert reference == {"API reference": [{door: page_of(door)} for door in DOORS]}
+    assert reference == {"API reference": [{module: page_of(module)} for module in API_MODULES]}
     listed = [page for _, entries in groups for entry in entries for page in entry.values()]
     assert sorted(listed) == sorted(PAGES.values())
     assert {"Add a sink": "add-a-sink.md"} in extend
 
 
 def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(html: Path) -> None:
-    for page in [*PAGES.values(), *map(page_of, DOORS)]:
+    for page in [*PAGES.values(), *map(page_of, API_MODULES)]:
         text = (html / page).with_suffix(".html").read_text()
         loaded = re.findall(
             r"<(?:script|img|iframe)[^>]*src=\"?([^\"\s>]+)|<link[^>]*href=\"?([^\"\s>]+)", text
