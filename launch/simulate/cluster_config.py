@@ -25,6 +25,8 @@ class ClusterConfig(Config):
     """Bandwidth of a host to the others."""
     host_memory_gib: Annotated[Positive, Unit("GiB")] = 2048.0
     """Memory of a host."""
+    copies_gb_s: Annotated[Positive, Unit("GB/s")] | None = None
+    """Bandwidth that the devices of a host achieve together to its memory. `null`: each that of its own link."""
     disk_gb_s: Annotated[Positive, Unit("GB/s")] = 2.0
     """Bandwidth of a host to the disk of checkpoints."""
 
@@ -45,8 +47,13 @@ class ClusterConfig(Config):
         """Memory of a device."""
         return int(self.device.memory_gib * 2**30)
 
-    def descriptions(self) -> list[HostDescription]:
-        """The hosts as the plan of a run sees them; the first is the head."""
+    def copy_bytes_s(self, devices: int) -> float:
+        """Bytes that each of ``devices`` of a host copies to its memory in a second, or back, all at the same time."""
+        alone = self.device.host_gb_s * self.device.link_share
+        return 1e9 * (alone if self.copies_gb_s is None else min(alone, self.copies_gb_s / devices))
+
+    def descriptions(self, more: int = 0) -> list[HostDescription]:
+        """The hosts as the plan of a run sees them, and ``more`` that are alike; the first is the head."""
         size = self.device_bytes
         return [
             HostDescription(
@@ -58,5 +65,5 @@ class ClusterConfig(Config):
                 gpus_note="", shared_memory="", shared_memory_bytes=0, shared_memory_free_bytes=0, python="",
                 packages={},
             )
-            for n in range(self.hosts)
+            for n in range(self.hosts + more)
         ]  # fmt: skip
