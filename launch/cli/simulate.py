@@ -8,14 +8,12 @@ import click
 from ..monitoring.console.echo import echo
 from ..run.prepared_run import checked_name
 from ..run_folder.run_directory import RunDirectory
+from ..simulate.baselines import BASELINES, in_mode
 from ..simulate.recorded_lengths import recorded_lengths
-from ..simulate.scenario import read_scenario, scenario_file, simulated_config
-from ..simulate.simulation import simulate as play
-from ..simulate.summary import summary_of
+from ..simulate.scenario import read_scenario, scenario_file
+from ..simulate.scenario_run import run_scenario
 from .chaos import replay, search
 from .options import as_json_option, runs_option
-
-_LIMIT_S = 365 * 86400.0
 
 
 @click.command()
@@ -25,6 +23,11 @@ _LIMIT_S = 365 * 86400.0
     "--seed",
     type=click.IntRange(0),
     help="Seed of lengths, times and the order of messages. Default: the scenario's.",
+)
+@click.option(
+    "--mode",
+    metavar="MODE",
+    help=f"Train in the way of another system, or without a part: {', '.join(BASELINES)}.",
 )
 @click.option(
     "--from",
@@ -53,6 +56,7 @@ def simulate(
     scenario: str | None,
     settings: tuple[str, ...],
     seed: int | None,
+    mode: str | None,
     recorded: Path | None,
     chaos: int | None,
     chaos_seed: int | None,
@@ -64,13 +68,13 @@ def simulate(
     """Play a run on a described cluster, in virtual time, and print how long its steps take.
 
     SCENARIO is a YAML file with train's keys and the sections cluster and workload, or the name of a built-in one:
-    merchant-assistant. The run's own actors run in this process; engines and trainers take the times that rooflines
-    of the devices say. The run's files are in runs/NAME/, as those of any other run.
+    merchant-assistant, category-assistant, fleet-15x14b. The run's own actors run in this process; engines and trainers
+    take the times that rooflines of the devices say. The run's files are in runs/NAME/, as those of any other run.
 
     \b
     Examples:
       flexmarl simulate merchant-assistant
-      flexmarl simulate merchant-assistant mode=sync --seed 7
+      flexmarl simulate merchant-assistant --mode marti --seed 7
       flexmarl simulate scenario.yaml cluster.device=H200 cluster.hosts=8 --json
       flexmarl simulate scenario.yaml --from runs/first
       flexmarl simulate --chaos 100
@@ -88,12 +92,9 @@ def simulate(
     seeded = settings if seed is None else (*settings, f"seed={seed}")
     lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
     described = read_scenario(file, seeded, lengths, str(recorded))
-    config = simulated_config(described)
+    if mode is not None:
+        described = in_mode(described, mode)
     folder = runs / (f"{file.stem}-{stamp}" if name is None else checked_name(name))
-    simulation = play(
-        config, folder, config.seed,
-        hosts=described.cluster.hosts, keep_log=False, reads_statistics=True, limit_s=_LIMIT_S,
-    )  # fmt: skip
-    summary = summary_of(simulation, config)
+    summary = run_scenario(described, folder)
     echo(summary.as_json() if as_json else f"{summary.text()}\n  run  {folder}")
     return 0

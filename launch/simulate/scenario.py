@@ -46,12 +46,19 @@ Section = TypeVar("Section", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``config``: of the real run. ``keys``: as it is written."""
+    """``config``: of the real run. ``keys``: as it is written. ``twin_hosts``: of devices that generate and train in
+    turn: each of them is two devices here, of which one at a time computes."""
 
     config: RunConfig
     keys: WrittenConfig
     cluster: ClusterConfig
     workload: WorkloadConfig
+    twin_hosts: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """Number of simulated hosts."""
+        return self.cluster.hosts + self.twin_hosts
 
 
 def scenario_file(words: str) -> Path:
@@ -88,7 +95,7 @@ def read_scenario(
     cluster = _section(ClusterConfig, "cluster", sections, path)
     workload = _section(WorkloadConfig, "workload", sections, path)
     config, keys = resolve_mapping(
-        {**raw, "recipe": str(_RECIPE), "data": _data(workload)}, of_run, str(path)
+        {**raw, "recipe": str(_RECIPE), "data": recipe_data(workload)}, of_run, str(path)
     )
     return Scenario(config, keys, cluster, workload)
 
@@ -106,7 +113,7 @@ def _section(kind: type[Section], name: str, sections: Mapping[str, Any], path: 
         raise ConfigError(f"{path}, overrides included:\n  " + "\n  ".join(problems)) from None
 
 
-def _data(workload: WorkloadConfig) -> dict[str, Any]:
+def recipe_data(workload: WorkloadConfig) -> dict[str, Any]:
     """The arguments of the recipe's functions."""
     data = workload.model_dump(mode="json")
     for name, agent in workload.agents.items():
@@ -116,7 +123,7 @@ def _data(workload: WorkloadConfig) -> dict[str, Any]:
 
 def simulated_config(scenario: Scenario) -> RunConfig:
     """The config of the simulated run. Raises ConfigError, and DoesNotFit as the plan of the real run does."""
-    hosts = scenario.cluster.descriptions()
+    hosts = scenario.cluster.descriptions(scenario.twin_hosts)
     config = with_chosen_ranks(scenario.config, lambda: hosts)
     shapes = model_shapes(config)
     _refuse_shared_devices(place_shapes(config, hosts, shapes).plan, scenario.cluster)

@@ -23,8 +23,9 @@ class Summary:
     ``rollout_alone_s``, ``overlap_s`` and ``after_rollout_s``.
 
     ``instances_busy``, ``training_busy``: the shares of the time in which an instance has generated, and in which a
-    slot of the training pool has computed. ``queue_s``: seconds that a turn has waited in its engine. ``swapping_s``:
-    seconds that policies of a shared pool were on their way to slots or from them, the sum over the policies.
+    slot of the training pool has computed or published weights. ``queue_s``: seconds that a turn has waited in its
+    engine. ``swapping_s``: seconds that policies of a shared pool were on their way to slots or from them, the sum
+    over the policies.
     """
 
     steps: int
@@ -76,8 +77,11 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
     busy_s = sum(figures["engine_prefill_s"] + figures["engine_decode_s"] for figures in engines)
     turns = sum(row[f"turns/{agent}"] for row in all_rows for agent in config.agents)
     ranks = {name: policy.trainer.most_ranks for name, policy in config.trained.items()}
+    is_shared = isinstance(config.pool, SharedPoolConfig)
+    # In a shared pool the time of an optimizer step includes the wait for slots.
+    computed = ("pool_computing_s",) if is_shared else ("backward_s", "optimizer_s")
     computing_s = sum(
-        count * _sum(rows, (f"backward_s/{name}", f"optimizer_s/{name}")) for name, count in ranks.items()
+        count * _sum(rows, [f"{key}/{name}" for key in computed]) for name, count in ranks.items()
     )
     slots = config.pool.slot_count if isinstance(config.pool, SharedPoolConfig) else 1
     rollout_s, overlap_s = _sum(rows, ("rollout_s",)), _sum(rows, ("overlap_s",))

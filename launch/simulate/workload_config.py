@@ -79,6 +79,8 @@ class WorkloadConfig(Config):
     """Lengths of each agent's turns."""
     calls: Annotated[tuple[Stage, ...], Field(min_length=1)]
     """Stages in their order: an agent, or a list of agents that are called at once."""
+    queries_at_once: Annotated[Count, Unit("queries")] | None = None
+    """Queries of a rollout worker whose trajectories are played at once, the others after them. `null`: all."""
     environment: DelayConfig | None = None
     """Time of the environment after each call, such as a tool's. `null`: none."""
     reward: DelayConfig | None = None

@@ -14,8 +14,8 @@ from flexmarl.launch.cli.exit_status import exit_status
 FOLDER = Path(__file__).parent
 # Each command NAME is the function NAME of the module NAME in this folder.
 BENCHMARKS = (
-    "balance", "chats", "gateway", "kill_storm", "memory", "merge", "page", "pipeline", "pool", "race_trl", "rollout",
-    "router", "samples", "slots", "stalls", "start", "store", "store_storm", "swap", "trace", "updates",
+    "balance", "chats", "gateway", "kill_storm", "memory", "merge", "page", "paper", "pipeline", "pool", "race_trl",
+    "rollout", "router", "samples", "slots", "stalls", "start", "store", "store_storm", "swap", "trace", "updates",
 )  # fmt: skip
 
 

@@ -11,10 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flexmarl.actors.workflow import Agents, Query, Rewards
+from flexmarl.launch.simulate.query_order import QueryOrder
+
+_order = QueryOrder()
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
     workload: Mapping[str, Any] = query.data["workload"]
+    async with _order.place(query.id, workload["queries_at_once"]):
+        return await _play(query, agents, workload)
+
+
+async def _play(query: Query, agents: Agents, workload: Mapping[str, Any]) -> Rewards:
     place = query.id
     for stage in workload["calls"]:
         names = await asyncio.gather(

@@ -12,7 +12,7 @@ from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.trainer_times import TrainerTimes
 from flexmarl.core.errors import FlexmarlError
-from flexmarl.launch.simulate.scenario import read_scenario, scenario_file, simulated_config
+from flexmarl.launch.simulate.scenario import model_shapes, read_scenario, scenario_file, simulated_config
 
 SCENARIO = Path(__file__).parent / "scenario.yaml"
 
@@ -102,9 +102,29 @@ def test_what_can_not_be_simulated_yet_is_refused() -> None:
     assert "policies.solver.lora" in refusal("agents.solver.lora={rank: 8}")
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("merchant-assistant", [14.8] * 8),
+        ("category-assistant", [14.8] * 3 + [32.8] * 2),
+        ("fleet-5x32b", [32.8] * 5),
+        ("fleet-3x32b-7x14b", [14.8] * 7 + [32.8] * 3),
+        ("fleet-15x14b", [14.8] * 15),
+    ],
+)
+def test_the_built_in_scenarios_have_the_papers_models_and_fit_their_clusters(
+    name: str, parameters: list[float]
+) -> None:
+    scenario = read_scenario(scenario_file(name), ())
+    shapes = model_shapes(scenario.config)
+    assert sorted(round(shape.parameters / 1e9, 1) for shape in shapes.values()) == parameters
+    assert simulated_config(scenario).training.micro_batch == 16
+
+
 def test_an_unknown_scenario_is_refused_with_those_that_there_are() -> None:
     assert scenario_file("merchant-assistant").is_file() and scenario_file(str(SCENARIO)) == SCENARIO
     with pytest.raises(
-        ConfigError, match=r"built in \(merchant-assistant\) .*do you mean merchant-assistant"
+        ConfigError,
+        match=r"built in \(category-assistant, .*merchant-assistant.*\) .*do you mean merchant-assistant",
     ):
         scenario_file("merchant-asistant")

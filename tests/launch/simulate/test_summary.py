@@ -17,7 +17,8 @@ def row(step: int, step_s: float, rollout_s: float, overlap_s: float) -> dict[st
     return {
         "step": step, "step_s": step_s, "rollout_s": rollout_s, "overlap_s": overlap_s, "tokens": 500,
         "failed_trajectories": 0, "turns/solver": 6, "turns/checker": 4,
-        "backward_s/solver": 4.0, "optimizer_s/solver": 1.0, "backward_s/checker": 5.0, "optimizer_s/checker": 2.0,
+        "backward_s/solver": 4.0, "optimizer_s/solver": 9.0, "backward_s/checker": 5.0, "optimizer_s/checker": 9.0,
+        "pool_computing_s/solver": 5.0, "pool_computing_s/checker": 7.0,
         "pool_swapping_s/solver": 3.0,
     }  # fmt: skip
 

@@ -46,7 +46,7 @@ class FakeAgents:
 
 def played(count: int, config: WorkloadConfig) -> list[list[tuple[str, int, float]]]:
     """The calls of each trajectory of one query."""
-    data = scenario._data(config)
+    data = scenario.recipe_data(config)
     recipe = Recipe(RecipeConfig(folder=str(FOLDER), data=data, seed=1))
 
     async def play() -> list[list[tuple[str, int, float]]]:
