@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...actors.errors import CheckpointIncomplete, ConfigError
 from ...actors.orchestrator import checkpoint
 from ...actors.orchestrator.checkpoint import RunState
-from ...core.durable.files import replace_private
+from ...core.durable.files import replace_private, sync
 from ..config.config_reading import check, flattened, override_key, read_yaml, to_yaml, with_overrides
 from ..config.run_config import RunConfig
 from ..errors import ResumeRefused
@@ -162,12 +162,15 @@ def _relocate(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def record(directory: RunDirectory, config: RunConfig) -> None:
-    """Writes ``made_with.json``, and ``config.yaml`` again if it differs; each changes as a whole or not at all."""
+    """Writes ``made_with.json``, and ``config.yaml`` again if it differs; each changes as a whole or not at all, also
+    if the host loses its power: no checkpoint can be resumed without them."""
     text = to_yaml(config)
     if not directory.config.exists() or directory.config.read_text(encoding="utf-8") != text:
-        replace_private(directory.config, text.encode())
+        replace_private(directory.config, text.encode(), durable=True)
     made_with = MadeWith(config.model_dump(mode="json"), recipe_files(config))
-    replace_private(directory.made_with, TypeAdapter(MadeWith).dump_json(made_with, indent=2) + b"\n")
+    content = TypeAdapter(MadeWith).dump_json(made_with, indent=2) + b"\n"
+    replace_private(directory.made_with, content, durable=True)
+    sync(directory.path)
 
 
 def _made_with(directory: RunDirectory) -> MadeWith | None:

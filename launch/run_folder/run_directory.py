@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.durable.files import FOLDER_MODE, open_private, replace_private
+from ...core.durable.files import FOLDER_MODE, open_private, replace_private, sync
 from ..errors import RunDirectoryError
 from .json_lines import KeptLines, keep_lines
 from .line_writer import words_of_steps
@@ -86,7 +86,10 @@ class RunDirectory:
         run = cls(path)
         run.checkpoints.mkdir(mode=FOLDER_MODE)
         run.logs.mkdir(mode=FOLDER_MODE)
-        replace_private(run.config, config.encode())
+        replace_private(run.config, config.encode(), durable=True)
+        # A checkpoint is safe only if all folders above it are: their names are forced to the disk too.
+        for folder in (path, path.parent):
+            sync(folder)
         return run
 
     @classmethod

@@ -1,6 +1,7 @@
 """Resuming: the values that a checkpoint was made with are kept, and every other one is named."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from flexmarl.launch.hosts.placement.auto_ranks import with_chosen_ranks
 from flexmarl.launch.run import resuming
 from flexmarl.launch.run.prepared_run import changed_settings, resume_from_newest_checkpoint
 from flexmarl.launch.run_folder.run_directory import RunDirectory
+from flexmarl.launch.simulate.simulated_disk import SimulatedDisk
 
 from ..conftest import SIMULATED, TINY
 from ..in_process import RunsHere
@@ -351,3 +353,22 @@ def test_a_run_that_continues_keeps_the_numbers_that_its_plan_has_chosen(
     begun = RunDirectory.create(tmp_path / "begun", to_yaml(config))
     assert changed_settings(begun, str(recipe), AUTO) == []
     assert changed_settings(begun, str(recipe), [*AUTO, "seed=5"]) == ["seed=5"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_checkpoint_can_be_resumed_after_a_loss_of_power(tmp_path: Path, recipe: Path, seed: int) -> None:
+    """Files that were not forced to the disk are gone, or there in part."""
+    config = resolve(str(recipe), [])
+    disk = SimulatedDisk(tmp_path / "run", random.Random(seed))
+    with disk.watched():
+        run = RunDirectory.create(tmp_path / "run", to_yaml(config))
+        resuming.record(run, with_overrides(config, ["training.steps=9"], "the test"))
+        folder = checkpoint.partial_folder(run.checkpoints, Step(4)) / "solver"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(bytes(100))
+        versions = {PolicyName(name): Version(4) for name in ("solver", "checker")}
+        checkpoint.commit(run.checkpoints, RunState(Step(4), versions, {}, QUERIES), keep=1)
+        disk.lose_power()
+    disk.restore()
+    start = resuming.plan_resume(run, [], [])
+    assert start.step == 4 and start.config.training.steps == 9
