@@ -9,11 +9,13 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from ...core.base.task_groups import first_error
+from ...core.errors import ActorDead
 from ...core.testing.memory_node import MemoryNode
 from ...core.wire.memory import MemoryNetwork
 from .simulated_hosts import SimulatedHost
@@ -26,7 +28,8 @@ class FaultKind(StrEnum):
     """``KILL``: of an actor that is restarted alone; ``FATAL_KILL``: of one whose loss ends the run; ``KILL_NODE``: of
     a node's process, with which its actors end. ``FREEZE``: of an actor. ``CUT``: of the link between two hosts;
     ``ISOLATE``: of all links of a host. ``HOST_CRASH``: its loss; it and all its actors end silently, and it may start
-    again. ``SLOW``: all messages are."""
+    again. ``HEAD_POWER``: the head's loss, whose disk has only what was forced to it; the run is resumed. ``SLOW``: all
+    messages are."""
 
     KILL = "kill"
     FATAL_KILL = "fatal kill"
@@ -36,6 +39,7 @@ class FaultKind(StrEnum):
     CUT = "cut"
     ISOLATE = "isolate"
     HOST_CRASH = "host crash"
+    HEAD_POWER = "head power"
     SLOW = "slow"
 
 
@@ -48,6 +52,7 @@ ALL_KINDS: Final[Mapping[FaultKind, float]] = {
     FaultKind.CUT: 2.0,
     FaultKind.ISOLATE: 2.0,
     FaultKind.HOST_CRASH: 1.0,
+    FaultKind.HEAD_POWER: 1.0,
     FaultKind.SLOW: 1.0,
 }
 
@@ -105,7 +110,8 @@ class InjectedFault:
 
 class FaultInjector:
     """``planned``: the faults that are still to come; those that begin leave it. ``head``: the head's own node.
-    ``injected``: gets those that have hit something. ``gone``: gets the names of the nodes that do not come back."""
+    ``injected``: gets those that have hit something. ``gone``: gets the names of the nodes that do not come back.
+    ``lose_power``: of the head's disk."""
 
     def __init__(
         self,
@@ -115,6 +121,7 @@ class FaultInjector:
         hosts: Sequence[SimulatedHost],
         injected: list[InjectedFault],
         gone: set[str],
+        lose_power: Callable[[], None],
     ) -> None:
         self._planned = planned
         self._network = network
@@ -123,11 +130,16 @@ class FaultInjector:
         self._head = head.name
         self._injected = injected
         self._gone = gone
+        self._lose_power = lose_power
         self._usual = network.faults
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until it is cancelled. Raises ActorDead when the head has lost its power."""
         time = asyncio.get_running_loop().time
+        with first_error():
+            await self._inject_all(time)
+
+    async def _inject_all(self, time: Callable[[], float]) -> None:
         async with asyncio.TaskGroup() as group:
             while self._planned:
                 await asyncio.sleep(max(0.0, self._planned[0].at_s - time()))
@@ -139,6 +151,10 @@ class FaultInjector:
                         lasts_s = 0.0
                     fault = InjectedFault(time(), planned.kind, target, lasts_s)
                     self._injected.append(fault)
+                    if fault.kind is FaultKind.HEAD_POWER:
+                        self._lose_power()
+                        self._nodes[target].power_off()
+                        raise ActorDead(target, "it has lost its power")
                     group.create_task(self._inject(fault), name=f"{fault.kind} {fault.target}")
             await asyncio.Event().wait()  # until the run has ended
 
@@ -158,6 +174,8 @@ class FaultInjector:
                 return [f"{host} {other}" for n, host in enumerate(hosts) for other in hosts[n + 1 :]]
             case FaultKind.KILL_NODE | FaultKind.HOST_CRASH:
                 return [host for host in hosts if host != self._head]
+            case FaultKind.HEAD_POWER:
+                return [self._head]
             case FaultKind.SLOW:
                 return [""]
             case _:

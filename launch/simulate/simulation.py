@@ -56,6 +56,7 @@ from ..run.resuming import StartState
 from ..run.run_supervision import RunSupervision
 from ..run.stalls.watch import StallWatch
 from ..run_folder.run_directory import RunDirectory
+from .simulated_disk import SimulatedDisk
 from .simulated_faults import ESSENTIAL, FaultInjector, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
 
@@ -102,12 +103,23 @@ def simulate(
     LeftBehind for one that leaves tasks, systems or memory.
     """
     config = with_chosen_ranks(config, list)
-    simulation = Simulation(RunDirectory.create(folder, ""))
-    resuming.record(simulation.directory, config)
-    simulator = _Simulator(
-        simulation, seed, hosts, faults, planned_faults, keep_log, reads_statistics, watches, stand_ins
-    )
-    virtual_time.run(simulator.run(config), limit_s=limit_s)
+    disk = SimulatedDisk(folder, random.Random(f"disk {seed}"))
+    with disk.watched():
+        simulation = Simulation(RunDirectory.create(folder, ""))
+        resuming.record(simulation.directory, config)
+        simulator = _Simulator(
+            simulation,
+            seed,
+            hosts,
+            faults,
+            planned_faults,
+            disk,
+            keep_log,
+            reads_statistics,
+            watches,
+            stand_ins,
+        )
+        virtual_time.run(simulator.run(config), limit_s=limit_s)
     return simulation
 
 
@@ -119,6 +131,7 @@ class _Simulator:
         hosts: int,
         faults: Faults,
         planned_faults: Sequence[PlannedFault],
+        disk: SimulatedDisk,
         keep_log: bool,
         reads_statistics: bool,
         watches: bool,
@@ -130,6 +143,7 @@ class _Simulator:
         self._faults = faults
         self._planned_faults = deque(planned_faults)
         self._random = random.Random(seed)
+        self._disk = disk
         self._keep_log = keep_log
         self._reads_statistics = reads_statistics
         self._watches = watches
@@ -145,6 +159,7 @@ class _Simulator:
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
+                self._disk.restore()
                 start = resuming.plan_resume(self._simulation.directory, (), ())
                 self._simulation.directory.forget_after(start.step)
         if self._simulation.result is None and start.checkpoint is not None:  # lost after its last checkpoint
@@ -179,7 +194,13 @@ class _Simulator:
         config, directory = start.config, self._simulation.directory
         settings, wire = config.supervision.settings(), network.wire(f"{head_node.name}/{_LAUNCHER}")
         injector = FaultInjector(
-            self._planned_faults, network, head_node, hosts, self._simulation.injected_faults, self._gone
+            self._planned_faults,
+            network,
+            head_node,
+            hosts,
+            self._simulation.injected_faults,
+            self._gone,
+            self._disk.lose_power,
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
             console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
