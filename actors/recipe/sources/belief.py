@@ -6,7 +6,6 @@ evidence of a query fades twice: by ``decay`` when a newer group of the query en
 """
 
 from dataclasses import dataclass, replace
-from random import Random
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,3 @@ class Belief:
     def mean(self) -> float:
         """The expected chance; 0.5 if nothing is known."""
         return (1.0 + self.solved) / (2.0 + self.solved + self.failed)
-
-    def draw(self, random: Random) -> float:
-        """A chance from the distribution."""
-        return random.betavariate(1.0 + self.solved, 1.0 + self.failed)

@@ -1,8 +1,6 @@
 """The chance that a query is solved: against Bayes' rule in exact fractions, and worked by hand."""
 
 from fractions import Fraction
-from random import Random
-from statistics import fmean, pvariance
 
 import pytest
 from hypothesis import given
@@ -63,11 +61,3 @@ def test_evidence_fades_with_the_steps_and_does_not_grow_again() -> None:
     assert (later.solved, later.step, later.groups) == (1.0, 4, 1)
     assert later.at(3, 0.5) == later
     assert later.at(4, 0.5) == later
-
-
-def test_draws_have_the_mean_and_the_variance_of_the_distribution() -> None:
-    """Beta(4, 2): mean 2/3, variance 4 * 2 / (6 ** 2 * 7) = 2/63."""
-    random = Random(0)
-    draws = [Belief(solved=3.0, failed=1.0).draw(random) for _ in range(20_000)]
-    assert fmean(draws) == pytest.approx(2 / 3, abs=0.005)
-    assert pvariance(draws) == pytest.approx(2 / 63, rel=0.05)

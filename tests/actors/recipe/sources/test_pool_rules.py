@@ -1,5 +1,6 @@
 """The rules by which sources choose from a pool: their formulas, and what they choose."""
 
+import math
 from collections import Counter
 from random import Random
 from statistics import fmean
@@ -46,9 +47,9 @@ def test_every_rule_chooses_a_candidate_and_the_same_one_again(
 
 
 @given(solved=st.integers(0, 6), failed=st.integers(0, 6))
-def test_the_expected_variance_is_that_of_the_draws(solved: int, failed: int) -> None:
-    """Beta(1 + solved, 1 + failed), integrated by the midpoint rule."""
-    points = [(n + 0.5) / 2000 for n in range(2000)]
+def test_the_expected_variance_is_that_of_the_distribution(solved: int, failed: int) -> None:
+    """Beta(0.5 + solved, 0.5 + failed), integrated by the midpoint rule over the angle whose squared sine is p."""
+    points = [math.sin(math.pi / 2 * (n + 0.5) / 2000) ** 2 for n in range(2000)]
     densities = [p**solved * (1 - p) ** failed for p in points]
     expected = sum(p * (1 - p) * d for p, d in zip(points, densities, strict=True)) / sum(densities)
     assert VarianceRule().value(belief(solved, failed)) == pytest.approx(expected, rel=1e-4)
@@ -59,10 +60,18 @@ def test_of_queries_that_are_well_known_the_one_that_differs_most_is_given() -> 
     assert choices(VarianceRule(), [always, half, never], 200) == [0.0, 1.0, 0.0]
 
 
-def test_a_query_of_which_little_is_known_is_tried_between_those_that_are_known() -> None:
-    """Thompson sampling: the mean alone would never try the second again."""
-    shares = choices(VarianceRule(), [belief(30.0, 20.0), belief(0.0, 4.0), belief(0.0, 200.0)])
-    assert 0.01 < shares[1] < 0.2 < shares[0] and shares[2] == 0.0
+def test_queries_of_which_nothing_is_known_come_before_those_that_teach_nothing_in_any_order() -> None:
+    shares = choices(
+        VarianceRule(), [belief(0.0, 4.0), belief(0.0, 0.0, 0), belief(4.0, 0.0), belief(0.0, 0.0, 0)]
+    )
+    assert shares[0] == shares[2] == 0.0 and 0.45 < shares[1] < 0.55
+
+
+def test_a_query_comes_back_when_its_evidence_has_faded() -> None:
+    """Its value at first is 0.5 * 8.5 / (9 * 10), less than the other's 1 * 8 / (9 * 10), and 0.125 in the end."""
+    failed, solved_seldom = Belief(0.0, 8.0, 1, 1), Belief(0.5, 7.5, 1, 1)
+    assert choices(VarianceRule(), [failed, solved_seldom], 50) == [0.0, 1.0]
+    assert choices(VarianceRule(), [failed.at(200, 0.98), solved_seldom], 50) == [1.0, 0.0]
 
 
 def test_rare_successes_by_their_weights() -> None:
