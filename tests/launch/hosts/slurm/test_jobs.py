@@ -27,7 +27,7 @@ class Slurm:
         self.runs = runs
         # Every process with this folder in its environment and every file in it belong to the jobs.
         self.runtime_base = Path(tempfile.mkdtemp(prefix="r", dir=env.runtime_base()))
-        self._environment = {
+        self.environment = {
             **os.environ,
             "SLURM_CONF": str(config),
             "PYTHONPATH": str(SOURCES),
@@ -35,7 +35,7 @@ class Slurm:
         }
 
     def run(self, *command: str) -> str:
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -122,6 +122,24 @@ def test_a_job_is_completed_although_a_node_was_killed(slurm: Slurm, tmp_path: P
     (lost,) = slurm.events("killed", "node_lost")
     assert lost["node"] == "n2"
     assert [metric["step"] for metric in slurm.metrics("killed")] == list(range(1, 151))
+    slurm.assert_nothing_is_left()
+
+
+def test_head_and_node_run_in_the_image_that_is_named(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, log = tmp_path / "flexmarl.sif", tmp_path / "log"
+    stand_in = tmp_path / "apptainer"  # no machine of CI has the real one
+    program = f"{sys.executable} -P -m flexmarl.launch.cli.main"
+    stand_in.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >> {log}\nshift 3\nexec {program} "$@"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setitem(slurm.environment, "PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = slurm.submit("image", "training.steps=3", "--apptainer", str(image))
+    assert slurm.wait_for_state(job, "COMPLETED")["ExitCode"] == "0:0"
+    assert "node n2 has joined the run" in slurm.output("image")
+    assert sorted(log.read_text().splitlines()) == [
+        f"exec {image} flexmarl {name}" for name in ("node", "train")
+    ]
     slurm.assert_nothing_is_left()
 
 
