@@ -42,7 +42,7 @@ class Algorithm:
 
     ``surrogate``: the file of ``objective/losses/`` with the loss of a token. ``has_ratio``: it compares the policy
     with an older one. ``needs_advantage``: a sample whose advantage is 0 teaches nothing. ``options``: the numbers of
-    the surrogate's own, by name, if it has some in place of ``clip_low`` and ``clip_high``.
+    the surrogate's own, by name, if it has some in place of ``clip_low`` and ``clip_high``; they are greater than 0, but for ``signed_options``.
 
     ``scale_rewards``: the advantages of a group are divided by its standard deviation; None if the algorithm has no
     such division. ``role_baseline``, ``whiten``, ``critic``: what the trainer does to advantages after that
@@ -58,6 +58,7 @@ class Algorithm:
     has_ratio: bool = True
     needs_advantage: bool = True
     options: tuple[tuple[str, float], ...] = ()
+    signed_options: tuple[str, ...] = ()
     aggregation: Aggregation = "token_mean"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -161,6 +162,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         clip_low=0.0,
         clip_high=0.0,
         options=(("least", 0.05), ("greatest", 0.2), ("kappa", 4.0), ("tail", 16.0)),
+        signed_options=("kappa",),
     ),
     "sa_gcpo": Algorithm(
         "OxygenREC (2025), eq. 4 to 9; its gate is that of SAPO, Gao et al., arXiv 2511.20347",
@@ -169,6 +171,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         clip_low=0.0,
         clip_high=0.0,
         options=(("tau_positive", 2.0), ("tau_negative", 5.0), ("target", 0.5)),
+        signed_options=("target",),
     ),
     "habc": Algorithm(
         "Fang et al., arXiv 2606.17043; its weight after Peng et al., arXiv 1910.00177",

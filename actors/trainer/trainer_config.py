@@ -1,5 +1,6 @@
 """Settings of training: a policy's optimizer, loss and supervised batches; an agent's credit assignment."""
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -93,7 +94,7 @@ class LossConfig(Config):
     """Distance of the ratio's upper bound from 1: the ratio is clipped to at most `1 + clip_high`."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of the loss by name, for the algorithms that have [their own](algorithms.md#losses-with-options), and for
-    a loss of the user's. Those that are left out are the paper's."""
+    a loss of the user's. Those that are left out have the defaults of that table."""
     aggregation: Aggregation = _DEFAULT.aggregation
     """Divisor of the sum over tokens."""
     constant_length: Annotated[Count, Unit("tokens")] | None = None
@@ -155,6 +156,8 @@ class LossConfig(Config):
         for refused, message in _LOSS_REFUSALS:
             if refused(self):
                 raise ValueError(message.format(loss=self))
+        if problem := _option_problem(self):
+            raise ValueError(problem)
         return self
 
     @property
@@ -236,6 +239,22 @@ class LossConfig(Config):
         return self.model_copy(update={"constant_length": tokens})
 
 
+def _option_problem(loss: LossConfig) -> str:
+    """The reason why ``options`` do not fit the loss, or empty."""
+    names, signed = dict(loss.row.options), loss.row.signed_options
+    for name, value in loss.options.items():
+        if loss.loss is not None:  # the user's, who knows what they mean
+            continue
+        if name not in names:
+            known = f"there are: {', '.join(names)}" if names else "leave options out"
+            return f"options.{name}: {loss.name} has no such option; {known}"
+        if value <= 0 and name not in signed:
+            return f"options.{name}={value:g} must be greater than 0"
+    if loss.options.get("least", 0.0) > loss.options.get("greatest", math.inf):
+        return f"options.least={loss.options['least']:g} is greater than options.greatest={loss.options['greatest']:g}"
+    return ""
+
+
 _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
     (
         lambda loss: not loss.has_ratio and bool(loss.clip_low or loss.clip_high),
@@ -246,10 +265,6 @@ _LOSS_REFUSALS: tuple[tuple[Callable[[LossConfig], bool], str], ...] = (
         and bool(loss.row.options)
         and bool(loss.clip_low or loss.clip_high),
         "{loss.name} has options in place of clip_low and clip_high: leave these out",
-    ),
-    (
-        lambda loss: loss.loss is None and bool(loss.options.keys() - dict(loss.row.options).keys()),
-        "options: {loss.name} has other ones than {loss.options}",
     ),
     (
         lambda loss: loss.old_policy == "behaviour" and not loss.has_ratio,

@@ -9,7 +9,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from pydantic import ValidationError
@@ -142,7 +142,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is invalid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no mapping of keys to values")
-    return raw
+    return cast(dict[str, Any], _without_sharing(raw))
+
+
+def _without_sharing(value: Any) -> Any:
+    """A copy in which each place has a value of its own. YAML has one object for an anchor and all of its aliases, and
+    a setting for one of these places would be one for all."""
+    if isinstance(value, dict):
+        return {key: _without_sharing(item) for key, item in value.items()}
+    return [_without_sharing(item) for item in value] if isinstance(value, list) else value
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:

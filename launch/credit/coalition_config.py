@@ -9,6 +9,7 @@ from ..config.run_config import RunConfig
 
 _LONGEST: Final = 32
 """Characters of a policy's name."""
+_ENDINGS: Final = tuple(f"_before{number}" for number in range(2, 100))
 
 
 def players(trained: RunConfig, before: RunConfig) -> list[AgentName]:
@@ -39,7 +40,5 @@ def coalition_config(trained: RunConfig, before: RunConfig, coalition: Collectio
 
 
 def _name_before(policy: str, policies: Collection[str]) -> str:
-    name = f"{policy[: _LONGEST - len('_before')]}_before"
-    while name in policies:
-        name = f"{name[: _LONGEST - 1]}_"
-    return name
+    names = (f"{policy[: _LONGEST - len(ending)]}{ending}" for ending in ("_before", *_ENDINGS))
+    return next(name for name in names if name not in policies)

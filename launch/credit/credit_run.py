@@ -26,11 +26,13 @@ _NO_AGENT: Final = "none"
 
 
 class CreditRun:
-    """``run``: its newest checkpoint, or ``RUN/STEP``. ``without``: weights of agents that are taken out; None: the
+    """``run``: its newest checkpoint is taken. ``without``: weights of agents that are taken out; None: the
     run's before training. ``agents``: whose weights differ between the two."""
 
     def __init__(self, run: Path, without: Path | None, settings: Sequence[str], repeats: int | None) -> None:
         """Raises ConfigError, RunDirectoryError."""
+        if run.name.isdecimal() and not (run / "config.yaml").exists():
+            raise ConfigError(f"{run}: name the run, whose newest checkpoint is taken")
         self._trained = evaluation_config(run, None, [*settings], repeats)
         self._before = self._with_weights_of(run, without, settings, repeats)
         self.agents = players(self._trained, self._before)

@@ -25,7 +25,8 @@ Worth = np.ndarray[Any, Any]
 
 
 def orders_of(agents: Sequence[Agent], draws: int, seed: int = 0) -> list[Order]:
-    """All orders of up to ``MOST_EXACT`` agents; ``draws`` different ones, by the seed, of more, if they have so many."""
+    """All orders of up to ``MOST_EXACT`` agents, or if there are no more than ``draws``; else ``draws`` different ones,
+    by the seed."""
     if len(agents) <= MOST_EXACT or draws >= math.factorial(len(agents)):
         return [*itertools.permutations(agents)]
     chosen: dict[Order, None] = {}

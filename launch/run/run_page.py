@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from ...core.base.texts import text_of
 from ...core.errors import FlexmarlError
@@ -11,6 +12,9 @@ from ..monitoring.console.display import Display
 from ..run_folder.run_directory import RunDirectory
 
 log = get_logger(__name__)
+
+_OPEN_S: Final = 30.0
+_CLOSE_S: Final = 10.0
 
 
 @asynccontextmanager
@@ -25,10 +29,24 @@ async def opened_page(listen: str | None, directory: RunDirectory, display: Disp
     # A task of its own, in no group: a defect of the page cancels nothing of the run.
     page = asyncio.create_task(_serve(listen, directory, display, opening, closing), name="page of the run")
     try:
-        yield await opening
+        await asyncio.wait([opening], timeout=_OPEN_S)
+        if not opening.done():
+            display.warn(
+                f"the page of the run is not open after {_OPEN_S:.0f} s; the run does not wait for it",
+                at_once=True,
+            )
+        yield opening.result() if opening.done() else ""
     finally:
         closing.set()
-        await page
+        await asyncio.wait([page], timeout=_CLOSE_S)
+        if not page.done():
+            display.warn(
+                f"the page of the run has not closed after {_CLOSE_S:.0f} s: the run has ended, and waits for a "
+                "request that reads its files",
+                at_once=True,
+            )
+            page.cancel()
+        await asyncio.wait([page])
 
 
 async def _serve(
@@ -44,7 +62,8 @@ async def _serve(
 
         async with served_page([directory.path], listen, "page.listen=") as address:
             display.note(f"page: {address}")
-            opening.set_result(address)
+            if not opening.done():
+                opening.set_result(address)
             await closing.wait()
     except Exception as error:  # shown, and the run continues without the page
         if not isinstance(error, FlexmarlError):

@@ -14,7 +14,7 @@ Each is a row. The scenario's agents, models, batches, engines and devices stay 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -100,7 +100,7 @@ def _apply(scenario: Scenario, baseline: Baseline) -> Scenario:
         _divide(raw, scenario.config, baseline.pool)
     if baseline.pool == "co-located":
         twin_hosts = _spread_instances(raw, scenario)
-    return Scenario(check(raw, "the baseline"), scenario.cluster, workload, twin_hosts)
+    return replace(scenario, config=check(raw, "the baseline"), workload=workload, twin_hosts=twin_hosts)
 
 
 def _divide(raw: dict[str, Any], config: RunConfig, pool: Pool) -> None:

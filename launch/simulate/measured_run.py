@@ -61,7 +61,8 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
         for row in steady
     )
     transfers = [row[key] for row in steady if (key := f"transfer_mean_s/{name}") in row]
-    optimizer = [row[key] for row in steady if (key := f"optimizer_s/{name}") in row]
+    # Without its wait for slots and the weights that it makes ready, as ``optimizer_s`` has them.
+    optimizer = [row[key] for row in steady if (key := f"update_s/{name}") in row]
     return Measured(
         shape=shape,
         ranks=trainer.most_ranks if isinstance(trainer.ranks, int) else 1,

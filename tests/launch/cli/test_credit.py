@@ -67,6 +67,7 @@ def test_an_evaluation_that_was_not_complete_begins_again(runs: RunsHere, traine
         (("seed=8",), "evaluations of another run or of other settings: choose another --name"),
         (("--without", "nowhere", "--name", "x"), "there is no such run: write RUN_DIR"),
         (("--without", "{trained}", "--name", "x"), "has the same weights"),
+        (("--without", "{trained}/7", "--name", "x"), "no checkpoint of step 7"),
         (("--name", "trained"), "was not made by flexmarl credit"),
     ],
 )

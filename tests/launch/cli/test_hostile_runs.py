@@ -34,7 +34,7 @@ from ..run_folder.samples.files import record, recorded_run, trajectory
 HOSTILE = "M\x1b[2J\x1b]0;owned\x07\x9b1m\x08\r\x7f\u202e\u2066[red]:smile:"
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-NO_RUN_FOLDER = {"bench", "completion", "doctor", "new", "simulate"}
+NO_RUN_FOLDER = {"bench", "completion", "doctor", "new", "plan", "simulate"}
 """The commands that take no run. A new command belongs here, or into ``COMMANDS``."""
 
 
@@ -86,6 +86,8 @@ def words_of(run: str) -> Mapping[str, Sequence[str]]:
     return {
         "admit": ["admit", run, "file", "--may", HOSTILE],
         "admit of a run that has ended": ["admit", run, "file", "--may", "watch"],
+        "calibrate": ["calibrate", run],
+        "credit": ["credit", run],
         "eval": ["eval", run],
         "export": ["export", run, HOSTILE, "out"],
         "logs": ["logs", run],

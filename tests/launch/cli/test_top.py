@@ -43,7 +43,8 @@ def test_a_running_run_is_shown_and_the_terminal_is_as_it_was(
             screen.press(b"q" if leave == "q" else b"\x03")
         assert top.wait() == 0
         assert termios.tcgetattr(screen.terminal) == before
-        assert "\x1b[?1049l" in screen.text and "Traceback" not in screen.text
+        wait_until(lambda: "\x1b[?1049l" in screen.text, "the terminal's screen as it was before")
+        assert "Traceback" not in screen.text
     finally:
         top.close()
         os.close(screen.terminal)

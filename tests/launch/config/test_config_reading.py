@@ -36,6 +36,15 @@ def change(recipe: Path, **sections: Any) -> None:
 
 
 class TestResolving:
+    def test_an_alias_of_yaml_is_a_value_of_its_own(self, recipe: Path) -> None:
+        file = recipe / "config.yaml"
+        config = yaml.safe_load(file.read_text())
+        config["agents"]["checker"] = config["agents"]["solver"] = {"instances": 1}
+        file.write_text(yaml.safe_dump(config))
+        assert "*" in file.read_text(), "it has an alias"
+        policies = resolve(str(recipe), ["agents.checker.instances=2"]).policies
+        assert (policies[SOLVER].instances, policies[CHECKER].instances) == (1, 2)
+
     def test_agents_get_the_defaults_and_say_what_differs(self, recipe: Path) -> None:
         change(recipe, agents={"solver": {"sampling": {"temperature": 0.5}}, "checker": None})
         config = resolve(str(recipe), ["agents.checker.instances=2", "agent_defaults.optimizer.lr=3e-4"])
