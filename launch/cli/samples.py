@@ -22,6 +22,7 @@ def _condition(context: click.Context, option: click.Parameter, text: str | None
 @click.option("--agent", help="Only trajectories with turns of this agent; its reward counts.")
 @click.option("--reward", callback=_condition, help="A turn's reward: '<0.2', '>=0.5', 1 or 0.2-0.8.")
 @click.option("--query", help="The id of a query, or a part of its text.")
+@click.option("--answer", help="A part of an answer; with --agent, of one of that agent.")
 @click.option(
     "--evaluation/--training", default=None, help="Only evaluations, or only training. Default: both."
 )

@@ -54,7 +54,7 @@ def view(run: RecordedRun, query: Query) -> dict[str, Any]:
 
 def _listing(samples: Samples, query: Query) -> dict[str, Any]:
     filters: dict[str, Any] = {
-        name: query[name] for name in ("step", "agent", "reward", "query") if query.get(name)
+        name: query[name] for name in ("step", "agent", "reward", "query", "answer") if query.get(name)
     }
     if (kind := query.get("kind", "")) in _KINDS:
         filters["evaluation"] = _KINDS[kind]

@@ -16,7 +16,13 @@ from typing import Any, Final, Literal, NamedTuple, Self
 from urllib.parse import quote
 
 from ....actors.messages import Query
-from ....actors.recorded_trajectory import RecordedProgram, RecordedTrajectory, rows_of, turns_of
+from ....actors.recorded_trajectory import (
+    RecordedProgram,
+    RecordedTrajectory,
+    RecordedTurn,
+    rows_of,
+    turns_of,
+)
 from ...config.config_reading import read_yaml
 from ...errors import SamplesUnreadable
 from ..run_directory import RunDirectory
@@ -101,12 +107,14 @@ class Samples:
     nothing is recorded there; every method raises SamplesUnreadable, which names the file, if that is damaged.
 
     Filters of all methods: ``step`` and ``reward`` are numbers or conditions; ``reward`` is a turn's, and with
-    ``agent`` one of that agent; ``query``: the query's id, or a part of its text; ``evaluation``: only those of
-    evaluations, or only those of training; ``failed``: only those that failed, or did not. Without filters, all.
+    ``agent`` one of that agent; ``query``: the query's id, or a part of its text; ``answer``: a part of a turn's text,
+    with ``agent`` of one of that agent (all that the other filters leave is unpacked for it); ``evaluation``: only
+    those of evaluations, or only those of training; ``failed``: only those that failed, or did not. Without filters,
+    all.
     """
 
     def __init__(self, run: Path | str) -> None:
-        directory = RunDirectory.existing(Path(run))
+        directory = RunDirectory.recorded(Path(run))
         self.path = directory.samples
         if not self.path.exists():
             raise SamplesUnreadable(self.path, _reason_of_none(directory))
@@ -311,6 +319,7 @@ def _connect(path: Path, option: str) -> sqlite3.Connection:
         if version != FORMAT:
             raise sqlite3.DatabaseError(f"it is of format {version}, and this program reads format {FORMAT}")
         database.executescript(_TABLES)
+        database.create_function("holds_answer", 5, _Answers().hold)
     except BaseException:
         database.close()
         raise
@@ -331,6 +340,7 @@ def _where(
     query: str | None = None,
     evaluation: bool | None = None,
     failed: bool | None = None,
+    answer: str | None = None,
 ) -> tuple[str, list[Any]]:
     """Raises InvalidCondition."""
     parts: list[str] = ["1"]
@@ -351,7 +361,24 @@ def _where(
         of_turn, turn_values = _where_sample(agent, reward)
         parts.append(f"EXISTS (SELECT 1 FROM samples s WHERE {_OF_TRAJECTORY} AND {of_turn})")
         values += turn_values
+    if answer is not None:  # the last one: it unpacks what the others leave
+        parts.append("holds_answer(r.id, r.content, t.place, ?, ?)")
+        values += [agent, answer]
     return " AND ".join(parts), values
+
+
+class _Answers:
+    """The SQL function ``holds_answer``. It keeps the answers of the record that it was called with last."""
+
+    def __init__(self) -> None:
+        self._record = -1
+        self._turns: list[tuple[RecordedTurn, ...]] = []
+
+    def hold(self, record: int, content: bytes, place: int, agent: str | None, text: str) -> bool:
+        """True if a turn of the trajectory at ``place``, of ``agent`` if that is given, has ``text`` in its answer."""
+        if record != self._record:
+            self._turns, self._record = turns_of(content), record
+        return any(text in turn.text for turn in self._turns[place] if agent in (None, turn.agent))
 
 
 def _where_sample(agent: str | None, reward: Number | None) -> tuple[str, list[Any]]:

@@ -131,7 +131,7 @@ class TokenTexts:
 
     def __init__(self, run: Path) -> None:
         """Raises ConfigError if the run's config can't be read."""
-        directory = RunDirectory.existing(run)
+        directory = RunDirectory.recorded(run)
         config = check(read_yaml(directory.config), str(directory.config))
         self._tokenizer_of = {
             str(name): config.policies[agent.policy].tokenizer for name, agent in config.agents.items()

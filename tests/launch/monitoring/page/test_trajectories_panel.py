@@ -44,6 +44,7 @@ def test_the_newest_come_first_and_every_filter_narrows(run: RecordedRun) -> Non
     assert names(run, agent="solver", reward="<0.2") == ["1t0.q1"]
     assert names(run, agent="solver", order="worst", kind="training")[:2] == ["1t0.q1", "2t0.q1"]
     assert names(run, query="7+2") == ["8e0.q7"]
+    assert names(run, answer="no", step="8", kind="training") == ["8t1.q1", "8t0.q1"]
     assert names(run, skip="17") == ["1t0.q1"]
     empty = trajectories_panel.view(run, {"agent": "other"})
     assert empty["rows"] == [] and "fits agent=other" in empty["words"]

@@ -55,6 +55,11 @@ def keys(run: Path, **filters: Any) -> list[Key]:
         ({"query": "q2"}, [(2, "q2", 0)]),
         ({"query": "3+2"}, [(2, "q3", 0)]),
         ({"query": "%"}, []),
+        ({"answer": "no"}, [(1, "q1", 0), (1, "q1", 1), (2, "q2", 0), (2, "q3", 0)]),
+        ({"answer": "no", "agent": "solver"}, []),
+        ({"answer": "4", "failed": True}, [(1, "q1", 2)]),
+        ({"answer": "n", "step": 2, "order": "newest", "limit": 1}, [(2, "q3", 0)]),
+        ({"answer": "%"}, []),
         ({"order": "best", "agent": "solver", "limit": 2}, [(1, "q1", 1), (2, "q3", 0)]),
         ({"order": "worst", "agent": "solver", "limit": 1}, [(1, "q1", 0)]),
         ({"order": "newest", "limit": 2}, [(2, "q3", 0), (2, "q2", 0)]),
@@ -149,6 +154,13 @@ def test_a_locked_file_is_not_read_without_locks(run: Path, monkeypatch: pytest.
     assert len(opened) == 1 and "mode=ro" in opened[0]
 
 
+def test_a_run_whose_checkpoints_were_deleted_is_read(tmp_path: Path) -> None:
+    directory = recorded_run(tmp_path / "run", RECORDS)
+    directory.checkpoints.rmdir()
+    with Samples(directory.path) as samples:
+        assert samples.count() == 5
+
+
 def test_a_missing_file_has_a_reason(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "off", "samples: {steps: 0}")
     RunDirectory.create(tmp_path / "new", "{}")
@@ -194,6 +206,8 @@ def test_content_that_is_damaged_is_named_too(tmp_path: Path) -> None:
         assert len(samples.rows()) == 9
         with pytest.raises(SamplesUnreadable, match="content is damaged"):
             samples.trajectories()
+        with pytest.raises(SamplesUnreadable):
+            samples.listed(answer="4")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import { element, fill, longText, table } from "../dom.js";
 import { compact } from "../words.js";
 
-const FILTERS = ["kind", "step", "agent", "reward", "query", "failed", "order"];
+const FILTERS = ["kind", "step", "agent", "reward", "query", "answer", "failed", "order"];
 const SHADES = [["", "plain text"], ["logprob", "tokens by probability"], ["version", "tokens by version"]];
 
 export function open(place, page) {
@@ -128,6 +128,7 @@ function filters(route, changed) {
     agent: choice("agent", "Agent", [["", "all"]]),
     reward: text("reward", "Reward", "<0.2, 0.5-1"),
     query: text("query", "Query", "its id or a part of its text", "search"),
+    answer: text("answer", "Answer", "a part of an answer", "search"),
     failed: choice("failed", "End", [["", "all"], ["1", "failed"]]),
     order: choice("order", "Order", [["", "newest first"], ["oldest", "oldest first"], ["best", "best first"], ["worst", "worst first"]]),
   };
