@@ -88,10 +88,7 @@ class ActorLauncher:
         self.console.background(_watch_devices(self.console), "devices")
         if self.spans is not None:
             self.console.background(self.spans.run(), "spans")
-        result = await self.console.ended_with
-        if self.spans is not None:
-            await self.spans.end()
-        return result
+        return await self.console.ended_with
 
     async def begin(self) -> ActorRef[OrchestratorApi]:
         """Starts all actors and the training; ``console.ended_with`` has the end."""

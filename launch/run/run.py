@@ -346,6 +346,8 @@ class Run:
             self._stop_gracefully = None
             self._stalls.close()
             await _cancel(work, death, stop, patience)
+        if launcher.spans is not None and not self._at_once.is_set():  # of a run that has failed too
+            await launcher.spans.end()
         if self._at_once.is_set():
             await supervision.kill_all()
             raise Interrupted(f"stopped by {self._stopped_by}")

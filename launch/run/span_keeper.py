@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...core.base.threads import in_thread
+from ...core.spans import SpanBatch
 from ..run_folder.spans.span_log import SpanLog
 from .run_supervision import RunSupervision
 
@@ -22,20 +23,33 @@ class SpanKeeper:
         self._supervision, self._log, self._hosts = supervision, log, hosts
         self._received: dict[str, int] = {}
         self._taking = asyncio.Lock()
+        self._asking: asyncio.Task[dict[str, SpanBatch]] | None = None
+        self._is_ending = False
 
     async def run(self) -> None:
         """Takes spans until it is cancelled. If none are to be kept, the processes hear that they need record none."""
-        while True:
+        while not self._is_ending:
             await self._take(_ANSWER_TIMEOUT_S)
             await asyncio.sleep(_INTERVAL_S)
 
     async def end(self) -> None:
         """Takes the last spans, of all processes that answer soon."""
+        self._is_ending = True
+        if self._asking is not None:  # a process that hangs would hold those of all others
+            self._asking.cancel()
         await self._take(_LAST_TIMEOUT_S)
 
     async def _take(self, timeout_s: float) -> None:
         async with self._taking:
-            batches = await self._supervision.process_spans(self._log.share, self._received, timeout_s)
+            asking = self._supervision.process_spans(self._log.share, self._received, timeout_s)
+            self._asking = asyncio.create_task(asking, name="spans")
+            try:
+                await asyncio.wait([self._asking])
+            finally:
+                self._asking.cancel()
+            if self._asking.cancelled():
+                return  # nothing is lost: a batch stays with its process until the next call has its number
+            batches, self._asking = self._asking.result(), None
             hosts = self._hosts()
             for process, batch in batches.items():
                 self._received[process] = batch.number

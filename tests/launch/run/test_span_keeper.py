@@ -1,16 +1,25 @@
 """The spans of whole runs: every kind, from each part, with flows from a turn to the instances that it changed."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from flexmarl.actors.spans import KINDS, Span
+from flexmarl.core.spans import SpanBatch, SpanRecorder
+from flexmarl.core.testing import virtual_time
 from flexmarl.launch.monitoring.timeline.links import KEY_SETS, links_of
 from flexmarl.launch.monitoring.timeline.span_keys import SpanKeys
 from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
+from flexmarl.launch.run import span_keeper
+from flexmarl.launch.run.run_supervision import RunSupervision
+from flexmarl.launch.run.span_keeper import SpanKeeper
 from flexmarl.launch.run_folder.run_directory import RunDirectory
+from flexmarl.launch.run_folder.spans.span_log import SpanLog
+from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
 from ..conftest import SIMULATED_POLICIES, Launched
 from ..in_process import RunsHere
@@ -134,3 +143,53 @@ def test_without_a_trace_nothing_is_written_and_of_a_share_only_the_few(
     # Before the first call a process does not know the share.
     assert {*spans.kinds} <= {*kinds}
     assert bool(kinds) == ("optimizer" in spans.kinds)
+
+
+def test_a_run_that_has_failed_has_the_spans_of_its_end(runs_here: RunsHere) -> None:
+    run = runs_here.train("failed", "data.faults=[raise]", "data.faulty=9", *SIMULATED_POLICIES)
+    assert run.status == 1, run.text
+    assert "trajectory" in stored(run.directory).kinds
+
+
+class FakeSupervision:
+    """One process that records, and one that never answers."""
+
+    def __init__(self) -> None:
+        self.recorder = SpanRecorder()
+
+    async def process_spans(
+        self, share: float, received: Mapping[str, int], timeout_s: float
+    ) -> dict[str, SpanBatch]:
+        batch = self.recorder.take(share, received.get("trainer", 0))
+        await asyncio.sleep(timeout_s)
+        return {"trainer": batch}
+
+
+async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """As ``in_thread``: there are no threads in virtual time."""
+    return function(*arguments)
+
+
+def test_the_end_waits_for_no_process_longer_than_two_seconds_and_has_all_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_keeper, "in_thread", call_here)
+
+    async def main() -> float:
+        supervision = FakeSupervision()
+        log = SpanLog(tmp_path / "trace", TraceConfig(), print)
+        keeper = SpanKeeper(cast(RunSupervision, cast(Any, supervision)), log, lambda: {"trainer": "here"})
+        supervision.recorder.add(1.0, 2.0, ("trainer", "optimizer", "", "", "", ""), (-1,) * 6)
+        running = asyncio.create_task(keeper.run())
+        await asyncio.sleep(1.0)
+        supervision.recorder.add(2.0, 3.0, ("trainer", "optimizer", "", "", "", ""), (-1,) * 6)
+        began = asyncio.get_running_loop().time()
+        await keeper.end()
+        seconds = asyncio.get_running_loop().time() - began
+        await running
+        log.close()
+        return seconds
+
+    assert virtual_time.run(main()) <= 2.0
+    spans = StoredSpans(tmp_path / "trace")
+    assert spans.refresh() and spans.size == 2
