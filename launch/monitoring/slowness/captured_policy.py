@@ -1,9 +1,9 @@
 """Cause: one agent decides what a shared policy learns."""
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
+from ....actors.names import AgentName, PolicyName
 from .evidence import Evidence
 from .finding import Finding
 
@@ -14,9 +14,9 @@ def captured_policy(evidence: Evidence) -> Iterator[Finding]:
     """By its share of the advantages over the trained tokens, which is measured of shared policies alone."""
     for policy, agents in evidence.policies.items():
         for agent in agents:
-            shares = evidence.values("agent", agent, "advantage_share")
-            if len(agents) > 1 and shares and (share := math.fsum(shares) / len(shares)) > _MOST:
-                tokens = evidence.per_step("agent", agent, "token_share")
+            share = _share(evidence, policy, agent, "advantage_share") if len(agents) > 1 else 0.0
+            if share > _MOST:
+                tokens = _share(evidence, policy, agent, "token_share")
                 yield Finding(
                     "captured policy",
                     None,
@@ -24,3 +24,15 @@ def captured_policy(evidence: Evidence) -> Iterator[Finding]:
                     f"tokens; {len(agents)} agents share the policy",
                     f"agents.{agent}.policy",
                 )
+
+
+def _share(evidence: Evidence, policy: PolicyName, agent: AgentName, figure: str) -> float:
+    """An agent's share over all steps: each counts by the tokens that it has trained."""
+    whole = part = 0.0
+    for step in evidence.steps:
+        share = step.by_agent.get(agent, {}).get(figure)
+        numbers = step.by_policy.get(policy, {})
+        if share is not None:
+            tokens = numbers.get("samples", 1) * numbers.get("mean_tokens", 1.0)
+            whole, part = whole + tokens, part + share * tokens
+    return part / whole if whole else 0.0

@@ -74,6 +74,9 @@ class StoredSpans:
     def __init__(self, folder: Path) -> None:
         """``folder``: ``trace/`` of a run; it may be missing."""
         self._folder = folder
+        self._forget()
+
+    def _forget(self) -> None:
         self.lanes: list[Lane] = []
         self.kinds: list[str] = []
         self.rows: list[tuple[int, int]] = []
@@ -98,7 +101,8 @@ class StoredSpans:
         except FileNotFoundError:
             return False
         if size < before:  # the folder is another run's by now
-            self.__init__(self._folder)  # type: ignore[misc]
+            self._forget()
+            before = 0
         self._read_names()  # they were written before the records with them
         while self.size < size:
             count = min(size - self.size, BLOCK - self.size % BLOCK)

@@ -83,7 +83,9 @@ class SpanLog:
         self._dropped_by[process] = batch.dropped
         lost = batch.dropped - before if batch.dropped >= before else batch.dropped  # else it has begun again
         spans = np.frombuffer(bytes(batch.records.view), RECORD).copy()
-        if not self.share or (not len(spans) and not lost):
+        if not self.share:  # it was recorded before its process has heard that the limit is reached
+            lost, spans = lost + len(spans), spans[:0]
+        if not self._config.enabled or (not len(spans) and not lost):
             return
         try:
             self._open()

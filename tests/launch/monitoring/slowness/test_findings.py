@@ -138,6 +138,28 @@ def test_equal_rewards_a_captured_policy_and_a_blocked_loop_are_named() -> None:
     assert captured.cause == "captured policy" and captured.sentence.startswith("solver has 95% ")
 
 
+def test_a_step_counts_by_its_tokens_in_the_share_of_an_agent() -> None:
+    """One large step of the judge outweighs many small ones of the solver."""
+    policy, solver, judge = PolicyName("shared"), AgentName("solver"), AgentName("judge")
+
+    def step_of(step: StepMetrics, share: float, tokens: float) -> StepMetrics:
+        shares = {
+            solver: {"advantage_share": share, "token_share": share},
+            judge: {"advantage_share": 1.0 - share, "token_share": 1.0 - share},
+        }
+        return replace(step, by_policy={policy: {"samples": 1, "mean_tokens": tokens}}, by_agent=shares)
+
+    policies = {"agents.solver.policy": "shared", "agents.judge.policy": "shared"}
+    steps = plain_steps(21)
+    small = [step_of(step, 0.99, 10.0) for step in steps[:-1]]
+    causes = [finding.cause for finding in findings([*small, step_of(steps[-1], 0.0, 800.0)], policies)]
+    assert "captured policy" not in causes
+    captured = findings([*small, step_of(steps[-1], 0.5, 20.0)], policies)[-1]
+    assert captured.sentence.startswith(
+        "solver has 94% of the advantages that shared learns from, and 94% of its"
+    )
+
+
 def test_a_few_steps_prove_nothing() -> None:
     assert findings(plain_steps(LEAST_STEPS), {}) == []
     (finding,) = findings(plain_steps(LEAST_STEPS + 1), {})

@@ -139,3 +139,34 @@ def test_a_table_with_a_damaged_line_keeps_the_entries_behind_it(tmp_path: Path)
     again.close()
     first, second, third, fourth = stored(tmp_path / "trace")
     assert first.lane == "?" and [second, third, fourth] == [TURN, TURN, STEP]
+
+
+def test_spans_that_come_after_the_limit_are_counted(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "trace", limit_mib=1)
+    many = batch(*[TURN] * 20_000)
+    log.add("rollout-0", "there", many)
+    assert log.share == 0.0
+    log.add("rollout-1", "there", batch(TURN, TURN))
+    log.add("rollout-1", "there", batch())
+    assert log.dropped == 2
+    log.close()
+    spans = StoredSpans(tmp_path / "trace")
+    spans.refresh()
+    assert (spans.size, spans.dropped) == (20_000, 2)
+
+
+def test_a_folder_that_begins_again_is_read_from_its_begin(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "trace")
+    log.add("rollout-0", "there", batch(TURN, TURN))
+    log.close()
+    spans = StoredSpans(tmp_path / "trace")
+    assert spans.refresh() and spans.size == 2
+    spans_file(tmp_path / "trace").unlink()
+    names_file(tmp_path / "trace").unlink()
+    log = open_log(tmp_path / "trace")
+    log.add("orchestrator", "here", batch(STEP))
+    log.close()
+    assert spans.refresh()
+    assert spans.spans(range(spans.size)) == [STEP] and [lane.name for lane in spans.lanes] == [
+        "orchestrator"
+    ]
