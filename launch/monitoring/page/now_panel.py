@@ -12,12 +12,13 @@ from ....actors.run_events import (
     RunStarted,
     TrajectoryFailed,
 )
+from ...run_folder.logged_event import LoggedEvent
 from ...run_folder.run_findings import run_findings
 from ..console.event_text import note_of, warning_of
 from ..console.progress_state import one_line
 from .curves import Query
 from .headline import headline
-from .recorded_run import LoggedEvent, RecordedRun
+from .recorded_run import RecordedRun
 
 _NEWS: Final = 60
 _BAR_POINTS: Final = 240

@@ -14,9 +14,10 @@ from ....actors.run_events import (
     WeightsPathChosen,
     WeightsReloaded,
 )
+from ...run_folder.logged_event import LoggedEvent
 from ..console.event_text import note_of, warning_of
 from .curves import Query
-from .recorded_run import LoggedEvent, RecordedRun
+from .recorded_run import RecordedRun
 
 _PARTS: Final = ("computing", "idle", "swapping", "waiting", "suspended")
 _MOST_STAYS: Final = 4000

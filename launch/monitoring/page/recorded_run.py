@@ -5,7 +5,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +15,14 @@ from ....actors.run_events import (
     PolicyResumed,
     PolicySuspended,
     RunEnded,
-    RunEvent,
     RunResumed,
     RunStarted,
 )
 from ...config.config_reading import flattened, read_yaml
 from ...errors import SamplesUnreadable
 from ...run_folder.growing_file import GrowingFile
-from ...run_folder.json_lines import event_from_json, object_of
+from ...run_folder.json_lines import object_of
+from ...run_folder.logged_event import LoggedEvent
 from ...run_folder.run_directory import RunDirectory
 from ...run_folder.samples.reader import Samples
 from ...run_folder.samples.showing import TokenTexts
@@ -39,16 +38,6 @@ _KEPT_EVENTS: Final = 20_000
 _LONGEST_TEXT: Final = 20_000
 _EVALUATION: Final = b'"eval/'
 _STEP_LIMIT: Final = 10**12
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
-    """``time``: Unix seconds. ``event``: None for a line with an unknown name, or that lacks a field."""
-
-    time: float | None
-    name: str
-    event: RunEvent | None
-    line: Mapping[str, Any]
 
 
 class RecordedRun:
@@ -222,9 +211,8 @@ class RecordedRun:
             self.unreadable += bool(line.strip())
             return False
         shortened = {key: _cut(value) for key, value in record.items()}
-        event = event_from_json(shortened)
-        logged = LoggedEvent(number(record.get("time")), str(record.get("event", "")), event, shortened)
-        match event:
+        logged = LoggedEvent.of(shortened)
+        match logged.event:
             case PolicySuspended() | PolicyResumed():
                 self.copies.append(logged)
                 return True

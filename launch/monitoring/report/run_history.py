@@ -9,27 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ....actors.figures import FIGURES, UnknownFigure
 from ....actors.names import AgentName, PolicyName
-from ....actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
+from ....actors.run_events import Evaluated, RunEnded, RunResumed, RunStarted
 from ....actors.step_metrics import SUBJECT_OF, StepMetrics
-from ...run_folder.json_lines import event_from_json, metrics_from_json, read_lines
+from ...run_folder.json_lines import metrics_from_json, read_lines
+from ...run_folder.logged_event import LoggedEvent
 from ..formatting import number
 
 Event = TypeVar("Event")
 
 Point = tuple[float, float]
 """A step and a value."""
-
-
-@dataclass(frozen=True)
-class LoggedEvent:
-    """A line of ``events.jsonl``. ``event``: None if the line has an unknown name or lacks a field."""
-
-    line: Mapping[str, Any]
-    event: RunEvent | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +107,7 @@ def load_history(run_dir: Path) -> History:
         raise NotADirectoryError(f"{run_dir} is not a run folder")
     lines, _ = read_lines(run_dir / "metrics.jsonl")
     event_lines, _ = read_lines(run_dir / "events.jsonl")
-    events = [LoggedEvent(line, event_from_json(line)) for line in event_lines]
+    events = [LoggedEvent.of(line) for line in event_lines]
     joined = _Joined()
     for line in lines:
         if (step := metrics_from_json(line)) is not None:
