@@ -23,6 +23,8 @@ RECORD: Final = struct.Struct(f"<2d{NAMES}i{NUMBERS}i")
 """Begin and end, in seconds since 1970; entries of the table of names, -1: no name; numbers, -1: no number."""
 
 MOST_BYTES: Final = 2 * 2**20
+LONGEST_NAME: Final = 500
+"""Characters; a longer name is cut."""
 _KEYS: Final = 2**32
 
 
@@ -53,6 +55,8 @@ class SpanRecorder:
         self._most_bytes = most_bytes
         self._names: dict[str, int] = {"": -1}
         self._records = bytearray()
+        self._text = self._sent_text = 0
+        """Characters of the names, at most: they take memory as the records do."""
         self._sent: tuple[dict[str, int], bytearray] = {"": -1}, bytearray()
         # A process that is started again begins with another number than its predecessor ended with.
         self._number = time.time_ns()
@@ -72,12 +76,20 @@ class SpanRecorder:
         the kind first, empty: none. ``numbers``: six of 32 bits, -1: none."""
         if self.share < 1.0 and (not self.share or (key and not is_kept(key, self.share))):
             return
-        if len(self._records) + len(self._sent[1]) >= self._most_bytes:
+        if len(self._records) + len(self._sent[1]) + self._text + self._sent_text >= self._most_bytes:
             self.dropped += 1
             return
         entries = self._names
+        count = len(entries)
         # The table has one entry for no name, so that the first name is the entry 0.
         indexes = [entries.setdefault(name, len(entries) - 1) for name in names]
+        if len(entries) > count:  # most spans have names that are known: their lengths need no look
+            if max(map(len, names)) > LONGEST_NAME:
+                while len(entries) > count:
+                    entries.popitem()
+                names = [name[:LONGEST_NAME] for name in names]
+                indexes = [entries.setdefault(name, len(entries) - 1) for name in names]
+            self._text += sum(map(len, names))
         # A clock that was set back makes no negative time.
         self._records += RECORD.pack(begin, end if end > begin else begin, *indexes, *numbers)
 
@@ -86,10 +98,11 @@ class SpanRecorder:
         self.share = share
         self._set_clock()
         if received == self._number:
-            self._sent = {"": -1}, bytearray()
+            self._sent, self._sent_text = ({"": -1}, bytearray()), 0
         if self._sent[1]:  # it has not arrived: its spans are in front of the new ones
             self._join_sent()
         self._sent, self._names, self._records = (self._names, self._records), {"": -1}, bytearray()
+        self._sent_text, self._text = self._sent_text + self._text, 0
         self._number += 1
         names, records = self._sent
         return SpanBatch(self._number, tuple(names)[1:], Buffer(bytes(records)), self.dropped)

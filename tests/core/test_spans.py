@@ -1,6 +1,6 @@
 """The recorder of a process: bounded, by key, and without a loss when an answer is lost."""
 
-from flexmarl.core.spans import NAMES, RECORD, SpanBatch, SpanRecorder, is_kept
+from flexmarl.core.spans import LONGEST_NAME, NAMES, RECORD, SpanBatch, SpanRecorder, is_kept
 
 NUMBERS = (1, 2, 3, -1, 2**31 - 1, 0)
 
@@ -76,3 +76,17 @@ def test_a_share_of_zero_records_nothing() -> None:
     recorder.take(0.0, 0)
     add(recorder, "optimizer")
     assert kinds(recorder.take(0.0, 0)) == []
+
+
+def test_names_take_room_and_a_long_one_is_cut() -> None:
+    spans = SpanRecorder(most_bytes=1000)
+    spans.add(1.0, 2.0, ("lane", "kind", "q" * 10**6, "", "", ""), (-1,) * 6)
+    batch = spans.take(1.0, 0)
+    assert batch.names == ("lane", "kind", "q" * LONGEST_NAME)
+    spans.add(1.0, 2.0, ("lane", "kind", "r" * 400, "", "", ""), (-1,) * 6)
+    spans.add(1.0, 2.0, ("lane", "kind", "s", "", "", ""), (-1,) * 6)
+    assert spans.dropped == 1, "the two names, one of them not known to have arrived, have filled it"
+    spans.take(1.0, batch.number)
+    spans.take(1.0, spans.take(1.0, batch.number).number)
+    spans.add(1.0, 2.0, ("lane", "kind", "s", "", "", ""), (-1,) * 6)
+    assert spans.dropped == 1
