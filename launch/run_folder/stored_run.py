@@ -12,9 +12,9 @@ from ...actors.run_events import RunEnded, RunEvent, RunResumed, RunStarted
 from ..config.config_reading import flattened, read_yaml
 from ..errors import RunDirectoryError
 from ..monitoring.formatting import number
-from ..monitoring.report.run_history import History, first_and_last, load_history
 from .folder_size import folder_bytes
 from .run_directory import RunDirectory
+from .run_history import History, first_and_last, load_history
 from .saved_policies import saved_steps
 
 State = Literal["running", "done", "stopped", "failed", "killed", "not started"]

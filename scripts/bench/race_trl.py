@@ -52,7 +52,7 @@ import click
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
-from flexmarl.launch.monitoring.report.run_history import load_history
+from flexmarl.launch.run_folder.run_history import load_history
 
 RECIPE = Path(__file__).parent / "race"
 WARM_UP_STEPS = 5

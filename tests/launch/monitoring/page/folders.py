@@ -9,7 +9,7 @@ from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import RunEnded, RunStarted
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
-from ..report.records import record
+from ...run_folder.records import record
 
 STARTED = event_to_json(RunStarted(Step(0), "3.12", "linux", 2, 17), 1_000_000.0)
 ENDED = event_to_json(RunEnded(False, Step(3)), 1_000_100.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flexmarl.launch.monitoring.page.curves import Curve, Curves, points_of
 
-from ..report.records import FINITE
+from ...run_folder.records import FINITE
 
 
 def curve_of(values: list[float]) -> Curve:

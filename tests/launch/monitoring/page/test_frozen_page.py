@@ -21,9 +21,9 @@ from flexmarl.launch.monitoring.page.frozen_page import write_report
 from flexmarl.launch.monitoring.page.panels import PANELS
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
+from ...run_folder.records import record
 from ...run_folder.samples.files import record as samples_of
 from ...run_folder.samples.files import recorded_run, trajectory
-from ..report.records import record
 from .folders import ENDED, STARTED, folder_of, lines_of, step_line
 
 

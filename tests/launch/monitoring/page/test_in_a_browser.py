@@ -34,9 +34,9 @@ from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ....patience import PATIENCE_S
 from ...conftest import SIMULATED_POLICIES, TINY
+from ...run_folder.records import record
 from ...run_folder.samples.files import record as samples_of
 from ...run_folder.samples.files import recorded_run, trajectory
-from ..report.records import record
 from ..timeline.test_timeline import write
 from .folders import STARTED, lines_of, step_line
 

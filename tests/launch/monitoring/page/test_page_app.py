@@ -19,9 +19,9 @@ from flexmarl.launch.monitoring.page.server import served_page
 from flexmarl.launch.monitoring.timeline.timeline import Timeline
 
 from ....patience import PATIENCE_S
+from ...run_folder.records import record
 from ...run_folder.samples.files import record as samples_record
 from ...run_folder.samples.files import recorded_run, trajectory
-from ..report.records import record
 from .folders import folder_of, lines_of, step_line
 
 

@@ -37,7 +37,7 @@ from flexmarl.launch.monitoring.page.plain import plain, without_markup
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
-from ..report.records import record
+from ...run_folder.records import record
 from .folders import STARTED, folder_of, step_line
 
 

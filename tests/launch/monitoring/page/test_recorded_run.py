@@ -9,7 +9,7 @@ from flexmarl.actors.run_events import Evaluated, PolicySuspended, RunEnded, Run
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
-from ..report.records import record
+from ...run_folder.records import record
 from .folders import ENDED, STARTED, folder_of, lines_of, step_line
 
 

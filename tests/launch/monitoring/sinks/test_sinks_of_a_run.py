@@ -14,11 +14,11 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.written_config import UNCHANGED
 from flexmarl.launch.hosts import env
-from flexmarl.launch.monitoring.report.run_history import load_history
 from flexmarl.launch.monitoring.sinks.function_sink import check_function, name_of
 from flexmarl.launch.run.preflight import preflight
 from flexmarl.launch.run.preflight.recipe_checks import function_problems
 from flexmarl.launch.run.resuming import may_change
+from flexmarl.launch.run_folder.run_history import load_history
 
 from ....patience import PATIENCE_S
 from ...conftest import NO_FINDINGS, SIMULATED, SOURCES, TINY, json_lines

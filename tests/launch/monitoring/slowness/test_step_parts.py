@@ -10,7 +10,7 @@ from flexmarl.actors.step_metrics import StepMetrics
 from flexmarl.launch.monitoring.slowness.step_parts import PARTS, split_step
 from flexmarl.launch.run_folder.json_lines import metrics_from_json
 
-from ..report.records import record
+from ...run_folder.records import record
 
 SECONDS = st.floats(-1e3, 1e6)
 

@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ....actors.figures import FIGURES, UnknownFigure
-from ....actors.names import AgentName, PolicyName
-from ....actors.run_events import Evaluated, RunEnded, RunResumed, RunStarted
-from ....actors.step_metrics import SUBJECT_OF, StepMetrics
-from ...run_folder.json_lines import metrics_from_json, read_lines
-from ...run_folder.logged_event import LoggedEvent
-from ..formatting import number
+from ...actors.figures import FIGURES, UnknownFigure
+from ...actors.names import AgentName, PolicyName
+from ...actors.run_events import Evaluated, RunEnded, RunResumed, RunStarted
+from ...actors.step_metrics import SUBJECT_OF, StepMetrics
+from ..monitoring.formatting import number
+from .json_lines import metrics_from_json, read_lines
+from .logged_event import LoggedEvent
 
 Event = TypeVar("Event")
 

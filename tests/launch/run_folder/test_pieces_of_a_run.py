@@ -7,8 +7,8 @@ from typing import Any
 
 from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import Evaluated, RunEnded, RunEvent, RunResumed, RunStarted
-from flexmarl.launch.monitoring.report.run_history import History, load_history
 from flexmarl.launch.run_folder.json_lines import event_to_json
+from flexmarl.launch.run_folder.run_history import History, load_history
 
 MACHINE: Any = ("3.11", "linux", 2, 1)
 

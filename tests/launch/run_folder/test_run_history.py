@@ -9,12 +9,12 @@ import pytest
 
 from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import Evaluated
-from flexmarl.launch.monitoring.report.run_history import (
+from flexmarl.launch.run_folder.json_lines import event_to_json
+from flexmarl.launch.run_folder.run_history import (
     History,
     first_and_last,
     load_history,
 )
-from flexmarl.launch.run_folder.json_lines import event_to_json
 
 from .records import record
 

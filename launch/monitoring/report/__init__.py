@@ -1,1 +1,0 @@
-"""The history of a run, read from its folder."""
