@@ -30,8 +30,8 @@ from .options import RUN, as_json_option
 def calibrate(run: Path, like: str, as_json: bool) -> int:
     """Describe the device that a run has computed on, by the seconds that it took: for `cluster.device` of a scenario.
 
-    RUN is the folder of a run with at least two steps. Its prefill, decode steps, forward and backward, optimizer steps
-    and installs become rates; the first step does not count.
+    RUN is the folder of a run with at least three steps. Its prefill, decode steps, forward and backward, optimizer
+    steps and installs become rates; the first step does not count.
 
     \b
     Examples:

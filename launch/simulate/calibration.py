@@ -28,8 +28,8 @@ class Measured:
     """Sums of a policy over the steps of a run; 0 seconds: not measured.
 
     ``ranks``, ``item_bytes``, ``checkpoints``: of its trainer. ``devices``: of an instance. ``trained_tokens``: with
-    prompts, without those that were not computed. ``forwards``: of each rank. ``versions``: copies of weights to an
-    instance."""
+    prompts, without those that were not computed. ``forwards``: of each rank. ``optimizer_s``: the shortest
+    optimizer step. ``versions``: copies of weights to an instance."""
 
     shape: ModelShape
     ranks: int
@@ -44,7 +44,6 @@ class Measured:
     trained_tokens: float = 0.0
     forwards: float = 0.0
     backward_s: float = 0.0
-    optimizer_steps: float = 0.0
     optimizer_s: float = 0.0
     versions: float = 0.0
     transfer_s: float = 0.0
@@ -87,9 +86,14 @@ def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
             set_number("product_share", products / peak, "prefill")
         if training:
             set_number("training_share", training / peak, "forward and backward")
-    memory = _rate(
-        (28.0 * policy.shape.parameters / policy.ranks * policy.optimizer_steps, policy.optimizer_s)
-        for policy in policies
+    # The fastest, not the mean: of policies that share a process, most steps wait for another's computation.
+    memory = max(
+        (
+            28.0 * policy.shape.parameters / policy.ranks / policy.optimizer_s
+            for policy in policies
+            if policy.optimizer_s > 0
+        ),
+        default=0.0,
     )
     if memory:
         set_number("memory_gb_s", memory / _GIGA, "the optimizer step")

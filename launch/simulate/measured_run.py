@@ -20,14 +20,16 @@ _OF_ENGINES: Final = {
     "decoded_tokens": "engine_decoded_tokens", "decode_s": "engine_decode_s",
 }  # fmt: skip
 
+_LEAST: Final = 3
+
 
 def measured_run(run: RunDirectory) -> list[Measured]:
     """Raises ConfigError for a run that has computed nothing, or whose models are not known here."""
     config = check(read_yaml(run.config), str(run.config))
     rows, _ = read_lines(run.metrics) if run.metrics.exists() else ([], 0)
-    if len(rows) < 2:
+    if len(rows) < _LEAST:
         raise ConfigError(
-            f"{run.path} has {len(rows)} complete steps: two are needed, as the first is a warm-up"
+            f"{run.path} has {len(rows)} complete steps: {_LEAST} are needed, as the first is a warm-up"
         )
     policies = [name for name, policy in config.policies.items() if _is_real(config, name)]
     if not policies:
@@ -47,9 +49,10 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
     if shape is None:
         raise ConfigError(unknown_shape(config, name))
     trainer = policy.trainer
-    steady = rows[1:]  # the first has compilations, and first uses of everything
-    prompts = _of_engines(rows, name, "engine_prompt_tokens")
-    turns = sum(row.get(f"turns/{agent}", 0) for row in steady for agent in config.agents_of(name))
+    # The first has compilations, first uses of everything, and the evaluation before it.
+    steady = rows[1:]
+    prompts = _of_engines(steady, name, "engine_prompt_tokens")
+    turns = sum(row.get(f"turns/{agent}", 0) for row in steady[1:] for agent in config.agents_of(name))
     prompt = prompts / turns if turns else 0.0
     # Other losses compute the samples alone that have an advantage.
     trains_all = policy.algorithm.trains_without_advantage
@@ -72,11 +75,10 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
         trained_tokens=trained,
         forwards=_forwards(config, name, steady),
         backward_s=sum(row.get(f"backward_s/{name}", 0.0) for row in steady),
-        optimizer_steps=len(optimizer),
-        optimizer_s=sum(optimizer),
+        optimizer_s=min(optimizer, default=0.0),
         versions=len(transfers),
         transfer_s=sum(transfers),
-        **{field: _of_engines(rows, name, figure) for field, figure in _OF_ENGINES.items()},
+        **{field: _of_engines(steady, name, figure) for field, figure in _OF_ENGINES.items()},
     )
 
 
@@ -87,7 +89,7 @@ def _forwards(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[str, A
 
 
 def _of_engines(rows: Sequence[Mapping[str, Any]], policy: PolicyName, figure: str) -> float:
-    """The increase of a figure from the first step to the last, the sum over the policy's instances. They are named for
+    """The increase of a figure over these rows, the sum over the policy's instances. They are named for
     the policy that they serve first; a process that began again in between counts from its last begin."""
     total, prefix = 0.0, f"actor.{figure}/{policy}-"
     for key in {key for row in rows for key in row if key.startswith(prefix)}:

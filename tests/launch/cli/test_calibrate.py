@@ -19,7 +19,7 @@ def measured(folder: Path) -> Path:
     run = RunDirectory.create(folder / "run", "")
     record(run, resolve("sort-digits", []))
     step = {"samples/sorter": 100, "mean_tokens/sorter": 6.0, "backward_s/sorter": 2.0}
-    run.metrics.write_text("".join(f"{json.dumps({'step': number, **step})}\n" for number in (1, 2)))
+    run.metrics.write_text("".join(f"{json.dumps({'step': number, **step})}\n" for number in (1, 2, 3)))
     return run.path
 
 

@@ -27,7 +27,7 @@ from flexmarl.launch.run_folder.json_lines import event_to_json
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ..monitoring.page.folders import STARTED, folder_of
-from ..monitoring.report.records import record as step_record
+from ..run_folder.records import record as step_record
 from ..monitoring.timeline.test_timeline import write as write_spans
 from ..run_folder.samples.files import record, recorded_run, trajectory
 

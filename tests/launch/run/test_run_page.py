@@ -22,7 +22,7 @@ from ...patience import PATIENCE_S
 from ..conftest import SIMULATED, TINY
 from ..in_process import run_in_loop, wait_for_step
 from ..monitoring.page.folders import folder_of
-from ..monitoring.report.records import record
+from ..run_folder.records import record
 
 
 class NotedDisplay(NoDisplay):

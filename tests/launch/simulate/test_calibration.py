@@ -41,7 +41,7 @@ def played(shape: ModelShape, device: DeviceConfig, ranks: int, devices: int) ->
         decode_steps=1000, decoded_tokens=32_000, decode_s=1000 * engine.decode_s(32, 0),
         trained_tokens=1e6, forwards=10,
         backward_s=sum(trainer.micro_batch_s([100] * 1000, ranks) for _ in range(10)),
-        optimizer_steps=10, optimizer_s=10 * trainer.optimizer_s,
+        optimizer_s=trainer.optimizer_s,
         versions=10, transfer_s=10 * trainer.publish_s,
     )  # fmt: skip
 
@@ -90,9 +90,9 @@ def rows(run: RunDirectory, *figures: dict[str, float]) -> None:
 def test_a_run_without_steps_and_a_simulated_one_are_refused(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", "")
     record(run, resolve(str(RECIPE), []))
-    with pytest.raises(ConfigError, match="0 complete steps: two are needed"):
+    with pytest.raises(ConfigError, match="0 complete steps: 3 are needed"):
         measured_run(run)
-    rows(run, {"step": 1}, {"step": 2})
+    rows(run, *({"step": float(step)} for step in (1, 2, 3)))
     with pytest.raises(ConfigError, match="simulated policies alone"):
         measured_run(run)
 
@@ -122,12 +122,12 @@ def test_the_figures_of_a_run_are_summed_without_its_first_step(tmp_path: Path) 
         ),
     )
     sorter, checker = measured_run(run)
-    assert (sorter.prompt_tokens, sorter.prefill_s, sorter.decode_steps) == (1400.0, 2.0, 40.0)
-    assert (sorter.decoded_tokens, sorter.decode_s) == (1200.0, 6.0)
+    assert (sorter.prompt_tokens, sorter.prefill_s, sorter.decode_steps) == (700.0, 1.0, 20.0)
+    assert (sorter.decoded_tokens, sorter.decode_s) == (600.0, 3.0)
     assert sorter.trained_tokens == pytest.approx(2 * 50 * (6 + 7)), (
         "prompts of seven tokens; samples without an advantage are not computed"
     )
-    assert (sorter.backward_s, sorter.optimizer_s, sorter.optimizer_steps) == (4.0, 1.0, 2)
+    assert (sorter.backward_s, sorter.optimizer_s) == (4.0, 0.5)
     assert sorter.forwards == 2 * 4, "micro-batches of 32"
     assert (sorter.versions, sorter.transfer_s) == (2, 0.5)
     assert checker.backward_s == 0.0 and checker.decode_steps == 0.0

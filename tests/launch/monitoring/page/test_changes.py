@@ -10,7 +10,7 @@ from flexmarl.launch.monitoring.page import changes
 from flexmarl.launch.monitoring.page.changes import Changes, TooManyListeners
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
 
-from ..report.records import record
+from ...run_folder.records import record
 from .folders import folder_of
 
 

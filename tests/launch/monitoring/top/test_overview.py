@@ -23,7 +23,7 @@ from flexmarl.launch.monitoring.top.overview import Overview, Section, overview,
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
 from ..page.folders import STARTED, folder_of
-from ..report.records import record
+from ...run_folder.records import record
 
 CONFIG = (
     "recipe: my/sort\nmode: strict\ntraining: {steps: 9}\n"

@@ -14,7 +14,7 @@ from flexmarl.launch.run_folder.json_lines import event_to_json
 
 from ....patience import PATIENCE_S
 from ..page.folders import STARTED, folder_of, lines_of
-from ..report.records import record
+from ...run_folder.records import record
 
 SIZE = (160, 50)
 
