@@ -1,7 +1,9 @@
-"""The disk of a simulated head: after a loss of power a file has what was forced to the disk, and a drawn part more.
+"""The disk of a simulated head: full for a while, and after a loss of power a file has what was forced to it, and a
+drawn part more.
 
     disk = SimulatedDisk(folder, random.Random(7))
-    with disk.watched():        # fsync(2) of this process is noted
+    with disk.watched():        # fsync(2) and write(2) of this process are noted
+        disk.is_full = True     # appending to a file of the folder raises ENOSPC
         ...
         disk.lose_power()       # decides what survives, at this moment
         ...                     # the processes end; their last writes go nowhere
@@ -9,9 +11,11 @@
 
 As POSIX has it: a content is safe once its file was synced, a name once its folder was. Everything else survives or
 does not, file by file: a new file may be empty, cut short or missing, an appended part too, and in place of a new file
-the one that it has replaced may be there.
+the one that it has replaced may be there. Only ``os.write`` finds a full disk: journals and logs are written by it, and
+files that are written as a whole find room.
 """
 
+import errno
 import os
 import random
 import shutil
@@ -29,6 +33,7 @@ class SimulatedDisk:
     """``folder``: the one that is watched, with all below it; the folder itself is safe."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
+        self.is_full = False
         self._folder = folder
         self._draw = draw
         self._contents: dict[int, bytes] = {}
@@ -40,18 +45,23 @@ class SimulatedDisk:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Notes each ``os.fsync`` of this process."""
-        fsync = os.fsync
+        """Notes each ``os.fsync`` of this process, and refuses ``os.write`` while the disk is full."""
+        fsync, write = os.fsync, os.write
 
         def note_and_sync(fd: Any) -> None:
             self._note(fd)
             fsync(fd)
 
-        os.fsync = note_and_sync
+        def write_if_room(fd: int, data: Any) -> int:
+            if self.is_full and self._has(fd):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(fd, data)
+
+        os.fsync, os.write = note_and_sync, write_if_room
         try:
             yield
         finally:
-            os.fsync = fsync
+            os.fsync, os.write = fsync, write
             for descriptor in self._held:
                 os.close(descriptor)
             self._held.clear()
@@ -71,6 +81,12 @@ class SimulatedDisk:
                     path.unlink()
             self._write(self._folder, survivors)
             self._note_all(self._folder)
+
+    def _has(self, file: int) -> bool:
+        """True for a file of the folder that has begun: a run that begins on a full disk is refused."""
+        if not os.fstat(file).st_size:
+            return False
+        return Path(f"/proc/self/fd/{file}").readlink().is_relative_to(self._folder.absolute())
 
     def _note(self, file: int) -> None:
         status = os.fstat(file)

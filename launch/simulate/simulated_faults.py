@@ -18,6 +18,7 @@ from ...core.base.task_groups import first_error
 from ...core.errors import ActorDead
 from ...core.testing.memory_node import MemoryNode
 from ...core.wire.memory import MemoryNetwork
+from .simulated_disk import SimulatedDisk
 from .simulated_hosts import SimulatedHost
 
 ESSENTIAL: Final = ("store", "trainer", "orchestrator", "router")
@@ -28,8 +29,8 @@ class FaultKind(StrEnum):
     """``KILL``: of an actor that is restarted alone; ``FATAL_KILL``: of one whose loss ends the run; ``KILL_NODE``: of
     a node's process, with which its actors end. ``FREEZE``: of an actor. ``CUT``: of the link between two hosts;
     ``ISOLATE``: of all links of a host. ``HOST_CRASH``: its loss; it and all its actors end silently, and it may start
-    again. ``HEAD_POWER``: the head's loss, whose disk has only what was forced to it; the run is resumed. ``SLOW``: all
-    messages are."""
+    again. ``HEAD_POWER``: the head's loss, whose disk has only what was forced to it; the run is resumed.
+    ``FULL_DISK``: of the head. ``SLOW``: all messages are."""
 
     KILL = "kill"
     FATAL_KILL = "fatal kill"
@@ -40,6 +41,7 @@ class FaultKind(StrEnum):
     ISOLATE = "isolate"
     HOST_CRASH = "host crash"
     HEAD_POWER = "head power"
+    FULL_DISK = "full disk"
     SLOW = "slow"
 
 
@@ -53,6 +55,7 @@ ALL_KINDS: Final[Mapping[FaultKind, float]] = {
     FaultKind.ISOLATE: 2.0,
     FaultKind.HOST_CRASH: 1.0,
     FaultKind.HEAD_POWER: 1.0,
+    FaultKind.FULL_DISK: 1.0,
     FaultKind.SLOW: 1.0,
 }
 
@@ -111,7 +114,7 @@ class InjectedFault:
 class FaultInjector:
     """``planned``: the faults that are still to come; those that begin leave it. ``head``: the head's own node.
     ``injected``: gets those that have hit something. ``gone``: gets the names of the nodes that do not come back.
-    ``lose_power``: of the head's disk."""
+    ``disk``: the head's."""
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class FaultInjector:
         hosts: Sequence[SimulatedHost],
         injected: list[InjectedFault],
         gone: set[str],
-        lose_power: Callable[[], None],
+        disk: SimulatedDisk,
     ) -> None:
         self._planned = planned
         self._network = network
@@ -130,7 +133,7 @@ class FaultInjector:
         self._head = head.name
         self._injected = injected
         self._gone = gone
-        self._lose_power = lose_power
+        self._disk = disk
         self._usual = network.faults
 
     async def run(self) -> None:
@@ -152,7 +155,7 @@ class FaultInjector:
                     fault = InjectedFault(time(), planned.kind, target, lasts_s)
                     self._injected.append(fault)
                     if fault.kind is FaultKind.HEAD_POWER:
-                        self._lose_power()
+                        self._disk.lose_power()
                         self._nodes[target].power_off()
                         raise ActorDead(target, "it has lost its power")
                     group.create_task(self._inject(fault), name=f"{fault.kind} {fault.target}")
@@ -174,7 +177,7 @@ class FaultInjector:
                 return [f"{host} {other}" for n, host in enumerate(hosts) for other in hosts[n + 1 :]]
             case FaultKind.KILL_NODE | FaultKind.HOST_CRASH:
                 return [host for host in hosts if host != self._head]
-            case FaultKind.HEAD_POWER:
+            case FaultKind.HEAD_POWER | FaultKind.FULL_DISK:
                 return [self._head]
             case FaultKind.SLOW:
                 return [""]
@@ -196,6 +199,12 @@ class FaultInjector:
                 self._network.faults = replace(self._usual, delay_s=(0.0, _SLOW_S))
                 await asyncio.sleep(fault.lasts_s)
                 self._network.faults = self._usual
+            case FaultKind.FULL_DISK:
+                self._disk.is_full = True
+                try:
+                    await asyncio.sleep(fault.lasts_s)
+                finally:
+                    self._disk.is_full = False
             case FaultKind.CUT | FaultKind.ISOLATE:
                 await self._cut(fault)
             case FaultKind.FREEZE_HOST | FaultKind.HOST_CRASH:

@@ -203,7 +203,7 @@ class _Simulator:
             hosts,
             self._simulation.injected_faults,
             self._gone,
-            self._disk.lose_power,
+            self._disk,
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
             console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)

@@ -82,9 +82,10 @@ def draw_case(seed: int) -> ChaosCase:
 def _workload(draw: random.Random, agents: Sequence[str]) -> dict[str, Any]:
     """Each agent is called by every trajectory: the stages are one agent after the other, or two at once."""
     calls = [{"agent": name, "chance": 1.0, "times": draw.choice((1, 1, 2))} for name in agents]
-    stages = (
-        [calls[:2], *([call] for call in calls[2:])] if draw.random() < 0.3 else [[call] for call in calls]
-    )
+    stages = [[call] for call in calls]
+    if draw.random() < 0.3:
+        # Once each: turns are numbered as they begin, and after the first time decides which branch is faster.
+        stages[:2] = [[{**call, "times": 1} for call in calls[:2]]]
     if draw.random() < 0.3:
         stages.append([{"agent": draw.choice(agents), "chance": 0.5, "times": 1}])
     return {

@@ -25,9 +25,15 @@ async def workflow(query: Query, agents: Agents) -> Rewards:
 async def _play(query: Query, agents: Agents, workload: Mapping[str, Any]) -> Rewards:
     place = query.id
     for stage in workload["calls"]:
-        names = await asyncio.gather(
-            *(_calls(call, f"{place}/{branch}", agents, workload) for branch, call in enumerate(stage))
-        )
+        branches = [
+            asyncio.create_task(_calls(call, f"{place}/{branch}", agents, workload))
+            for branch, call in enumerate(stage)
+        ]
+        try:
+            names = await asyncio.gather(*branches)
+        finally:  # after an error of one, ``gather`` leaves the others running
+            for branch in branches:
+                branch.cancel()
         place = next((name for name in names if name), place)
     draw = random.Random(place)
     await _delay(workload["reward"], draw)

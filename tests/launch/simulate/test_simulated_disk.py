@@ -83,6 +83,24 @@ def test_a_removal_may_be_lost(tmp_path: Path) -> None:
     assert contents_after(tmp_path, write) == {None, b"1"}
 
 
+def test_a_full_disk_refuses_appended_parts_of_its_own_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    disk = SimulatedDisk(tmp_path / "disk", random.Random(1))
+    with (
+        disk.watched(),
+        (tmp_path / "disk" / "file").open("wb") as file,
+        (tmp_path / "other").open("wb") as other,
+    ):
+        os.write(file.fileno(), b"1")
+        disk.is_full = True
+        os.write(other.fileno(), b"2")
+        with pytest.raises(OSError, match="No space left"):
+            os.write(file.fileno(), b"3")
+        disk.is_full = False
+        os.write(file.fileno(), b"4")
+    assert (tmp_path / "disk" / "file").read_bytes() == b"14" and (tmp_path / "other").read_bytes() == b"2"
+
+
 def test_no_error_leaves_a_watch_behind(tmp_path: Path) -> None:
     fsync = os.fsync
     with pytest.raises(ValueError), SimulatedDisk(tmp_path, random.Random(1)).watched():
