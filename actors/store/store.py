@@ -89,7 +89,7 @@ class Store(Actor, StoreApi):
         places = segment_directories(self.system.directory, self._setup.store_dir)
         self._arena = SegmentArena(places, self._setup.limits)
         lost = self._arena.recover(self._grants.writers, self._tables.live_refs(), self._grants.sizes)
-        await self._journaled(self._tables.begin_epoch())
+        await self._begin_epoch()
         if lost:  # the machine was restarted
             rows = self._tables.rows_in(lost)
             log.error("rows lost with the memory they lay in", segments=len(lost), rows=rows)
@@ -97,6 +97,18 @@ class Store(Actor, StoreApi):
             there = [ref for ref in discarded.freed if ref[0] not in lost]
             await self._journaled(replace(discarded, freed=there))
         self.background(self._expire(), "expiry")
+
+    async def _begin_epoch(self) -> None:
+        """Returns once the epoch of this start is in the journal: on a full disk it waits, as all writers do."""
+        epoch = self._tables.begin_epoch()
+        while True:
+            try:
+                await self._journaled(epoch)
+            except StoreFull as full:
+                await self._wait_for_room(full)
+            else:
+                self._has_room()
+                return
 
     async def on_stop(self) -> None:
         await self._journal.close()

@@ -132,6 +132,13 @@ def test_a_case_without_defects_is_clean(tmp_path: Path) -> None:
     assert outcome.saved == outcome.expected and outcome.saved
 
 
+def test_a_run_that_begins_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
+    full = PlannedFault(0.0, FaultKind.FULL_DISK, 1.5, 0.0)
+    outcome = outcome_of(case_of(full), tmp_path)
+    assert problems_of(outcome) == [] and outcome.seconds > 1.5
+    assert {"store_blocked", "store_unblocked"} <= {event["event"] for event in outcome.events}
+
+
 def test_every_check_has_a_defect() -> None:
     assert DEFECTS.keys() == CHECKS.keys()
 
