@@ -10,7 +10,7 @@ from flexmarl.core.base.collector import spare_collector
 from flexmarl.launch.simulate.chaos.examination import examine_seed
 
 # Two a second. More of them: FLEXMARL_CHAOS_SEEDS=300 scripts/test tests/launch/simulate/chaos/test_chaos_seeds.py
-SEEDS = int(os.environ.get("FLEXMARL_CHAOS_SEEDS", "100"))
+SEEDS = int(os.environ.get("FLEXMARL_CHAOS_SEEDS", "40"))
 AT_ONCE = 10
 
 
