@@ -147,6 +147,9 @@ _AGENT: Final = (
     Figure("advantage_share", "share",
            "of such a policy: the agent's part of the sum of <code>&#124;advantage&#124;</code> over these tokens",
            chart=Chart("Advantage share")),
+    Figure("gradient_share", "share",
+           "of such a policy: the norm of the gradient of the agent's samples, over the sum of the agents' norms; in "
+           "the steps of `trainer.role_gradients_every`, of the first update", chart=Chart("Gradient share")),
 )  # fmt: skip
 
 _POLICY: Final = (

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Tag, model_validator
 
-from ...config_base import AUTO, AutoCount, Config, Count, NonNegative, Unit, chosen_by_name
+from ...config_base import AUTO, AutoCount, Config, Count, Natural, NonNegative, Unit, chosen_by_name
 from .trainer_times import TrainerTimes
 
 
@@ -48,9 +48,21 @@ class TorchTrainerConfig(_Ranks):
     activation_checkpointing: bool = False
     """Computation of each layer's activations a second time, in the backward: they take the memory of one layer, and a
     step a third more time."""
+    role_gradients_every: Annotated[Natural, Unit("steps")] = 0
+    """Steps between two that measure the `gradient_share` of each agent of a shared policy; 0: none does. Such a step
+    takes a copy of the gradient for each agent, and one more, in memory that no plan counts. For one rank."""
     compilation: bool | None = None
     """Compilation of layers and log-probabilities by `torch.compile`, on a GPU; Triton needs a C compiler there. It
     takes 20 to 40 s at the first step. `null`: models of at least 100 million parameters."""
+
+    @model_validator(mode="after")
+    def _measures_roles_on_one_rank(self) -> Self:
+        if self.role_gradients_every and self.ranks != 1:
+            raise ValueError(
+                f"role_gradients_every={self.role_gradients_every} is for ranks=1, not for ranks={self.ranks}: it "
+                "is not measured in a gang"
+            )
+        return self
 
 
 class SimulatedTrainerConfig(_Ranks):

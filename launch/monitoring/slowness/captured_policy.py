@@ -11,16 +11,20 @@ _MOST: Final = 0.9
 
 
 def captured_policy(evidence: Evidence) -> Iterator[Finding]:
-    """By its share of the advantages over the trained tokens, which is measured of shared policies alone."""
+    """By its share of the gradient's norm if that is measured, else of the advantages over the trained tokens. Both are
+    figures of shared policies alone."""
     for policy, agents in evidence.policies.items():
         for agent in agents:
-            share = _share(evidence, policy, agent, "advantage_share") if len(agents) > 1 else 0.0
+            is_measured = bool(evidence.values("agent", agent, "gradient_share"))
+            measure = "the gradient's norm" if is_measured else "the advantages"
+            figure = "gradient_share" if is_measured else "advantage_share"
+            share = _share(evidence, policy, agent, figure) if len(agents) > 1 else 0.0
             if share > _MOST:
                 tokens = _share(evidence, policy, agent, "token_share")
                 yield Finding(
                     "captured policy",
                     None,
-                    f"{agent} has {share:.0%} of the advantages that {policy} learns from, and {tokens:.0%} of its "
+                    f"{agent} has {share:.0%} of {measure} that {policy} learns from, and {tokens:.0%} of its "
                     f"tokens; {len(agents)} agents share the policy",
                     f"agents.{agent}.policy",
                 )

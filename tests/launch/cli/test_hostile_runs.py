@@ -27,8 +27,8 @@ from flexmarl.launch.run_folder.json_lines import event_to_json
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ..monitoring.page.folders import STARTED, folder_of
-from ..run_folder.records import record as step_record
 from ..monitoring.timeline.test_timeline import write as write_spans
+from ..run_folder.records import record as step_record
 from ..run_folder.samples.files import record, recorded_run, trajectory
 
 HOSTILE = "M\x1b[2J\x1b]0;owned\x07\x9b1m\x08\r\x7f\u202e\u2066[red]:smile:"

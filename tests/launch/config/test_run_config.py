@@ -233,6 +233,10 @@ class TestRefusals:
                 "rollout.filters=.*: overlong is there twice",
             ),
             ("rollout.filters=[{function: fn}]", "rollout.filters.0.function='fn': .* pattern"),
+            (
+                "agents.solver.trainer={name: torch, ranks: 2, role_gradients_every: 5}",
+                "role_gradients_every=5 is for ranks=1, not for ranks=2",
+            ),
             ("rollout.on_timeout=wait", "rollout.on_timeout='wait': Input should be 'drop' or 'replace'"),
             ("rollout.max_failed_share=2", "rollout.max_failed_share=2: .* less than or equal to 1"),
             ("rollout.trajectory_timeout_s=0", "rollout.trajectory_timeout_s=0: .* greater than 0"),

@@ -54,6 +54,7 @@ from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank
 from .held_samples import HeldSample, count_tokens, divide_updates, update_of
 from .policy_position import PolicyPosition, read_position
+from .role_gradients import RoleGradients
 from .step_totals import StepTotals
 from .trained_models import TrainedModels, copy_into
 from .weights_probe import weights_probe
@@ -108,6 +109,7 @@ class TorchPolicy(PolicyBackend):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
         # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
         self._position = PolicyPosition(accumulated=used)
+        self._roles = RoleGradients(tuple(setup.credit), setup.torch_trainer.role_gradients_every)
 
     @property
     def version(self) -> int:
@@ -208,8 +210,22 @@ class TorchPolicy(PolicyBackend):
     def _backward(
         self, samples: Sequence[TrainedSample], totals: StepTotals, *, changed: bool = False
     ) -> None:
-        """Adds the gradient of ``samples``, and their sums to ``totals``. ``changed``: the policy has, since the step's
-        begin."""
+        """Adds the gradient of ``samples``, and their sums to ``totals``; of each agent apart in a step that measures
+        it. ``changed``: the policy has, since the step's begin."""
+        if changed or not self._roles.measures(self._position.version):
+            self._backward_all(samples, totals, changed=changed)
+            return
+        for agent in self._setup.credit:
+            rows = [row for row in samples if row.sample.agent == agent]
+            if rows:
+                with self._roles.of_agent(agent, len(rows), self.models.parameters):
+                    of_agent = StepTotals()
+                    self._backward_all(rows, of_agent)
+                totals.add(of_agent)
+
+    def _backward_all(
+        self, samples: Sequence[TrainedSample], totals: StepTotals, *, changed: bool = False
+    ) -> None:
         totals.note_agents(samples, self._critic is None)
         chunks = self._chunks(samples)
         self._position.accumulated |= bool(chunks)
@@ -356,6 +372,7 @@ class TorchPolicy(PolicyBackend):
         lr = learning_rate(self._setup.optimizer, position, self._total_steps)
         totals = self._position.totals
         samples = totals.samples - sum(map(len, later))
+        roles = self._roles.take_shares(samples)
         tokens = totals.tokens - sum(map(count_tokens, later))
         # An update can be without samples if groups were dropped: nothing to step with, not even by the momentum.
         updates = [self._update(samples, tokens, lr, position)] if samples or not any(later) else []
@@ -376,7 +393,10 @@ class TorchPolicy(PolicyBackend):
             if (explained := explained_variance(totals.tokens, totals.values)) is not None:
                 figures["explained_variance"] = explained
         finite = {name: value if math.isfinite(value) else 0.0 for name, value in figures.items()}
-        return StepStats(totals.samples, totals.tokens, finite, totals.agent_shares(self._setup.credit))
+        shares = totals.agent_shares(self._setup.credit)
+        for agent, share in roles.items():
+            shares[agent] = {**shares.get(agent, {}), **share}
+        return StepStats(totals.samples, totals.tokens, finite, shares)
 
     def _update(self, samples: int, tokens: int, lr: float, position: int) -> _Update:
         """Divides the accumulated gradient, steps policy and critic with it."""
@@ -531,6 +551,7 @@ class TorchPolicy(PolicyBackend):
         if self._position.accumulated and not position.accumulated:
             self.models.drop_gradients()
         self._position = position
+        self._roles.forget()
 
     def weights(self) -> dict[str, Tensor]:
         return self.models.published()

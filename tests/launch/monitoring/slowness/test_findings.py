@@ -158,6 +158,21 @@ def test_a_step_counts_by_its_tokens_in_the_share_of_an_agent() -> None:
     assert captured.sentence.startswith(
         "solver has 94% of the advantages that shared learns from, and 94% of its"
     )
+def test_a_policy_is_captured_by_its_gradient_where_that_is_measured() -> None:
+    solver, judge = AgentName("solver"), AgentName("judge")
+    steps = [
+        replace(
+            step,
+            by_agent={
+                solver: {"advantage_share": 0.5, "token_share": 0.6, "gradient_share": 0.96},
+                judge: {"advantage_share": 0.5, "token_share": 0.4, "gradient_share": 0.04},
+            },
+        )
+        for step in plain_steps(9)
+    ]
+    policies = {"agents.solver.policy": "shared", "agents.judge.policy": "shared"}
+    (captured, *_) = [finding for finding in findings(steps, policies) if finding.cause == "captured policy"]
+    assert captured.sentence.startswith("solver has 96% of the gradient's norm that shared learns from")
 
 
 def test_a_few_steps_prove_nothing() -> None:

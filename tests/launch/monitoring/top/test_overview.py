@@ -22,8 +22,8 @@ from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
 from flexmarl.launch.monitoring.top.overview import Overview, Section, overview, shorten
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
-from ..page.folders import STARTED, folder_of
 from ...run_folder.records import record
+from ..page.folders import STARTED, folder_of
 
 CONFIG = (
     "recipe: my/sort\nmode: strict\ntraining: {steps: 9}\n"

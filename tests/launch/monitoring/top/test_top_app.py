@@ -13,8 +13,8 @@ from flexmarl.launch.monitoring.top.top_app import TopApp
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
 from ....patience import PATIENCE_S
-from ..page.folders import STARTED, folder_of, lines_of
 from ...run_folder.records import record
+from ..page.folders import STARTED, folder_of, lines_of
 
 SIZE = (160, 50)
 
