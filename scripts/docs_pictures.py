@@ -61,7 +61,9 @@ def _flexmarl(folder: Path, words: list[str]) -> None:
 def take(report: Path, folder: Path, chromium: str, panels: Mapping[str, tuple[int, int]] = PANELS) -> None:
     """Writes a picture of each panel of a report to ``folder``. Raises RuntimeError if Chromium made none."""
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(ignore_cleanup_errors=True) as home:  # Chromium leaves files in all of these
+    with TemporaryDirectory(
+        dir=report.parent, ignore_cleanup_errors=True
+    ) as home:  # Chromium leaves files there
         variables = ("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
         environment = {**os.environ, **dict.fromkeys(variables, home)}
         for panel, (width, height) in panels.items():
@@ -87,7 +89,7 @@ def main() -> int:
     if chromium is None:
         print("chromium is missing: on Debian, apt-get install chromium", file=sys.stderr)
         return 1
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         take(train(Path(folder)) / "report.html", PICTURES, chromium)
     for picture in sorted(PICTURES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size // 1000} kB")

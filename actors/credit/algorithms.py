@@ -42,7 +42,8 @@ class Algorithm:
 
     ``surrogate``: the file of ``objective/losses/`` with the loss of a token. ``has_ratio``: it compares the policy
     with an older one. ``needs_advantage``: a sample whose advantage is 0 teaches nothing. ``options``: the numbers of
-    the surrogate's own, by name, if it has some in place of ``clip_low`` and ``clip_high``; they are greater than 0, but for ``signed_options``.
+    the surrogate's own, by name, if it has some in place of ``clip_low`` and ``clip_high``; they are greater than 0,
+    but for ``signed_options``.
 
     ``scale_rewards``: the advantages of a group are divided by its standard deviation; None if the algorithm has no
     such division. ``role_baseline``, ``whiten``, ``critic``: what the trainer does to advantages after that

@@ -13,7 +13,7 @@ from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
 from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.console.output import Output
 from ..monitoring.console.terminal import Terminal
-from .exit_status import EXIT_FAILED
+from .exit_status import EXIT_FAILED, EXIT_STOPPED
 from .options import as_json_option, runs_option
 from .train import RunOptions, run_prepared
 
@@ -86,7 +86,8 @@ def credit(
         echo(f"evaluation {number} of {len(coalitions)}: {credit_run.name_of(coalition)}", err=True)
         status = _evaluate(credit_run, coalition, folder)
         if status:
-            echo(f"stopped: the same command continues after {number - 1} evaluations, in {folder}", err=True)
+            state = "was stopped: the same command continues" if status == EXIT_STOPPED else "has failed"
+            echo(f"the evaluation {state} after {number - 1} complete ones, in {folder}", err=True)
             return status
         folders[coalition] = folder / credit_run.name_of(coalition)
     worth, left_out = worths_of(folders, metric)

@@ -37,6 +37,7 @@ MAY_CHANGE: Final = (
     "network.*", "page.*", "sinks", "trace.*",
     # These decide what is learned; each step reads them, and nothing in a checkpoint was computed from them.
     "policies.*.optimizer.*", "policies.*.algorithm.clip_low", "policies.*.algorithm.clip_high",
+    "policies.*.algorithm.options.*",
     "policies.*.algorithm.critic.lr", "policies.*.algorithm.critic.max_grad_norm",
 )  # fmt: skip
 """Keys that decide how long a run lasts, how it is watched, the machine's share of it, and how far each of the steps

@@ -88,8 +88,11 @@ class RunDirectory:
         run.logs.mkdir(mode=FOLDER_MODE)
         replace_private(run.config, config.encode(), durable=True)
         # A checkpoint is safe only if all folders above it are: their names are forced to the disk too.
-        for folder in (path, path.parent):
-            sync(folder)
+        sync(path)
+        with contextlib.suppress(
+            OSError
+        ):  # a folder for others may not be listed, or has no fsync over a network
+            sync(path.parent)
         return run
 
     @classmethod

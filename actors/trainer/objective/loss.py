@@ -146,7 +146,8 @@ def denominator(aggregation: Aggregation, *, tokens: int, sequences: int, consta
 
     ``token_mean``: all completion tokens of the step (DAPO, arXiv 2503.14476, eq. 8, over the step rather than
     within each group). ``sequence_mean`` and ``sequence_sum``: its sequences (the second is that of RLOO, arXiv
-    2402.14740, eq. 5). ``constant``: its sequences times ``constant`` tokens, the most that a completion may have (Dr.GRPO, arXiv 2503.20783, section 3.2).
+    2402.14740, eq. 5). ``constant``: its sequences times ``constant`` tokens, the most that a completion may have
+    (Dr.GRPO, arXiv 2503.20783, section 3.2).
 
     Raises ``ValueError`` for ``constant`` without a constant.
     """

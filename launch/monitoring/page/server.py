@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +33,9 @@ async def served_page(paths: Sequence[Path], listen: str, option: str = "--liste
     listening = _listen(listen, option)
     host, port = listening.getsockname()[:2]
     async with AsyncExitStack() as stack:
-        runs = [stack.enter_context(closing(RecordedRun(directory.path))) for directory in directories]
+        runs = [RecordedRun(directory.path) for directory in directories]
+        for run in runs:  # in a thread: it waits for a request that reads trajectories
+            stack.push_async_callback(asyncio.to_thread, run.close)
         await stack.enter_async_context(serve(application(runs, key, Changes(runs)), listening))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         asking = [tasks.create_task(follow_status(run), name=f"status of {run.name}") for run in runs]

@@ -2,7 +2,7 @@
 
     flexmarl_loss{policy="solver"}                figures have the names and labels of the sink ``prometheus``
     trajectory > turn > generate, wait, sample    a trajectory is a trace, and so is a step of the run;
-    step > micro_batch, optimizer, ...            other spans, as installs, are of a trace of their policy
+    step > optimizer, checkpoint                  other spans, as installs, have traces by policy and version
 
 Spans come from the run's folder, where the launcher writes those of all processes: they are sent after each step, and
 what a collector has not taken is sent again with the next one.
@@ -118,7 +118,7 @@ class OpentelemetrySink(Sink):
         points: dict[str, list[NumberDataPoint]] = {}
         for key, value in {**figures.figures, "step": float(figures.step)}.items():
             name, labels = name_and_labels(key)
-            points.setdefault(name, []).append(NumberDataPoint(dict(labels), at_ns, at_ns, value))
+            points.setdefault(name, []).append(NumberDataPoint(dict(labels), at_ns, at_ns, float(value)))
         metrics = [Metric(name, "", "", Gauge(values)) for name, values in points.items()]
         scope = ScopeMetrics(_scope(), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
@@ -173,7 +173,7 @@ class OpentelemetrySink(Sink):
         """Ids of the span's trace, of the span, and of its parent."""
         parent = _PARENTS.get(span.kind, "")
         root = _PARENTS.get(parent, parent) or span.kind
-        trace = self._id(root, span, _IDENTITIES.get(root, ("policy",)), size=16)
+        trace = self._id(root, span, _IDENTITIES.get(root, ("policy", "version")), size=16)
         # The evaluations of a run have the same queries and no number: attributes don't distinguish their spans.
         identities = {} if span.step == -1 else _IDENTITIES
         span_id = (

@@ -361,10 +361,12 @@ def _where(
         of_turn, turn_values = _where_sample(agent, reward)
         parts.append(f"EXISTS (SELECT 1 FROM samples s WHERE {_OF_TRAJECTORY} AND {of_turn})")
         values += turn_values
-    if answer is not None:  # the last one: it unpacks what the others leave
-        parts.append("holds_answer(r.id, r.content, t.place, ?, ?)")
+    where = " AND ".join(parts)
+    if answer is not None:
+        # Not one more term of AND: SQLite would unpack all records before it looks at the samples of one.
+        where = f"CASE WHEN {where} THEN holds_answer(r.id, r.content, t.place, ?, ?) ELSE 0 END"
         values += [agent, answer]
-    return " AND ".join(parts), values
+    return where, values
 
 
 class _Answers:

@@ -86,7 +86,7 @@ def version_problem(outcome: Outcome) -> str | None:
             return f"policy {name} ended with version {policy.version} of {outcome.steps}"
         expected = outcome.expected[name].trained if name in outcome.expected else policy.trained
         for version, samples in policy.trained.items():
-            if len(samples) != (count := len(expected[version])):
+            if len(samples) != (count := len(expected.get(version, ()))):
                 return f"policy {name} has changed version {version} by {len(samples)} samples instead of {count}"
             if wrong := [sample for sample in samples if _age(sample, version) > outcome.staleness]:
                 return (

@@ -99,10 +99,13 @@ def _try(
     try:
         summary = play(scenario_file.read(settings_of(candidate, scenario_file.read())))
     except ConfigError as error:
-        reason = error.problems[0] if isinstance(error, DoesNotFit) else str(error).partition("\n")[0]
-        search.refuse(candidate, reason)
+        if isinstance(error, DoesNotFit):
+            reason = error.problems[0]
+            search.refuse(candidate, reason)
+        else:  # of its own numbers, such as the micro-batch: others of its split may do
+            reason = search.refusals[candidate] = str(error).partition("\n")[0]
         outcome.refusals.append(f"{candidate.text()}: {reason}")
-        notify(f"{words}: does not fit")
+        notify(f"{words}: refused: {reason}")
         return
     search.note(candidate, summary.step_s)
     outcome.summaries[candidate] = summary

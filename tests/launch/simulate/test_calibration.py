@@ -102,7 +102,8 @@ def test_the_figures_of_a_run_are_summed_without_its_first_step(tmp_path: Path) 
     record(run, resolve("sort-digits", []))
     of_step = {
         "turns/sorter": 100, "samples/sorter": 100, "mean_tokens/sorter": 6.0, "merged_share/sorter": 0.0,
-        "nonzero_advantage_share/sorter": 0.5, "backward_s/sorter": 2.0, "optimizer_s/sorter": 0.5,
+        "nonzero_advantage_share/sorter": 0.5, "backward_s/sorter": 2.0, "update_s/sorter": 0.5,
+        "optimizer_s/sorter": 0.75,
         "transfer_mean_s/sorter": 0.25,
     }  # fmt: skip
     engine = "actor.engine_{}/sorter-0"

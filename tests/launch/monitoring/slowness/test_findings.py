@@ -158,6 +158,8 @@ def test_a_step_counts_by_its_tokens_in_the_share_of_an_agent() -> None:
     assert captured.sentence.startswith(
         "solver has 94% of the advantages that shared learns from, and 94% of its"
     )
+
+
 def test_a_policy_is_captured_by_its_gradient_where_that_is_measured() -> None:
     solver, judge = AgentName("solver"), AgentName("judge")
     steps = [
