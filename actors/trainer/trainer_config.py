@@ -246,8 +246,8 @@ def _option_problem(loss: LossConfig) -> str:
         if loss.loss is not None:  # the user's, who knows what they mean
             continue
         if name not in names:
-            known = f"there are: {', '.join(names)}" if names else "leave options out"
-            return f"options.{name}: {loss.name} has no such option; {known}"
+            choice = f"there are: {', '.join(names)}" if names else "leave options out"
+            return f"options.{name}: {loss.name} has no such option; {choice}"
         if value <= 0 and name not in signed:
             return f"options.{name}={value:g} must be greater than 0"
     if loss.options.get("least", 0.0) > loss.options.get("greatest", math.inf):

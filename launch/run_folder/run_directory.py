@@ -89,9 +89,8 @@ class RunDirectory:
         replace_private(run.config, config.encode(), durable=True)
         # A checkpoint is safe only if all folders above it are: their names are forced to the disk too.
         sync(path)
-        with contextlib.suppress(
-            OSError
-        ):  # a folder for others may not be listed, or has no fsync over a network
+        # A folder for others may not be listed, or has no fsync over a network.
+        with contextlib.suppress(OSError):
             sync(path.parent)
         return run
 

@@ -105,9 +105,8 @@ def simulate(
     config = with_chosen_ranks(config, list)
     disk = SimulatedDisk(folder, random.Random(f"disk {seed}"))
     loses_power = any(fault.kind is FaultKind.HEAD_POWER for fault in planned_faults)
-    with (
-        disk.watched() if loses_power else nullcontext()
-    ):  # a watched disk holds each file that was ever synced
+    # A watched disk holds each file that was ever synced.
+    with disk.watched() if loses_power else nullcontext():
         simulation = Simulation(RunDirectory.create(folder, ""))
         resuming.record(simulation.directory, config)
         simulator = _Simulator(

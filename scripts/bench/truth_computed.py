@@ -97,10 +97,11 @@ def _scenario(run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str,
     raw.pop("data")
     for policy in raw["policies"].values():
         policy["sft"]["batches"] = 0  # examples are the recipe's
+    # The lengths of answers are those that the run has recorded.
     agents = {
         agent: {"prompt": {"median": prompts[agent], "longest": 24}, "answer": {"median": 1.0}}
         for agent in config.agents
-    }  # the lengths of answers are those that the run has recorded
+    }
     return {
         **raw,
         "cluster": {"hosts": 1, "devices": 1, "device": dict(device)},

@@ -60,7 +60,7 @@ LINE = {
     "filtered_samples/solver": 1, "turns/solver": 12, "tokens/solver": 120, "truncated_turns/solver": 4,
     "queue_s/solver": 0.5, "service_s/solver": 3.0,
     "turn_tokens_p10/solver": 5.0, "turn_tokens_p50/solver": 10.0, "turn_tokens_p90/solver": 15.0,
-    "turn_tokens_max/solver": 15.0, "turn_reward/solver": 0.3, "token_share/solver": 0.75,
+    "turn_tokens_max/solver": 15.0, "turn_reward/solver": 0.3, "token_share/solver": 0.75, "gradient_share/solver": 0.5,
     "filtered_samples/judge": 0, "turns/judge": 0, "tokens/judge": 0, "truncated_turns/judge": 0,
     "token_share/judge": 0.25, "advantage_share/judge": 1.0, "carried_samples/solver": 2, "stale_samples/solver": 3,
     "max_staleness/solver": 1, "backward_s/solver": 6.0, "samples/solver": 6,
@@ -121,7 +121,8 @@ def complete_step() -> StepMetrics:
     step.trained(SOLVER, MicroBatchTrained(2, 20, {7: 2}, 2, 2.0), version=7, now=106.0)
     step.trained(SOLVER, MicroBatchTrained(4, 40, {7: 1, 6: 3}, 3, 4.0), version=7, now=113.0)
     shares: dict[AgentName, Numbers] = {
-        OF_SOLVER: {"token_share": 0.75}, OF_JUDGE: {"token_share": 0.25, "advantage_share": 1.0}
+        OF_SOLVER: {"token_share": 0.75, "gradient_share": 0.5},
+        OF_JUDGE: {"token_share": 0.25, "advantage_share": 1.0},
     }  # fmt: skip
     published = Published(SOLVER, Version(8), StateHandle("solver", 8, 0, 0, (), ()))
     step.optimizer_stepped(
