@@ -64,8 +64,13 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
         for row in steady
     )
     transfers = [row[key] for row in steady if (key := f"transfer_mean_s/{name}") in row]
-    # Without its wait for slots and the weights that it makes ready, as ``optimizer_s`` has them.
-    optimizer = [row[key] for row in steady if (key := f"update_s/{name}") in row]
+    # Without its wait for slots and the weights that it makes ready, as ``optimizer_s`` has them. An update that was
+    # skipped takes no time.
+    optimizer = [
+        row[key]
+        for row in steady
+        if (key := f"update_s/{name}") in row and not row.get(f"skipped_updates/{name}")
+    ]
     return Measured(
         shape=shape,
         ranks=trainer.most_ranks if isinstance(trainer.ranks, int) else 1,

@@ -62,6 +62,7 @@ from .simulated_hosts import SimulatedHost, describe
 
 # Simulated runs last seconds: one that reaches this hangs.
 _LIMIT_S: Final = 6 * 3600.0
+_OF_THE_DISK: Final = frozenset({FaultKind.HEAD_POWER, FaultKind.FULL_DISK})
 _LAUNCHER: Final = "launcher"
 _LOOK_S: Final = 1.0
 
@@ -104,9 +105,9 @@ def simulate(
     """
     config = with_chosen_ranks(config, list)
     disk = SimulatedDisk(folder, random.Random(f"disk {seed}"))
-    loses_power = any(fault.kind is FaultKind.HEAD_POWER for fault in planned_faults)
+    is_watched = any(fault.kind in _OF_THE_DISK for fault in planned_faults)
     # A watched disk holds each file that was ever synced.
-    with disk.watched() if loses_power else nullcontext():
+    with disk.watched() if is_watched else nullcontext():
         simulation = Simulation(RunDirectory.create(folder, ""))
         resuming.record(simulation.directory, config)
         simulator = _Simulator(

@@ -37,14 +37,17 @@ class RoleGradients:
         before = {name: gradient.clone() for name, gradient in live.items()}
         for gradient in live.values():
             gradient.zero_()
-        yield
         apart = self._gradients.setdefault(agent, {})
-        for name, gradient in gradients(parameters).items():
-            # In place: the buffers of the gradient move with the policy's state.
-            apart[name] = apart[name] + gradient if name in apart else gradient.clone()
-            if name in before:
-                gradient.add_(before[name])
-        self._samples += samples
+        try:
+            yield
+            for name, gradient in gradients(parameters).items():
+                apart[name] = apart[name] + gradient if name in apart else gradient.clone()
+            self._samples += samples
+        finally:  # also if the body raises: the step may be continued with the gradient that was there
+            for name, gradient in gradients(parameters).items():
+                if name in before:
+                    # In place: the buffers of the gradient move with the policy's state.
+                    gradient.add_(before[name])
 
     def forget(self) -> None:
         """Forgets the gradients of a step that is not continued here."""
