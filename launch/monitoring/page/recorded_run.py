@@ -38,6 +38,7 @@ _KEPT_EVENTS: Final = 20_000
 _LONGEST_TEXT: Final = 20_000
 _EVALUATION: Final = b'"eval/'
 _STEP_LIMIT: Final = 10**12
+_ANSWER_S: Final = 10.0
 
 
 class RecordedRun:
@@ -103,7 +104,7 @@ class RecordedRun:
         thousand takes seconds. Raises SamplesUnreadable, RunDirectoryError."""
         with self._samples_lock:
             if self._samples is None:
-                self._samples = Samples(self.path)
+                self._samples = Samples(self.path, _ANSWER_S)
             try:
                 yield self._samples
             except SamplesUnreadable:

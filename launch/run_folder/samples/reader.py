@@ -6,7 +6,9 @@ with flexmarl.Samples("runs/first") as samples:
             print(turn.agent, turn.text, turn.reward)
 """
 
+import math
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from ....actors.recorded_trajectory import (
     turns_of,
 )
 from ...config.config_reading import read_yaml
-from ...errors import SamplesUnreadable
+from ...errors import InvalidCondition, SamplesUnreadable
 from ..run_directory import RunDirectory
 from .conditions import Condition
 from .sample_file import FORMAT, storable
@@ -113,13 +115,15 @@ class Samples:
     all.
     """
 
-    def __init__(self, run: Path | str) -> None:
+    def __init__(self, run: Path | str, answer_s: float = math.inf) -> None:
+        """``answer_s``: the longest time of a search in answers, behind which InvalidCondition is raised."""
         directory = RunDirectory.recorded(Path(run))
         self.path = directory.samples
         if not self.path.exists():
             raise SamplesUnreadable(self.path, _reason_of_none(directory))
         with self._readable():
-            self._database = _open(self.path)
+            self._answers = _Answers(answer_s)
+            self._database = _open(self.path, self._answers)
         self._newest_record = 0
 
     def __enter__(self) -> Self:
@@ -268,6 +272,7 @@ class Samples:
         those of ``_readable``."""
         with self._readable():
             self._database.execute("BEGIN")
+            self._answers.begin()
             try:
                 self._make_rows()
                 yield
@@ -293,25 +298,31 @@ class Samples:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Turns errors of a damaged file into SamplesUnreadable."""
+        """Turns errors of a damaged file into SamplesUnreadable, and that of a search that takes too long into
+        InvalidCondition."""
         try:
             yield
         except (sqlite3.Error, ValueError, IndexError) as error:
+            if self._answers.is_late:
+                raise InvalidCondition(
+                    f"the search in answers took more than {self._answers.limit_s:g} s: give a step, an agent or a "
+                    "query too"
+                ) from None
             raise SamplesUnreadable(self.path, f"can't be read: {error}") from error
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path, answers: "_Answers") -> sqlite3.Connection:
     """Raises sqlite3.Error."""
     try:
-        return _connect(path, "mode=ro")
+        return _connect(path, "mode=ro", answers)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & _PRIMARY_CODE not in _UNWRITABLE:
             raise  # without locks, a file that is being written would be read in the middle of a change
         # WAL needs a file beside this one, and the folder can't be written.
-        return _connect(path, "immutable=1")
+        return _connect(path, "immutable=1", answers)
 
 
-def _connect(path: Path, option: str) -> sqlite3.Connection:
+def _connect(path: Path, option: str, answers: "_Answers") -> sqlite3.Connection:
     name = f"file:{quote(str(path))}?{option}"
     database = sqlite3.connect(name, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
     try:
@@ -319,7 +330,7 @@ def _connect(path: Path, option: str) -> sqlite3.Connection:
         if version != FORMAT:
             raise sqlite3.DatabaseError(f"it is of format {version}, and this program reads format {FORMAT}")
         database.executescript(_TABLES)
-        database.create_function("holds_answer", 5, _Answers().hold)
+        database.create_function("holds_answer", 5, answers.hold)
     except BaseException:
         database.close()
         raise
@@ -370,14 +381,25 @@ def _where(
 
 
 class _Answers:
-    """The SQL function ``holds_answer``. It keeps the answers of the record that it was called with last."""
+    """The SQL function ``holds_answer``. It keeps the answers of the record that it was called with last. ``is_late``:
+    it was called later than ``limit_s`` after ``begin``, and has ended the search."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.is_late = False
+        self._begin_s = 0.0
         self._record = -1
         self._turns: list[tuple[RecordedTurn, ...]] = []
 
+    def begin(self) -> None:
+        """A search begins."""
+        self._begin_s, self.is_late = time.monotonic(), False
+
     def hold(self, record: int, content: bytes, place: int, agent: str | None, text: str) -> bool:
         """True if a turn of the trajectory at ``place``, of ``agent`` if that is given, has ``text`` in its answer."""
+        if time.monotonic() > self._begin_s + self.limit_s:
+            self.is_late = True
+            raise TimeoutError
         if record != self._record:
             self._turns, self._record = turns_of(content), record
         return any(text in turn.text for turn in self._turns[place] if agent in (None, turn.agent))

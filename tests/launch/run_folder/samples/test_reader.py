@@ -210,6 +210,16 @@ def test_content_that_is_damaged_is_named_too(tmp_path: Path) -> None:
             samples.listed(answer="4")
 
 
+def test_a_search_in_answers_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    directory = recorded_run(tmp_path / "run", RECORDS)
+    with Samples(directory.path, answer_s=-1.0) as samples:
+        with pytest.raises(
+            InvalidCondition, match="took more than -1 s: give a step, an agent or a query too"
+        ):
+            samples.listed(answer="4")
+        assert samples.count() and samples.listed(answer="4", step=99) == [], "the others are as they were"
+
+
 @pytest.mark.parametrize(
     ("text", "sql", "values"),
     [
