@@ -58,5 +58,6 @@ def _yaml(calibration: Calibration, like: str) -> str:
     for key, value in calibration.device.model_dump().items():
         number = yaml.safe_dump(float(f"{value:.4g}")).split("\n")[0]
         source = calibration.sources.get(key)
-        lines.append(f"  {key}: {number} # {f'measured: {source}' if source else f'not measured: as {like}'}")
+        as_base = f"as {like}" if value == getattr(PRESETS[like], key) else f"the rate of {like}"
+        lines.append(f"  {key}: {number} # {f'measured: {source}' if source else f'not measured: {as_base}'}")
     return "\n".join(lines) + "\n"

@@ -69,9 +69,9 @@ def replay(seed: int, faults: str | None, folder: Path, *, as_json: bool) -> int
 def _numbers(faults: str, case: ChaosCase) -> set[int]:
     texts = [] if faults == "none" else faults.split(",")
     if not all(text.isdecimal() and int(text) < len(case.faults) for text in texts):
+        numbers = f", or numbers from 0 to {len(case.faults) - 1} with commas" if case.faults else ""
         raise ConfigError(
-            f"--faults {faults}: seed {case.seed} has {len(case.faults)} faults: write none, or numbers from 0 to "
-            f"{len(case.faults) - 1} with commas"
+            f"--faults {faults}: seed {case.seed} has {len(case.faults)} faults: write none{numbers}"
         )
     return {int(text) for text in texts}
 

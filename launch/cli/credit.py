@@ -118,7 +118,10 @@ def _record(
 ) -> dict[str, Any]:
     return {
         "metric": metric,
-        "values": {agent: {"value": float(of.mean()), "error": _error(of)} for agent, of in values.items()},
+        "values": {
+            agent: {"value": float(of.mean()), "error": None if math.isnan(_error(of)) else _error(of)}
+            for agent, of in values.items()
+        },
         "worth": [{"agents": sorted(team), "worth": float(of.mean())} for team, of in worth.items()],
         "queries": len(next(iter(values.values()))),
         "left_out": left_out,

@@ -81,6 +81,14 @@ def simulate(
     """
     if (scenario is None) == (chaos is None and chaos_seed is None):
         raise click.UsageError("give a SCENARIO, or --chaos N, or --chaos-seed SEED")
+    if chaos is not None and (chaos_seed is not None or name is not None):
+        raise click.UsageError(
+            "--chaos keeps no files and plays many seeds: leave out --chaos-seed and --name"
+        )
+    if faults is not None and chaos_seed is None:
+        raise click.UsageError("--faults are those of --chaos-seed SEED")
+    if scenario is None and (recorded is not None or mode is not None):
+        raise click.UsageError("--from and --mode are for a SCENARIO")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     if chaos is not None:
         return search(chaos, seed or 0, as_json=as_json)

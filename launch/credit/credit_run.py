@@ -63,10 +63,10 @@ class CreditRun:
                 raise ConfigError(
                     f"{folder} has evaluations of another run or of other settings: choose another --name"
                 )
-        elif folder.exists():
+        elif folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} was not made by flexmarl credit: choose another --name")
         else:
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             with draft_of(file) as draft:
                 draft.write_text(json.dumps(self._question))
         return coalitions_of(orders)

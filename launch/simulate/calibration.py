@@ -82,10 +82,15 @@ def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
     if products or training:
         peak = max(products, training)
         set_number("tflops", peak / _TERA, "the faster of the next two")
-        if products:
-            set_number("product_share", products / peak, "prefill")
-        if training:
-            set_number("training_share", training / peak, "forward and backward")
+        # A rate that was not measured stays that of the base: its share is of another peak then.
+        for key, rate, source in (
+            ("product_share", products, "prefill"),
+            ("training_share", training, "forward and backward"),
+        ):
+            if rate:
+                set_number(key, rate / peak, source)
+            else:
+                changes[key] = min(1.0, base.tflops * _TERA * getattr(base, key) / peak)
     # The fastest, not the mean: of policies that share a process, most steps wait for another's computation.
     memory = max(
         (

@@ -311,6 +311,8 @@ class GroupRun:
         return max(0.0, min(first_turn_at, self.clock()) - self.started)
 
     def _tail_s(self) -> float:
+        if self.group.oversampled:  # it has waited for the first of several, as it was asked to
+            return 0.0
         return self._ended_at[-1] - self._ended_at[-2] if len(self._ended_at) > 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Cause: the reward has fallen from the best that the run had."""
+"""Cause: the reward has fallen from the best of the newest steps."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,9 @@ _STEPS: Final = 5
 """Steps whose mean is compared: a single one says little."""
 _MARGIN: Final = 0.25
 """Share of the best mean by which the newest is lower."""
-_ERRORS: Final = 3.0
-"""Standard errors of the difference that it must exceed too, so that a noisy reward around 0 has not fallen."""
+_ERRORS: Final = 4.0
+"""Standard errors of the difference that it must exceed too, so that a noisy reward around 0 has not fallen. Not 3: the
+best of some forty means is higher than their mean by chance alone."""
 
 
 def fallen_reward(evidence: Evidence) -> Iterator[Finding]:
