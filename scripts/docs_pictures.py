@@ -12,7 +12,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -30,6 +33,7 @@ _TUTORIAL: Final = ROOT / "launch" / "docs" / "tutorial.md"
 _FILE: Final = re.compile(r"^```(?:python|yaml)\n(# (cup/[\w./-]+)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN_S: Final = 600
 _PICTURE_S: Final = 300
+_REMOVAL_S: Final = 30.0
 
 
 def train(folder: Path) -> Path:
@@ -58,12 +62,24 @@ def _flexmarl(folder: Path, words: list[str]) -> None:
     )
 
 
+@contextmanager
+def _short_folder() -> Iterator[str]:
+    """A folder for Chromium's files. Its path is short, as that of a socket must be, and its removal is repeated until
+    the last of Chromium's processes writes no more."""
+    folder = tempfile.mkdtemp(prefix="cr-")
+    try:
+        yield folder
+    finally:
+        deadline = time.monotonic() + _REMOVAL_S
+        while Path(folder).exists() and time.monotonic() < deadline:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.05)
+
+
 def take(report: Path, folder: Path, chromium: str, panels: Mapping[str, tuple[int, int]] = PANELS) -> None:
     """Writes a picture of each panel of a report to ``folder``. Raises RuntimeError if Chromium made none."""
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(
-        dir=report.parent, ignore_cleanup_errors=True
-    ) as home:  # Chromium leaves files there
+    with _short_folder() as home:
         variables = ("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
         environment = {**os.environ, **dict.fromkeys(variables, home)}
         for panel, (width, height) in panels.items():
