@@ -23,8 +23,8 @@ def players(trained: RunConfig, before: RunConfig) -> list[AgentName]:
 
 def coalition_config(trained: RunConfig, before: RunConfig, coalition: Collection[str]) -> RunConfig:
     """The evaluation of ``trained`` with the agents outside ``coalition`` as in ``before``. Both: of
-    ``evaluation_config``, with the same agents. An agent that shares a policy with one of the coalition gets a policy
-    of its own, ``<policy>_before``. Raises ConfigError."""
+    ``evaluation_config``, with the same agents. Agents outside have the policies
+    ``<policy>_before``, also beside one of the coalition that shares their policy. Raises ConfigError."""
     raw, raw_before = trained.model_dump(mode="json"), before.model_dump(mode="json")
     policies: dict[str, Any] = {}
     for name, agent in raw["agents"].items():

@@ -23,7 +23,9 @@ async def follow_status(run: RecordedRun, *, with_waits: bool = False) -> None:
                 async with connect(run.path) as connected:
                     while True:
                         waits = await connected.actor_waits() if with_waits else ()
-                        run.set_live({**asdict(await connected.status()), "waits": waits})
+                        answer = {**asdict(await connected.status()), "waits": waits}
+                        # In a thread: it waits for one that reads a long run's files.
+                        await asyncio.to_thread(run.set_live, answer)
                         await asyncio.sleep(_ASK_S)
-        run.set_live(None)
+        await asyncio.to_thread(run.set_live, None)
         await asyncio.sleep(_ABSENT_S)
