@@ -21,7 +21,7 @@ from flexmarl.launch.run.run import Run
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 
 from ...patience import PATIENCE_S
-from ..conftest import SIMULATED_POLICIES, TINY, Launched, Launcher, json_lines
+from ..conftest import SIMULATED_POLICIES, TINY, Launched, Launcher, json_lines, wait_until
 from ..in_process import RunsHere, run_in_loop
 
 SIMULATED = (
@@ -109,7 +109,10 @@ class TestARunningRun:
         ]
 
     def test_a_trajectory_is_shown_as_a_conversation_too(self, running: Launched, flexmarl: Flexmarl) -> None:
-        _, out, _ = flexmarl(str(running.directory), "--trajectory", "1:q001_3")
+        words = (str(running.directory), "--trajectory", "1:q001_3")
+        # The record of a trajectory is written up to a second after its step.
+        wait_until(lambda: "trajectory 3" in flexmarl(*words)[1], "the recorded trajectory")
+        _, out, _ = flexmarl(*words)
         table, _, conversation = out.partition("2 of 2 samples\n")
         assert "1:q001_1_3" in table
         assert "step 1 · query q001 · trajectory 3" in conversation
