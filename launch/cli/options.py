@@ -13,3 +13,10 @@ runs_option = click.option(
     help="The folder of all runs.",
 )
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+lengths_option = click.option(
+    "--from",
+    "recorded",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Take the lengths of answers from the steps of a run, with agents of the same names.",
+)

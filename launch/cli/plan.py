@@ -17,7 +17,7 @@ from ..simulate.planning.planner import ScenarioFile, search_plan
 from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import scenario_file
 from .exit_status import EXIT_STOPPED
-from .options import as_json_option
+from .options import as_json_option, lengths_option
 
 
 @click.command()
@@ -33,13 +33,7 @@ from .options import as_json_option
     show_default=True,
     help="Most candidates that are simulated, the most promising first.",
 )
-@click.option(
-    "--from",
-    "recorded",
-    type=click.Path(path_type=Path),
-    metavar="RUN_DIR",
-    help="Take the lengths of answers from the steps of a run, with agents of the same names.",
-)
+@lengths_option
 @click.option(
     "--write",
     "target",

@@ -13,7 +13,7 @@ from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import read_scenario, scenario_file
 from ..simulate.scenario_run import run_scenario
 from .chaos import replay, search
-from .options import as_json_option, runs_option
+from .options import as_json_option, lengths_option, runs_option
 
 
 @click.command()
@@ -29,13 +29,7 @@ from .options import as_json_option, runs_option
     metavar="MODE",
     help=f"Train in the way of another system, or without a part: {', '.join(BASELINES)}.",
 )
-@click.option(
-    "--from",
-    "recorded",
-    type=click.Path(path_type=Path),
-    metavar="RUN_DIR",
-    help="Take the lengths of answers from the steps of a run, with agents of the same names.",
-)
+@lengths_option
 @click.option(
     "--chaos",
     type=click.IntRange(1),

@@ -12,7 +12,7 @@ _MOST_LINES: Final = 8
 def sentences(
     reports: Mapping[str, ProcessWaits], blocked: Mapping[str, str], silence: str
 ) -> tuple[str, ...]:
-    """The lines of ``wait_lines``; one that says so if there are none."""
+    """The lines of ``wait_lines``. If nothing waits, one line that says this."""
     lines = wait_lines(reports, blocked, silence)
     return lines or ("no actor names a wait; `flexmarl logs RUN` may have more",)
 

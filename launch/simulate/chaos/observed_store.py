@@ -77,5 +77,5 @@ def _has(table: Table, row: Row) -> bool:
 
 
 def lost_writes(run: Path) -> Path:
-    """The file that names them, in a run's folder; missing if there are none."""
+    """The file in a run's folder that names its lost writes. A run without lost writes has no such file."""
     return run / "lost_writes.txt"

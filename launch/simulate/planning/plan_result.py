@@ -56,7 +56,7 @@ def plan_text(outcome: PlanOutcome) -> str:
 
 
 def plan_json(outcome: PlanOutcome, written: str) -> str:
-    """One JSON object. ``written``: the file with the fastest; empty if there is none."""
+    """One JSON object. ``written``: the file with the fastest scenario; empty if nothing fits."""
     ranking = outcome.search.ranking()
     best = outcome.summaries[ranking[0][0]]
     as_it_is = outcome.as_it_is

@@ -1,20 +1,17 @@
 """Whole runs of the unchanged actors in virtual time."""
 
-import gc
 import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from flexmarl.core.base.collector import spare_collector
 from flexmarl.core.wire.faults import Faults
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
@@ -93,16 +90,6 @@ def check_trained(simulation: Simulation, config: RunConfig) -> None:
             assert Counter(int(sample.partition(":")[0]) for sample in samples) == {
                 int(version) + 1: per_step
             }
-
-
-@pytest.fixture
-def collector() -> Iterator[None]:
-    """It runs rarely: a simulation makes few cycles, and the search for them takes a quarter of its time."""
-    usual = gc.get_threshold()
-    spare_collector()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*usual)
 
 
 def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:

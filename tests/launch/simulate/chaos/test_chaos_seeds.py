@@ -1,27 +1,14 @@
 """Random small runs under random faults."""
 
-import gc
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from flexmarl.core.base.collector import spare_collector
 from flexmarl.launch.simulate.chaos.examination import examine_seed
 
 # Two a second. More of them: FLEXMARL_CHAOS_SEEDS=300 scripts/test tests/launch/simulate/chaos/test_chaos_seeds.py
 SEEDS = int(os.environ.get("FLEXMARL_CHAOS_SEEDS", "40"))
 AT_ONCE = 10
-
-
-@pytest.fixture
-def collector() -> Iterator[None]:
-    """It runs rarely: a simulation makes few cycles, and the search for them takes a quarter of its time."""
-    usual = gc.get_threshold()
-    spare_collector()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*usual)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
