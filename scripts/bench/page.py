@@ -77,7 +77,8 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     return {
         **{key: rounded(value) for key, value in figures.items()},
         "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        **described,
+        "machine": described,
+        "versions": machine.versions(),
         "settings": asdict(options),
     }
 

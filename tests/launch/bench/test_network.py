@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from flexmarl.launch.bench import namespaces, network
-from flexmarl.launch.bench.network import GOALS, Options, measure, parts
+from flexmarl.launch.bench.network import GOALS, Options, measure, parts, tables
 
+from ...bench_tables import drawn
 from ...processes import process
 from ..hosts.nodes.links import needs
 
@@ -30,6 +31,7 @@ def test_every_figure_is_there_and_possible(encrypted: bool, monkeypatch: pytest
     assert 0.01 < result["delta_bytes_share"] < 0.03
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
     assert ("loopback" in result["network"]) == (namespaces.missing() is not None)
+    assert "between hosts, states of 8 MiB" in drawn(tables, result)
     # Other processes of this machine may have been killed.
     assert not [name for name in namespaces.remove_abandoned() if f"-{os.getpid()}-" in name]
     assert not [name for name in existing() if f"-{os.getpid()}-" in name]

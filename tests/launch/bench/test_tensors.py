@@ -2,7 +2,9 @@
 
 import asyncio
 
-from flexmarl.launch.bench.tensors import GOALS, Options, measure, parts
+from flexmarl.launch.bench.tensors import GOALS, Options, measure, parts, tables
+
+from ...bench_tables import drawn
 
 KEYS = (
     "memcpy_gb_s", "set_gb_s", "get_gb_s", "first_set_gb_s", "cold_set_gb_s", "mapped_get_ms", "small_tensors_ratio",
@@ -22,3 +24,4 @@ def test_every_figure_is_there_and_possible() -> None:
             assert figures["rounds"][key] == [figures[key]]
         assert [goal["key"] for goal in figures["goals"]] == [goal.key for goal in GOALS]
     assert result["settings"]["rounds"] == 1 and result["machine"]["cpus"] >= 1
+    assert "states of 4 MiB" in drawn(tables, result)

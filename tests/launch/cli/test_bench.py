@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 
 from flexmarl.launch.bench.call_tables import tables
 from flexmarl.launch.cli.main import main
 
+from ...bench_tables import drawn
 from ...patience import PATIENCE_S
 
 _SOURCES = Path(__file__).parents[3] / "scripts" / "src"
@@ -87,17 +87,14 @@ def test_what_was_measured_where_is_said(run: tuple[dict[str, Any], str]) -> Non
 
 
 def test_tables(run: tuple[dict[str, Any], str]) -> None:
-    result = {**run[0], "machine": {"busy_percent": 31.4}}
+    result = {**run[0], "machine": {**run[0]["machine"], "busy_percent": 31.4}}
     result["others"] = {
         "ray": None,
         "mars": {"error": "no air"},
         "xoscar": {"version": "1.2", "call_p50_us": 200.0, "call_p99_us": 300.0, "calls_per_s": 13_800.0,
                    "start_first_reply_s": 2.0},
     }  # fmt: skip
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    with console.file:
-        tables(console, result)
-    text = console.export_text()
+    text = drawn(tables, result)
     for words in (
         "TCP with CURVE",
         "empty call, p50",

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from rich.console import Console
 
 from flexmarl.actors.names import PolicyName
 from scripts.bench.balance import Options, partitions, parts, tables
 from scripts.bench.commands import main
+
+from ...bench_tables import drawn
 
 A, B, C = PolicyName("a"), PolicyName("b"), PolicyName("c")
 _SMALL = (
@@ -43,9 +44,7 @@ def test_the_figures_depend_on_the_seed_alone(capsys: pytest.CaptureFixture[str]
     assert first["inter_s"] < first["intra_s"], "instances move"
     assert first["rounds"][0]["moves"] > 0 and sum(first["rounds"][0]["best_partition"].values()) == 16
     assert [goal["key"] for goal in first["goals"]] == ["inter_s", "inter_s"]
-    console = Console(width=200, record=True)
-    tables(console, first)
-    shown = console.export_text()
+    shown = drawn(tables, first)
     assert "best static" in shown and "lower bound" in shown and "moves" in shown
 
 

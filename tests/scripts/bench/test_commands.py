@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 import pytest
 
+from flexmarl.launch.bench import machine
 from flexmarl.launch.cli.bench import bench
 from scripts.bench.commands import FOLDER, main, run
 
 from ...patience import PATIENCE_S
 
+TESTS = Path(__file__).parents[2]
 NAMES = run.list_commands(click.Context(run))
 
 
@@ -31,6 +33,30 @@ def test_a_command_has_the_name_of_its_file_and_shows_how_it_is_used(
     text = capsys.readouterr().out
     program = "flexmarl bench" if name in bench.commands else "scripts/bench/run"
     assert f"Usage: scripts/bench/run {name} " in text and f"\n    {program} {name}" in text
+
+
+def test_every_table_is_drawn_from_a_measured_result() -> None:
+    """A table that asks for a key which its measurement lacks would fail after minutes of measuring."""
+    texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
+    shown = [
+        (path.stem, name)
+        for folder in (FOLDER, Path(machine.__file__).parent)
+        for path in sorted(folder.glob("*.py"))
+        for name in re.findall(
+            r"^def (\w+)\(console: Console, result: Mapping", path.read_text(), re.MULTILINE
+        )
+        if name != "warn_if_busy"
+    ]
+    undrawn = [
+        f"{module}.{name}"
+        for module, name in shown
+        if not any(
+            re.search(rf"^from [\w.]+\.bench\.{module} import .*\b{name}\b", text, re.MULTILINE)
+            and f"drawn({name}, " in text
+            for text in texts
+        )
+    ]
+    assert len(shown) > 15 and not undrawn
 
 
 def test_the_help_lists_every_command_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from scripts.bench.gateway import GOALS, Options, measure
+from scripts.bench.gateway import GOALS, Options, measure, tables
+
+from ...bench_tables import drawn
 
 
 async def test_every_session_keeps_its_conversation() -> None:
@@ -13,4 +15,5 @@ async def test_every_session_keeps_its_conversation() -> None:
     figures = {"direct_turn_ms", "gateway_turn_ms", "first_token_ms", "calls_per_s", "echo_calls_per_s"}
     assert figures <= result.keys()
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
+    assert "through the gateway" in drawn(tables, result)
     assert reported[-1] == "8 sessions at once"

@@ -3,8 +3,10 @@
 import pytest
 
 from flexmarl.launch.bench.namespaces import missing
-from scripts.bench.memory import Options, measure
+from scripts.bench.memory import Options, measure, tables
 from scripts.bench.memory_ratios import PHASES
+
+from ...bench_tables import drawn
 
 
 async def test_no_rank_has_much_more_than_its_rows() -> None:
@@ -35,3 +37,4 @@ async def test_no_rank_has_much_more_than_its_rows() -> None:
     figures = {"whole_model_share", *(f"{phase}_peak_ratio" for phase in PHASES)}
     keys = {f"{prefix}{figure}" for prefix in prefixes for figure in figures}
     assert {goal["key"] for goal in result["goals"]} == keys | {"host_bytes_per_parameter"}
+    assert "publish: " in drawn(tables, result)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from scripts.bench.merge import GOALS, Options, apart, measure, merged_share, trajectories
+from scripts.bench.merge import GOALS, Options, apart, measure, merged_share, tables, trajectories
+
+from ...bench_tables import drawn
 
 
 async def test_ten_turns_are_computed_as_the_last_one() -> None:
@@ -11,6 +13,7 @@ async def test_ten_turns_are_computed_as_the_last_one() -> None:
     assert (result["tokens"], result["computed_tokens"]) == (128 * 55, 1280)
     assert result["merged_share"] == pytest.approx(1 - 10 / 55, abs=1e-4)
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
+    assert "tokens are computed" in drawn(tables, result)
     shares = [*result["shares"].values()]
     assert shares == sorted(shares) and shares[-1] <= result["merged_share"]
 

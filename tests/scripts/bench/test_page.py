@@ -2,7 +2,9 @@
 
 import pytest
 
-from scripts.bench.page import GOALS, Options, measure
+from scripts.bench.page import GOALS, Options, measure, tables
+
+from ...bench_tables import drawn
 
 
 async def test_the_page_of_a_made_run_is_asked() -> None:
@@ -18,3 +20,4 @@ async def test_the_page_of_a_made_run_is_asked() -> None:
         "server_mib",
     } <= result.keys()
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
+    assert "the page of a very long run" in drawn(tables, result)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from flexmarl.launch.simulate.baselines import BASELINES
 from scripts.bench.commands import main
 from scripts.bench.paper import PAPER_S, Options, parts, tables
+
+from ...bench_tables import drawn
 
 SCENARIO = Path(__file__).parents[2] / "launch" / "simulate" / "scenario.yaml"
 
@@ -25,9 +26,7 @@ def test_each_mode_has_its_seconds_and_its_ratio_to_the_papers_system(
         assert figures["ratio"] == pytest.approx(
             figures["step_s"] / modes["flexmarl-paper"]["step_s"], rel=1e-2
         )
-    console = Console(width=200, record=True)
-    tables(console, result)
-    assert "without-balancing" in console.export_text()
+    assert "without-balancing" in drawn(tables, result)
 
 
 def test_the_papers_seconds_have_its_ratios() -> None:

@@ -1,7 +1,6 @@
 """``scripts/bench/run pipeline``: the bound by hand, and the command with times too short for its figures."""
 
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName, PolicyName
@@ -19,6 +17,7 @@ from scripts.bench.commands import main
 from scripts.bench.pipeline import Options, barrier_bound_s, lower_bounds_s, parts, scaled, tables
 from scripts.bench.virtual_rollouts import ClosedGroup
 
+from ...bench_tables import drawn
 from ...patience import PATIENCE_S
 
 _TINY = (
@@ -128,10 +127,7 @@ def test_every_figure_is_there_and_possible(run: tuple[dict[str, Any], str]) -> 
 
 
 def test_table(run: tuple[dict[str, Any], str]) -> None:
-    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    with console.file:
-        tables(console, {**run[0], "machine": {"busy_percent": 31.4}})
-    text = console.export_text()
+    text = drawn(tables, {**run[0], "machine": {**run[0]["machine"], "busy_percent": 31.4}})
     for words in ("<= 0.6x sync", "<= 1.1x bound", "orchestrator 0.", "31 % busy"):
         assert words in text
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from rich.console import Console
 
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
@@ -27,6 +26,8 @@ from scripts.bench.pool_load import (
     mixes,
 )
 from scripts.bench.pool_run import run_steps
+
+from ...bench_tables import drawn
 
 A, B, C, D = (PolicyName(name) for name in "abcd")
 
@@ -154,9 +155,7 @@ def test_the_figures_depend_on_the_seed_alone(capsys: pytest.CaptureFixture[str]
             pytest.approx(figures[key], rel=1e-3) for key in ("static_s", "lower_bound_s", "shared_s")
         ]
     assert first["turns"]["swap_share"] < 0.1 < first["turns"]["without_prefetch"]
-    console = Console(width=200, record=True)
-    tables(console, first)
-    shown = console.export_text()
+    shown = drawn(tables, first)
     assert "15x14B: 20 slots, 60 ranks" in shown and "suspensions per step" in shown
 
 

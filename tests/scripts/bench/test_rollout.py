@@ -2,13 +2,13 @@
 
 import asyncio
 import importlib.util
-import io
 
 import pytest
-from rich.console import Console
 
 from scripts.bench.rollout import Options, measure, parts, tables
 from scripts.bench.rollout_contenders import MAX_CONTEXT, workload
+
+from ...bench_tables import drawn
 
 
 def test_a_workload_is_that_of_its_seed() -> None:
@@ -35,9 +35,8 @@ def test_every_figure_is_there_and_possible() -> None:
     assert result["update_transfer_s"] < result["update_pause_s"]
     assert [goal["key"] for goal in result["goals"]] == ["embedded_tokens_per_s", "update_pause_s"]
     assert set(result["contenders"]) == {"embedded", "generate"}
-    text = io.StringIO()
-    tables(Console(file=text, width=120), result)
-    assert ">= 2x generate" in text.getvalue() and "longest prompt" in text.getvalue()
+    text = drawn(tables, result)
+    assert ">= 2x generate" in text and "longest prompt" in text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

@@ -1,6 +1,8 @@
 """``scripts/bench/run router`` with small counts: its figures mean nothing."""
 
-from scripts.bench.router import GOALS, Options, measure, parts
+from scripts.bench.router import GOALS, Options, measure, parts, tables
+
+from ...bench_tables import drawn
 
 
 async def test_every_figure_has_its_goal_and_each_part_is_reported() -> None:
@@ -14,3 +16,4 @@ async def test_every_figure_has_its_goal_and_each_part_is_reported() -> None:
     beside_a_call = [goal for goal in result["goals"] if goal["bare"] is not None]
     assert [goal["key"] for goal in beside_a_call] == ["route_p50_us", "route_p99_us"]
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
+    assert "router, 8 workers" in drawn(tables, result)

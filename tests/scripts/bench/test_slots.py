@@ -2,7 +2,9 @@
 
 import pytest
 
-from scripts.bench.slots import SOURCES, Options, measure
+from scripts.bench.slots import SOURCES, Options, measure, show
+
+from ...bench_tables import drawn
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -11,4 +13,5 @@ def test_every_source_plays_and_a_result_depends_on_the_seed_alone(name: str) ->
     result = measure(options, lambda part: None)
     assert result["uniform_rollouts"] == result["rollouts"] == 3 * 16 * 8
     assert 0 < result["taught"] <= 1
+    assert "groups that teach" in drawn(show, result)
     assert measure(options, lambda part: None) == result

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from scripts.bench.start import GOALS, Options, measure, parts
+from scripts.bench.start import GOALS, Options, measure, parts, tables
+
+from ...bench_tables import drawn
 
 
 def test_every_figure_is_there_and_possible() -> None:
@@ -14,3 +16,4 @@ def test_every_figure_is_there_and_possible() -> None:
     for key in ("one_host_s", "two_nodes_s", "joined_s"):
         assert 0 < result[key] < 1e3 and result["rounds"][key] == [result[key]], key
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
+    assert "start of a run, 1 nodes" in drawn(tables, result)

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from scripts.bench.store import Options, measure, parts
+from scripts.bench.store import Options, measure, parts, tables
+
+from ...bench_tables import drawn
 
 
 def test_every_figure_is_there_and_possible() -> None:
@@ -20,3 +22,4 @@ def test_every_figure_is_there_and_possible() -> None:
     goals = [goal["key"] for goal in result["goals"]]
     assert goals == ["put_samples_per_s", "get_samples_per_s", "put_with_queries_ratio"]
     assert result["settings"] == {"rounds": 2, "samples": 128} and result["machine"]["cpus"] >= 1
+    assert "experience store" in drawn(tables, result)

@@ -1,6 +1,8 @@
 """``scripts/bench/run swap`` with small policies: its figures, and the cycles after which everything is as before."""
 
-from scripts.bench.swap import Options, Size, measure, parts
+from scripts.bench.swap import Options, Size, measure, parts, tables
+
+from ...bench_tables import drawn
 
 
 async def test_cycles_change_neither_loss_nor_memory() -> None:
@@ -15,3 +17,4 @@ async def test_cycles_change_neither_loss_nor_memory() -> None:
     assert {goal["key"] for goal in result["goals"]} == {
         "suspend_gb_s", "resume_gb_s", "rss_change", "same_loss",
     }  # fmt: skip
+    assert "there and back" in drawn(tables, result)
