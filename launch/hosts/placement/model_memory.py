@@ -46,11 +46,11 @@ def unknown_shape(config: RunConfig, name: PolicyName) -> str:
 
 def shape_of_model(model: ModelConfig, *, may_import: bool = True) -> ModelShape | None:
     """None if it is not known: a name on the hub whose config is not in the cache, or files that can't be read."""
-    from ....actors.model_sources import architecture_of  # imported here: transformers takes a second
-
     tensors = _headers(model)
     if not tensors and not may_import:
         return None
+    from ....actors.model_sources import architecture_of  # imported here: with torch it takes five seconds
+
     try:
         architecture = architecture_of(model, local_files_only=True)
         if not tensors:
