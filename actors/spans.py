@@ -77,9 +77,12 @@ class Span(NamedTuple):
     tokens: int = -1
 
 
-NAMES: Final = ("lane", "kind", "query", "agent", "policy", "note")
+OF_LABEL: Final = ("lane", "kind", "agent", "policy", "note")
+OF_NAME: Final = "query"
 NUMBERS: Final = ("trajectory", "turn", "version", "step", "micro_batch", "tokens")
-"""The attributes in the order of a record (``core/spans.py``)."""
+"""The attributes in the order in which ``core/spans.py`` takes them: label, name and numbers."""
+NAMES: Final = ("lane", "kind", "query", "agent", "policy", "note")
+"""In the order of ``Span``."""
 
 
 def record(
@@ -99,16 +102,22 @@ def record(
     micro_batch: int = -1,
     tokens: int = -1,
 ) -> None:
-    """Records a ``Span`` with these attributes, if its query is among those whose spans are kept."""
+    """Records a ``Span`` with these attributes, if its query is among those whose spans are kept. ``begin``, ``end``:
+    by ``spans.now``."""
     # Not a Span: there are thousands in a second, and the objects would cost a third of their recording.
-    if spans.share:
-        spans.add(
-            begin,
-            end,
-            (lane, kind, query, agent, policy, note),
-            (trajectory, turn, version, step, micro_batch, tokens),
-            query if kind in OF_QUERIES else "",
-        )
+    spans.add(
+        begin,
+        end,
+        (lane, kind, agent, policy, note),
+        query,
+        trajectory,
+        turn,
+        version,
+        step,
+        micro_batch,
+        tokens,
+        key=query if kind in OF_QUERIES else "",
+    )
 
 
 def batch_number(fence: int) -> int:

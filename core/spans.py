@@ -1,8 +1,9 @@
 """Spans: the work of a process, each piece with its begin and end. They wait in memory until they are taken.
 
-A span has six names, of which the first is its lane and the second its kind, and six numbers. The meaning of the others
-is for the layers above: this one carries them. In a record a name is the number of an entry of the batch's table.
+A span has six names, of which five are its label, the same for many spans: its lane, its kind and three more. It has
+six numbers. The meaning of all but lane and kind is for the layers above: this one carries them.
 
+    quick      adding a span appends one tuple; they are packed into columns many at once, seldom
     bounded    a full buffer counts what it leaves out, and never waits
     by key     a share of all keys is kept, the same one in each process; a span without a key is always kept
     once       a batch stays here until the next call says that it has arrived: an answer that is lost costs nothing
@@ -10,31 +11,50 @@ is for the layers above: this one carries them. In a record a name is the number
 
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from itertools import compress
+from typing import Any, Final
 from zlib import crc32
 
 from .protocol.codec import Buffer
 
-NAMES: Final = 6
+LABEL: Final = 5
+"""Names of a label: lane, kind and three more; empty: none."""
 NUMBERS: Final = 6
-RECORD: Final = struct.Struct(f"<2d{NAMES}i{NUMBERS}i")
-"""Begin and end, in seconds since 1970; entries of the table of names, -1: no name; numbers, -1: no number."""
+SPAN_BYTES: Final = 2 * 8 + (2 + NUMBERS) * 4
+"""In the columns of a part."""
 
 MOST_BYTES: Final = 2 * 2**20
 LONGEST_NAME: Final = 500
 """Characters; a longer name is cut."""
+MOST_UNPACKED: Final = 512
+"""Spans. One takes some 300 bytes until it is packed, and so many fit into a processor's cache."""
 _KEYS: Final = 2**32
+_GREATEST: Final = 2**31 - 1
+
+Label = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPart:
+    """``spans``: their number. ``columns``, one after the other, little-endian: begin and end (float64, by the clock of
+    the process); the place of the label in ``labels``, the place of the sixth name in ``names`` or -1 for none, and the
+    six numbers, -1 for none (int32). ``offset_s``: to be added to begin and end for seconds since 1970."""
+
+    spans: int
+    labels: tuple[Label, ...]
+    names: tuple[str, ...]
+    columns: Buffer
+    offset_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SpanBatch:
-    """``records``: each as ``RECORD`` packs it. ``dropped``: spans without room since the process began."""
+    """``dropped``: spans without room since the process began."""
 
     number: int
-    names: tuple[str, ...]
-    records: Buffer
+    parts: tuple[SpanPart, ...]
     dropped: int
 
 
@@ -46,72 +66,116 @@ def is_kept(key: str, share: float) -> bool:
 class SpanRecorder:
     """The spans of one process. It records from the beginning, so that those of its start are not lost.
 
-    ``share``: of the keys whose spans are kept; 0: nothing is recorded.
+    ``share``: of the keys whose spans are kept; 0: nothing is recorded. ``now``: the clock of all spans, in seconds; it
+    never goes back.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        """``wall``: seconds since 1970."""
+        self.now = now
         self.share = 1.0
         self.dropped = 0
+        self._wall = wall
         self._most_bytes = most_bytes
-        self._names: dict[str, int] = {"": -1}
-        self._records = bytearray()
-        self._text = self._sent_text = 0
-        """Characters of the names, at most: they take memory as the records do."""
-        self._sent: tuple[dict[str, int], bytearray] = {"": -1}, bytearray()
+        self._rows: list[tuple[Any, ...]] = []
+        self._parts: list[SpanPart] = []
+        self._sent: list[SpanPart] = []
+        self._used = self._sent_used = 0
+        """Bytes of the parts, with their names."""
         # A process that is started again begins with another number than its predecessor ended with.
-        self._number = time.time_ns()
-        self._set_clock()
-
-    def _set_clock(self) -> None:
-        self._offset_s = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        """Seconds since 1970 by this host's clock. It runs evenly between two calls of ``take``."""
-        return time.monotonic() + self._offset_s
+        self._number = round(wall() * 1e9)
 
     def add(
-        self, begin: float, end: float, names: Sequence[str], numbers: Sequence[int], key: str = ""
+        self,
+        begin: float,
+        end: float,
+        label: Label,
+        name: str = "",
+        number_0: int = -1,
+        number_1: int = -1,
+        number_2: int = -1,
+        number_3: int = -1,
+        number_4: int = -1,
+        number_5: int = -1,
+        *,
+        key: str = "",
     ) -> None:
-        """Records a span, if there is room and its ``key`` is among those that are kept. ``names``: six, the lane and
-        the kind first, empty: none. ``numbers``: six of 32 bits, -1: none."""
-        if self.share < 1.0 and (not self.share or (key and not is_kept(key, self.share))):
-            return
-        if len(self._records) + len(self._sent[1]) + self._text + self._sent_text >= self._most_bytes:
-            self.dropped += 1
-            return
-        entries = self._names
-        count = len(entries)
-        # The table has one entry for no name, so that the first name is the entry 0.
-        indexes = [entries.setdefault(name, len(entries) - 1) for name in names]
-        if len(entries) > count:  # most spans have names that are known: their lengths need no look
-            if max(map(len, names)) > LONGEST_NAME:
-                while len(entries) > count:
-                    entries.popitem()
-                names = [name[:LONGEST_NAME] for name in names]
-                indexes = [entries.setdefault(name, len(entries) - 1) for name in names]
-            self._text += sum(map(len, names))
-        # A clock that was set back makes no negative time.
-        self._records += RECORD.pack(begin, end if end > begin else begin, *indexes, *numbers)
+        """Records a span, if there is room and its ``key`` is among those that are kept. ``begin``, ``end``: by
+        ``now``. Numbers: of 32 bits."""
+        if self.share:
+            rows = self._rows
+            rows.append((
+                begin, end, label, name, number_0, number_1, number_2, number_3, number_4, number_5, key,
+            ))  # fmt: skip
+            if len(rows) >= MOST_UNPACKED:
+                self._pack()
 
     def take(self, share: float, received: int) -> SpanBatch:
         """The spans since the batch ``received``, the last one that has arrived. ``share``: from now on."""
-        self.share = share
-        self._set_clock()
         if received == self._number:
-            self._sent, self._sent_text = ({"": -1}, bytearray()), 0
-        if self._sent[1]:  # it has not arrived: its spans are in front of the new ones
-            self._join_sent()
-        self._sent, self._names, self._records = (self._names, self._records), {"": -1}, bytearray()
-        self._sent_text, self._text = self._sent_text + self._text, 0
+            self._sent, self._sent_used = [], 0
+        self._pack()
+        self.share = share
+        self._sent += self._parts
+        self._sent_used += self._used
+        self._parts, self._used = [], 0
         self._number += 1
-        names, records = self._sent
-        return SpanBatch(self._number, tuple(names)[1:], Buffer(bytes(records)), self.dropped)
+        return SpanBatch(self._number, (*self._sent,), self.dropped)
 
-    def _join_sent(self) -> None:
-        names, records = self._sent
-        table = [names.setdefault(name, len(names) - 1) for name in self._names]
-        # ``table`` begins with the entry -1 of no name, which is its first one.
-        for record in RECORD.iter_unpack(self._records):
-            entries = [table[entry + 1] for entry in record[2 : 2 + NAMES]]
-            records += RECORD.pack(*record[:2], *entries, *record[2 + NAMES :])
-        self._names, self._records = names, records
+    def _pack(self) -> None:
+        rows, self._rows = self._rows, []
+        if self.share < 1.0:
+            kept = {key: not key or is_kept(key, self.share) for key in {row[-1] for row in rows}}
+            rows = [row for row in rows if kept[row[-1]]]
+        room = (self._most_bytes - self._used - self._sent_used) // SPAN_BYTES
+        if len(rows) > room:
+            self.dropped += len(rows) - max(0, room)
+            rows = rows[: max(0, room)]
+        if rows:
+            part = _pack_rows(rows, self._wall() - self.now())
+            self._parts.append(part)
+            self._used += len(part.columns.view) + _characters(part)
+
+
+def _pack_rows(rows: list[tuple[Any, ...]], offset_s: float) -> SpanPart:
+    count = len(rows)
+    begin, end, label, name, *numbers, _ = zip(*rows, strict=True)
+    labels = {text: place for place, text in enumerate(dict.fromkeys(label))}
+    names = {text: place for place, text in enumerate(dict.fromkeys(compress(name, name)))}
+    # Twice as fast as arrays.
+    columns = struct.pack(f"<{2 * count}d", *begin, *end)
+    columns += struct.pack(f"<{count}i", *map(labels.__getitem__, label))
+    columns += struct.pack(f"<{count}i", *map({**names, "": -1}.__getitem__, name))
+    for column in numbers:
+        columns += _int32(column)
+    return SpanPart(
+        count,
+        tuple(map(_cut, labels)),
+        tuple(text[:LONGEST_NAME] for text in names),
+        Buffer(columns),
+        offset_s,
+    )
+
+
+def _cut(label: Label) -> Label:
+    lane, kind, first, second, third = (name[:LONGEST_NAME] for name in label)
+    return lane, kind, first, second, third
+
+
+def _int32(numbers: tuple[int, ...]) -> bytes:
+    """A number that does not fit is the nearest one that does."""
+    form = f"<{len(numbers)}i"
+    try:
+        return struct.pack(form, *numbers)
+    except struct.error:
+        return struct.pack(form, *(min(max(number, -1), _GREATEST) for number in numbers))
+
+
+def _characters(part: SpanPart) -> int:
+    names: Iterable[str] = (*part.names, *(name for label in part.labels for name in label))
+    return sum(map(len, names))

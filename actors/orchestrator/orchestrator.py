@@ -586,9 +586,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         now = self.system.clock()
         record = self._records.pop(decision.step)
         self._closing.end(decision.step)
-        end = self.system.spans.now()
-        begin = end - (now - record.started)
-        record_span(self.system.spans, self.ref.name, "step", begin, end, step=decision.step)
+        record_span(self.system.spans, self.ref.name, "step", record.started, now, step=decision.step)
         metrics = replace(
             record.metrics(decision.versions, decision.carried, self._started, self._last_end, now),
             source=self._queries.end(decision.step),

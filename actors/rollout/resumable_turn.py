@@ -14,6 +14,7 @@ from typing import Any, Final
 from ..chat.answer import Answer
 from ..messages import Chat, GenerateRequest, Generation
 from ..names import AgentName, Version
+from ..sample_id import turn_of
 from ..workflow import Turn
 
 _CHARACTERS_OF_A_TOKEN: Final = 4
@@ -25,6 +26,8 @@ class ResumableTurn:
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
         """For the rest of the turn."""
+        self.number = turn_of(request.sample_id)
+        """Place among the turns of its trajectory, from 0."""
         self.ended = self.truncated = False
         self.downstream_tokens = 0.0
         """Expected, of the turns that wait for this one."""

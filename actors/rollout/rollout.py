@@ -407,8 +407,11 @@ class Rollout(Actor, RolloutApi):
         trajectory.deadline = Deadline(limit_s)
         ends: set[asyncio.Future[Any]] = {work, trajectory.deadline.overran}
         try:
-            with self._spans.trajectory(trajectory):
+            begin = self._spans.now()
+            try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._spans.trajectory(trajectory, begin)
             if work.done():
                 return self._end(trajectory, work)
             hang = where_it_hangs(self._recipe.folder, work)
@@ -489,34 +492,24 @@ class Rollout(Actor, RolloutApi):
     ) -> Turn:
         """One turn: waits for an instance with the version of the agent's policy. If new weights arrive meanwhile and
         may generate it too, they resume it; if the instance is lost, another one begins it again."""
-        with self._spans.turn(agent, self._agents[agent].policy, trajectory) as turns:
-            return await self._generate(agent, trajectory, prompt, options, on_text, turns)
-
-    async def _generate(
-        self,
-        agent: AgentName,
-        trajectory: Trajectory,
-        prompt: Prompt,
-        options: TurnOptions,
-        on_text: OnText | None,
-        turns: list[ResumableTurn],
-    ) -> Turn:
+        self._spans.between_turns(trajectory)
+        begin = self._spans.now()
         settings = self._agents[agent]
         text = None if on_text is None else TurnText(on_text)
         tokens_left = self._limits.begin(agent, trajectory)
         request = turn_request(self._setup, agent, trajectory, prompt, options, tokens_left)
         self._records.note_prompt(trajectory, request.sample_id, prompt)
-        turns.append(turn := ResumableTurn(request))
-        left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
-        began_s, turn.downstream_tokens = (
-            self._clock(),
-            self._calls.downstream_tokens(agent, trajectory.begin_turn(agent)),
-        )
-        while not turn.ended:
-            left_s -= await self._generate_part(agent, turn, trajectory, left_s, text)
-            if text is not None:
-                text.show(turn.text)
-        trajectory.took(agent, turn, TimedTurn(agent, began_s, self._clock(), len(turn.tokens)))
+        turn = ResumableTurn(request)
+        try:
+            left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
+            turn.downstream_tokens = self._calls.downstream_tokens(agent, trajectory.begin_turn(agent))
+            while not turn.ended:
+                left_s -= await self._generate_part(agent, turn, trajectory, left_s, text)
+                if text is not None:
+                    text.show(turn.text)
+            trajectory.took(agent, turn, TimedTurn(agent, begin, self._clock(), len(turn.tokens)))
+        finally:
+            self._spans.turn(agent, settings.policy, trajectory, turn, begin)
         columns = trajectory.columns_of(agent, request.sample_id, settings.columns)
         return turn.result(agent, request.chat, columns.write)
 
@@ -532,20 +525,23 @@ class Rollout(Actor, RolloutApi):
         seconds that this took at an instance."""
         request = turn.request
         assert trajectory.deadline is not None, "it runs"
-        waiting = f"turns of {agent} that no instance has yet"
-        # This time is the trainer's, or that of other trajectories.
-        with (
-            trajectory.deadline.paused(),
-            self._waits.turn(trajectory, waiting, self._setup.router.name),
-            self._spans.wait(agent, self._agents[agent].policy, trajectory, turn),
-        ):
-            route = await self._routes.route(
-                self._agents[agent].policy,
-                request.versions,
-                prompt_tokens=turn.prompt_size,
-                downstream_tokens=turn.downstream_tokens,
-                prefix=trajectory.prefix(request.prompt),
-            )
+        waiting, policy = f"turns of {agent} that no instance has yet", self._agents[agent].policy
+        begin = self._spans.now()
+        try:
+            # This time is the trainer's, or that of other trajectories.
+            with (
+                trajectory.deadline.paused(),
+                self._waits.turn(trajectory, waiting, self._setup.router.name),
+            ):
+                route = await self._routes.route(
+                    policy,
+                    request.versions,
+                    prompt_tokens=turn.prompt_size,
+                    downstream_tokens=turn.downstream_tokens,
+                    prefix=trajectory.prefix(request.prompt),
+                )
+        finally:
+            self._spans.wait(agent, policy, trajectory, turn, begin)
         started = self._clock()
         tokens, lost = 0, False
         try:

@@ -43,6 +43,7 @@ class Network:
         self._wire = wire
         self.now = wire.now
         """The clock of the wire."""
+        self.wall = wire.wall
         self.mailboxes = mailboxes
         self._outgoing: dict[str, Connection] = {}  # those that this side calls, by address
         self._incoming: dict[Connection, None] = {}

@@ -55,7 +55,7 @@ class LocalActors:
         self.network = network
         self.monitors = Monitors(self)
         self.supervisors: list[Supervisor] = []
-        self.spans = SpanRecorder()
+        self.spans = SpanRecorder(network.now, network.wall)
         self._loop = asyncio.get_running_loop()
         self.failure: asyncio.Future[BaseException] = self._loop.create_future()
         self._adopt = adopt

@@ -16,6 +16,7 @@ Nodes may share a host: its name is the part of theirs before a slash. Links are
 import asyncio
 import errno
 import itertools
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -243,6 +244,11 @@ class MemoryWire:
     def now(self) -> float:
         """The time of the loop, in seconds."""
         return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        """See ``Wire.wall``."""
+        loop = asyncio.get_running_loop()
+        return loop.time() if getattr(loop, "is_virtual", False) else time.time()
 
     def disconnect(self, link: Link) -> None:
         """See ``Wire.disconnect``."""

@@ -233,6 +233,10 @@ class Wire(Protocol):
         """The time in seconds, of a clock that also runs while this process is stopped or its loop is busy."""
         ...
 
+    def wall(self) -> float:
+        """Seconds since 1970 by the clock of this host; in virtual time, since its begin."""
+        ...
+
     def disconnect(self, link: Link) -> None:
         """Ends a link for good."""
         ...

@@ -215,6 +215,7 @@ class ZmqWire:
         # while the machine is suspended: a lease would outlive the patience of its peer. Asked for each request, and so
         # without a method of Python around it.
         self.now = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+        self.wall = time.time
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: Gate | None = None
         self._router: LoopSocket | None = None

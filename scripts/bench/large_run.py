@@ -17,7 +17,7 @@ from flexmarl.actors.recorded_trajectory import (
     pack_record,
 )
 from flexmarl.actors.spans import Span, record
-from flexmarl.core.spans import RECORD, SpanRecorder
+from flexmarl.core.spans import SPAN_BYTES, SpanRecorder
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 from flexmarl.launch.run_folder.spans.span_log import SpanLog
@@ -102,7 +102,7 @@ def _record(number: int, step: int) -> bytes:
 
 def _add_spans(directory: RunDirectory, steps: int, spans: int, begin_s: float) -> None:
     """Turns on lanes of workers and instances, one after another in each, with micro-batches and steps."""
-    recorder = SpanRecorder(_BATCH * 4 * RECORD.size)
+    recorder = SpanRecorder(_no_time, _no_time, _BATCH * 4 * SPAN_BYTES)
     log = SpanLog(directory.trace, TraceConfig(limit_mib=100_000), print)
     received = 0
     span_s = steps * _STEP_S / max(1, spans // _LANES)
@@ -115,6 +115,11 @@ def _add_spans(directory: RunDirectory, steps: int, spans: int, begin_s: float) 
             log.add("rollout-0", "host-0", batch)
     finally:
         log.close()
+
+
+def _no_time() -> float:
+    """A clock for spans whose times are seconds since 1970 already."""
+    return 0.0
 
 
 def _span(number: int, begin_s: float, span_s: float) -> Span:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from flexmarl.actors.sample_id import SampleId
 from flexmarl.actors.spans import (
     KINDS,
-    NAMES,
     NUMBERS,
+    OF_LABEL,
+    OF_NAME,
     OF_QUERIES,
     Span,
     batch_number,
@@ -18,22 +19,22 @@ from flexmarl.actors.spans import (
     record,
     record_time,
 )
-from flexmarl.core.spans import RECORD, SpanRecorder
+from flexmarl.core.spans import SpanRecorder
+
+from ..core.span_batches import rows_of, timeless_recorder
 
 
 def records(recorder: SpanRecorder) -> list[Span]:
-    batch = recorder.take(1.0, 0)
     spans = []
-    for begin, end, *rest in RECORD.iter_unpack(batch.records.view):
-        names = [batch.names[entry] if entry >= 0 else "" for entry in rest[: len(NAMES)]]
-        attributes: dict[str, Any] = {**dict(zip(NAMES, names, strict=True))}
-        attributes |= dict(zip(NUMBERS, rest[len(NAMES) :], strict=True))
+    for begin, end, label, query, numbers in rows_of(recorder.take(1.0, 0)):
+        attributes: dict[str, Any] = {**dict(zip(OF_LABEL, label, strict=True)), OF_NAME: query}
+        attributes |= dict(zip(NUMBERS, numbers, strict=True))
         spans.append(Span(begin=begin, end=end, **attributes))
     return spans
 
 
 def test_a_record_has_every_attribute_of_its_span() -> None:
-    recorder = SpanRecorder()
+    recorder = timeless_recorder()
     span = Span("solver-0", "generate", 1.0, 2.5, "q1", "solver", "shared", "a note", 3, 4, 5, 6, 7, 8)
     record(recorder, *span)
     record(recorder, *Span("router", "move", 3.0, 3.0))
@@ -41,7 +42,7 @@ def test_a_record_has_every_attribute_of_its_span() -> None:
 
 
 def test_the_share_is_of_queries_and_leaves_all_others() -> None:
-    recorder = SpanRecorder()
+    recorder = timeless_recorder()
     recorder.take(1e-9, 0)
     for kind in KINDS:
         record(recorder, *Span("lane", kind, 1.0, 2.0, query="q1"))
@@ -49,7 +50,7 @@ def test_the_share_is_of_queries_and_leaves_all_others() -> None:
 
 
 def test_the_time_of_a_block_that_raises_is_no_span() -> None:
-    recorder = SpanRecorder()
+    recorder = timeless_recorder()
     with record_time(recorder, "trainer", "publish", policy="solver", version=3):
         pass
     with pytest.raises(KeyError), record_time(recorder, "trainer", "publish"):

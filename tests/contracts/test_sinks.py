@@ -20,7 +20,6 @@ from flexmarl.actors.names import AgentName, PolicyName, Step, Version
 from flexmarl.actors.run_events import Evaluated, RunEvent, SinkClosed, SinkFailed, SinkOpened
 from flexmarl.actors.spans import record
 from flexmarl.actors.step_metrics import StepMetrics
-from flexmarl.core.spans import SpanRecorder
 from flexmarl.launch.monitoring.sinks.function_sink import FunctionSink
 from flexmarl.launch.monitoring.sinks.prometheus_sink import name_and_labels
 from flexmarl.launch.monitoring.sinks.run_sinks import RunSinks
@@ -35,6 +34,7 @@ from flexmarl.launch.monitoring.sinks.sink_config import (
 from flexmarl.launch.run_folder.spans.span_log import SpanLog
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
+from ..core.span_batches import timeless_recorder
 from ..patience import PATIENCE_S
 
 Points = dict[int, float]
@@ -418,7 +418,7 @@ class TestSpansOfOpentelemetry:
 
     @staticmethod
     def record(folder: Path) -> None:
-        recorder = SpanRecorder()
+        recorder = timeless_recorder()
         of_turn = {"query": "q1", "trajectory": 0, "step": 1}
         record(recorder, "rollout-0 trajectories", "trajectory", 1.0, 5.0, **of_turn)  # type: ignore[arg-type]
         of_turn |= {"turn": 0, "tokens": 64}

@@ -65,6 +65,9 @@ class SilentWire:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def wall(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def disconnect(self, link: Link) -> None:
         link.forget_unsent()
 

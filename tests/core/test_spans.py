@@ -1,30 +1,69 @@
 """The recorder of a process: bounded, by key, and without a loss when an answer is lost."""
 
-from flexmarl.core.spans import LONGEST_NAME, NAMES, RECORD, SpanBatch, SpanRecorder, is_kept
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexmarl.core.spans import LONGEST_NAME, MOST_UNPACKED, SPAN_BYTES, SpanBatch, SpanRecorder, is_kept
+
+from .span_batches import Row, rows_of, timeless_recorder
 
 NUMBERS = (1, 2, 3, -1, 2**31 - 1, 0)
 
 
 def add(recorder: SpanRecorder, kind: str, key: str = "", begin: float = 10.0) -> None:
-    recorder.add(begin, begin + 1, ("lane", kind, key, "", "", ""), NUMBERS, key)
+    recorder.add(begin, begin + 1, ("lane", kind, "", "", ""), key, *NUMBERS, key=key)
 
 
 def kinds(batch: SpanBatch) -> list[str]:
-    return [batch.names[record[3]] for record in RECORD.iter_unpack(batch.records.view)]
+    return [row.label[1] for row in rows_of(batch)]
 
 
-def test_a_batch_has_each_span_with_its_names_and_numbers() -> None:
-    recorder = SpanRecorder()
-    add(recorder, "step")
-    recorder.add(7.0, 6.0, ("other", "step", "q1", "", "", ""), (-1,) * 6)
+@given(
+    st.lists(
+        st.builds(
+            Row,
+            st.floats(0, 1e9),
+            st.floats(0, 1e9),
+            st.tuples(*[st.sampled_from(["", "a", "b", "ä"])] * 5),
+            st.sampled_from(["", "q1", "q2"]),
+            st.tuples(*[st.integers(-1, 2**31 - 1)] * 6),
+        ),
+        max_size=20,
+    ),
+    st.integers(1, 3),
+)
+def test_a_batch_has_each_span_as_it_was_added(rows: list[Row], times: int) -> None:
+    recorder = timeless_recorder()
+    for row in rows * times:
+        recorder.add(row.begin, row.end, row.label, row.name, *row.numbers)
+    assert rows_of(recorder.take(1.0, 0)) == rows * times
+
+
+def test_times_are_those_of_the_clock_and_the_host_says_since_when() -> None:
+    now, wall = 100.0, 1_790_000_000.0
+    recorder = SpanRecorder(lambda: now, lambda: wall)
+    begin = recorder.now()
+    now, wall = now + 2, wall + 2 - 0.5  # the host's clock was set back meanwhile
+    recorder.add(begin, recorder.now(), ("lane", "step", "", "", ""))
+    [row] = rows_of(recorder.take(1.0, 0))
+    assert row.end == wall and row.end - row.begin == 2.0
+
+
+def test_many_spans_come_in_their_order() -> None:
+    recorder = timeless_recorder()
+    count = 2 * MOST_UNPACKED + 3
+    for number in range(count):
+        recorder.add(number, number, ("lane", "turn", "", "", ""), f"q{number // 100}")
     batch = recorder.take(1.0, 0)
-    first, second = RECORD.iter_unpack(batch.records.view)
-    assert first[:2] == (10.0, 11.0) and first[2 + NAMES :] == NUMBERS
-    assert [batch.names[entry] if entry >= 0 else "" for entry in first[2 : 2 + NAMES]] == [
-        "lane", "step", "", "", "", "",
-    ]  # fmt: skip
-    assert second[:2] == (7.0, 7.0), "a clock that was set back makes no negative time"
-    assert [batch.names[entry] for entry in second[2:5]] == ["other", "step", "q1"]
+    assert len(batch.parts) == 3
+    assert [(row.begin, row.name) for row in rows_of(batch)] == [(n, f"q{n // 100}") for n in range(count)]
+
+
+def test_a_number_that_does_not_fit_is_the_nearest_that_does() -> None:
+    recorder = timeless_recorder()
+    recorder.add(1.0, 2.0, ("lane", "kind", "", "", ""), "", 2**40, -(2**40), 7)
+    [row] = rows_of(recorder.take(1.0, 0))
+    assert row.numbers == (2**31 - 1, -1, 7, -1, -1, -1)
 
 
 def test_a_batch_that_was_lost_comes_again_with_the_next_one() -> None:
@@ -42,16 +81,23 @@ def test_a_batch_that_was_lost_comes_again_with_the_next_one() -> None:
 
 
 def test_a_full_buffer_counts_what_it_leaves_out() -> None:
-    recorder = SpanRecorder(most_bytes=3 * RECORD.size)
+    recorder = timeless_recorder(3 * SPAN_BYTES + len("lanea"))
     for _ in range(5):
         add(recorder, "a")
     batch = recorder.take(1.0, 0)
     assert len(kinds(batch)) == 3 and batch.dropped == 2
     add(recorder, "a")
-    assert recorder.dropped == 3, "a batch that may have to be sent again takes its room"
-    recorder.take(1.0, batch.number)
+    assert recorder.take(1.0, 0).dropped == 3, "a batch that may have to be sent again takes its room"
+    recorder.take(1.0, batch.number + 1)
     add(recorder, "a")
-    assert recorder.dropped == 3
+    assert recorder.take(1.0, batch.number + 2).dropped == 3
+
+
+def test_what_is_not_packed_yet_is_bounded_too() -> None:
+    recorder = timeless_recorder(0)
+    for _ in range(3 * MOST_UNPACKED):
+        add(recorder, "a")
+    assert recorder.dropped == 3 * MOST_UNPACKED
 
 
 def test_of_a_share_of_all_keys_all_spans_are_kept_and_of_the_others_none() -> None:
@@ -79,14 +125,16 @@ def test_a_share_of_zero_records_nothing() -> None:
 
 
 def test_names_take_room_and_a_long_one_is_cut() -> None:
-    spans = SpanRecorder(most_bytes=1000)
-    spans.add(1.0, 2.0, ("lane", "kind", "q" * 10**6, "", "", ""), (-1,) * 6)
-    batch = spans.take(1.0, 0)
-    assert batch.names == ("lane", "kind", "q" * LONGEST_NAME)
-    spans.add(1.0, 2.0, ("lane", "kind", "r" * 400, "", "", ""), (-1,) * 6)
-    spans.add(1.0, 2.0, ("lane", "kind", "s", "", "", ""), (-1,) * 6)
-    assert spans.dropped == 1, "the two names, one of them not known to have arrived, have filled it"
-    spans.take(1.0, batch.number)
-    spans.take(1.0, spans.take(1.0, batch.number).number)
-    spans.add(1.0, 2.0, ("lane", "kind", "s", "", "", ""), (-1,) * 6)
-    assert spans.dropped == 1
+    recorder = timeless_recorder(1000)
+    label = "lane", "kind", "", "", ""
+    recorder.add(1.0, 2.0, label, "q" * 10**6)
+    batch = recorder.take(1.0, 0)
+    assert [row.name for row in rows_of(batch)] == ["q" * LONGEST_NAME]
+    recorder.add(1.0, 2.0, label, "r" * 400)
+    batch = recorder.take(1.0, 0)
+    recorder.add(1.0, 2.0, label, "s")
+    batch = recorder.take(1.0, 0)
+    assert batch.dropped == 1, "the two names, of batches that may be lost, have filled it"
+    recorder.add(1.0, 2.0, label, "s")
+    batch = recorder.take(1.0, batch.number)
+    assert batch.dropped == 1 and [row.name for row in rows_of(batch)] == ["s"]

@@ -12,15 +12,15 @@ line; the next life of the run removes them. A disk that is full costs spans, wh
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ....actors.spans import NAMES, NUMBERS
+from ....actors.spans import NAMES, NUMBERS, OF_LABEL, OF_NAME
 from ....core.durable.files import FOLDER_MODE, open_descriptor
-from ....core.spans import SpanBatch
+from ....core.spans import LABEL, SpanBatch, SpanPart
 from .trace_config import TraceConfig
 
 RECORD: Final = np.dtype(
@@ -31,7 +31,7 @@ RECORD: Final = np.dtype(
         *((name, "<i4") for name in NUMBERS),
     ]
 )
-"""As ``core/spans.py`` packs a span. Names are entries of the table; -1: none."""
+"""Names are entries of the table; -1: none."""
 
 DAMAGED: Final = "?"
 """The name of an entry that can't be read."""
@@ -82,17 +82,17 @@ class SpanLog:
         before = self._dropped_by.get(process, 0)
         self._dropped_by[process] = batch.dropped
         lost = batch.dropped - before if batch.dropped >= before else batch.dropped  # else it has begun again
-        spans = np.frombuffer(bytes(batch.records.view), RECORD).copy()
+        parts, spans = batch.parts, sum(part.spans for part in batch.parts)
         if not self.share:  # it was recorded before its process has heard that the limit is reached
-            lost, spans = lost + len(spans), spans[:0]
-        if not self._config.enabled or (not len(spans) and not lost):
+            lost, parts, spans = lost + spans, (), 0
+        if not self._config.enabled or (not spans and not lost):
             return
         try:
             self._open()
-            self._write(spans, batch.names, host, lost)
+            self._write(parts, host, lost)
             self._is_losing = False
         except OSError as error:
-            self.dropped += lost + len(spans)
+            self.dropped += lost + spans
             self._reopen()
             if not self._is_losing:
                 self._is_losing = True
@@ -156,31 +156,63 @@ class SpanLog:
             self._append(self._files[0], f"{json.dumps({'life': size // RECORD.itemsize})}\n".encode())
             self._has_begun = True
 
-    def _write(self, spans: "np.ndarray[Any, Any]", names: tuple[str, ...], host: str, lost: int) -> None:
+    def _write(self, parts: Sequence[SpanPart], host: str, lost: int) -> None:
         assert self._files is not None, "they are open"
-        lines: list[str | Mapping[str, Any]] = [
-            name for name in dict.fromkeys(names) if name not in self._entries
-        ]
-        for name in [*lines]:
-            self._entries[str(name)] = self._names
-            self._names += 1
-        table = np.array([*(self._entries[name] for name in names), -1], "<i4")
-        for column in NAMES:
-            spans[column] = table[spans[column]]  # -1, no name, is the last one
-        for lane in {*np.unique(spans["lane"]).tolist()} - self._lanes:
-            self._lanes.add(lane)
-            lines.append({"lane": names[int(np.flatnonzero(table == lane)[0])], "node": host})
+        lines: list[str | Mapping[str, Any]] = []
+        records = [self._records(part, host, lines) for part in parts]
         if lost:
             self.dropped += lost
             lines.append({"dropped": self.dropped})
         self._append(self._files[0], "".join(f"{json.dumps(line)}\n" for line in lines).encode())
-        self._append(self._files[1], spans.tobytes())
+        self._append(self._files[1], b"".join(record.tobytes() for record in records))
+
+    def _records(
+        self, part: SpanPart, host: str, lines: list[str | Mapping[str, Any]]
+    ) -> "np.ndarray[Any, Any]":
+        """The records of a part. Adds to ``lines`` those that the table of names lacks."""
+
+        def entry(name: str) -> int:
+            if not name:
+                return -1
+            if (number := self._entries.get(name)) is None:
+                number = self._entries[name] = self._names
+                self._names += 1
+                lines.append(name)
+            return number
+
+        labels = np.array([[entry(name) for name in label] for label in part.labels], "<i4").reshape(
+            -1, LABEL
+        )
+        names = np.array([*map(entry, part.names), -1], "<i4")  # -1, no name, is the last one
+        for (lane, *_), number in zip(part.labels, labels[:, 0].tolist(), strict=True):
+            if number not in self._lanes:
+                self._lanes.add(number)
+                lines.append({"lane": lane, "node": host})
+        times, numbers = _columns(part)
+        label, name = labels[numbers[0]], names[numbers[1]]
+        records = np.empty(part.spans, RECORD)
+        records["begin"] = times[0] + part.offset_s
+        # A clock that was set back makes no negative time.
+        records["end"] = np.maximum(times[1], times[0]) + part.offset_s
+        for place, column in enumerate(OF_LABEL):
+            records[column] = label[:, place]
+        records[OF_NAME] = name
+        for column, values in zip(NUMBERS, numbers[2:], strict=True):
+            records[column] = values
+        return records
 
     def _append(self, file: int, data: bytes) -> None:
         self._used += len(data)
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file, rest) :]
+
+
+def _columns(part: SpanPart) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+    """Begins and ends, float64 [2, spans], and label, name and numbers, int32 [2 + numbers, spans]."""
+    data, split = part.columns.view, 2 * 8 * part.spans
+    times = np.frombuffer(data[:split], "<f8").reshape(2, part.spans)
+    return times, np.frombuffer(data[split:], "<i4").reshape(2 + len(NUMBERS), part.spans)
 
 
 def parse_names(text: bytes) -> list[str | dict[str, Any]]:

@@ -45,6 +45,9 @@ class Wire:
     def now(self) -> float:
         return self.time_s
 
+    def wall(self) -> float:
+        return self.time_s
+
     def disconnect(self, link: Link) -> None: ...
 
     def close(self) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from flexmarl.actors.spans import KINDS, Span
-from flexmarl.core.spans import SpanBatch, SpanRecorder
+from flexmarl.core.spans import SpanBatch
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.monitoring.timeline.links import KEY_SETS, links_of
 from flexmarl.launch.monitoring.timeline.span_keys import SpanKeys
@@ -21,6 +21,7 @@ from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.spans.span_log import SpanLog
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
+from ...core.span_batches import timeless_recorder
 from ..conftest import SIMULATED_POLICIES, Launched
 from ..in_process import RunsHere
 
@@ -155,7 +156,7 @@ class FakeSupervision:
     """One process that records, and one that never answers."""
 
     def __init__(self) -> None:
-        self.recorder = SpanRecorder()
+        self.recorder = timeless_recorder()
 
     async def process_spans(
         self, share: float, received: Mapping[str, int], timeout_s: float
@@ -179,10 +180,10 @@ def test_the_end_waits_for_no_process_longer_than_two_seconds_and_has_all_spans(
         supervision = FakeSupervision()
         log = SpanLog(tmp_path / "trace", TraceConfig(), print)
         keeper = SpanKeeper(cast(RunSupervision, cast(Any, supervision)), log, lambda: {"trainer": "here"})
-        supervision.recorder.add(1.0, 2.0, ("trainer", "optimizer", "", "", "", ""), (-1,) * 6)
+        supervision.recorder.add(1.0, 2.0, ("trainer", "optimizer", "", "", ""))
         running = asyncio.create_task(keeper.run())
         await asyncio.sleep(1.0)
-        supervision.recorder.add(2.0, 3.0, ("trainer", "optimizer", "", "", "", ""), (-1,) * 6)
+        supervision.recorder.add(2.0, 3.0, ("trainer", "optimizer", "", "", ""))
         began = asyncio.get_running_loop().time()
         await keeper.end()
         seconds = asyncio.get_running_loop().time() - began

@@ -9,11 +9,11 @@ from flexmarl.actors.messages import RouterApi
 from flexmarl.actors.run_events import InstanceMoved, RunEvent
 from flexmarl.core.actor import Actor, endpoint
 from flexmarl.core.ref import ActorRef
-from flexmarl.core.spans import NAMES, RECORD, SpanBatch
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.testing import virtual_time
 from flexmarl.core.wire.memory import MemoryNetwork
 
+from ....core.span_batches import rows_of
 from ....patience import PATIENCE_S
 from .test_router_actor import JUDGE, SOLVER, Console, FakeCluster, Instance
 
@@ -30,14 +30,6 @@ class Moves(Actor):
             self.seen.put_nowait(event)
 
 
-def names_of(batch: SpanBatch) -> list[list[str]]:
-    """Lane, kind, query, agent, policy and note of each span."""
-    return [
-        [batch.names[entry] if entry >= 0 else "" for entry in record[2 : 2 + NAMES]]
-        for record in RECORD.iter_unpack(batch.records.view)
-    ]
-
-
 def test_a_move_is_a_span_with_its_reason_and_each_version_has_one() -> None:
     async def main() -> None:
         async with ActorSystem("tests", wire=MemoryNetwork().wire("tests")) as system:
@@ -50,10 +42,10 @@ def test_a_move_is_a_span_with_its_reason_and_each_version_has_one() -> None:
                 await cluster.publish(0, policy)
             actor._carry_out(Moved(2, "judge-0", JUDGE, SOLVER, "its turns wait"))
             assert (await asyncio.wait_for(moves.seen.get(), PATIENCE_S)).to == SOLVER
-            assert names_of(system.spans.take(1.0, 0)) == [
-                ["router", "versions", "", "", SOLVER, ""],
-                ["router", "versions", "", "", JUDGE, ""],
-                ["router", "move", "", "", JUDGE, "judge-0 goes to solver: its turns wait"],
+            assert [row.label for row in rows_of(system.spans.take(1.0, 0))] == [
+                ("router", "versions", "", SOLVER, ""),
+                ("router", "versions", "", JUDGE, ""),
+                ("router", "move", "", JUDGE, "judge-0 goes to solver: its turns wait"),
             ]
 
     virtual_time.run(main())

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from flexmarl.actors.spans import NAMES, Span, record
-from flexmarl.core.spans import SpanRecorder
 from flexmarl.launch.errors import RunDirectoryError
 from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
 from flexmarl.launch.monitoring.timeline.timeline import Timeline, timeline
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.spans.span_log import RECORD, SpanLog, spans_file
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
+
+from ....core.span_batches import timeless_recorder
 
 T = 1_790_000_000.0
 
@@ -26,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def write(run: RunDirectory, *spans: Span, dropped: int = 0) -> None:
-    recorder = SpanRecorder()
+    recorder = timeless_recorder()
     for span in spans:
         record(recorder, *span)
     recorder.dropped = dropped

@@ -14,9 +14,11 @@ from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
 from flexmarl.launch.run_folder.spans.span_log import DAMAGED, RECORD, SpanLog, names_file, spans_file
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
+from ....core.span_batches import timeless_recorder
+
 
 def batch(*spans: Span, recorder: SpanRecorder | None = None) -> SpanBatch:
-    recorder = recorder or SpanRecorder()
+    recorder = recorder or timeless_recorder()
     for span in spans:
         record(recorder, *span)
     return recorder.take(1.0, 0)
@@ -90,7 +92,7 @@ def test_the_share_falls_as_the_files_fill_up_and_nothing_is_written_beyond_the_
 
 def test_spans_that_a_process_dropped_are_counted_over_its_lives_and_those_of_the_run(tmp_path: Path) -> None:
     def lost(count: int) -> SpanBatch:
-        recorder = SpanRecorder()
+        recorder = timeless_recorder()
         recorder.dropped = count
         return recorder.take(1.0, 0)
 
