@@ -25,6 +25,9 @@ class TrainingConfig(Config):
     """Trajectories of a query (the group size)."""
     micro_batch: Annotated[Count, Unit("samples")] = 32
     """Samples of one forward and backward pass."""
+    largest_micro_batch: Annotated[Count, Unit("samples")] | None = None
+    """Most samples that are computed together. Those that wait while their policy computes, or has no slots, are joined
+    up to this number, so that the ranks share more of them, more evenly. `null`: `micro_batch`, nothing is joined."""
     barrier: Barrier = "policy"
     """Barrier before the next step in `strict`. `policy`: each of its turns waits for the new version of its own policy
     alone. `step`: no turn begins before all policies have their new versions (FlexMARL, arXiv 2602.09578); for

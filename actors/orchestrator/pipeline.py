@@ -14,6 +14,9 @@ Rules:
   policy has applied its new version.
 - A policy whose estimator needs the statistics of its whole batch (`whole_step`) trains as in `sync` in every mode;
   the micro-batches of the others flow.
+- With a `largest_micro_batch` above `micro_batch`, a policy has two computations under way at most. Rows that come
+  meanwhile wait, and are computed together, as many as it allows: the sum of gradients is the same, and ranks share
+  more samples, whose lengths are more even. Two, so that the policy has work when the first ends.
 - A policy's global batch is all samples of its agents from the step's queries, so its size is known, and the optimizer
   may step, only when the step is rolled out. A policy without samples in a step keeps its version,
   and is done with the step when it is done with the one before.
@@ -44,6 +47,8 @@ Rules:
 - A checkpoint is committed when its step is complete and evaluated, so that a run resumed from it lacks nothing.
 """
 
+from typing import Final
+
 from ..errors import ProtocolViolation, SamplesLost
 from ..names import PolicyName, Step, Version
 from .decisions import (
@@ -61,6 +66,9 @@ from .decisions import (
 )
 from .plan import Plan
 from .steps import PolicyStep, StepState
+
+_AHEAD: Final = 2
+"""Computations of a policy under way, if rows that wait are joined."""
 
 
 class Pipeline:
@@ -285,13 +293,16 @@ class Pipeline:
 
     def not_trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
         """The rows of a Train are not there, or can't be read: it is decided again."""
-        self._step(step).policies[policy].sent -= count
+        state = self._step(step).policies[policy]
+        state.sent -= count
+        state.under_way -= 1
         return self._feed(step, policy)
 
     def trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
         """The gradient of ``count`` rows is accumulated. Raises ProtocolViolation if they are more than were sent."""
         state = self._step(step).policies[policy]
         state.trained += count
+        state.under_way -= 1
         if state.trained > state.sent:
             raise ProtocolViolation(f"{policy}: {state.trained} samples trained, {state.sent} sent")
         return self._feed(step, policy)
@@ -362,10 +373,15 @@ class Pipeline:
         """``limit``: rows of the global batch that are there. ``complete``: all are, so that the last micro-batch may
         be a smaller one."""
         state, size = self._steps[step].policies[policy], self._plan.micro_batch
+        joins = self._plan.largest_micro_batch > size
+        largest = self._plan.largest_micro_batch // size * size if joins else size
         decisions: list[Decision] = []
-        while limit - state.sent >= size or (complete and limit > state.sent):
-            count = min(size, limit - state.sent)
+        while (ready := limit - state.sent) >= size or (complete and ready > 0):
+            if joins and state.under_way >= _AHEAD:
+                break
+            count = min(largest, ready if complete else ready // size * size)
             state.sent += count
+            state.under_way += 1
             decisions.append(Train(policy, step, state.version, count))
         return decisions
 

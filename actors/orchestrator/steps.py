@@ -14,7 +14,8 @@ class PolicyStep:
 
     ``version``: trains the step; known once the step is ``current``, that is, when the policy has finished the step
     before. ``carried``: rows that earlier steps left to this one; ``sent`` and ``trained`` of them are included if the
-    policy's optimizer has not stepped since. ``closed``: rows of this step's closed groups.
+    policy's optimizer has not stepped since. ``closed``: rows of this step's closed groups. ``under_way``: computations
+    that were sent and have not ended.
     """
 
     version: Version = _UNKNOWN
@@ -23,6 +24,7 @@ class PolicyStep:
     closed: int = 0
     sent: int = 0
     trained: int = 0
+    under_way: int = 0
     optimizing: bool = False
     stepped: bool = False
     done: bool = False

@@ -122,6 +122,11 @@ def timing_problem(config: "RunConfig") -> str | None:
             f"rollout.extra_trajectories={config.rollout.extra_trajectories} takes the trajectories that end first, "
             "which deterministic=true rules out"
         )
+    if config.training.largest_micro_batch is not None:
+        return (
+            f"training.largest_micro_batch={config.training.largest_micro_batch}: the time at which samples come "
+            "decides which are computed together, which deterministic=true rules out"
+        )
     for name, agent in config.agents.items():
         if late := [column for column, declared in agent.columns.items() if declared.awaited]:
             return (
@@ -153,6 +158,12 @@ def micro_batch_problem(config: "RunConfig") -> str | None:
             f"training.micro_batch={config.training.micro_batch} is more than the {trajectories} trajectories of a "
             "step (queries_per_step x trajectories_per_query): nothing could overlap; write at most "
             f"{trajectories}"
+        )
+    largest = config.training.largest_micro_batch
+    if largest is not None and largest < config.training.micro_batch:
+        return (
+            f"training.largest_micro_batch={largest} is less than training.micro_batch={config.training.micro_batch}: "
+            "it is of several that wait together; leave it out to join none"
         )
     return None
 

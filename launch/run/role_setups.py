@@ -43,6 +43,7 @@ def orchestrator_plan(config: RunConfig) -> Plan:
         last_step=Step(config.training.steps),
         queries=config.training.queries_per_step,
         micro_batch=config.training.micro_batch,
+        largest_micro_batch=config.training.largest_micro_batch or 0,
         barrier=config.training.barrier,
         save_every=config.checkpoint.every,
         evaluate_every=config.evaluation.every,

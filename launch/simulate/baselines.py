@@ -4,6 +4,8 @@ and ours without one of its parts.
 Each is a row. The scenario's agents, models, batches, engines and devices stay as they are:
 
     trains        sync: after all rollouts of the step; strict: beside them; async: up to a version behind them
+    joins         micro-batches that wait for their policy are computed together, up to the scenario's
+                  largest_micro_batch; without, one after the other
     barrier       what the next step waits for: each turn for its own policy, or the step for all
     balance       of turns over instances, and of instances over policies
     pool          shared: policies take turns, several at a time; own: each has slots of its own, in proportion to its
@@ -41,27 +43,29 @@ class Baseline:
     barrier: Barrier = "policy"
     balance: Scope = "intra+inter"
     pool: Pool = "shared"
+    joins: bool = False
     calls_in_turn: bool = False
     queries_at_once: int | None = None
 
 
 BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType({
     "mas-rl": Baseline(
-        "co-located: queries, agents and phases strictly in turn", "sync", "policy", "off", "co-located", True, 1
+        "co-located: queries, agents and phases strictly in turn", "sync", "policy", "off", "co-located",
+        calls_in_turn=True, queries_at_once=1,
     ),
     "distrl": Baseline(
         "two static pools: synchronous, policies train in turn, agents generate in turn",
-        "sync", "policy", "off", "whole", True,
+        "sync", "policy", "off", "whole", calls_in_turn=True,
     ),
     "marti": Baseline(
         "static devices of each policy: synchronous, agents and policies at once", "sync", "policy", "off", "own"
     ),
     "one-step-off": Baseline("the trainer is a version behind", "async"),
     "flexmarl-paper": Baseline("micro-batches beside the rollouts, a barrier of all versions", barrier="step"),
-    "flexmarl": Baseline("micro-batches beside the rollouts, a barrier of each policy"),
-    "without-balancing": Baseline("turns are dealt, and no instance moves", balance="off"),
-    "without-pipeline": Baseline("training begins after the rollouts", "sync"),
-    "without-sharing": Baseline("slots of its own for each policy", pool="own"),
+    "flexmarl": Baseline("micro-batches beside the rollouts, joined if they wait, a barrier a policy", joins=True),
+    "without-balancing": Baseline("turns are dealt, and no instance moves", balance="off", joins=True),
+    "without-pipeline": Baseline("training begins after the rollouts", "sync", joins=True),
+    "without-sharing": Baseline("slots of its own for each policy", pool="own", joins=True),
 })  # fmt: skip
 
 
@@ -95,6 +99,8 @@ def _apply(scenario: Scenario, baseline: Baseline) -> Scenario:
     raw["mode"] = baseline.trains
     raw["max_staleness"] = None
     raw["training"]["barrier"] = baseline.barrier
+    if not baseline.joins:
+        raw["training"]["largest_micro_batch"] = None
     raw["balance"]["scope"] = baseline.balance
     if baseline.pool != "shared":
         _divide(raw, scenario.config, baseline.pool)

@@ -23,6 +23,11 @@ def settings_of(candidate: Candidate, scenario: Scenario) -> list[str]:
     settings = [
         *([slots] if candidate.slots else []),
         f"training.micro_batch={candidate.micro_batch}",
+        *(
+            [f"training.largest_micro_batch={candidate.micro_batch}"]
+            if candidate.micro_batch > (config.training.largest_micro_batch or candidate.micro_batch)
+            else []
+        ),
         f"balance.scope={candidate.balance}",
         # More slots than a host has devices are on several, and so may be a gang.
         *(

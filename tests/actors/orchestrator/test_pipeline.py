@@ -86,10 +86,10 @@ class Cluster:
                         self.open.append(("group", (step, self.data.draw(self.samples))))
                 case Train(policy, step, version, count):
                     assert version == self.versions_of[step][policy] == self.served[policy], "off-policy"
-                    assert 1 <= count <= self.plan.micro_batch
+                    assert 1 <= count <= most_of(self.plan)
                     if self.groups_open[step]:
                         self.trained_while_rolling += 1
-                        assert self.plan.mode == "strict" and count == self.plan.micro_batch
+                        assert self.plan.mode == "strict" and count % self.plan.micro_batch == 0
                     self.open.append(("do", decision))
                 case StepComplete() | Finish():
                     pass
@@ -146,7 +146,13 @@ plans = st.builds(
     evaluate_every=st.integers(0, 3),
     evaluate_first=st.booleans(),
     barrier=st.sampled_from(["policy", "step"]),
+    largest_micro_batch=st.integers(0, 20),
 )
+
+
+def most_of(plan: Plan) -> int:
+    """The most samples of a computation."""
+    return max(plan.micro_batch, plan.largest_micro_batch)
 
 
 def samples_of(plan: Plan) -> st.SearchStrategy[dict[PolicyName, int]]:

@@ -197,7 +197,7 @@ class Cluster:
 
     def train(self, policy: PolicyName, version: V, count: int) -> None:
         assert version == self.trainers[policy], "another version than the trainer's was named"
-        assert 1 <= count <= self.plan.micro_batch
+        assert 1 <= count <= max(self.plan.micro_batch, self.plan.largest_micro_batch)
         rows = self.ready[policy]
         rows.sort(key=lambda row: row[::-1] if self.by_version else row)
         assert len(rows) >= count, "more rows were asked for than there are"
@@ -250,6 +250,7 @@ plans = st.builds(
     global_batch=st.dictionaries(st.sampled_from(POLICIES), st.integers(5, 12)),
     whole_step=st.sampled_from([(), (A,), POLICIES]),
     replacement_queries=st.integers(0, 2),
+    largest_micro_batch=st.integers(0, 12),
 )
 
 

@@ -332,6 +332,14 @@ def test_what_time_decides_is_refused_where_it_may_decide_nothing() -> None:
     resolve("sort-digits", [judged])
     with pytest.raises(ConfigError, match="agents.sorter.columns.judged is required and written_by external"):
         resolve("sort-digits", [judged, "deterministic=true"])
+    with pytest.raises(ConfigError, match="training.largest_micro_batch=64: the time at which samples come"):
+        resolve("sort-digits", ["training.largest_micro_batch=64", "deterministic=true"])
+
+
+def test_samples_are_joined_to_no_less_than_a_micro_batch() -> None:
+    resolve("sort-digits", ["training.largest_micro_batch=32"])
+    with pytest.raises(ConfigError, match="largest_micro_batch=16 is less than training.micro_batch=32"):
+        resolve("sort-digits", ["training.largest_micro_batch=16"])
 
 
 def test_a_global_batch_is_refused_where_it_would_cut_through_groups_that_are_compared() -> None:

@@ -26,10 +26,20 @@ def ranks_of(config: RunConfig) -> dict[str, int]:
 @pytest.mark.parametrize("name", BASELINES)
 def test_each_keeps_agents_batches_and_times_of_an_engine(name: str) -> None:
     plain, changed = baseline("flexmarl"), baseline(name)
-    assert changed.training.model_copy(update={"barrier": "policy"}) == plain.training
+    kept = {"barrier": "policy", "largest_micro_batch": plain.training.largest_micro_batch}
+    assert changed.training.model_copy(update=kept) == plain.training
     assert changed.agents == plain.agents and changed.weights == plain.weights
     for policy, section in plain.policies.items():
         assert changed.policies[policy].engine == section.engine
+
+
+def test_micro_batches_are_joined_in_ours_alone() -> None:
+    joining = [
+        name
+        for name in BASELINES
+        if baseline(name, "training.largest_micro_batch=8").training.largest_micro_batch
+    ]
+    assert joining == ["flexmarl", "without-balancing", "without-pipeline", "without-sharing"]
 
 
 def test_pools_are_divided_as_the_rows_say() -> None:
