@@ -122,6 +122,12 @@ _STEP: Final = (
            "[sessions](programs.md#from-a-service) that got no rewards before they expired", "sum", hides_zero=True),
     Figure("closed_sessions", "count", "sessions that were closed without rewards", "sum", hides_zero=True),
     Figure("lost_sessions", "count", "sessions whose rollout worker was lost", "sum", hides_zero=True),
+    Figure("branch_points", "count",
+           "prompts that several turns answered in [trees](environments.md#trees); left out if it is 0, as are the "
+           "next two", "sum", hides_zero=True),
+    Figure("cut_lines", "count", "lines of trees that were cut at such a point", "sum", hides_zero=True),
+    Figure("untrained_branch_turns", "count", "turns of trees that only cut lines hold, and that are not trained",
+           "sum", hides_zero=True),
     Figure("eval_s", "s", "time of the evaluation after the step; not in `step_s`"),
 )  # fmt: skip
 

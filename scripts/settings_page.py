@@ -34,11 +34,13 @@ from flexmarl.launch.config.written_config import Defaults
 PAGE: Final = Path(__file__).parents[1] / "launch" / "docs" / "settings.md"
 
 _TABLE: Final = re.compile(r"(<!-- (settings|section): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-_CHOICE: Final = re.compile(r"(\S+)(?: name=(\w+))?")
+_CHOICE: Final = re.compile(r"(\S+)(?: (?:name|branch)=(\w+))?")
 _NAMES: Final = {"agents": "agent", "columns": "column", "policies": "policy", "samplings": "sampling"}
 """The placeholders of names that a user chooses, by the section that has them."""
 _LISTS: Final = ("sinks", "rollout.filters")
 """Lists of sections."""
+_CHOOSERS: Final = ("name", "branch")
+"""The keys that choose the class of their section."""
 _POWERS: Final = {2**40: "TiB", 2**30: "GiB", 2**20: "MiB"}
 _DEFAULT_CHOICE: Final = ""
 
@@ -90,7 +92,7 @@ def _of_choices(classes: dict[str, type[Config]], section: str) -> Iterator[Sett
     keys: set[str] = set()
     for number, (tag, chosen) in enumerate(classes.items()):
         for setting in _settings(chosen, section, tag if number else _DEFAULT_CHOICE):
-            if setting.key == f"{section}.name" and len(classes) > 1:
+            if setting.name in _CHOOSERS and setting.section == section and len(classes) > 1:
                 setting = replace(setting, names=tuple(classes))
             if setting.key not in keys:
                 yield setting
@@ -254,7 +256,7 @@ def _chosen(kind: str, place: str) -> list[Setting]:
     if not rows:
         raise KeyError(place)
     return sorted(
-        rows, key=lambda setting: setting.name != "name"
+        rows, key=lambda setting: setting.name not in _CHOOSERS
     )  # what the other keys depend on comes first
 
 

@@ -32,7 +32,7 @@ SHARED_BY_ROLES = (
     "chat", "columns", "config_base", "credit", "deadline", "environments", "errors", "figures", "filters",
     "gateway", "json_files", "messages",
     "model_shape", "model_sources", "names", "pretrained", "recipe", "recorded_trajectory", "rolling_mean",
-    "run_events", "sample_id", "segments", "spans", "step_metrics", "truncated_scores", "workflow",
+    "run_events", "sample_id", "segments", "spans", "step_metrics", "trees", "truncated_scores", "workflow",
 )  # fmt: skip
 
 

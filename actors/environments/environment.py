@@ -11,7 +11,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeGuard
+from typing import Any, ClassVar, Final, TypeGuard
 
 from ...core.base.task_groups import first_error
 from ..errors import InvalidEnvironment, LimitReached
@@ -47,6 +47,10 @@ class Environment:
 
     turns: dict[str, list[Turn]]
 
+    replays: ClassVar[bool] = False
+    """True if ``reset`` and ``step`` do the same for the same turns: then a tree plays a line again in place of a
+    ``fork``."""
+
     async def setup(self, *_: Any, **data: Any) -> None:
         """Called once in each rollout worker, before its first trajectory, with the config's ``data``: its keys are
         keyword arguments, as those of ``train_query``."""
@@ -66,6 +70,16 @@ class Environment:
         """The rewards of a trajectory that a limit of turns or tokens has ended. By default it fails by that error."""
         raise limit
 
+    async def fork(self) -> "Environment":
+        """A copy with the same state, for a tree (``rollout.tree``): another object, that shares nothing which ``step``
+        changes. ``turns`` need no copy. Called between two steps."""
+        raise InvalidEnvironment(f"{type(self).__name__} has no fork")
+
+    async def interim(self) -> Rewards:
+        """The rewards of the turns that ``step`` has taken until now, for a tree that compares them. Changes
+        nothing."""
+        raise InvalidEnvironment(f"{type(self).__name__} has no interim")
+
     async def end(self) -> None:
         """Called at the end of each trajectory, also if it fails, was cancelled or passed its deadline."""
 
@@ -75,7 +89,7 @@ class Environment:
 
 
 _CLOSE_S: Final = 1.0
-METHODS: Final = ("setup", "reset", "step", "truncated", "end", "close")
+METHODS: Final = ("setup", "reset", "step", "truncated", "fork", "interim", "end", "close")
 
 
 class Environments:
@@ -115,10 +129,14 @@ class Environments:
         except Exception as second:  # noqa: BLE001  # user code
             error.add_note(f"and close, after that: {type(second).__name__}: {second}")
 
-    async def __call__(self, query: Query, agents: Agents) -> Rewards:
+    def new(self) -> Environment:
+        """An object for a trajectory, with what ``setup`` assigned."""
         environment = self._class()
         vars(environment).update(self._shared)
-        return await play(environment, query, agents)
+        return environment
+
+    async def __call__(self, query: Query, agents: Agents) -> Rewards:
+        return await play(self.new(), query, agents)
 
 
 async def play(environment: Environment, query: Query, agents: Agents) -> Rewards:
@@ -128,22 +146,27 @@ async def play(environment: Environment, query: Query, agents: Agents) -> Reward
     environment that has ended; and what the environment and its agents raise.
     """
     environment.turns = {}
-    seats: dict[str, _Seat] = {}
+    seats: dict[str, Seat] = {}
     try:
         outcome, method = await environment.reset(query), "reset"
         while not isinstance(outcome, Rewards):
-            prompts = _check_prompts(outcome, environment, method)
+            prompts = check_prompts(outcome, environment, method)
             for agent in prompts:
                 if agent not in seats:
-                    seats[agent] = _Seat(agents[agent], environment.turns.setdefault(agent, []))
-            turns = await _all_turns(seats, prompts)
+                    seats[agent] = Seat(agents[agent], environment.turns.setdefault(agent, []))
+            turns = await all_turns(seats, prompts)
             outcome, method = await environment.step(turns), "step"
         return outcome
     except LimitReached as limit:
         return await environment.truncated(limit)
     finally:
-        vars(environment).update(reset=_refuse(environment, "reset"), step=_refuse(environment, "step"))
-        await environment.end()
+        await end(environment)
+
+
+async def end(environment: Environment) -> None:
+    """Ends an environment: it refuses to be used further."""
+    vars(environment).update(reset=_refuse(environment, "reset"), step=_refuse(environment, "step"))
+    await environment.end()
 
 
 def _refuse(environment: Environment, method: str) -> Callable[..., Awaitable[Any]]:
@@ -155,8 +178,8 @@ def _refuse(environment: Environment, method: str) -> Callable[..., Awaitable[An
     return refuse
 
 
-async def _all_turns(seats: Mapping[str, "_Seat"], prompts: Asked) -> dict[str, Turn]:
-    """The turns of the agents asked, at once. The first error cancels the others and is raised by itself."""
+async def all_turns(seats: Mapping[str, "Seat"], prompts: Asked) -> dict[str, Turn]:
+    """Returns the turns of the agents asked, at once. The first error cancels the others and is raised by itself."""
     if len(prompts) == 1:
         ((agent, says),) = prompts.items()
         return {agent: await seats[agent].turn(says)}
@@ -167,7 +190,7 @@ async def _all_turns(seats: Mapping[str, "_Seat"], prompts: Asked) -> dict[str, 
 
 
 @dataclass(slots=True)
-class _Seat:
+class Seat:
     """An agent in one trajectory, its turns, and the tools of its conversation."""
 
     agent: Agent
@@ -175,6 +198,7 @@ class _Seat:
     tools: dict[str, Any] = field(default_factory=dict)
 
     async def turn(self, says: Says | Ask) -> Turn:
+        """The agent's next turn, which is added to ``turns``."""
         ask = says if isinstance(says, Ask) else Ask(says)
         if ask.new or "tools" in ask.options:
             self.tools = {name: value for name, value in ask.options.items() if name == "tools"}
@@ -190,8 +214,8 @@ class _Seat:
         return [self.turns[-1], *parts]
 
 
-def _check_prompts(outcome: object, environment: Environment, method: str) -> Asked:
-    """Raises InvalidEnvironment."""
+def check_prompts(outcome: object, environment: Environment, method: str) -> Asked:
+    """Returns the prompts that ``method`` returned. Raises InvalidEnvironment for another result."""
     name = f"{type(environment).__name__}.{method}"
     if not _is_asked(outcome):
         raise InvalidEnvironment(
@@ -256,6 +280,8 @@ _FORMS: Final = {
     "reset": "reset(self, query)",
     "step": "step(self, turns)",
     "truncated": "truncated(self, limit)",
+    "fork": "fork(self)",
+    "interim": "interim(self)",
     "end": "end(self)",
     "close": "close(self)",
 }

@@ -71,7 +71,7 @@ class Recipe:
         self.file = self.folder / "workflow.py"
         self._module = self._load()
         self._files = self._data_files()
-        self.workflow, self._environments = self._workflow()
+        self.workflow, self.environments = self._workflow()
         if not self.defines("query_source") and not self.defines("train_query"):
             raise RecipeError(
                 f"{self.file} defines no function 'train_query': write it, or name a file of queries by data.train"
@@ -87,6 +87,12 @@ class Recipe:
     def has_source(self) -> bool:
         """True if a query source stands between ``train_query`` and the run: the recipe's own, or the config's."""
         return self.defines("query_source") or self._names_source
+
+    @property
+    def environment_class(self) -> type[Environment] | None:
+        """The class that the workflow is; None if it is a function."""
+        workflow = self.function("workflow")
+        return workflow if isinstance(workflow, type) and issubclass(workflow, Environment) else None
 
     @property
     def _names_source(self) -> bool:
@@ -105,8 +111,8 @@ class Recipe:
             async with _within(timeout_s):
                 if self.defines("setup"):
                     await self.function("setup")(**self._config.data)
-                if self._environments is not None:
-                    await self._environments.setup(self._config.data)
+                if self.environments is not None:
+                    await self.environments.setup(self._config.data)
 
     async def teardown(self, timeout_s: float) -> None:
         """Closes the environment, then calls the recipe's ``teardown``: once in each worker, after all workflows.
@@ -116,8 +122,8 @@ class Recipe:
         with self.users_code("teardown"):
             async with _within(timeout_s):
                 try:
-                    if self._environments is not None:
-                        await self._environments.close()
+                    if self.environments is not None:
+                        await self.environments.close()
                 finally:
                     if self.defines("teardown"):
                         await self.function("teardown")()

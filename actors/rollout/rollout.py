@@ -29,6 +29,7 @@ from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
 from ..deadline import Deadline
 from ..environments.process_pool import Processes, current_pool
+from ..environments.tree_play import TreeEnd, branch_problem, play_tree
 from ..errors import (
     EngineFailed,
     InvalidRequest,
@@ -68,7 +69,7 @@ from ..recipe.missing_await import await_hint_of
 from ..recipe.recipe import Recipe
 from ..recipe.user_traceback import headline
 from ..run_events import ActorEndedBadly
-from ..workflow import OnText, Prompt, Turn
+from ..workflow import OnText, Prompt, Rewards, Turn
 from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
 from .call_graph import CallGraph, TimedTurn
@@ -86,6 +87,7 @@ from .served_agents import served_agents
 from .trajectory import Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
+from .tree_rewards import tree_rewards
 from .turn_limits import TurnLimits
 from .turn_options import NO_OPTIONS, TurnOptions
 from .turn_request import turn_request
@@ -112,6 +114,9 @@ class Rollout(Actor, RolloutApi):
         sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
         self._limits = TurnLimits(setup.config, sampling)
         self._recipe = self.load_recipe()
+        tree = setup.config.tree
+        if tree is not None and (problem := branch_problem(self._recipe.environment_class, tree)):
+            raise RecipeError(problem)
         self._closing = GroupClosingRules(
             {agent: settings.credit for agent, settings in setup.agents.items()},
             [GroupFilter(settings.label, settings.load(self._recipe)) for settings in setup.config.filters],
@@ -229,6 +234,8 @@ class Rollout(Actor, RolloutApi):
             is_let_go = grace_s is not None and not self._setup.steps_wait
             run.leaves_out_late = is_let_go or config.late_rewards_after_s is not None
             run.is_session = is_session
+            # An answer to a program is one line of turns.
+            run.rule = None if ended or is_session or is_submitted else config.tree
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -436,14 +443,23 @@ class Rollout(Actor, RolloutApi):
         assert trajectory.deadline is not None, "it runs"
         if trajectory.is_session:  # the program's time
             with trajectory.deadline.paused(), self._waits.judge(trajectory, SESSION_LIMIT):
-                returned = await self._sessions.play(trajectory, handles)
+                returned: Rewards | TreeEnd = await self._sessions.play(trajectory, handles)
         else:
-            returned = await self._recipe.workflow(trajectory.query, handles)
+            returned = await self._play(trajectory, handles)
         self._spans.between_turns(trajectory)
         self._waits.returned(trajectory)
         trajectory.close()
         trajectory.leave_out(returned)
         trajectory.check_columns()
+        if isinstance(returned, TreeEnd):
+            return tree_rewards(
+                trajectory.name,
+                returned,
+                trajectory.turns_to_reward(),
+                self._agents,
+                punish=True,
+                left_out=trajectory.left_out,
+            )
         # This time is the judge's.
         with trajectory.deadline.paused(), self._waits.judge(trajectory, self._outside.limit):
             outside = await self._outside.of(trajectory)
@@ -456,6 +472,12 @@ class Rollout(Actor, RolloutApi):
             outside=outside,
             left_out=trajectory.left_out,
         )
+
+    async def _play(self, trajectory: Trajectory, handles: AgentHandles) -> Rewards | TreeEnd:
+        environments = self._recipe.environments
+        if trajectory.rule is None or environments is None:
+            return await self._recipe.workflow(trajectory.query, handles)
+        return await play_tree(environments.new, trajectory.query, handles, trajectory.rule)
 
     def _workflow_ended(self, work: asyncio.Task[TrajectoryRewards]) -> None:
         self._workflows.discard(work)

@@ -10,6 +10,7 @@ from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds
 from ..filters.filter_config import FilterConfigs
 from ..gateway.gateway_config import GatewayServerConfig
 from ..messages import Truncation
+from ..trees.tree_config import TreeConfig
 from .groups.group import Oversampled
 
 OnTimeout = Literal["drop", "replace"]
@@ -145,6 +146,8 @@ class RolloutConfig(Config):
     """Filters that leave samples of a closed group out, in their order: names, functions `file.py:function`, or
     sections with a `name` and the keys [below](#rolloutfiltersequal_rewards). See
     [Group filters](modes.md#group-filters)."""
+    tree: TreeConfig | None = None
+    """Branches of training trajectories: see [Trees](environments.md#trees). `null`: a trajectory is one line."""
     gateway: GatewayServerConfig = GatewayServerConfig()
     """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0

@@ -3,13 +3,14 @@
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..columns.declared_columns import Columns
 from ..deadline import Deadline
+from ..environments.tree_play import TreeEnd
 from ..errors import InvalidColumn, InvalidReward, RecipeError
 from ..gateway.trajectory_programs import TrajectoryPrograms
 from ..messages import AgentTurns, AnsweredTrajectory, AnsweredTurn, Query, Sample, VersionRange
@@ -17,6 +18,7 @@ from ..names import AgentName, PolicyName, Step, Version
 from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName, turn_of
+from ..trees.branch_rule import BranchRule
 from ..workflow import Rewards
 from .call_graph import TimedTurn
 from .resumable_turn import ResumableTurn
@@ -79,6 +81,10 @@ class Trajectory:
         """The ids of samples that are not trained; final when its workflow has returned."""
         self.limited = False
         """True once an agent was asked for a turn beyond a limit."""
+        self.rule: BranchRule | None = None
+        """The rule of its branches; None: it has none."""
+        self.tree: TreeEnd | None = None
+        """Once its workflow has returned: the lines of a trajectory that could branch."""
         self._overran: list[tuple[AgentName, BaseException]] = []
         self._id_count = 0
         self._closed = False
@@ -154,15 +160,25 @@ class Trajectory:
 
     def leave_out(self, returned: object) -> None:
         """Leaves the turns out of the samples that the workflow or the rules of its gateways leave out, and those with
-        a constraint. ``returned``: by the workflow. Raises InvalidReward for one of another trajectory."""
-        turns = returned.left_out if isinstance(returned, Rewards) else []
+        a constraint; of a tree also those that no line with rewards holds. ``returned``: by the workflow. Raises
+        InvalidReward for one of another trajectory."""
         sample_ids = {turn.request.sample_id for _, turn in self._turns}
-        for turn in turns:
-            if turn.sample_id not in sample_ids:
-                raise InvalidReward(
-                    f"agent {turn.agent!r}: turn {turn.sample_id} is left out, and is not of trajectory {self.name}"
-                )
-        self.left_out = frozenset(self.programs.left_out & sample_ids) | {turn.sample_id for turn in turns}
+        all_rewards: Sequence[object] = [returned]
+        ids = self.programs.left_out & sample_ids
+        if isinstance(returned, TreeEnd):
+            self.tree = returned
+            # By number, not by arrival: sums of floats and rows are in the same order in every run.
+            self._turns.sort(key=lambda ended: turn_of(ended[1].request.sample_id))
+            all_rewards = [end.rewards for end in returned.ends]
+            ids |= sample_ids.difference(*(end.sample_ids for end in returned.ends))
+        for rewards in all_rewards:
+            for turn in rewards.left_out if isinstance(rewards, Rewards) else []:
+                if turn.sample_id not in sample_ids:
+                    raise InvalidReward(
+                        f"agent {turn.agent!r}: turn {turn.sample_id} is left out, and is not of trajectory {self.name}"
+                    )
+                ids |= {turn.sample_id}
+        self.left_out = frozenset(ids)
 
     def turns_of(self, agent: AgentName) -> AgentTurns:
         """The figures of the agent's turns that have ended, and their lengths in tokens."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...actors.columns.declared_columns import common_types
+from ...actors.columns.declared_columns import REWARD_COLUMN, common_types, outside_reward
 from ...actors.config_base import AUTO
 from ...actors.credit.algorithms import ALGORITHMS
 from ...actors.credit.credit_config import CreditConfig
@@ -230,7 +230,9 @@ def comparison_problem(config: "RunConfig") -> str | None:
     """Refuses a comparison within groups of one trajectory, and a filter of equal rewards without a comparison."""
     for name, agent in config.trained_agents.items():
         compares = agent.algorithm.row.estimator.compares
-        if compares and config.training.trajectories_per_query == 1:
+        # In a tree the candidates of one prompt are compared, also if the trajectory is its query's only one.
+        branches = config.rollout.tree is not None and config.rollout.tree.width > 1
+        if compares and config.training.trajectories_per_query == 1 and not branches:
             alone = ", ".join(name for name, row in ALGORITHMS.items() if not row.estimator.compares)
             return (
                 f"training.trajectories_per_query=1: agents.{name}.algorithm.name={agent.algorithm.name} compares "
@@ -241,6 +243,36 @@ def comparison_problem(config: "RunConfig") -> str | None:
             return (
                 f"rollout.filters: {comparing[0]} is for algorithms that compare a group's rewards: "
                 f"agents.{name}.algorithm.name={agent.algorithm.name} learns from equal rewards too"
+            )
+    return None
+
+
+def tree_problem(config: "RunConfig") -> str | None:
+    """Refuses branches whose turns the algorithm can't compare, or whose rewards come from elsewhere."""
+    if (tree := config.rollout.tree) is None:
+        return None
+    for name, agent in config.trained_agents.items():
+        key = f"agents.{name}.algorithm.name={agent.algorithm.name}"
+        if not agent.algorithm.row.estimator.compares or not agent.algorithm.is_group_local:
+            return (
+                f"rollout.tree compares the candidates of a prompt, and {key} does not: take one that does, such as "
+                "at_grpo or grpo"
+            )
+        if config.policies[agent.policy].algorithm.compares_within_batch:
+            return (
+                f"rollout.tree: {key} compares the KL of whole trajectories, and a trajectory that branches is not one "
+                "sequence of turns: set kl_in_reward=false"
+            )
+        if tree.compares_rewards and agent.algorithm.used_rewards != "turn":
+            return (
+                f"rollout.tree.branch={tree.branch} ends candidates before their trajectory has rewards: set "
+                f"agents.{name}.algorithm.rewards=turn, the reward that the turn has at once; the team's part belongs "
+                "into it"
+            )
+        if outside_reward(agent.columns) is not None:
+            return (
+                f"rollout.tree: agents.{name}.columns.{REWARD_COLUMN} has rewards from outside the run, "
+                "which come when the trajectory has ended"
             )
     return None
 
@@ -436,6 +468,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     group_size_problem,
     query_pool_problem,
     comparison_problem,
+    tree_problem,
     gateway_problem,
     training_problem,
     frozen_agent_problem,

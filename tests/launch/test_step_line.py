@@ -28,6 +28,7 @@ OF_GROUP: Numbers = {
     "retried_turns": 3,
     "resumed_turns": 2, "resumed_tokens": 9, "late_trajectories": 4, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
+    "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2,
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
@@ -52,7 +53,8 @@ LINE = {
     "resumed_turns": 2,
     "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
-    "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1, "eval_s": 1.5,
+    "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
+    "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2, "eval_s": 1.5,
     "environment_s": 0.0, "reward_s": 0.0, "tail_s": 0.0, "swap_s": 0.25, "last_query": "q",
     "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,

@@ -24,6 +24,7 @@ from ...messages import (
 )
 from ...names import AgentName, PolicyName, Step, Version
 from ...sample_id import SampleId
+from ...trees.branch_rule import BranchRule
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
 from .credit_assignment import assign_credit
@@ -80,11 +81,11 @@ class GroupRun:
     waits for its answer. ``grace_s``: seconds after which a trajectory that lacks rewards from outside counts as
     ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
     failure. ``logged``: its trajectories, if they ended before; the step has only samples of them, and no figures of
-    generating and rewarding. ``is_session``: a program outside the run plays it. ``clock``: the time in seconds.
-    ``trajectories`` and ``tasks`` are by number, and so are ``ended``, the ends until now. ``awaited``: the
-    trajectories that wait for rewards from outside, or have waited. ``announced``: the orchestrator knows that the
-    group waits. ``late``: the number of trajectories that are left out, because rewards came too late or not at all.
-    ``credited_turns``: once it has closed, all turns of the trajectories that count."""
+    generating and rewarding. ``is_session``: a program outside the run plays it. ``rule``: of the branches of its
+    trajectories. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``,
+    the ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited. ``announced``:
+    the orchestrator knows that the group waits. ``late``: the number of trajectories that are left out, because rewards
+    came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories that count."""
 
     step: Step
     query: Query
@@ -97,6 +98,7 @@ class GroupRun:
     leaves_out_late: bool = False
     logged: Sequence[LoggedTrajectory] = ()
     is_session: bool = False
+    rule: BranchRule | None = None
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class GroupRun:
         trajectory = Trajectory(self.query, self.step, number, self.versions)
         trajectory.leaves_out_late = self.leaves_out_late
         trajectory.is_session = self.is_session
+        trajectory.rule = self.rule
         if self.grace_s is not None:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory
@@ -221,6 +224,7 @@ class GroupRun:
                 "environment_s": sum(member.environment_s for member in members),
                 "reward_s": sum(member.reward_s for member in members),
                 **self._gateway_figures(),
+                **_tree_figures(members),
                 **Counter(f"{unrewarded.fate}_sessions" for unrewarded in self._unrewarded),
                 "resumed_turns": len(resumed_turns),
                 # The place of the last change: all tokens before it were kept from earlier versions.
@@ -236,7 +240,8 @@ class GroupRun:
             f"gateway_{kind}": sum(trajectory.programs.counts[kind] for trajectory in trajectories)
             for kind in ("merged", "branched")
         }
-        return {**counts, "gateway_masked": sum(len(trajectory.left_out) for trajectory in trajectories)}
+        masked = sum(len(trajectory.left_out) for trajectory in trajectories if trajectory.tree is None)
+        return {**counts, "gateway_masked": masked}
 
     def _close_logged(
         self,
@@ -268,7 +273,9 @@ class GroupRun:
             for number, rewards in amounts.items()
             for sample in self.trajectories[number].samples(self.step, self.position, trained, rewards)
         ]
-        return assign_credit(turns, rules.credit, _by_agent(amounts, trained))
+        trees = [tree for number in amounts if (tree := self.trajectories[number].tree) is not None]
+        places = {sample_id: place for tree in trees for sample_id, place in tree.places.items()}
+        return assign_credit(turns, rules.credit, _by_agent(amounts, trained), places)
 
     def _filter(
         self, turns: list[Sample], members: Sequence[Trajectory], rules: GroupClosingRules
@@ -357,6 +364,15 @@ def _metrics(members: Sequence[Trajectory]) -> dict[str, list[float]]:
         for name, value in member.rewards.metrics.items():
             values_of.setdefault(name, []).append(value)
     return values_of
+
+
+def _tree_figures(members: Sequence[Trajectory]) -> dict[str, int]:
+    trees = [(member, tree) for member in members if (tree := member.tree) is not None]
+    return {
+        "branch_points": sum(tree.nodes for _, tree in trees),
+        "cut_lines": sum(tree.cut_lines for _, tree in trees),
+        "untrained_branch_turns": sum(len(member.left_out) for member, _ in trees),
+    }
 
 
 def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:

@@ -9,44 +9,93 @@ the planner does not see the walls, and the executor does not see the goal. The 
 one, so that it can tell them apart). Reinforcement learning teaches them which ones.
 """
 
+import copy
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 from zlib import crc32
 
-from flexmarl.actors.workflow import Agents, Query, Rewards
+from flexmarl.actors.environments.environment import Ask, Asked, Environment
+from flexmarl.actors.workflow import Query, Rewards, Turn
 
 Place = tuple[int, int]
 DIRECTIONS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 
 
-async def workflow(query: Query, agents: Agents) -> Rewards:
-    grid = Grid(query.data["side"], query.data["walls"])
-    place, goal = tuple(query.data["start"]), tuple(query.data["goal"])
-    before = place
-    distance = grid.distance(place, goal)
-    rounds, bumps, rewards = 0, 0, Rewards()
-    while distance and rounds < query.data["rounds"]:
-        plan = await agents["planner"].generate(f"{way(place, goal)}=")
-        step = await agents["executor"].generate(f"{grid.blocked(place, before)}#{plan.text}=")
-        after = grid.after(place, step.text, before)
-        closer, bumped = distance - grid.distance(after, goal), after == place
-        rewards.of(plan, closer).of(step, closer - bumped)
-        rounds, distance, bumps = rounds + 1, distance - closer, bumps + bumped
+class PlanPath(Environment):
+    """One walk. ``planner_reward``: ``step``, a plan is paid for the step that the executor makes of it; ``plan``, it
+    is paid at once, for its first direction that is free, as a tree needs it."""
+
+    async def reset(self, query: Query) -> Asked:
+        data = query.data
+        self.rounds_left, self.planner_reward = data["rounds"], data["planner_reward"]
+        self.grid = Grid(data["side"], data["walls"])
+        self.place, self.goal = tuple(data["start"]), tuple(data["goal"])
+        self.before = self.place
+        self.distance = self.grid.distance(self.place, self.goal)
+        self.rounds = self.bumps = 0
+        self.paid: tuple[tuple[Turn, float], ...] = ()
+        return self.next_plan()
+
+    def next_plan(self) -> Asked:
+        return {"planner": Ask(f"{way(self.place, self.goal)}=", new=True)}
+
+    async def step(self, turns: Mapping[str, Turn]) -> Asked | Rewards:
+        if "planner" in turns:
+            self.plan = turns["planner"]
+            if self.planner_reward == "plan":
+                self.paid += ((self.plan, self.saved(self.planned())),)
+            blocked = self.grid.blocked(self.place, self.before)
+            return {"executor": Ask(f"{blocked}#{self.plan.text}=", new=True)}
+        after = self.grid.after(self.place, turns["executor"].text, self.before)
+        closer, bumped = self.saved(after), after == self.place
+        if self.planner_reward == "step":
+            self.paid += ((self.plan, closer),)
+        self.paid += ((turns["executor"], closer - bumped),)
+        self.rounds, self.distance, self.bumps = self.rounds + 1, self.distance - closer, self.bumps + bumped
         if not bumped:
-            before, place = place, after
+            self.before, self.place = self.place, after
+        if self.distance and self.rounds < self.rounds_left:
+            return self.next_plan()
+        rewards = await self.interim()
+        metrics = {
+            "accuracy": float(not self.distance),
+            "rounds": self.rounds,
+            "bumps": self.bumps / self.rounds,
+        }
+        rewards.metrics.update(metrics)
+        return rewards
 
-    rewards.metrics = {"accuracy": float(not distance), "rounds": rounds, "bumps": bumps / rounds}
-    return rewards
+    def planned(self) -> Place:
+        """The place that the first free direction of the plan leads to."""
+        ends = (self.grid.after(self.place, step, self.before) for step in self.plan.text)
+        return next((end for end in ends if end != self.place), self.place)
+
+    def saved(self, after: Place) -> float:
+        """The steps that the way to the goal becomes shorter."""
+        return self.distance - self.grid.distance(after, self.goal)
+
+    async def fork(self) -> "PlanPath":
+        return copy.copy(self)
+
+    async def interim(self) -> Rewards:
+        rewards = Rewards()
+        for turn, reward in self.paid:
+            rewards.of(turn, reward)
+        return rewards
 
 
-def train_query(position: int, seed: int, **data: int) -> Query:
+workflow = PlanPath
+
+
+def train_query(position: int, seed: int, **data: Any) -> Query:
     random = Random(f"{seed} train {position}")
     return draw(f"q{position:06}", random, held_out=False, **data)
 
 
-def eval_queries(seed: int, *, eval_problems: int, **data: int) -> list[Query]:
+def eval_queries(seed: int, *, eval_problems: int, **data: Any) -> list[Query]:
     """Problems that ``train_query`` never returns."""
     random = Random(f"{seed} evaluation")
     return [
@@ -55,7 +104,7 @@ def eval_queries(seed: int, *, eval_problems: int, **data: int) -> list[Query]:
     ]
 
 
-def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: int) -> list[tuple[str, str]]:
+def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: Any) -> list[tuple[str, str]]:
     """Plans of a direction of the way and one across, in any order; steps of the plan, more often blocked than free."""
     random = Random(f"{seed} SFT {agent} {batch}")
     examples = []
@@ -73,7 +122,15 @@ def sft(agent: str, batch: int, size: int, seed: int, *, side: int, **data: int)
 
 
 def draw(
-    name: str, random: Random, held_out: bool, *, side: int, walls: int, rounds: int, eval_problems: int
+    name: str,
+    random: Random,
+    held_out: bool,
+    *,
+    side: int,
+    walls: int,
+    rounds: int,
+    eval_problems: int,
+    planner_reward: str,
 ) -> Query:
     """A problem with at least ``side - 1`` steps to the goal, from the held-out eighth of all, or from the others."""
     while True:
@@ -82,7 +139,7 @@ def draw(
         distance = Grid(side, blocked).distance(start, goal)
         if side - 1 <= distance < rounds and (crc32(text.encode()) % 8 == 0) == held_out:
             data = {"side": side, "rounds": rounds, "start": start, "goal": goal, "walls": blocked}
-            return Query(name, text, data)
+            return Query(name, text, {**data, "planner_reward": planner_reward})
 
 
 def places(side: int) -> list[Place]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....actors.environments.environment import environment_problems
+from ....actors.environments.tree_play import branch_problem
 from ....actors.errors import ConfigError, RecipeError
 from ....actors.messages import Query, refuse_equal_ids
 from ....actors.names import PolicyName, Step, Version
@@ -89,6 +90,9 @@ def _function_mistakes(config: RunConfig, recipe: Recipe) -> list[str]:
     else:
         functions.insert(0, "workflow")
     problems += _rule_problems(config, recipe)
+    if config.rollout.tree is not None:
+        problem = branch_problem(recipe.environment_class, config.rollout.tree)
+        problems += [problem] if problem else []
     for name in functions:
         problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
     return list(dict.fromkeys(problems))

@@ -321,6 +321,40 @@ class TestRefusals:
         config = resolve(str(TINY), [*overrides, "training.trajectories_per_query=1"])
         assert config.training.trajectories_per_query == 1
 
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            ([], r"branch=greedy ends candidates .* set agents.solver.algorithm.rewards=turn"),
+            (
+                ["name: reinforce_pp"],
+                "algorithm.name=reinforce_pp does not: take one that does",
+            ),
+            (["name: ppo"], "algorithm.name=ppo does not"),
+            (["name: rloo, rewards: turn", "kl_coefficient: 0.1"], "compares the KL of whole trajectories"),
+        ],
+    )
+    def test_of_a_tree_whose_turns_the_algorithm_cant_compare(
+        self, overrides: list[str], message: str
+    ) -> None:
+        algorithm = [f"agent_defaults.algorithm={{{', '.join(overrides)}}}"] if overrides else []
+        with pytest.raises(ConfigError, match=message):
+            resolve(str(TINY), ["rollout.tree={width: 2}", *algorithm])
+
+    def test_of_a_tree_with_rewards_from_outside(self) -> None:
+        column = "agents.solver.columns={reward: {type: float, required: true, written_by: external}}"
+        tree = ["rollout.tree={branch: entropy}", column]
+        with pytest.raises(
+            ConfigError, match=r"agents.solver.columns.reward has rewards from outside the run"
+        ):
+            resolve(str(TINY), tree)
+
+    def test_none_of_one_trajectory_that_branches(self) -> None:
+        turns = ["agent_defaults.algorithm={name: at_grpo, rewards: turn}", "training.micro_batch=1"]
+        config = resolve(str(TINY), ["rollout.tree={width: 2}", "training.trajectories_per_query=1", *turns])
+        assert config.rollout.tree is not None
+        with pytest.raises(ConfigError, match="trajectories_per_query=1"):
+            resolve(str(TINY), ["rollout.tree={width: 1}", "training.trajectories_per_query=1", *turns])
+
     def test_never_change_the_recipe(self) -> None:
         before = (TINY / "config.yaml").read_bytes()
         resolve(str(TINY), ["training.steps=1"])

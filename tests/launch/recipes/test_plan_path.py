@@ -2,10 +2,11 @@
 
 import math
 
+from flexmarl.actors.environments.environment import play
 from flexmarl.actors.recipe.recipe import Recipe
-from flexmarl.actors.workflow import Query
+from flexmarl.actors.workflow import Query, Turn
 from flexmarl.launch.config.config_reading import resolve
-from flexmarl.launch.recipes.plan_path.workflow import Grid, way, workflow
+from flexmarl.launch.recipes.plan_path.workflow import Grid, PlanPath, way
 
 from .scripted import Scripted
 
@@ -13,7 +14,8 @@ from .scripted import Scripted
 # S # .     row 1
 # . . .
 GRID = Grid(3, [(1, 1)])
-QUERY = Query("q", "", {"side": 3, "rounds": 4, "start": (1, 0), "goal": (0, 2), "walls": [(1, 1)]})
+DATA = {"side": 3, "rounds": 4, "start": (1, 0), "goal": (0, 2), "walls": [(1, 1)], "planner_reward": "step"}
+QUERY = Query("q", "", DATA)
 
 
 def test_a_step_into_a_wall_or_over_the_edge_stays() -> None:
@@ -40,7 +42,7 @@ def test_the_way_names_directions_and_distances() -> None:
 
 async def test_every_turn_is_paid_for_the_way_that_it_saves() -> None:
     planner, executor = Scripted("planner", "RU"), Scripted("executor", "R", "U", "R", "R")
-    rewards = (await workflow(QUERY, {"planner": planner, "executor": executor})).checked()
+    rewards = (await play(PlanPath(), QUERY, {"planner": planner, "executor": executor})).checked()
     assert planner.prompts == ["U1R2=", "U1R2=", ".0R2=", ".0R1="]
     assert executor.prompts == ["..lr#RU=", "..lr#RU=", "udl.#RU=", "udl.#RU="]
     paid = {turn.sample_id: reward for turn, reward in rewards.turns}
@@ -51,8 +53,28 @@ async def test_every_turn_is_paid_for_the_way_that_it_saves() -> None:
 
 async def test_a_goal_that_is_not_reached_ends_after_the_rounds() -> None:
     planner, executor = Scripted("planner", ""), Scripted("executor", "D", "U")
-    rewards = (await workflow(QUERY, {"planner": planner, "executor": executor})).checked()
+    rewards = (await play(PlanPath(), QUERY, {"planner": planner, "executor": executor})).checked()
     assert rewards.metrics["accuracy"] == 0.0 and rewards.metrics["rounds"] == 4.0
+
+
+async def test_a_plan_is_paid_at_once_for_its_first_free_direction_if_the_recipe_says_so() -> None:
+    planner, executor = Scripted("planner", "RU", "LL"), Scripted("executor", "R", "U", "R", "R")
+    query = Query("q", "", DATA | {"planner_reward": "plan"})
+    rewards = (await play(PlanPath(), query, {"planner": planner, "executor": executor})).checked()
+    paid = {turn.sample_id: reward for turn, reward in rewards.turns}
+    # Right is blocked, so up; left is blocked twice.
+    assert [paid[f"planner-{n}"] for n in range(4)] == [1, 0, 0, 0]
+
+
+async def test_copies_of_a_walk_share_nothing() -> None:
+    walk = PlanPath()
+    await walk.reset(QUERY)
+    fork = await walk.fork()
+    await fork.step({"planner": Turn("planner", "UR", (), (), "p")})
+    await fork.step({"executor": Turn("executor", "U", (), (), "e")})
+    assert fork.place == (0, 0) and walk.place == (1, 0)
+    assert [reward for _, reward in (await fork.interim()).turns] == [1, 1]
+    assert (await walk.interim()).turns == []
 
 
 async def test_only_a_planner_and_an_executor_that_work_together_arrive() -> None:

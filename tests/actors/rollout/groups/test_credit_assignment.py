@@ -12,6 +12,7 @@ from flexmarl.actors.errors import StoreError
 from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.groups.credit_assignment import assign_credit
+from flexmarl.actors.trees.branch_rule import TreePlace
 
 SOLVER, CHECKER = AgentName("solver"), AgentName("checker")
 CENTRED = {
@@ -54,6 +55,39 @@ def test_turns_are_compared_with_the_same_turn_of_the_same_agent() -> None:
         "1:q_1_1": (0.0, 3),
         "1:q_0_2": (0.25, 3),
     }
+
+
+@pytest.mark.parametrize("grouping", CENTRED)
+def test_in_a_tree_the_candidates_of_a_prompt_are_compared_whatever_the_grouping(grouping: str) -> None:
+    """Trajectory 0 branches in two at its second turn, and both lines have a third one. Trajectory 1 has no branch."""
+    turns = [
+        turn("solver", 0, 0, 1.0),
+        turn("solver", 1, 0, 4.0),
+        turn("solver", 2, 0, 2.0),
+        turn("solver", 3, 0, 8.0),
+        turn("solver", 4, 0, 6.0),
+        turn("solver", 0, 1, 3.0),
+        turn("solver", 1, 1, 5.0),
+    ]
+    places = {
+        "1:q_0_0": TreePlace(-1, 0),
+        "1:q_1_0": TreePlace(0, 0),
+        "1:q_2_0": TreePlace(0, 0),
+        "1:q_3_0": TreePlace(0, 1),
+        "1:q_4_0": TreePlace(0, 1),
+        "1:q_0_1": TreePlace(-1, 0),
+        "1:q_1_1": TreePlace(-1, 1),
+    }
+    credited = assign_credit(turns, {SOLVER: CENTRED[grouping]}, {SOLVER: {0: 1.0, 1: 3.0}}, places)
+    assert [(sample.advantage, sample.group_size) for sample in credited] == [
+        (-1.0, 2),  # before the branch point: with the other trajectory's first turn
+        (1.0, 2),
+        (-1.0, 2),
+        (1.0, 2),
+        (-1.0, 2),
+        (1.0, 2),
+        (0.0, 1),
+    ]
 
 
 def test_an_agents_turns_are_compared_with_all_its_turns_and_each_agent_has_its_own_way() -> None:

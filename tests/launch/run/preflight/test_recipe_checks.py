@@ -299,6 +299,24 @@ def test_mistakes_of_an_environment_are_named(tmp_path: Path, data: str, step: s
     assert problems(tmp_path, workflow=ENVIRONMENT.format(data=data, step=step)) == [problem]
 
 
+@pytest.mark.parametrize(
+    ("workflow", "found"),
+    [
+        (
+            ENVIRONMENT.format(data="largest", step=STEP),
+            ["rollout.tree: Game can't branch: define `async def fork"],
+        ),
+        (ENVIRONMENT.format(data="largest", step=f"replays = True\n    {STEP}"), []),
+        (RIGHT["workflow"], ["rollout.tree needs an environment: the workflow is a function"]),
+    ],
+)
+def test_a_workflow_that_cant_branch_is_refused_with_a_tree(
+    tmp_path: Path, workflow: str, found: list[str]
+) -> None:
+    named = problems(tmp_path, {"rollout": {"tree": {"branch": "entropy"}}}, workflow=workflow)
+    assert len(named) == len(found) and all(map(str.startswith, named, found))
+
+
 def test_a_class_that_is_no_environment(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, workflow="class workflow: ...")
     assert "workflow is the class workflow, which is not derived from flexmarl.actors.Environment" in problem
