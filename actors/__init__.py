@@ -1,7 +1,7 @@
 """The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
-``Ask``, ``LimitReached``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query source:
-``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group filter: ``Exclusion``,
-``FinishedGroup``; for a client of the experience store: ``StoreApi``.
+``Ask``, ``LimitReached``, ``McpServer``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query
+source: ``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group filter: ``Exclusion``, ``FinishedGroup``; for a
+client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
 """
@@ -13,6 +13,7 @@ from ..core.base.front_door import lazy_exports
 if TYPE_CHECKING:
     from .environments.environment import Ask, Environment
     from .environments.gymnasium_environment import GymnasiumEnvironment
+    from .environments.mcp_server import McpServer
     from .environments.parallel_environment import ParallelEnvironment
     from .environments.process_pool import in_process
     from .environments.tool_runs import run_tools
@@ -32,6 +33,7 @@ else:
             "errors": ["LimitReached", "ProgramFailed"],
             "gateway.gateway": ["open_gateway"],
             "environments.gymnasium_environment": ["GymnasiumEnvironment"],
+            "environments.mcp_server": ["McpServer"],
             "environments.parallel_environment": ["ParallelEnvironment"],
             "environments.process_pool": ["in_process"],
             "messages": ["Query", "StoreApi"],
@@ -53,6 +55,7 @@ __all__ = [
     "GroupEnd",
     "GymnasiumEnvironment",
     "LimitReached",
+    "McpServer",
     "ParallelEnvironment",
     "ProgramFailed",
     "Query",

@@ -115,6 +115,20 @@ class ProgramFailed(FlexmarlError):
         self.refusal = refusal
 
 
+class ToolFailed(FlexmarlError):
+    """A tool of a server reports an error, or gave no result in time: the agent that called it reads why."""
+
+
+class ToolServerLost(FlexmarlError):
+    """A server of tools does not start, has ended, or has other tools than at its start: the trajectory that needs it
+    fails. ``server``: its name. ``problem``: in the words of its library."""
+
+    def __init__(self, server: str, problem: str) -> None:
+        super().__init__(f"the tool server {server}: {problem}")
+        self.server = server
+        self.problem = problem
+
+
 class TooManyFailures(FlexmarlError):
     """More trajectories of a step failed than the config allows."""
 

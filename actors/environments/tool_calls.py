@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,6 +29,22 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     id: str = field(default="", compare=False)
+
+
+@runtime_checkable
+class ToolDeclaration(Protocol):
+    """A tool's schema and the check of its arguments. A tool of a server, which is no function, has these itself."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """In the form of OpenAI's API, as ``ToolOrSchema`` shows it."""
+
+    @property
+    def name(self) -> str:
+        """The name by which an answer calls it."""
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Converts ``arguments``. Raises ValueError, which names each that is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +76,14 @@ _declared: "WeakKeyDictionary[Callable[..., Any], dict[bool, DeclaredTool]]" = W
 """By function, and whether it is bound. An entry ends with its function: a workflow may make functions of its own."""
 
 
-def declaration_of(tool: Tool) -> DeclaredTool:
+def declaration_of(tool: Tool | ToolDeclaration) -> ToolDeclaration:
     """Raises ValueError if ``tool`` is not an ``async def``, or a parameter has no JSON schema."""
     if isinstance(tool, Mapping):
         raise ValueError(
             f"the tool {tool_schema(tool)['function']['name']} is a schema, and has no function to call"
         )
+    if isinstance(tool, ToolDeclaration):
+        return tool
     is_bound = inspect.ismethod(tool)
     function = tool.__func__ if inspect.ismethod(tool) else tool
     name = getattr(tool, "__name__", repr(tool))

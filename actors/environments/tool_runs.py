@@ -5,11 +5,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import LimitReached, RecipeError
+from ..errors import LimitReached, RecipeError, ToolServerLost
 from ..workflow import Turn
-from .tool_calls import DeclaredTool, Tool, ToolCall, declaration_of
+from .tool_calls import Tool, ToolCall, ToolDeclaration, declaration_of
 
-_ToolsByName = dict[str, tuple[Tool, DeclaredTool]]
+_ToolsByName = dict[str, tuple[Tool, ToolDeclaration]]
 
 
 async def run_tools(
@@ -29,7 +29,8 @@ async def run_tools(
     says so. A tool that ignores its cancellation is left behind: nothing waits for it.
 
     Raises ValueError for a tool without a schema, for two of one name, and for limits that are not positive; and what
-    an agent raises that a tool asks for a turn: RecipeError, LimitReached.
+    an agent raises that a tool asks for a turn: RecipeError, LimitReached; and ToolServerLost, as the agent has no part
+    in the loss of a server.
     """
     if timeout_s <= 0 or max_chars < 1 or max_calls < 1:
         raise ValueError(
@@ -75,7 +76,7 @@ async def _result(call: ToolCall, tools_by_name: _ToolsByName) -> str:
     tool, declaration = tools_by_name[call.name]
     try:
         return _as_text(await tool(**declaration.check(call.arguments)))
-    except (LimitReached, RecipeError):
+    except (LimitReached, RecipeError, ToolServerLost):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the tool's, for the agent; the others continue
         return f"error: {type(error).__name__}: {error}"
