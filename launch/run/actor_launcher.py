@@ -86,12 +86,12 @@ class ActorLauncher:
         )
         self.console.background(watch, "statistics")
         self.console.background(_watch_devices(self.console), "devices")
-        if self.spans is not None:
-            self.console.background(self.spans.run(), "spans")
         return await self.console.ended_with
 
     async def begin(self) -> ActorRef[OrchestratorApi]:
         """Starts all actors and the training; ``console.ended_with`` has the end."""
+        if self.spans is not None:  # from the begin: processes hear early which share they record
+            self.console.background(self.spans.run(), "spans")
         self.supervision.report_restarts(self._report_restart)
         self.supervision.report_late(self._late)
         orchestrator = await self._start_actors()

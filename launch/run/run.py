@@ -304,7 +304,9 @@ class Run:
                 loop.call_soon_threadsafe(self._broadcast.warn, text)
 
             log = SpanLog(directory.trace, start.config.trace, warn)
-            spans = SpanKeeper(supervision, exits.enter_context(closing(log)), self._hosts)
+            spans = SpanKeeper(
+                supervision, exits.enter_context(closing(log)), self._hosts, system.run_blocking
+            )
             launcher = ActorLauncher(
                 start.config,
                 directory,

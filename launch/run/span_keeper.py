@@ -1,26 +1,31 @@
-"""Takes the spans of all processes of a run, once a second, and has them written."""
+"""Takes the spans of all processes of a run, regularly, and has them written."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
-from ...core.base.threads import in_thread
 from ...core.spans import SpanBatch
 from ..run_folder.spans.span_log import SpanLog
 from .run_supervision import RunSupervision
 
-_INTERVAL_S: Final = 1.0
+INTERVAL_S: Final = 1.0
 _ANSWER_TIMEOUT_S: Final = 10.0
 _LAST_TIMEOUT_S: Final = 2.0
 
 
 class SpanKeeper:
-    """``hosts``: the host of each process, by name."""
-
     def __init__(
-        self, supervision: RunSupervision, log: SpanLog, hosts: Callable[[], Mapping[str, str]]
+        self,
+        supervision: RunSupervision,
+        log: SpanLog,
+        hosts: Callable[[], Mapping[str, str]],
+        run_blocking: Callable[..., Awaitable[Any]],
+        interval_s: float = INTERVAL_S,
     ) -> None:
+        """``hosts``: the host of each process, by name. ``run_blocking``: ``ActorSystem.run_blocking``. ``interval_s``:
+        seconds of the loop's time between two rounds."""
         self._supervision, self._log, self._hosts = supervision, log, hosts
+        self._run_blocking, self._interval_s = run_blocking, interval_s
         self._received: dict[str, int] = {}
         self._taking = asyncio.Lock()
         self._asking: asyncio.Task[dict[str, SpanBatch]] | None = None
@@ -30,7 +35,7 @@ class SpanKeeper:
         """Takes spans until it is cancelled. If none are to be kept, the processes hear that they need record none."""
         while not self._is_ending:
             await self._take(_ANSWER_TIMEOUT_S)
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
 
     async def end(self) -> None:
         """Takes the last spans, of all processes that answer soon."""
@@ -54,4 +59,4 @@ class SpanKeeper:
             for process, batch in batches.items():
                 self._received[process] = batch.number
                 # In a thread: the loop is that of supervision, and the disk may be a slow one of the network.
-                await in_thread(self._log.add, process, hosts.get(process, ""), batch)
+                await self._run_blocking(self._log.add, process, hosts.get(process, ""), batch)

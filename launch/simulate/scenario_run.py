@@ -10,12 +10,12 @@ from .summary import Summary, summary_of
 _LIMIT_S: Final = 365 * 86400.0
 
 
-def run_scenario(scenario: Scenario, folder: Path) -> Summary:
-    """Trains until the last step. ``folder``: of the run, a new one. Raises the errors of ``simulated_config`` and
-    ``simulate``."""
+def run_scenario(scenario: Scenario, folder: Path, *, records_spans: bool = True) -> Summary:
+    """Trains until the last step. ``folder``: of the run, a new one; with spans, in virtual time, if it
+    ``records_spans``. Raises the errors of ``simulated_config`` and ``simulate``."""
     config = simulated_config(scenario)
     simulation = simulate(
         config, folder, config.seed,
-        hosts=scenario.hosts, keep_log=False, reads_statistics=True, limit_s=_LIMIT_S,
+        hosts=scenario.hosts, keep_log=False, reads_statistics=True, records_spans=records_spans, limit_s=_LIMIT_S,
     )  # fmt: skip
     return summary_of(simulation, config)

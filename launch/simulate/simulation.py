@@ -18,7 +18,7 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -53,9 +53,12 @@ from ..run import resuming
 from ..run.actor_launcher import ActorLauncher
 from ..run.actor_specs import ActorSpec
 from ..run.resuming import StartState
+from ..run.run_record import end_of_run
 from ..run.run_supervision import RunSupervision
+from ..run.span_keeper import SpanKeeper
 from ..run.stalls.watch import StallWatch
 from ..run_folder.run_directory import RunDirectory
+from ..run_folder.spans.span_log import SpanLog
 from .simulated_disk import SimulatedDisk
 from .simulated_faults import ESSENTIAL, FaultInjector, FaultKind, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
@@ -65,6 +68,8 @@ _LIMIT_S: Final = 6 * 3600.0
 _OF_THE_DISK: Final = frozenset({FaultKind.HEAD_POWER, FaultKind.FULL_DISK})
 _LAUNCHER: Final = "launcher"
 _LOOK_S: Final = 1.0
+_SPANS_S: Final = 10.0
+"""Virtual seconds between two rounds for spans: nobody watches them come, and a process has room for 40,000."""
 
 
 @dataclass(slots=True)
@@ -92,13 +97,15 @@ def simulate(
     keep_log: bool = True,
     reads_statistics: bool = False,
     watches: bool = False,
+    records_spans: bool = False,
     stand_ins: Mapping[str, str] = MappingProxyType({}),
     limit_s: float = _LIMIT_S,
 ) -> Simulation:
     """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in
     the order of their beginnings. ``reads_statistics``: of the actors, at the end; their messages have the memory and
-    the time of this process. ``watches``: for standstills, whose causes are events. ``stand_ins``: classes that actors
-    have in place of their own, by actor. It starts a loop, so no loop may run in this thread.
+    the time of this process. ``watches``: for standstills, whose causes are events. ``records_spans``: in virtual time,
+    as the settings ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. It starts a
+    loop, so no loop may run in this thread.
 
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
     LeftBehind for one that leaves tasks, systems or memory.
@@ -120,6 +127,7 @@ def simulate(
             keep_log,
             reads_statistics,
             watches,
+            records_spans,
             stand_ins,
         )
         virtual_time.run(simulator.run(config), limit_s=limit_s)
@@ -138,6 +146,7 @@ class _Simulator:
         keep_log: bool,
         reads_statistics: bool,
         watches: bool,
+        records_spans: bool,
         stand_ins: Mapping[str, str],
     ) -> None:
         self._simulation = simulation
@@ -150,6 +159,7 @@ class _Simulator:
         self._keep_log = keep_log
         self._reads_statistics = reads_statistics
         self._watches = watches
+        self._records_spans = records_spans
         self._stand_ins = stand_ins
 
     async def run(self, config: RunConfig) -> None:
@@ -206,7 +216,8 @@ class _Simulator:
             self._disk,
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
-            console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
+            display = NoDisplay()
+            console = RunConsole(directory, display, clock=asyncio.get_running_loop().time)
             await system.add(console, "console")
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
@@ -222,8 +233,24 @@ class _Simulator:
                 _running(injector.run()) as injecting,
             ):
                 cluster.take_up = supervision.take_up
-                launcher = ActorLauncher(config, directory, supervision, console, start.checkpoint, {})
-                return await self._until_the_end(launcher, [cluster.failure, *alive, *injecting])
+                with closing(SpanLog(directory.trace, config.trace, display.warn)) as log:
+                    spans = SpanKeeper(
+                        supervision,
+                        log,
+                        lambda: {_LAUNCHER: head_node.name, **cluster.hosts},
+                        system.run_blocking,
+                        _SPANS_S,
+                    )
+                    launcher = ActorLauncher(
+                        config,
+                        directory,
+                        supervision,
+                        console,
+                        start.checkpoint,
+                        {},
+                        spans=spans if self._records_spans else None,
+                    )
+                    return await self._until_the_end(launcher, [cluster.failure, *alive, *injecting])
 
     async def _until_the_end(
         self, launcher: ActorLauncher, failures: Sequence[asyncio.Future[Any]]
@@ -235,6 +262,9 @@ class _Simulator:
                 launcher.console.background(_watch(launcher), "stalls")
             await launcher.begin()
             result = await launcher.console.ended_with
+            await launcher.console.event(end_of_run(result, asyncio.get_running_loop().time()))
+            if launcher.spans is not None:
+                await launcher.spans.end()
             if self._reads_statistics:
                 await launcher.supervision.process_statistics(self._note_statistics)
             return result

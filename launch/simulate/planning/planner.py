@@ -48,7 +48,7 @@ class PlanOutcome:
 def play_scenario(scenario: Scenario) -> Summary:
     """Its figures; the run's files are deleted. Raises ConfigError, and DoesNotFit."""
     with tempfile.TemporaryDirectory(prefix="flexmarl-plan-", dir=env.runtime_base()) as folder:
-        return run_scenario(scenario, Path(folder) / "run")
+        return run_scenario(scenario, Path(folder) / "run", records_spans=False)
 
 
 def search_plan(

@@ -14,7 +14,6 @@ from flexmarl.core.testing import virtual_time
 from flexmarl.launch.monitoring.timeline.links import KEY_SETS, links_of
 from flexmarl.launch.monitoring.timeline.span_keys import SpanKeys
 from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
-from flexmarl.launch.run import span_keeper
 from flexmarl.launch.run.run_supervision import RunSupervision
 from flexmarl.launch.run.span_keeper import SpanKeeper
 from flexmarl.launch.run_folder.run_directory import RunDirectory
@@ -167,19 +166,19 @@ class FakeSupervision:
 
 
 async def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As ``in_thread``: there are no threads in virtual time."""
+    """As ``ActorSystem.run_blocking`` in virtual time."""
     return function(*arguments)
 
 
 def test_the_end_waits_for_no_process_longer_than_two_seconds_and_has_all_spans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(span_keeper, "in_thread", call_here)
-
     async def main() -> float:
         supervision = FakeSupervision()
         log = SpanLog(tmp_path / "trace", TraceConfig(), print)
-        keeper = SpanKeeper(cast(RunSupervision, cast(Any, supervision)), log, lambda: {"trainer": "here"})
+        keeper = SpanKeeper(
+            cast(RunSupervision, cast(Any, supervision)), log, lambda: {"trainer": "here"}, call_here
+        )
         supervision.recorder.add(1.0, 2.0, ("trainer", "optimizer", "", "", ""))
         running = asyncio.create_task(keeper.run())
         await asyncio.sleep(1.0)
