@@ -10,7 +10,7 @@ process; all others always. Times are the wall clock of each host: between hosts
 The flow of a sample through the run follows from the attributes:
 
     trajectory -> turn          query, step, trajectory
-    turn -> generate, wait      query, step, trajectory, turn
+    turn -> prefill, decode, generate, wait     query, step, trajectory, turn
     turn -> sample              query, step, trajectory, turn
     sample -> micro_batch       policy, micro_batch
     micro_batch -> optimizer    policy, and the version before the step
@@ -31,7 +31,9 @@ KINDS: Final = {
     "turn": "rollout",
     "wait": "rollout",  # of a turn, for an instance that serves its version
     "environment": "rollout",  # the time of a trajectory in which it has no turn
-    "generate": "instance",
+    "generate": "instance",  # of an engine that can't tell its two parts apart
+    "prefill": "instance",  # from the begin of a turn's prompt to its first token
+    "decode": "instance",
     "install": "instance",
     "load": "instance",
     "lease": "store",
@@ -51,7 +53,9 @@ KINDS: Final = {
     "move": "router",
     "versions": "router",  # from the publication of a version until all its instances have it
 }
-OF_QUERIES: Final = frozenset({"trajectory", "turn", "wait", "environment", "generate", "sample"})
+GENERATING: Final = ("generate", "prefill", "decode")
+"""The kinds of an engine's work for a turn."""
+OF_QUERIES: Final = frozenset({"trajectory", "turn", "wait", "environment", *GENERATING, "sample"})
 """The kinds of which a share is recorded, by query."""
 _LOW_BITS: Final = 2**31 - 1
 

@@ -31,7 +31,7 @@ from .engine_requests import (
     prompt_tokens,
     stop_search,
 )
-from .engines.engine import Engine
+from .engines.engine import Engine, EngineResult
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
 from .install import Installer
@@ -161,7 +161,7 @@ class Instance(Actor, InstanceApi):
                 ),
                 on_tokens,
             )
-        self._record(request, served, begin, len(result.tokens))
+        self._record(request, served, begin, len(prompt), result)
         if search is not None:
             result = search.ended(result)
         result = keep_result(result, resumable=options.resumable and not forms)
@@ -169,24 +169,35 @@ class Instance(Actor, InstanceApi):
             raise NonFiniteLogits((request.sample_id,))
         return generation_of(served.version, request, prompt, result, codec)
 
-    def _record(self, request: GenerateRequest, served: _Served, begin: float, tokens: int) -> None:
-        """Records the span of a turn, or of a part of one, that the engine has generated."""
-        spans = self.system.spans
+    def _record(
+        self,
+        request: GenerateRequest,
+        served: _Served,
+        begin: float,
+        prompt_tokens: int,
+        result: EngineResult,
+    ) -> None:
+        """Records the spans of a turn, or of a part of one, that the engine has generated: ``prefill`` and ``decode``
+        behind its wait in the engine, or one of both if the engine can't tell them apart."""
         step, query, turn, trajectory = place_of(request.sample_id)
-        record(
-            spans,
-            self.ref.name,
-            "generate",
-            begin,
-            spans.now(),
-            query,
-            policy=served.policy,
-            trajectory=trajectory,
-            turn=turn,
-            version=served.version,
-            step=step,
-            tokens=tokens,
-        )
+        end, phases = self.system.spans.now(), result.phases
+
+        def add(kind: str, begin: float, end: float, tokens: int) -> None:
+            attributes = (trajectory, turn, served.version, step, -1, tokens)
+            record(
+                self.system.spans, self.ref.name, kind, begin, end, query, "", served.policy, "", *attributes
+            )
+
+        if phases is None:
+            add("generate", begin, end, len(result.tokens))
+            return
+        # By another clock, which may be ahead by the engine's way to this loop.
+        begin = min(begin + phases.queue_s, end)
+        first_token = min(begin + phases.prefill_s, end)
+        if phases.prefill_s or result.tokens:  # else the turn was interrupted before the engine has begun
+            add("prefill", begin, first_token, prompt_tokens)
+        if result.tokens:
+            add("decode", first_token, end, len(result.tokens))
 
     async def _prepare_chat(self, policy: PolicyName) -> None:
         """Imports what the policy's first conversation needs. Later ones do not wait."""

@@ -119,6 +119,32 @@ async def test_every_request_has_its_answer(engine: Engine) -> None:
     assert all(result.finish_reason == "length" for result in results)
 
 
+async def test_a_result_says_when_its_first_token_was_there(engine: Engine) -> None:
+    began = time.perf_counter()
+    results = await asyncio.gather(*(engine.generate(request_of(name, new=50)) for name in "abcde"))
+    whole_s = time.perf_counter() - began
+    until_first = []
+    for result in results:
+        assert result.phases is not None
+        queue_s, prefill_s = result.phases
+        assert queue_s >= 0 and prefill_s > 0
+        until_first.append(queue_s + prefill_s)
+    assert max(until_first) < whole_s, "49 tokens came behind the first"
+    assert max(until_first) > 2 * min(until_first), "a batch has two: the others wait"
+
+
+async def test_a_request_that_is_interrupted_before_its_begin_has_no_prefill(engine: Engine) -> None:
+    for _ in range(20):  # on a busy machine an engine may be done before this loop runs again
+        turns = [asyncio.ensure_future(engine.generate(request_of(name, new=60))) for name in "abcd"]
+        await engine.generate(request_of("first", new=1))
+        await engine.interrupt()
+        results = [turn for turn in await asyncio.gather(*turns) if not turn.tokens]
+        if results:
+            break
+    for result in results:
+        assert result.phases is not None and min(result.phases) >= 0
+
+
 async def test_an_id_may_be_used_again_but_not_twice_at_once(engine: Engine) -> None:
     first = asyncio.ensure_future(engine.generate(request_of()))
     await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from ....transport.handle import StateHandle
@@ -78,6 +78,14 @@ class EngineRequest:
         return None
 
 
+class Phases(NamedTuple):
+    """Seconds of a request in its engine, from its arrival on: ``queue_s`` until the engine began to compute its
+    prompt, ``prefill_s`` from there to its first token, or to its end without one. The rest is decoding."""
+
+    queue_s: float
+    prefill_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class EngineResult:
     """A generation that has ended.
@@ -86,12 +94,15 @@ class EngineResult:
     ``finish_reason`` is ``interrupted``. ``logprobs[i]`` (nats) belongs to ``tokens[i]``, under the distribution that
     the token was sampled from, after the forms of its request, temperature and truncation; greedy tokens have their
     log-probability at temperature 1.
+
+    ``phases``: the parts of its time; None: the engine can't tell.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    phases: Phases | None = field(default=None, compare=False)
 
 
 class Pending(NamedTuple):

@@ -8,7 +8,9 @@ text is streamed if the workflow wants it in parts.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final, Self
 
@@ -31,6 +33,7 @@ from .engine import (
     EngineStatistics,
     LoadTimes,
     OnTokens,
+    Phases,
 )
 from .engine_factory import EngineFactory
 
@@ -88,15 +91,26 @@ class OpenaiEngine(Engine):
     async def _answer(
         self, name: str, path: str, body: dict[str, Any], on_tokens: OnTokens | None
     ) -> EngineResult:
+        loop = asyncio.get_running_loop()
+        added, first_text = loop.time(), math.inf
+
+        def note_first(tokens: tuple[int, ...]) -> object:
+            nonlocal first_text
+            first_text = min(first_text, loop.time())
+            return on_tokens is not None and on_tokens(tokens)
+
         async with self._places:
+            begun = loop.time()
             self._at_endpoint += 1
             try:
-                answer = await self._post(path, body, on_tokens)
-                if answer is None:
-                    return EngineResult(name, (), (), "interrupted")
-                return result_of(name, answer, self._config.base_url)
+                answer = await self._post(path, body, None if on_tokens is None else note_first)
             finally:
                 self._at_endpoint -= 1
+        # Only an answer that comes piece by piece says when its first one was there.
+        phases = None if first_text == math.inf else Phases(begun - added, first_text - begun)
+        if answer is None:
+            return EngineResult(name, (), (), "interrupted", phases)
+        return replace(result_of(name, answer, self._config.base_url), phases=phases)
 
     async def _post(self, path: str, body: dict[str, Any], on_tokens: OnTokens | None) -> Any:
         """The body of the answer; None if ``on_tokens`` has ended it. Raises EndpointFailed after the last retry, or at

@@ -81,6 +81,8 @@ class SimulatedStepEngine(StepEngine):
         self._ends: list[
             tuple[float, int, _Sequence]
         ] = []  # a heap of (progress at the end, order of admission, sequence)
+        self._first_tokens: list[tuple[float, int, _Sequence]] = []
+        """A heap of (progress at the first token, order of admission, sequence)."""
         self._finished: dict[str, EngineResult] = {}
         self._weights = {"state": np.zeros(2, np.int64)}
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
@@ -134,8 +136,7 @@ class SimulatedStepEngine(StepEngine):
             return finished
         if self._waiting.pop(request_id, None) is not None:
             self._interrupted += 1
-            self._times.end(request_id)
-            return EngineResult(request_id, (), (), "interrupted")
+            return EngineResult(request_id, (), (), "interrupted", self._times.end(request_id))
         if (active := self._active.get(request_id)) is None:
             return None
         self._remove(active)
@@ -145,9 +146,11 @@ class SimulatedStepEngine(StepEngine):
         tokens = active.tokens[: active.tokens_before(end - self._progress)]
         self._generated_tokens += len(tokens)
         self._interrupted += 1
-        self._times.end(request_id)
+        phases = self._times.end(request_id)
         self._admit()
-        return EngineResult(request_id, tokens, (self._alphabet.logprob,) * len(tokens), "interrupted")
+        return EngineResult(
+            request_id, tokens, (self._alphabet.logprob,) * len(tokens), "interrupted", phases
+        )
 
     def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """See ``StepEngine.new_tokens``: those at the time of the last call of another method."""
@@ -235,6 +238,7 @@ class SimulatedStepEngine(StepEngine):
         """Advances to the time of the clock, from end to end: each end makes room at its own time."""
         now_s = self._clock()
         while self._ends and (end_s := self._next_end_s()) <= now_s:
+            self._note_first_tokens(self._ends[0][0])
             self._spend_until(end_s)
             self._prompts_left_s = 0.0
             self._progress = self._ends[0][0]
@@ -245,9 +249,20 @@ class SimulatedStepEngine(StepEngine):
         if self._active:
             elapsed_s = now_s - self._now_s
             prompts_s = min(self._prompts_left_s, elapsed_s)
+            progress = self._progress + self._steps_in(elapsed_s - prompts_s)
+            self._note_first_tokens(progress)
             self._prompts_left_s -= prompts_s
-            self._progress += self._steps_in(elapsed_s - prompts_s)
+            self._progress = progress
         self._spend_until(now_s)
+
+    def _note_first_tokens(self, progress: float) -> None:
+        """Notes the time of each first token until the engine has made ``progress``, in the present batch."""
+        while self._first_tokens and self._first_tokens[0][0] <= progress:
+            first, _, sequence = heapq.heappop(self._first_tokens)
+            name = sequence.request.request_id
+            if self._active.get(name) is sequence:  # else it was aborted
+                steps_s = self._seconds_of(max(0.0, first - self._progress))
+                self._times.first_token(name, self._now_s + self._prompts_left_s + steps_s)
 
     def _spend_until(self, now_s: float) -> None:
         if self._active:
@@ -263,6 +278,7 @@ class SimulatedStepEngine(StepEngine):
     def _admit(self) -> None:
         if not self._active:
             self._progress = self._context = self._prompts_left_s = 0.0
+            self._first_tokens.clear()
         batch, prompts = len(self._active), []
         while self._can_admit():
             name = next(iter(self._waiting))
@@ -276,6 +292,8 @@ class SimulatedStepEngine(StepEngine):
             self._context += prompt_tokens - self._progress
             sequence.begin = self._progress
             heapq.heappush(self._ends, (self._progress + sequence.steps, self._admitted, sequence))
+            first = self._progress + sequence.steps - len(sequence.tokens) + 1
+            heapq.heappush(self._first_tokens, (first, self._admitted, sequence))
         if prompts:
             prompts_s = self._costs.prefill_s(prompts, batch)
             self._prompts_left_s += prompts_s
@@ -290,8 +308,8 @@ class SimulatedStepEngine(StepEngine):
     def _finish(self, sequence: _Sequence) -> None:
         name, tokens = sequence.request.request_id, sequence.tokens
         self._remove(sequence)
-        self._times.end(name)
+        phases = self._times.end(name)
         self._generated_tokens += len(tokens)
         self._finished[name] = EngineResult(
-            name, tokens, (self._alphabet.logprob,) * len(tokens), sequence.finish_reason
+            name, tokens, (self._alphabet.logprob,) * len(tokens), sequence.finish_reason, phases
         )

@@ -32,7 +32,7 @@ from ...messages import ModelConfig, Truncation
 from ...pretrained import outline_of
 from ..inference_config import VllmEngineConfig
 from ..instance_setup import ServedBase
-from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason
+from .engine import EngineRequest, EngineResult, EngineStatistics, FinishReason, Phases
 from .hugging_face_factory import HuggingFaceFactory
 from .request_times import RequestTimes
 from .step_engine import StepEngine
@@ -67,8 +67,9 @@ class _Turn:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def result(self, finish_reason: FinishReason) -> EngineResult:
-        return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), finish_reason)
+    def result(self, finish_reason: FinishReason, phases: Phases) -> EngineResult:
+        name = self.request.request_id
+        return EngineResult(name, tuple(self.tokens), tuple(self.logprobs), finish_reason, phases)
 
 
 class VllmEngine(StepEngine):
@@ -228,16 +229,14 @@ class VllmEngine(StepEngine):
                 f"{spans}, the last load of the model is {loaded}"
             )
         del self._turns[turn.request.request_id]
-        self._counted.ended(turn.request)
-        return turn.result(_FINISHED[part.finish_reason])
+        return turn.result(_FINISHED[part.finish_reason], self._counted.ended(turn.request))
 
     def abort(self, request_id: str) -> EngineResult | None:
         turn = self._turns.pop(request_id, None)
         if turn is None:
             return None
         self._llm.abort_request([request_id])
-        self._counted.ended(turn.request, interrupted=True)
-        return turn.result("interrupted")
+        return turn.result("interrupted", self._counted.ended(turn.request, interrupted=True))
 
     def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         tokens_by_request = {
@@ -326,10 +325,12 @@ class _Counted:
         self.prompt_tokens += len(request.prompt_tokens)
         self.reused_tokens += reused_tokens
 
-    def ended(self, request: EngineRequest, *, interrupted: bool = False) -> None:
+    def ended(self, request: EngineRequest, *, interrupted: bool = False) -> Phases:
+        """vLLM's scheduler does not tell when it begins with a prompt: its wait there is a part of the prefill."""
         self.interrupted += interrupted
         self.running -= self.times.has_begun(request.request_id)
-        self.times.end(request.request_id)
+        first_token_s, _ = self.times.end(request.request_id)
+        return Phases(0.0, first_token_s)
 
     def step(self, seconds: float, tokens: int, first_tokens: int) -> None:
         self.steps += 1

@@ -1,8 +1,8 @@
 """Sends figures and spans to a collector of OpenTelemetry, by OTLP over HTTP.
 
     flexmarl_loss{policy="solver"}                figures have the names and labels of the sink ``prometheus``
-    trajectory > turn > generate, wait, sample    a trajectory is a trace, and so is a step of the run;
-    step > optimizer, checkpoint                  other spans, as installs, have traces by policy and version
+    trajectory > turn > prefill, decode, sample    a trajectory is a trace, and so is a step of the run;
+    step > optimizer, checkpoint                   other spans, as installs, have traces by policy and version
 
 Spans come from the run's folder, where the launcher writes those of all processes: they are sent after each step, and
 what a collector has not taken is sent again with the next one.
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from ....actors.spans import NAMES, NUMBERS, Span
+from ....actors.spans import GENERATING, NAMES, NUMBERS, Span
 from ...run_folder.run_directory import RunDirectory
 from ..timeline.labels import label_of
 from ..timeline.stored_spans import StoredSpans
@@ -35,7 +35,7 @@ _PARENTS: Final = {
     "turn": "trajectory",
     "environment": "trajectory",
     "wait": "turn",
-    "generate": "turn",
+    **dict.fromkeys(GENERATING, "turn"),
     "sample": "turn",
     "optimizer": "step",
     "checkpoint": "step",

@@ -11,7 +11,7 @@ def label_of(span: Span) -> str:
             return f"{span.kind} {span.step}" if span.step >= 0 else span.kind
         case "trajectory" | "environment":
             return where
-        case "turn" | "wait" | "generate" | "sample":
+        case "turn" | "wait" | "generate" | "prefill" | "decode" | "sample":
             return " · ".join(filter(None, (span.agent or span.policy, f"{where} turn {span.turn}")))
         case "move":
             return span.note

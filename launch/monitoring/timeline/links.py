@@ -1,7 +1,7 @@
 """The spans that a span is linked with: from a query's trajectory to the weights that it changed, and back.
 
     trajectory -> turn -> sample -> micro_batch -> optimizer -> publish -> install
-                    └──> wait, generate                └──> step
+                    └──> wait, prefill, decode         └──> step
 
 Two spans are linked if the attributes that the relation names are equal (``actors/spans.py``).
 """
@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from ....actors.spans import GENERATING
 from .span_keys import SpanKeys
 from .stored_spans import StoredSpans
 
@@ -40,7 +41,7 @@ RELATIONS: Final = (
     Relation("trajectory", "turn", ("query", "step", "trajectory"), overlap=True),
     Relation("trajectory", "environment", ("query", "step", "trajectory"), overlap=True),
     Relation("turn", "wait", _SAMPLE, overlap=True),
-    Relation("turn", "generate", _SAMPLE, overlap=True),
+    *(Relation("turn", kind, _SAMPLE, overlap=True) for kind in GENERATING),
     Relation("turn", "sample", _SAMPLE),
     Relation("lease", "micro_batch", ("policy", "micro_batch")),
     Relation("sample", "micro_batch", ("policy", "micro_batch")),

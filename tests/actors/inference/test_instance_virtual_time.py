@@ -32,6 +32,8 @@ from flexmarl.core.wire.memory import MemoryNetwork
 from flexmarl.transport.state import StateTransport
 from flexmarl.transport.statistics import Chosen
 
+from ...core.span_batches import rows_of
+
 TOKEN_S = 60.0
 WRONG_PROBE = (LikelyTokens((1, 2), (7,), (-99.0,)),)
 SOLVER, JUDGE = PolicyName("solver"), PolicyName("judge")
@@ -103,6 +105,40 @@ def test_turns_take_their_time_and_no_other(tmp_path: Path) -> None:
         # two at once: c begins when a has ended
         assert [at - start for _, at in answers] == pytest.approx([3 * TOKEN_S, 5 * TOKEN_S, 7 * TOKEN_S])
         assert [len(text) for text, _ in answers] == [3, 5, 4]
+
+    in_virtual_time(tmp_path, case)
+
+
+def test_the_spans_of_a_turn_are_its_prompt_and_its_answer(tmp_path: Path) -> None:
+    async def case(cluster: FakeCluster) -> None:
+        await cluster.apply(0)
+        start = asyncio.get_running_loop().time()
+        names = ("1:q_0_0", 3), ("1:q_0_1", 5), ("1:q_0_2", 4), ("1:q_0_3", 1)
+        turns = [asyncio.ensure_future(cluster.generate(name, tokens)) for name, tokens in names]
+        await asyncio.sleep(5.5 * TOKEN_S)
+        await cluster.apply(1)
+        await asyncio.gather(*turns)
+        rows = rows_of(cluster.actor.system.spans.take(1.0, 0))
+        spans = sorted(
+            (
+                row.numbers[0],
+                row.label[1],
+                (row.begin - start) / TOKEN_S,
+                (row.end - start) / TOKEN_S,
+                row.numbers[5],
+            )
+            for row in rows
+            if row.name == "q"
+        )
+        # Two at once. The third begins when the first has ended, and is interrupted with two tokens; the fourth takes
+        # the place of the second.
+        expected = [
+            (0, "decode", 1, 3, 3), (0, "prefill", 0, 1, 6), (1, "decode", 1, 5, 5), (1, "prefill", 0, 1, 6),
+            (2, "decode", 4, 5.5, 2), (2, "prefill", 3, 4, 6), (3, "prefill", 5, 5.5, 6),
+        ]  # fmt: skip
+        assert [span[:2] for span in spans] == [span[:2] for span in expected]
+        assert [span[2:] for span in spans] == [pytest.approx(span[2:]) for span in expected]
+        assert {row.label[0] for row in rows} == {"solver-0"}
 
     in_virtual_time(tmp_path, case)
 

@@ -1,4 +1,4 @@
-"""The folder of a simulated run is that of any run: its spans have virtual time, and all readers of spans work on it."""
+"""The folder of a simulated run is that of any run: spans have virtual time, and all readers of spans work on it."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,8 @@ def test_spans_have_virtual_time(run: RunDirectory) -> None:
         assert span.end == pytest.approx(line["time_s"], abs=0.01), "seconds since the begin of the run"
     assert {
         "turn",
-        "generate",
+        "prefill",
+        "decode",
         "environment",
         "trajectory",
         "sample",
@@ -58,7 +59,7 @@ def test_spans_have_virtual_time(run: RunDirectory) -> None:
     } <= {span.kind for span in spans}
     end_s = lines[-1]["time_s"] + 60
     assert all(0 <= span.begin <= span.end < end_s for span in spans)
-    instances = [span.end - span.begin for span in spans if span.kind == "generate"]
+    instances = [span.end - span.begin for span in spans if span.kind == "decode"]
     assert min(instances) > 0 and len({*instances}) > 10, "answers have lengths of their own"
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..engine import EngineRequest, EngineResult, FinishReason
+from ..engine import EngineRequest, EngineResult, FinishReason, Phases
 from .slot_cache import COLUMN_STEP, SlotCache, round_up
 from .token_sampling import Sampling, uniforms
 
@@ -50,9 +50,9 @@ class ActiveSequence:
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
-    def result(self, reason: FinishReason) -> EngineResult:
+    def result(self, reason: FinishReason, phases: Phases) -> EngineResult:
         """The tokens and log-probabilities generated so far, as the answer to its request."""
-        return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason)
+        return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason, phases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,14 +147,14 @@ class TransformersEngine(StepEngine):
             return None
         self._interrupted += 1
         self._end_plan()
-        result = EngineResult(request_id, (), (), "interrupted")
+        phases = self._pending.end(request_id)
+        result = EngineResult(request_id, (), (), "interrupted", phases)
         if self._long is not None and self._long.request.request_id == request_id:
             self._end_long_prompt()
         elif not self._queue.remove(request_id):
             number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
-            result = self._rows[number].result("interrupted")
+            result = self._rows[number].result("interrupted", phases)
             self._release([number])
-        self._pending.end(request_id)
         return result
 
     def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
@@ -341,6 +341,7 @@ class TransformersEngine(StepEngine):
         tokens, logprobs = self._to_lists(*sample_tokens(logits, points, sampling), new)
         for row, token, logprob in zip(new, tokens, logprobs, strict=True):
             row.add(token, logprob)
+            self._pending.first_token(row.request.request_id)
         return new, tokens
 
     def _add_rows(self, first: int, count: int, tokens: list[int]) -> None:
@@ -389,8 +390,8 @@ class TransformersEngine(StepEngine):
         for number in finished:
             row = self._rows[number]
             self._memory.keep(self._first_row + number, row.request.prompt_tokens + tuple(row.tokens[:-1]))
-            self._finished.append(row.result("stop" if row.tokens[-1] in self._stops else "length"))
-            self._pending.end(row.request.request_id)
+            phases = self._pending.end(row.request.request_id)
+            self._finished.append(row.result("stop" if row.tokens[-1] in self._stops else "length", phases))
         self._release(finished)
 
     def _release(self, finished: list[int]) -> None:

@@ -260,6 +260,9 @@ async def test_the_text_comes_in_parts_to_those_who_listen(endpoint: Endpoint, c
     assert [part.decode() for part in parts] == ["é", " ", "c", "b", "a"]
     assert bytes(result.tokens).decode() == "é cba" and result.finish_reason == "stop"
     assert endpoint.requests[0][1]["stream"] is True
+    assert result.phases is not None and result.phases.queue_s >= 0 and result.phases.prefill_s > 0
+    whole = await engine.generate(replace(PLAIN, chat=chat))
+    assert whole.phases is None, "an answer that comes at once does not say when its first token was there"
     await engine.close()
 
 

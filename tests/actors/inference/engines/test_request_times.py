@@ -2,6 +2,7 @@
 
 import pytest
 
+from flexmarl.actors.inference.engines.engine import Phases
 from flexmarl.actors.inference.engines.request_times import RequestTimes
 
 
@@ -21,3 +22,24 @@ def test_a_request_waits_and_is_served() -> None:
     assert (times.queue_s, times.service_s, len(times)) == (7.0, 4.0, 0)
     with pytest.raises(KeyError):
         times.end("a")
+
+
+def test_the_time_of_a_request_has_three_parts() -> None:
+    now = [10.0]
+    times = RequestTimes(lambda: now[0])
+    for name in "abcd":
+        times.add(name)
+    now[0] = 12.0
+    for name in "abc":
+        times.begin(name)
+    now[0] = 15.0
+    times.first_token("a")
+    times.first_token("b", 14.0)
+    times.first_token("unknown")
+    now[0] = 20.0
+    times.first_token("a")  # the first counts
+    assert times.end("a") == Phases(2.0, 3.0)
+    assert times.end("b") == Phases(2.0, 2.0)
+    assert times.end("c") == Phases(2.0, 8.0), "it had no token: all of it is the prompt's"
+    assert times.end("d") == Phases(10.0, 0.0), "it has not begun"
+    assert (times.queue_s, times.service_s) == (16.0, 24.0)

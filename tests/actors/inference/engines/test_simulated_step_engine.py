@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flexmarl.actors.chat.byte_codec import END_OF_SEQUENCE
 from flexmarl.actors.errors import PromptTooLong
 from flexmarl.actors.inference.engine_times import RooflineTimes
-from flexmarl.actors.inference.engines.engine import EngineRequest
+from flexmarl.actors.inference.engines.engine import EngineRequest, Phases
 from flexmarl.actors.inference.engines.simulated_step_engine import (
     SimulatedStepEngine,
     sample_answer,
@@ -41,11 +41,17 @@ def engine(
 
 def ends(subject: SimulatedStepEngine, clock: Clock) -> dict[str, float]:
     """The end of each request, in seconds after the clock's start; the engine is called only at ``due_s``."""
+    return {name: end_s for name, (end_s, _) in ends_and_phases(subject, clock).items()}
+
+
+def ends_and_phases(subject: SimulatedStepEngine, clock: Clock) -> dict[str, tuple[float, Phases]]:
+    """As ``ends``, with the phases of each result."""
     found = {}
     while subject.pending:
         clock.now_s = max(clock.now_s, subject.due_s)
         for result in subject.step():
-            found[result.request_id] = clock.now_s - 100.0
+            assert result.phases is not None
+            found[result.request_id] = clock.now_s - 100.0, result.phases
     return found
 
 
@@ -89,6 +95,24 @@ def test_who_waits_begins_at_the_moment_of_an_end() -> None:
     clock.now_s = 103.5  # b began at 101, not now
     assert [result.request_id for result in subject.step()] == ["a", "b"]
     assert subject.due_s == 106.0
+
+
+def test_prompts_that_come_later_delay_a_first_token_and_an_aborted_turn_has_what_it_had() -> None:
+    clock = Clock()
+    subject = on_device(clock, 4)
+    subject.add(request("a", 10, 40))
+    subject.step()
+    first_s = subject.token_due_s
+    clock.now_s += (first_s - clock.now_s) / 2  # within its prompt
+    subject.add(request("b", 10, 50))
+    subject.step()
+    assert subject.token_due_s > first_s
+    clock.now_s = delayed_s = subject.token_due_s
+    b = subject.abort("b")
+    assert b is not None and b.phases is not None and b.phases.queue_s == 0.0
+    assert b.phases.prefill_s == pytest.approx(delayed_s - 100.0 - (first_s - 100.0) / 2)
+    [(_, phases)] = ends_and_phases(subject, clock).values()
+    assert sum(phases) == pytest.approx(delayed_s - 100.0)
 
 
 def test_the_seconds_of_waiting_and_of_service_are_totals() -> None:
@@ -227,12 +251,15 @@ ON_DEVICE = RooflineTimes(
 )
 
 
-def step_by_step(requests: list[tuple[int, int]], max_batch: int) -> dict[str, float]:
-    """The ends of requests, prompt and answer each, that come at the same time: every step is taken by itself."""
+def step_by_step(
+    requests: list[tuple[int, int]], max_batch: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The ends of requests, prompt and answer each, that come at the same time, and the times of their first tokens:
+    every step is taken by itself."""
     waiting = [(str(n), prompt, tokens) for n, (prompt, tokens) in enumerate(requests)]
     running: dict[str, list[int]] = {}
     sizes = {name: prompt + tokens for name, prompt, tokens in waiting}
-    now_s, end_s = 0.0, {}
+    now_s, end_s, first_s = 0.0, {}, {}
     while waiting or running:
         batch, prompts = len(running), []
         reserved = sum(sizes[name] for name in running)
@@ -244,10 +271,11 @@ def step_by_step(requests: list[tuple[int, int]], max_batch: int) -> dict[str, f
         now_s += ON_DEVICE.prefill_s(prompts, batch)
         now_s += ON_DEVICE.decode_s(len(running), sum(context for context, _ in running.values()))
         running = {name: [context + 1, left - 1] for name, (context, left) in running.items()}
+        first_s = dict.fromkeys(running, now_s) | first_s
         for name in [name for name, (_, left) in running.items() if not left]:
             end_s[name] = now_s
             del running[name]
-    return end_s
+    return end_s, first_s
 
 
 def on_device(clock: Clock, max_batch: int) -> SimulatedStepEngine:
@@ -263,7 +291,11 @@ def test_series_of_steps_end_when_single_steps_would(requests: list[tuple[int, i
     subject = on_device(clock, max_batch)
     for n, (prompt, tokens) in enumerate(requests):
         subject.add(request(str(n), tokens, prompt))
-    assert ends(subject, clock) == pytest.approx(step_by_step(requests, max_batch))
+    end_s, first_s = step_by_step(requests, max_batch)
+    times = ends_and_phases(subject, clock)
+    assert {name: end for name, (end, _) in times.items()} == pytest.approx(end_s)
+    # All came at the begin.
+    assert {name: sum(phases) for name, (_, phases) in times.items()} == pytest.approx(first_s)
 
 
 @given(
@@ -276,12 +308,15 @@ def test_calls_in_between_change_no_end(requests: list[tuple[int, int]], pauses:
     for n, (prompt, tokens) in enumerate(requests):
         subject.add(request(str(n), tokens, prompt))
     end_s: dict[str, float] = {}
+    first_s: dict[str, float] = {}
     for n in range(10_000):
         if not subject.pending:
             break
         clock.now_s = min(clock.now_s + pauses[n % len(pauses)], max(clock.now_s, subject.due_s))
-        end_s |= {result.request_id: clock.now_s - 100.0 for result in subject.step()}
-    assert end_s == pytest.approx(step_by_step(requests, 8))
+        for result in subject.step():
+            end_s[result.request_id] = clock.now_s - 100.0
+            first_s[result.request_id] = sum(result.phases or ())
+    assert (end_s, first_s) == tuple(map(pytest.approx, step_by_step(requests, 8)))
 
 
 def test_a_request_that_never_fits_the_memory_is_refused_with_its_size() -> None:
