@@ -11,19 +11,21 @@ structlog and psutil are imported when they are needed: they would double the im
 import asyncio
 import logging
 import math
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TextIO, cast, get_args
 
 from .base.texts import printable
 from .call_context import current_delivery
 
 if TYPE_CHECKING:
+    import psutil
     from structlog.typing import Processor
 
 # An idle process wakes once a second for this alone.
@@ -78,11 +80,17 @@ class LoopLag:
             self._timer.cancel()
 
 
-def process_usage(lag: LoopLag) -> ProcessUsage:
-    """The figures of this process now. ``lag``: is read, as by ``read_ms``."""
+@cache
+def _process_of(pid: int) -> "psutil.Process":
+    """Making one reads three files."""
     import psutil
 
-    process = psutil.Process()
+    return psutil.Process(pid)
+
+
+def process_usage(lag: LoopLag) -> ProcessUsage:
+    """The figures of this process now. ``lag``: is read, as by ``read_ms``."""
+    process = _process_of(os.getpid())
     with process.oneshot():
         cpu = process.cpu_times()
         return ProcessUsage(

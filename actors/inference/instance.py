@@ -302,9 +302,10 @@ class Instance(Actor, InstanceApi):
                 return self._engine
             await self._close_engine()
             # Models have reference cycles, which the collector skips as long as their objects are frozen, and the next
-            # engine needs the memory.
-            gc.unfreeze()
-            spare_collector()
+            # engine needs the memory. Without a model the search is in vain: simulated runs did little else.
+            if self._setup.policies[self._built_for].model is not None:
+                gc.unfreeze()
+                spare_collector()
         return await self._build(policy)
 
     async def _factory(self, policy: PolicyName) -> EngineFactory:

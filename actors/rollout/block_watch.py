@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from ...core.durable.files import replace_private
-from ...core.errors import NotInVirtualTime
 from ...core.telemetry import get_logger
 from ..errors import RecipeError
 from ..recipe.recipe_lines import line_within
@@ -78,7 +77,8 @@ class BlockWatch:
         self._loop_thread = threading.get_ident()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="block watch", daemon=True)
-        self._thread.start()
+        if not getattr(self._loop, "is_virtual", False):  # no real time passes there
+            self._thread.start()
 
     def stop(self) -> None:
         """Ends the thread within a second; nothing waits for it."""
@@ -89,7 +89,7 @@ class BlockWatch:
             answered = threading.Event()
             try:
                 self._loop.call_soon_threadsafe(answered.set)
-            except (RuntimeError, NotInVirtualTime):  # the loop is closed, or has no real time
+            except RuntimeError:  # the loop is closed
                 return
             # A process that was stopped by a signal, and continues, answers within the margin.
             if not answered.wait(self._limit_s) and not answered.wait(_MARGIN_S):

@@ -17,6 +17,19 @@ def spare_collector() -> None:
 
 
 @contextlib.contextmanager
+def collecting_afterwards() -> Iterator[None]:
+    """Work of about a second: the collector rests meanwhile, and then looks through what the work has left."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(0)
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def importing() -> Iterator[None]:
     """Imports of large libraries: the collector rests meanwhile, and skips their objects afterwards.
 

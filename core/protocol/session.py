@@ -319,7 +319,7 @@ class Session(Generic[Waiter]):
 
     def fail(self, reason: str) -> Effects[Waiter]:
         """Every request fails. ``reason``: the link went down, the peer refuses this side, there is no route to it."""
-        effects = Effects[Waiter](reason=reason, gone=True, waiting=self.requests.take_waiting())
+        effects: Effects[Waiter] = Effects(reason=reason, gone=True, waiting=self.requests.take_waiting())
         self._lose(list(self.requests), effects)
         self._lose_tells(effects, *self.requests.lose_tells())
         return effects
@@ -351,7 +351,7 @@ class Session(Generic[Waiter]):
             self._connect_by = None
             timeout_s = self.settings.connect_timeout_s
             return self.fail(f"no connection within {timeout_s:g} s")
-        effects = Effects[Waiter](expired=self.requests.expire(now))
+        effects: Effects[Waiter] = Effects(expired=self.requests.expire(now))
         self._expired += len(effects.expired)
         if self.next_tick is not None and self.next_tick <= now:
             effects = self._tick(now, effects)
@@ -387,7 +387,7 @@ class Session(Generic[Waiter]):
         if not self._pings_sent:
             return Effects()
         self._pings_sent -= 1
-        effects = Effects[Waiter](reason="the message, or its answer, was lost on the way")
+        effects: Effects[Waiter] = Effects(reason="the message, or its answer, was lost on the way")
         served = set(serving)
         missing = self.requests.missing(last, served)
         self._lose(missing, effects)

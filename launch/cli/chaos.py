@@ -15,7 +15,7 @@ from ..monitoring.console.echo import echo, echo_json
 from ..simulate.chaos.chaos_case import ChaosCase, draw_case
 from ..simulate.chaos.checks import problems_of
 from ..simulate.chaos.examination import Failure, examine_seed
-from ..simulate.chaos.outcome import outcome_of
+from ..simulate.chaos.outcome import outcome_of, play_without_faults
 
 _FAILED = 1
 _STOPPED = 130
@@ -52,7 +52,8 @@ def replay(seed: int, faults: str | None, folder: Path, *, as_json: bool) -> int
     case = draw_case(seed)
     case = case if faults is None else case.with_faults(_numbers(faults, case))
     with _quiet():
-        outcome = outcome_of(case, folder)
+        expected = play_without_faults(case, folder / "without")
+        outcome = outcome_of(case, folder / "run", expected)
     problems = problems_of(outcome)
     if as_json:
         echo_json({"seed": seed, "problems": {problem.check: problem.text for problem in problems}})

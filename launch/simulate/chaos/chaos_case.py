@@ -5,6 +5,8 @@
 
 Only what time must not change may differ between a case and the same run without faults: so a case has no setting by
 which the first trajectories to end are trained, and no deadline that a fault reaches.
+
+Neighbouring seeds share their run: without faults it is played once for all of them.
 """
 
 import random
@@ -19,11 +21,8 @@ from ...config.run_config import RunConfig
 from ..simulated_faults import ALL_KINDS, FaultPlan, PlannedFault
 
 _RECIPE: Final = Path(__file__).parents[1] / "workload_recipe"
-# A silent peer is lost after 0.2 to 0.4 s. Limits that a run of seconds with several faults may reach are high.
-_PATIENCE: Final[Mapping[str, Any]] = {
-    "supervision": {"heartbeat_s": 0.2, "missed_heartbeats": 2, "max_restarts": 200},
-}
 _MOST_FAULTS: Final = 8
+_SEEDS_OF_A_RUN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,14 @@ class ChaosCase:
 
     def config(self) -> RunConfig:
         """The config of the run."""
-        config, _ = resolve_mapping(self.settings, (), f"the case of seed {self.seed}")
+        return self._resolve(self.settings)
+
+    def config_without_faults(self) -> RunConfig:
+        """The same run with the usual heartbeats: nothing is silent, and they are most of the messages."""
+        return self._resolve({key: value for key, value in self.settings.items() if key != "supervision"})
+
+    def _resolve(self, settings: Mapping[str, Any]) -> RunConfig:
+        config, _ = resolve_mapping(settings, (), f"the case of seed {self.seed}")
         return config
 
     def with_faults(self, numbers: Collection[int]) -> "ChaosCase":
@@ -51,13 +57,25 @@ class ChaosCase:
 def draw_case(seed: int) -> ChaosCase:
     """The case that a seed decides."""
     draw = random.Random(f"case {seed}")
+    return ChaosCase(
+        seed,
+        _settings(seed // _SEEDS_OF_A_RUN),
+        draw.randint(1, 4),
+        _link_faults(draw),
+        _fault_plan(draw).draw(draw.getrandbits(32)),
+    )
+
+
+def _settings(run: int) -> dict[str, Any]:
+    """Those of a run, by its number."""
+    draw = random.Random(f"run {run}")
     policies = [f"p{number}" for number in range(draw.randint(1, 3))]
     agents = [f"a{number}" for number in range(len(policies) + draw.choice((0, 0, 1)))]
     policy_of = dict(zip(agents, [*policies, draw.choice(policies)], strict=False))
     slots = draw.choice((0, 0, 1, 2, 3))
-    settings = {
+    return {
         "recipe": str(_RECIPE),
-        "seed": seed,
+        "seed": run,
         "data": {"workload": _workload(draw, agents)},
         "policies": {name: _policy(draw, slots) for name in policies},
         "agents": {
@@ -72,11 +90,13 @@ def draw_case(seed: int) -> ChaosCase:
         **_mode(draw),
         **_training(draw),
         **_pool(slots),
-        **_PATIENCE,
+        # A silent peer is lost after two of them. Limits that a run of seconds with several faults may reach are high.
+        "supervision": {
+            "heartbeat_s": draw.choice((0.2, 0.5)),
+            "missed_heartbeats": 2,
+            "max_restarts": 200,
+        },
     }
-    return ChaosCase(
-        seed, settings, draw.randint(1, 4), _link_faults(draw), _fault_plan(draw).draw(draw.getrandbits(32))
-    )
 
 
 def _workload(draw: random.Random, agents: Sequence[str]) -> dict[str, Any]:

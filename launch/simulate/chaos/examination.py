@@ -1,14 +1,18 @@
 """The examination of a seed: its case is played and checked; one that fails is played again with fewer faults."""
 
+import json
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from ....core.base.collector import collecting_afterwards
 from ...hosts import env
 from .chaos_case import ChaosCase, draw_case
 from .checks import Problem, problems_of
-from .outcome import outcome_of
+from .outcome import SavedPolicy, outcome_of, play_without_faults
 from .shrinking import shrink
 
 
@@ -39,16 +43,20 @@ class Failure:
 
 def examine(case: ChaosCase) -> Failure | None:
     """None for a case without problems."""
+    try:
+        expected = _expected(case)
+    except Exception as error:  # noqa: BLE001  # every end of a run is a finding
+        return Failure(case, (), [Problem("ends", f"without faults {type(error).__name__}: {error}")])
     numbers = range(len(case.faults))
-    if not (problems := _problems(case, numbers)):
+    if not (problems := _problems(case, numbers, expected)):
         return None
     check = problems[0].check
 
     def fails(kept: Sequence[int]) -> bool:
-        return any(problem.check == check for problem in _problems(case, kept))
+        return any(problem.check == check for problem in _problems(case, kept, expected))
 
     kept = shrink(numbers, fails)
-    return Failure(case, tuple(kept), _problems(case, kept))
+    return Failure(case, tuple(kept), _problems(case, kept, expected))
 
 
 def examine_seed(seed: int) -> Failure | None:
@@ -56,6 +64,31 @@ def examine_seed(seed: int) -> Failure | None:
     return examine(draw_case(seed))
 
 
-def _problems(case: ChaosCase, numbers: Collection[int]) -> list[Problem]:
-    with tempfile.TemporaryDirectory(prefix="flexmarl-chaos-", dir=env.runtime_base()) as folder:
-        return problems_of(outcome_of(case.with_faults(numbers), Path(folder)))
+def _problems(
+    case: ChaosCase, numbers: Collection[int], expected: Mapping[str, SavedPolicy]
+) -> list[Problem]:
+    with _folder() as folder:
+        return problems_of(outcome_of(case.with_faults(numbers), folder / "run", expected))
+
+
+def _expected(case: ChaosCase) -> Mapping[str, SavedPolicy]:
+    """See ``play_without_faults``. That of the newest run is kept, as the next seeds have the same."""
+    run = json.dumps(case.settings, sort_keys=True)
+    if run not in _played:
+        with _folder() as folder:
+            expected = play_without_faults(case, folder / "without")
+        _played.clear()
+        _played[run] = expected
+    return _played[run]
+
+
+_played: Final[dict[str, Mapping[str, SavedPolicy]]] = {}
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with (
+        tempfile.TemporaryDirectory(prefix="flexmarl-chaos-", dir=env.runtime_base()) as folder,
+        collecting_afterwards(),  # a run makes few cycles, and the search for them takes a tenth of its time
+    ):
+        yield Path(folder)

@@ -28,6 +28,13 @@ def test_the_cases_have_all_kinds_of_runs_and_faults() -> None:
     assert {case.hosts for case in cases} == {1, 2, 3, 4}
 
 
+def test_neighbouring_seeds_share_a_run_and_each_has_faults_of_its_own() -> None:
+    cases = [draw_case(seed) for seed in range(8, 16)]
+    assert all(case.settings == cases[0].settings for case in cases)
+    assert len({case.faults for case in cases}) == 8
+    assert draw_case(16).settings != cases[0].settings
+
+
 def test_a_case_with_some_of_its_faults_is_the_same_run() -> None:
     case = next(case for case in map(draw_case, SEEDS) if len(case.faults) >= 3)
     smaller = case.with_faults({0, 2})

@@ -26,7 +26,7 @@ from flexmarl.launch.simulate.chaos import outcome as outcome_module
 from flexmarl.launch.simulate.chaos.chaos_case import ChaosCase, draw_case
 from flexmarl.launch.simulate.chaos.checks import CHECKS, problems_of
 from flexmarl.launch.simulate.chaos.examination import examine
-from flexmarl.launch.simulate.chaos.outcome import outcome_of
+from flexmarl.launch.simulate.chaos.outcome import Outcome, outcome_of, play_without_faults
 from flexmarl.launch.simulate.simulated_faults import FaultKind, PlannedFault
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
@@ -46,6 +46,10 @@ def case_of(*faults: PlannedFault) -> ChaosCase:
     }
     settings = {key: value for key, value in case.settings.items() if key != "max_staleness"} | small
     return replace(case, settings=settings, hosts=2, faults=faults)
+
+
+def play(case: ChaosCase, folder: Path) -> Outcome:
+    return outcome_of(case, folder / "run", play_without_faults(case, folder / "without"))
 
 
 def fault(kind: FaultKind, at_s: float) -> PlannedFault:
@@ -127,14 +131,14 @@ def plant(monkeypatch: pytest.MonkeyPatch, *defects: tuple[Any, str, Any]) -> No
 
 
 def test_a_case_without_defects_is_clean(tmp_path: Path) -> None:
-    outcome = outcome_of(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path)
+    outcome = play(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path)
     assert problems_of(outcome) == [] and len(outcome.injected) == 2 and outcome.seconds > 0.0
     assert outcome.saved == outcome.expected and outcome.saved
 
 
 def test_a_run_that_begins_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
     full = PlannedFault(0.0, FaultKind.FULL_DISK, 1.5, 0.0)
-    outcome = outcome_of(case_of(full), tmp_path)
+    outcome = play(case_of(full), tmp_path)
     assert problems_of(outcome) == [] and outcome.seconds > 1.5
     assert {"store_blocked", "store_unblocked"} <= {event["event"] for event in outcome.events}
 
@@ -148,8 +152,8 @@ def test_a_check_finds_a_defect_of_the_product(
     check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, *DEFECTS[check])
-    late = fault(FaultKind.FATAL_KILL, 1.8)
-    assert check in {problem.check for problem in problems_of(outcome_of(case_of(late), tmp_path))}
+    late = fault(FaultKind.FATAL_KILL, 2.5)  # behind the first checkpoint
+    assert check in {problem.check for problem in problems_of(play(case_of(late), tmp_path))}
 
 
 def test_a_failure_is_shrunk_to_the_fault_that_causes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +161,9 @@ def test_a_failure_is_shrunk_to_the_fault_that_causes_it(monkeypatch: pytest.Mon
         kill(node, actor)
         monkeypatch.setattr(SimulatedPolicy, "accumulate", train_first_twice)
 
-    def examined(case: ChaosCase, folder: Path) -> Any:
+    def examined(case: ChaosCase, folder: Path, expected: Any) -> Outcome:
         monkeypatch.setattr(SimulatedPolicy, "accumulate", accumulate)
-        return outcome_of(case, folder)
+        return outcome_of(case, folder, expected)
 
     monkeypatch.setattr(MemoryNode, "kill", kill_and_break)
     monkeypatch.setattr("flexmarl.launch.simulate.chaos.examination.outcome_of", examined)
