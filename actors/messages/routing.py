@@ -73,9 +73,9 @@ class Routes:
 
 class RouterApi(Protocol):
     @endpoint
-    def routes(self) -> AsyncIterator[Routes]:
-        """Opens the session of a rollout actor: routes of the turns that it asks for. The end of the stream is the end
-        of the session and of all its turns."""
+    def routes(self, worker: str) -> AsyncIterator[Routes]:
+        """Opens the session of a rollout actor, by its name: routes of the turns that it asks for. The end of the
+        stream is the end of the session and of all its turns."""
 
     async def turns(self, session: int, requests: list[RouteRequest], ended: list[TurnEnded]) -> Routes:
         """Adds turns, and ends others, routed or not. Returns the routes of those that need not wait; the others come

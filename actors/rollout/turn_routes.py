@@ -37,7 +37,7 @@ class TurnRoutes:
         self._router = router
         self._name = name
         self._loop = asyncio.get_running_loop()
-        self._stream: AsyncIterator[Routes] = router.within(WORK_TIMEOUT_S).routes()
+        self._stream: AsyncIterator[Routes] = router.within(WORK_TIMEOUT_S).routes(name)
         self._session = 0
         self._turns = 0
         self._waiting: dict[int, tuple[asyncio.Future[TurnRoute], PolicyName, VersionRange]] = {}

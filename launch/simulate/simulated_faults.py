@@ -95,9 +95,7 @@ class FaultPlan:
             at_s += draw.expovariate(1.0 / self.every_s)
             (kind,) = draw.choices([*self.kinds], [*self.kinds.values()])
             lasts_s = draw.expovariate(1.0 / self.lasts_s)
-            # No run survives a link that stays cut between two hosts that the head reaches: turns fail after their
-            # time, with the names of both ends.
-            if draw.random() < self.for_good and kind in _OF_HOSTS and kind is not FaultKind.CUT:
+            if draw.random() < self.for_good and kind in _OF_HOSTS:
                 lasts_s = math.inf
             faults.append(PlannedFault(at_s, kind, lasts_s, draw.random()))
         return tuple(faults)

@@ -7,6 +7,7 @@ from typing import Final
 from ...messages import RouteAssigned
 from ...names import Version
 from ...rolling_mean import RollingMean
+from .cut_links import CutLinks
 from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnTotals, WaitingTurns
 
 _REMEMBERED_PREFIXES: Final = 16384
@@ -42,10 +43,13 @@ class RoutedPolicy:
         self._dealt = 0
         self._prefixes: OrderedDict[str, int] = OrderedDict()
 
-    def next_turn(self) -> tuple[RoutedTurn, RoutedInstance] | None:
-        """The turn to be routed next and its instance, if there are both; the turn waits no longer."""
+    def next_turn(self, links: CutLinks) -> tuple[RoutedTurn, RoutedInstance] | None:
+        """The turn to be routed next and its instance, if there are both; the turn waits no longer. ``links``: those
+        that are cut."""
         if self.published is None or not self.waiting.count or self._holds_back():
             return None
+        if links.any_at_fault:
+            return self._next_that_reaches(self.published, links)
         # The instance first: a turn that has left its queue can't go back to its place.
         least = self.room.least(self.instances)
         turn = None if least is None else self.waiting.pop_first(self.published)
@@ -54,6 +58,21 @@ class RoutedPolicy:
         if len(self.instances) > 1 and not self._in_turn:
             least = self._choose_instance(turn, least)
         return turn, least
+
+    def _next_that_reaches(
+        self, version: Version, links: CutLinks
+    ) -> tuple[RoutedTurn, RoutedInstance] | None:
+        """The same where not every session reaches every instance: goes over all waiting turns at worst, which pays as
+        links are seldom cut."""
+        room = [instance for instance in self.instances.values() if instance.has_room]
+        for turn in self.waiting.in_order(version) if room else ():
+            reached = [instance for instance in room if links.is_open(turn.key[0], instance.load.numbers[0])]
+            if reached:
+                self.waiting.end(turn)
+                return turn, min(
+                    reached, key=lambda instance: instance.dealt if self._in_turn else instance.load.tokens
+                )
+        return None
 
     @property
     def first_latest_s(self) -> float:

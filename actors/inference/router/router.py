@@ -21,6 +21,9 @@ Rules:
 - An instance that a rollout actor or the runtime reports as lost is suspected: it gets no turns, and is probed. It is
   trusted again when it answers, and gone once its death is confirmed. The same for one that does not acknowledge its
   version in time, until it does.
+- A link between a rollout actor and an instance that answers the router may be cut: the actor's turns go to other
+  instances, and one of them tries the link from time to time (``cut_links.py``). An actor that has reached no instance
+  of a policy for ``return_timeout_s`` ends the run, as a policy without any instance does.
 - An instance may serve several policies at the same time: adapters over one base. Its capacity and its tokens are those
   of all their turns; its state and its version are each policy's own. A version of one policy interrupts no other. Of
   the waiting turns of policies that share instances, the first in line goes first.
@@ -40,6 +43,7 @@ from typing import Final
 from ....core.waits import Wait
 from ...messages import RouteRequest
 from ...names import PolicyName, Version
+from .cut_links import CutLink, CutLinks
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .live_instances import LiveInstances
 from .rebalancer import Rebalancer
@@ -70,6 +74,8 @@ class Router:
             policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off") for policy in policies
         }
         self._live = LiveInstances()
+        self._links = CutLinks()
+        self._workers: dict[int, str] = {}
         self._sessions: dict[int, dict[int, RoutedTurn]] = {}
         self._decided: list[Decision] = []
         # The policies for which something may have become possible since the last ``decisions``: events only note them,
@@ -101,16 +107,21 @@ class Router:
         policy.waiting.add(turn)
         self._touched[request.policy] = None
 
-    def ended(self, session: int, number: int, tokens: int, now: float) -> RoutedInstance | None:
-        """Forgets a turn that waits or is at an instance, which is returned. ``tokens``: generated there."""
+    def session_begun(self, session: int, worker: str) -> None:
+        """A rollout actor will ask for turns. ``worker``: its name, for people."""
+        self._workers[session] = worker
+
+    def ended(self, session: int, number: int, tokens: int, now: float, *, lost: bool = False) -> None:
+        """Forgets a turn that waits or is at an instance. ``tokens``: generated there. ``lost``: the rollout actor
+        can't reach the instance, which is suspected then, or their link."""
         turn = self._sessions.get(session, {}).pop(number, None)
         if turn is None:  # its instance is gone, or it was refused
-            return None
+            return
         instance, policy = turn.instance, self._policies[turn.policy]
         self._touched[turn.policy] = None
         if instance is None:
             policy.waiting.end(turn)
-            return None
+            return
         service_s = now - turn.routed_s
         for totals in (instance.load.totals, policy.totals):
             totals.turns += 1
@@ -121,13 +132,48 @@ class Router:
             if instance.policy == turn.policy and instance.state is _SERVING:  # else it was interrupted
                 self._balancer.turn_ended(turn.policy, service_s)
         self._take_back(turn, instance, now)
-        return instance
+        first = instance.load.numbers[0]
+        if self._live.first_number(first) is None:  # that was its last turn
+            return
+        if not lost:
+            self._links.ended(session, first, number, well=tokens > 0)
+        elif (link := self._links.lost(session, first, number, now)) is None:
+            self.suspected(first, f"{self._worker(session)} can't reach it", now)
+        else:
+            self._due_s = None
+            self._check_reach(turn.policy, link, now)
+
+    def _check_reach(self, name: PolicyName, link: CutLink, now: float) -> None:
+        """Ends the run if a rollout actor has reached no instance of the policy for too long."""
+        limit_s, policy = self._config.return_timeout_s, self._policies[name]
+        if now - link.since_s >= limit_s and self._reaches_none(link.session, policy):
+            reason = self._unreached(link.session, policy)
+            self._decided.append(NoInstances(name, limit_s, reason))
+
+    def _reaches_none(self, session: int, policy: RoutedPolicy) -> bool:
+        return not any(
+            self._links.is_open(session, instance.load.numbers[0]) for instance in policy.instances.values()
+        )
+
+    def _unreached(self, session: int, policy: RoutedPolicy) -> str:
+        instances = policy.instances.values()
+        names = [instance.name for instance in instances if self._links.of(session, instance.load.numbers[0])]
+        answer = "answers" if len(names) == 1 else "answer"
+        return (
+            f"{self._worker(session)} can't reach {', '.join(names)}, which {answer} the router: the link between "
+            "their hosts is cut"
+        )
+
+    def _worker(self, session: int) -> str:
+        return self._workers.get(session, "a rollout actor")
 
     def session_ended(self, session: int, now: float) -> None:
         """Forgets all turns of a rollout actor."""
         for number in list(self._sessions.get(session, ())):
             self.ended(session, number, 0, now)
         self._sessions.pop(session, None)
+        self._workers.pop(session, None)
+        self._links.forget(session=session)
 
     def _take_back(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
         del instance.turns[turn.key]
@@ -290,6 +336,8 @@ class Router:
         for session, number in instance.turns:
             self._sessions[session].pop(number)
         self._live.remove(instance)
+        if not instance.load.parts:
+            self._links.forget(instance=instance.load.numbers[0])
         del policy.instances[instance.number]
         policy.shared -= instance.load.is_shared
         for part in instance.load.parts:
@@ -314,6 +362,8 @@ class Router:
         policy.serving += (after is _SERVING) - (before is _SERVING)
         policy.turns_at_serving += len(instance.turns) * ((after is _SERVING) - (before is _SERVING))
         instance.state = after
+        if event is InstanceEvent.TRUST:
+            self._links.answered(instance.load.numbers[0])
         if after is _SERVING:
             instance.room.changed(instance)
         if after not in _LOADING:
@@ -362,11 +412,20 @@ class Router:
             limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
             yield Wait(text, now - policy.no_instance_since_s, limit)
         elif turns and policy.published is not None and policy.serving:
+            yield from self._cut_waits_of(name, policy, now)
             newer = turns - policy.waiting.for_version(policy.published)
             if newer:
                 yield Wait(f"a newer version of {name} for {_turns(newer)}", 0.0, actor="trainer")
             if turns > newer:
                 yield Wait(f"room at the instances of {name} for {_turns(turns - newer)}", 0.0, actor=name)
+
+    def _cut_waits_of(self, name: PolicyName, policy: RoutedPolicy, now: float) -> Iterator[Wait]:
+        limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
+        for session, since_s in {link.session: link.since_s for link in self._links}.items():
+            turns = [turn for turn in self._sessions.get(session, {}).values() if turn.policy == name]
+            if turns and self._reaches_none(session, policy):
+                text = f"an instance of {name} for {_turns(len(turns))}: {self._unreached(session, policy)}"
+                yield Wait(text, now - since_s, limit)
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -400,6 +459,7 @@ class Router:
             heappop(deadlines)
         return min(
             deadlines[0][0] if deadlines else math.inf,
+            self._links.next_try_s,
             *(self._return_deadline_s(policy) for policy in self._policies.values()),
             math.inf,
         )
@@ -443,6 +503,8 @@ class Router:
             if self._return_deadline_s(policy) <= now:
                 self._decided.append(NoInstances(name, self._config.return_timeout_s, policy.last_loss))
                 policy.no_instance_since_s = math.inf  # decided once: the run ends
+        if self._links.expire(now):
+            self._touched |= dict.fromkeys(self._policies)
         self._due_s = None
 
     def _check_install(self, name: PolicyName) -> None:
@@ -454,9 +516,12 @@ class Router:
 
     def _match(self, policy: RoutedPolicy, now: float, *, once: bool = False) -> bool:
         """Routes waiting turns as long as there are instances for them, or one. True: there may be more."""
-        while (assignment := policy.next_turn()) is not None:
+        links = self._links
+        while (assignment := policy.next_turn(links)) is not None:
             turn, instance = assignment
             routed = policy.route(turn, instance, now)
+            if links.any_at_fault:
+                links.routed(turn.key[0], instance.load.numbers[0], turn.key[1])
             self._queue_times_s.append(routed.queue_s)
             self._decided.append(Route(turn.key[0], routed))
             if once:

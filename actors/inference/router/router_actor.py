@@ -131,10 +131,11 @@ class RouterActor(Actor, RouterApi):
     # ------------------------------------------------------------------ endpoints
 
     @endpoint
-    async def routes(self) -> AsyncIterator[Routes]:
+    async def routes(self, worker: str) -> AsyncIterator[Routes]:
         self._opened += 1
         number, session = self._opened, _Session()
         self._sessions[number] = session
+        self._router.session_begun(number, worker)
         try:
             yield Routes(session=number)
             while True:
@@ -153,9 +154,7 @@ class RouterActor(Actor, RouterApi):
             return Routes()  # it has ended: its last messages need no answer
         now = self._loop.time()
         for turn, tokens, lost in ended:
-            instance = self._router.ended(session, turn, tokens, now)
-            if lost and instance is not None:
-                self._router.suspected(instance.number, "a rollout actor can't reach it", now)
+            self._router.ended(session, turn, tokens, now, lost=lost)
         for request in requests:
             self._router.requested(session, request, now)
         if not requests:

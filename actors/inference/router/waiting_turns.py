@@ -149,7 +149,7 @@ class WaitingTurns:
         self.count += 1
 
     def end(self, turn: RoutedTurn) -> None:
-        """Removes a turn that waits."""
+        """Removes a turn that waits, which has ended or is routed out of its turn."""
         turn.ended = True
         self._queues[turn.versions].drop_ended()
         self.count -= 1
@@ -188,6 +188,16 @@ class WaitingTurns:
         """The number of turns that ``version`` may generate, if no turn is too old for it."""
         queues = self._queues.items()
         return sum(len(queue.heap) - queue.ended for versions, queue in queues if versions[0] <= version)
+
+    def in_order(self, version: Version) -> list[RoutedTurn]:
+        """The turns that ``version`` may generate, if no turn is too old for it, in the order of ``pop_first``."""
+        entries = [
+            entry
+            for versions, queue in self._queues.items()
+            if versions[0] <= version
+            for entry in queue.heap
+        ]
+        return [entry[2] for entry in sorted(entries, key=lambda e: e[:2]) if not entry[2].ended]
 
     def take_older_than(self, version: Version) -> list[RoutedTurn]:
         """Removes and returns the turns that ``version`` and later ones may not generate."""

@@ -90,6 +90,8 @@ def _settings(run: int) -> dict[str, Any]:
         **_mode(draw),
         **_training(draw),
         **_pool(slots),
+        # The time of a worker behind a link that stays cut; a usual one is 900 s.
+        "router": {"return_timeout_s": 60.0},
         # A silent peer is lost after two of them. Limits that a run of seconds with several faults may reach are high.
         "supervision": {
             "heartbeat_s": draw.choice((0.2, 0.5)),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ....actors.errors import NoInstance
 from ....actors.sample_id import SampleId
 from ....core.errors import Deadlock, VirtualTimeExceeded
 from ...errors import LeftBehind
@@ -28,8 +29,11 @@ def problems_of(outcome: Outcome) -> list[Problem]:
 
 
 def end_problem(outcome: Outcome) -> str | None:
-    """A run ends by itself, after its last step. One that does not has at least named its wait, which is added."""
+    """A run ends by itself, after its last step. One that does not has at least named its wait, which is added. Behind
+    a link that stays cut it may also end by the router's error, which names the link."""
     error = outcome.error
+    if isinstance(error, NoInstance) and "the link between" in error.last_loss and outcome.stays_cut:
+        return None
     if isinstance(error, Deadlock | VirtualTimeExceeded):
         causes = [cause for event in outcome.events if "causes" in event for cause in event["causes"]]
         return f"it did not end ({error}); it said: {causes[-1] if causes else 'nothing'}"

@@ -125,8 +125,8 @@ class RouterMachine(RuleBasedStateMachine):
                         del self.draining[number]
                         self.policies[name] = taker
                     self.moved_if_drained(number)
-                case NoInstances(policy):
-                    assert not any(of == policy for of, _ in self.serves.values())
+                case NoInstances(policy, _, reason):
+                    assert "link" in reason or not any(of == policy for of, _ in self.serves.values())
 
     def forget(self, number: int, name: str) -> None:
         for books in (self.serves, self.to_load, self.draining, self.suspects):
@@ -168,17 +168,16 @@ class RouterMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.turns)
-    @rule(data=st.data(), tokens=st.integers(0, 30))
-    def end_turn(self, data: st.DataObject, tokens: int) -> None:
-        self.end(data.draw(st.sampled_from(sorted(self.turns))), tokens)
+    @rule(data=st.data(), tokens=st.integers(0, 30), lost=st.booleans())
+    def end_turn(self, data: st.DataObject, tokens: int, lost: bool) -> None:
+        self.end(data.draw(st.sampled_from(sorted(self.turns))), tokens, lost=lost)
         self.decide()
 
-    def end(self, turn: tuple[int, int], tokens: int) -> None:
+    def end(self, turn: tuple[int, int], tokens: int, *, lost: bool = False) -> None:
         number = self.at.pop(turn, None)
         self.waiting.discard(turn)
         del self.turns[turn]
-        found = self.router.ended(*turn, tokens, self.now)
-        assert (found and found.number) == number
+        self.router.ended(*turn, 0 if lost else tokens, self.now, lost=lost)
         self.moved_if_drained(number)
 
     @rule(session=st.integers(1, 2))
