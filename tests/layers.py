@@ -17,7 +17,8 @@ PACKAGE = "flexmarl"
 LAYERS = ("core", "transport", "actors", "launch")  # an arrow may only point to the left
 # The files and packages of core, each of which imports only what stands before it.
 CORE = (
-    "base", "errors", "call_context", "telemetry", "protocol", "spans", "waits", "signature", "durable", "wire",
+    "base", "errors", "call_context", "telemetry", "protocol", "spans", "waits", "pacing", "signature", "durable",
+    "wire",
     "delivery", "ref", "actor", "supervision", "system", "worker", "testing",
 )  # fmt: skip
 # Imports for types only that point back over a folder's edge, as (file, imported file).

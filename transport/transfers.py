@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ..core.base.threads import wait_ended
+from ..core.pacing import pacing
 from ..core.telemetry import get_logger
 from .errors import TransferTimeout, TransportClosed
 from .handle import PathName, Source, StateHandle, TensorSpec
@@ -313,6 +314,8 @@ class Transfer:
         try:
             async with asyncio.timeout(self.timeout_s):
                 result = await moving
+                if (links := pacing.get()) is not None:
+                    await links.pace(self.operation, self.key, self.version)
         except TimeoutError as expired:
             raise TransferTimeout(
                 self.operation, self.key, self.version, self.path, self.size_bytes, self.timeout_s,

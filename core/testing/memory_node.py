@@ -16,11 +16,13 @@ network cuts and pauses the host, which has the node's name. On another host tha
 import asyncio
 import io
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from pathlib import Path
 
 from ..actor import Actor
 from ..base.texts import traceback_of
 from ..errors import LocalProtocolError
+from ..pacing import Pacing, pacing
 from ..protocol.session import DEFAULT_SETTINGS, Settings
 from ..supervision.node import Launch, Node, Running
 from ..supervision.worker_init import WorkerInit, read_init, write_init
@@ -45,15 +47,18 @@ class MemoryNode(Node):
         name: str = "node",
         settings: Settings = DEFAULT_SETTINGS,
         close_files: Callable[[Actor], Awaitable[None]] | None = None,
+        links_of: Callable[[str], Pacing | None] = lambda actor: None,
     ) -> None:
         """``name``: of the node and its host. ``directory``: private, of all its systems. ``close_files``: does for a
         killed actor what the kernel does for a killed process, if it has files that are locked or mapped; nothing that
-        it sends arrives anywhere."""
+        it sends arrives anywhere. ``links_of``: those that an actor's transfers take the time of; None: they take
+        none."""
         self.name = name
         self._network = network
         self.directory = directory
         self._settings = settings
         self._close_files = close_files
+        self._links_of = links_of
         self._running: dict[str, MemoryProcess] = {}
 
     def check(self, launch: Launch) -> None:
@@ -71,7 +76,9 @@ class MemoryNode(Node):
         init = WorkerInit.of(launch, self._settings)
         sent = read_init(io.BytesIO(write_init(init)))  # as a process gets it
         wire = self._network.wire(self._wire_name(launch.name), launch.epoch)
-        process = MemoryProcess(launch.name, sent, wire, self)
+        context = copy_context()
+        context.run(pacing.set, self._links_of(launch.name))
+        process = MemoryProcess(launch.name, sent, wire, self, context)
         self._running[launch.name] = process
         return process
 
@@ -120,7 +127,10 @@ class MemoryNode(Node):
 class MemoryProcess(Running):
     """One incarnation: its system and its actor, in a task."""
 
-    def __init__(self, name: str, init: WorkerInit, wire: MemoryWire, node: MemoryNode) -> None:
+    def __init__(
+        self, name: str, init: WorkerInit, wire: MemoryWire, node: MemoryNode, context: Context
+    ) -> None:
+        """``context``: of all tasks of the actor."""
         super().__init__(name, init.epoch, f"incarnation {init.epoch & 0xFFFFFF}")
         self._init = init
         self._wire = wire
@@ -128,7 +138,7 @@ class MemoryProcess(Running):
         self._hosted = HostedActor(name, init, owns_process=False)
         self._signal = 0
         self._stopped = False
-        self._task = asyncio.create_task(self._live(), name=f"process {name}")
+        self._task = asyncio.create_task(self._live(), name=f"process {name}", context=context)
         self._task.add_done_callback(_take_error)  # its supervisor may have given it up before
 
     def has_exited(self) -> bool:

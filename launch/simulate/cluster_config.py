@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import field_validator
 
-from ...actors.config_base import Config, Count, Positive, Unit
+from ...actors.config_base import Config, Count, NonNegative, Positive, Unit
 from ...core.base.texts import guess
 from ..hosts.host_description import Gpu, HostDescription
 from .devices import PRESETS, DeviceConfig
@@ -23,6 +23,10 @@ class ClusterConfig(Config):
     """Name of a device, or its numbers."""
     network_gb_s: Annotated[Positive, Unit("GB/s")] = 50.0
     """Bandwidth of a host to the others."""
+    switch_gb_s: Annotated[Positive, Unit("GB/s")] | None = None
+    """Bandwidth of all transfers between hosts together. `null`: the switch never is the narrowest."""
+    network_latency_s: Annotated[NonNegative, Unit("s")] = 20e-6
+    """Time of the last byte from a host to another. A round trip between sockets takes some 50 us in one rack."""
     host_memory_gib: Annotated[Positive, Unit("GiB")] = 2048.0
     """Memory of a host."""
     copies_gb_s: Annotated[Positive, Unit("GB/s")] | None = None

@@ -13,9 +13,6 @@ and T devices of an engine or R ranks of a trainer:
     exchange of a forward        (2 b + 4) P (R - 1) / R   bytes into each rank: weights twice, float32 gradients once
     optimizer step               28 P / R                  bytes: weights, gradient and two moments in float32 are read,
                                                            all but the gradient written
-    gathered weights             b P                       bytes over the link of the first rank's host
-    suspended: gradients         4 P / R                   bytes from each device
-    resumed: state               16 P / R                  bytes to each device
     checkpoint                   12 P                      bytes, by all hosts of the gang
 """
 
@@ -79,7 +76,6 @@ def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) 
     compute_s = 1.0 / (device.tflops * _TERA * device.training_share)
     passes = 4 if load.checkpoints else 3
     part = parameters / ranks
-    copy_s = 1.0 / cluster.copy_bytes_s(-(-ranks // hosts))
     exchanged = (2 * load.item_bytes + 4) * parameters * (ranks - 1) / ranks
     return TrainerTimes(
         token_s=2 * passes * parameters * compute_s,
@@ -88,18 +84,8 @@ def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) 
         exchange_s=exchanged / _ring_bytes_s(cluster, hosts),
         tokens_per_forward=load.tokens,
         optimizer_s=28 * part / (device.memory_gb_s * _GIGA * device.memory_share),
-        publish_s=load.item_bytes * parameters / cluster.copy_bytes_s(1),
-        suspend_s=4 * part * copy_s,
-        resume_s=16 * part * copy_s,
         save_s=12 * parameters / (hosts * cluster.disk_gb_s * _GIGA),
     )
-
-
-def install_s(shape: ModelShape, cluster: ClusterConfig, load: EngineLoad) -> float:
-    """Seconds in which an instance gets new weights: over the network to its host, and to its devices."""
-    device, size = cluster.device, shape.parameters * load.item_bytes
-    network_s = size / (cluster.network_gb_s * _GIGA * device.link_share) if cluster.hosts > 1 else 0.0
-    return network_s + size / load.devices / cluster.copy_bytes_s(load.devices)
 
 
 def _ring_bytes_s(cluster: ClusterConfig, hosts: int) -> float:

@@ -32,8 +32,9 @@ from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_s
 from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import place_shapes
 from .cluster_config import ClusterConfig
+from .cluster_links import ClusterLinks, StateSizes
 from .recorded_lengths import set_lengths
-from .roofline import EngineLoad, TrainerLoad, engine_times, install_s, trainer_times
+from .roofline import EngineLoad, TrainerLoad, engine_times, trainer_times
 from .workload_config import LengthsConfig, WorkloadConfig
 
 _SECTIONS: Final = ("cluster", "workload")
@@ -121,12 +122,27 @@ def recipe_data(workload: WorkloadConfig) -> dict[str, Any]:
     return {"workload": data}
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    """A run that ``simulate`` plays once: its config, and the links of its cluster."""
+
+    config: RunConfig
+    links: ClusterLinks
+
+
 def simulated_config(scenario: Scenario) -> RunConfig:
-    """The config of the simulated run. Raises ConfigError, and DoesNotFit as the plan of the real run does."""
+    """The config of the simulated run. Raises as ``simulated_job``."""
+    return simulated_job(scenario).config
+
+
+def simulated_job(scenario: Scenario) -> SimulatedJob:
+    """The simulated run, with the actors where the plan of the real one has them. Raises ConfigError, and DoesNotFit as
+    that plan does."""
     hosts = scenario.cluster.descriptions(scenario.twin_hosts)
     config = with_chosen_ranks(scenario.config, lambda: hosts)
     shapes = model_shapes(config)
-    _refuse_shared_devices(place_shapes(config, hosts, shapes).plan, scenario.cluster)
+    plan = place_shapes(config, hosts, shapes).plan
+    _refuse_shared_devices(plan, scenario.cluster)
     raw = config.model_dump(mode="json")
     for name, policy in config.policies.items():
         lengths = _answer_lengths(config, name, scenario.workload)
@@ -134,7 +150,16 @@ def simulated_config(scenario: Scenario) -> RunConfig:
         section["engine"] = _engine(policy, shapes[name], scenario.cluster, lengths)
         if policy.train:
             section["trainer"] = _trainer(policy, shapes[name], scenario.cluster)
-    return check(raw, "the simulated run")
+    sizes = {
+        name: StateSizes.of(shapes[name], _item_bytes(policy), _ranks(policy))
+        for name, policy in config.policies.items()
+    }
+    links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
+    return SimulatedJob(check(raw, "the simulated run"), links)
+
+
+def _ranks(policy: PolicyConfig) -> int:
+    return policy.trainer.most_ranks if policy.train else 1
 
 
 def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
@@ -211,7 +236,6 @@ def _engine(
         "max_context": engine.max_context or shape.context or None,
         "median_tokens": lengths.median,
         "sigma": lengths.sigma,
-        "install_s": install_s(shape, cluster, load),
         "times": engine_times(shape, cluster.device, load).model_dump(mode="json"),
     }
 

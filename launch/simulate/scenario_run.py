@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from .scenario import Scenario, simulated_config
-from .simulation import simulate
+from ..config.run_config import RunConfig
+from .scenario import Scenario, simulated_job
+from .simulation import Simulation, simulate
 from .summary import Summary, summary_of
 
 _LIMIT_S: Final = 365 * 86400.0
@@ -12,10 +13,18 @@ _LIMIT_S: Final = 365 * 86400.0
 
 def run_scenario(scenario: Scenario, folder: Path, *, records_spans: bool = True) -> Summary:
     """Trains until the last step. ``folder``: of the run, a new one; with spans, in virtual time, if it
-    ``records_spans``. Raises the errors of ``simulated_config`` and ``simulate``."""
-    config = simulated_config(scenario)
+    ``records_spans``. Raises the errors of ``simulated_job`` and ``simulate``."""
+    return summary_of(*play_scenario(scenario, folder, records_spans=records_spans))
+
+
+def play_scenario(
+    scenario: Scenario, folder: Path, *, records_spans: bool = True
+) -> tuple[Simulation, RunConfig]:
+    """As ``run_scenario``; the run itself, and its config."""
+    job = simulated_job(scenario)
     simulation = simulate(
-        config, folder, config.seed,
-        hosts=scenario.hosts, keep_log=False, reads_statistics=True, records_spans=records_spans, limit_s=_LIMIT_S,
+        job.config, folder, job.config.seed,
+        hosts=scenario.hosts, links=job.links, keep_log=False, reads_statistics=True, records_spans=records_spans,
+        limit_s=_LIMIT_S,
     )  # fmt: skip
-    return summary_of(simulation, config)
+    return simulation, job.config

@@ -28,6 +28,7 @@ from typing import Any, Final
 from ...actors.messages import RunResult
 from ...core.actor import Actor
 from ...core.errors import FlexmarlError, is_loss
+from ...core.protocol.session import Settings
 from ...core.ref import ActorRef
 from ...core.supervision.process_statistics import ProcessStatistics
 from ...core.system import ActorSystem
@@ -59,6 +60,7 @@ from ..run.span_keeper import SpanKeeper
 from ..run.stalls.watch import StallWatch
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.spans.span_log import SpanLog
+from .cluster_links import ClusterLinks
 from .simulated_disk import SimulatedDisk
 from .simulated_faults import ESSENTIAL, FaultInjector, FaultKind, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
@@ -75,7 +77,8 @@ _SPANS_S: Final = 10.0
 @dataclass(slots=True)
 class Simulation:
     """``log``: the network's, of all attempts. ``attempts``: 1, and one more after each
-    loss that ended the run. ``seconds``: virtual ones. ``statistics``: those of all actors at the end, by actor."""
+    loss that ended the run. ``seconds``: virtual ones. ``statistics``: those of all actors at the end, by actor.
+    ``links``: of the cluster, with all transfers."""
 
     directory: RunDirectory
     log: list[str] = field(default_factory=list)
@@ -84,6 +87,7 @@ class Simulation:
     seconds: float = 0.0
     result: RunResult | None = None
     statistics: dict[str, dict[str, float]] = field(default_factory=dict)
+    links: ClusterLinks | None = None
 
 
 def simulate(
@@ -99,13 +103,15 @@ def simulate(
     watches: bool = False,
     records_spans: bool = False,
     stand_ins: Mapping[str, str] = MappingProxyType({}),
+    links: ClusterLinks | None = None,
     limit_s: float = _LIMIT_S,
 ) -> Simulation:
     """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in
-    the order of their beginnings. ``reads_statistics``: of the actors, at the end; their messages have the memory and
-    the time of this process. ``watches``: for standstills, whose causes are events. ``records_spans``: in virtual time,
-    as the settings ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. It starts a
-    loop, so no loop may run in this thread.
+    the order of their beginnings. ``links``: have the places of the actors, and take the time of transfers; None:
+    those take none. ``reads_statistics``: of the actors, at the end; their messages have the memory and the time of this
+    process. ``watches``: for standstills, whose causes are events. ``records_spans``: in virtual time, as the settings
+    ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. It starts a loop, so no loop
+    may run in this thread.
 
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
     LeftBehind for one that leaves tasks, systems or memory.
@@ -115,7 +121,7 @@ def simulate(
     is_watched = any(fault.kind in _OF_THE_DISK for fault in planned_faults)
     # A watched disk holds each file that was ever synced.
     with disk.watched() if is_watched else nullcontext():
-        simulation = Simulation(RunDirectory.create(folder, ""))
+        simulation = Simulation(RunDirectory.create(folder, ""), links=links)
         resuming.record(simulation.directory, config)
         simulator = _Simulator(
             simulation,
@@ -129,6 +135,7 @@ def simulate(
             watches,
             records_spans,
             stand_ins,
+            links,
         )
         virtual_time.run(simulator.run(config), limit_s=limit_s)
     return simulation
@@ -148,7 +155,9 @@ class _Simulator:
         watches: bool,
         records_spans: bool,
         stand_ins: Mapping[str, str],
+        links: ClusterLinks | None,
     ) -> None:
+        self._links = links
         self._simulation = simulation
         self._hosts = [f"host-{n}" for n in range(hosts)]
         self._gone: set[str] = set()
@@ -186,10 +195,7 @@ class _Simulator:
             async with _node_directory() as directory:
                 settings = start.config.supervision.settings()
                 names = [name for name in self._hosts if name not in self._gone]
-                head_node, *other_nodes = [
-                    MemoryNode(network, directory, name=name, settings=settings, close_files=_close_files)
-                    for name in names
-                ]
+                head_node, *other_nodes = [self._node(network, directory, name, settings) for name in names]
                 address = f"memory://{head_node.name}/{_LAUNCHER}"
                 hosts = [SimulatedHost(network, node, settings, address) for node in other_nodes]
                 try:
@@ -200,6 +206,12 @@ class _Simulator:
                     _check_nothing_left(network, directory)
         finally:
             self._simulation.log += network.log
+
+    def _node(self, network: MemoryNetwork, directory: Path, name: str, settings: Settings) -> MemoryNode:
+        links_of = {} if self._links is None else {"links_of": self._links.of}
+        return MemoryNode(
+            network, directory, name=name, settings=settings, close_files=_close_files, **links_of
+        )
 
     async def _train(
         self, start: StartState, network: MemoryNetwork, head_node: MemoryNode, hosts: list[SimulatedHost]
@@ -221,7 +233,9 @@ class _Simulator:
             await system.add(console, "console")
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
-                _join_hosts(system, head_node, config, [host.name for host in hosts], console) as cluster,
+                _join_hosts(
+                    system, head_node, config, [host.name for host in hosts], console, self._links
+                ) as cluster,
                 _Supervision(
                     self._stand_ins,
                     system,
@@ -333,6 +347,7 @@ async def _join_hosts(
     config: RunConfig,
     host_names: Sequence[str],
     console: RunConsole,
+    links: ClusterLinks | None,
 ) -> AsyncIterator[Cluster]:
     """Waits for the other hosts and places the actors. At the end they are dismissed, as in
     ``hosts/nodes/joined_cluster.py``."""
@@ -343,7 +358,9 @@ async def _join_hosts(
         await nodes.wait_joined(len(host_names), WAIT_S, lambda joined: None)
         placement = RunPlacement(
             (head, *(joined.host for joined in nodes.joined.values())),
-            place_simulated(config, [head_node.name, *host_names]),
+            place_simulated(config, [head_node.name, *host_names])
+            if links is None
+            else links.placement(needs_of(config)),
         )
         report = partial(console.ref.tell_nowait, "event")
         yield Cluster(head_node, nodes, placement, False, fewest_slots(config), report)

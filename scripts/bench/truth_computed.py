@@ -17,8 +17,8 @@ from flexmarl.launch.simulate.calibration import calibrate
 from flexmarl.launch.simulate.devices import PRESETS
 from flexmarl.launch.simulate.measured_run import measured_run
 from flexmarl.launch.simulate.recorded_lengths import recorded_lengths
-from flexmarl.launch.simulate.scenario import read_scenario, simulated_config
-from flexmarl.launch.simulate.simulation import simulate
+from flexmarl.launch.simulate.scenario import read_scenario
+from flexmarl.launch.simulate.scenario_run import play_scenario
 
 RUNS: Final[Mapping[str, tuple[str, int]]] = {
     "sort-256": ("sort-digits", 256), "path-256": ("plan-path", 256),
@@ -69,8 +69,7 @@ def predict(run: Path, device: Mapping[str, float]) -> dict[str, Any]:
     scenario = run.with_name(f"{run.name}.yaml")
     scenario.write_text(yaml.safe_dump(_scenario(run, rows, device)))
     described = read_scenario(scenario, [], recorded_lengths(RunDirectory.recorded(run)), str(run))
-    config = simulated_config(described)
-    played = simulate(config, run.with_name(f"{run.name}-simulated"), config.seed, keep_log=False)
+    played, _ = play_scenario(described, run.with_name(f"{run.name}-simulated"))
     simulated = [json.loads(line) for line in played.directory.metrics.read_text().splitlines()]
     real_s, simulated_s = (fmean(row["step_s"] for row in of[1:-1]) for of in (rows, simulated))
     training_s, simulated_training_s = (_training_s(of[1:-1]) for of in (rows, simulated))

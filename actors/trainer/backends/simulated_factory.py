@@ -64,12 +64,7 @@ class SimulatedFactory(BackendFactory):
         return WeightsSource(backend.weights_outline(), backend.gather_weights)
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
-        trainer = setup.trainer
-        assert isinstance(trainer, SimulatedTrainerConfig)
-        memory = _Memory({spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors})
-        memory.time = asyncio.get_running_loop().time
-        memory.due_s = memory.time() + (trainer.times.resume_s if trainer.times else 0.0)
-        return memory
+        return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors}
 
     def host(
         self,
@@ -82,16 +77,10 @@ class SimulatedFactory(BackendFactory):
         for name, tensor in {**backend.base_state(), **backend.gradients()}.items():
             if memory and name in memory:
                 tensor[:] = memory[name]
-        left_s = None
-        if isinstance(memory, _Memory):  # the state has been on its way, beside other computations
-            left_s = memory.due_s - memory.time()
-        backend.resume(left_s)
         return backend
 
     def release(self, backend: PolicyBackend) -> None:
         """See ``BackendFactory.release``: there is no memory to keep."""
-        assert isinstance(backend, SimulatedPolicy)
-        backend.leave()
 
     def open_meeting(self, host: str) -> "Meeting | None":
         if not self._has_groups:
@@ -135,13 +124,6 @@ def _meeting_of(gang: "GangRank", policy: PolicyName) -> Callable[[int], None]:
     from .simulated_gang import meet
 
     return partial(meet, gang, policy)
-
-
-class _Memory(dict[str, Any]):
-    """A state's memory on the devices. ``due_s``: the time at which its copy is complete, by the clock ``time``."""
-
-    due_s: float
-    time: Callable[[], float]
 
 
 class _Bytes:

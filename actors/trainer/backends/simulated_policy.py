@@ -21,7 +21,6 @@ from ...messages import Sample, StepStats
 from ..shards import Shard, whole
 from .backend_config import SimulatedTrainerConfig
 from .policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
-from .trainer_times import TrainerTimes
 
 STATE_FILE = "simulated_policy.json"
 
@@ -127,7 +126,6 @@ class SimulatedPolicy(PolicyBackend):
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """``state``: int64 ``[2]``, the version and the digest (without its sign bit)."""
-        self._spend(lambda times: times.publish_s)
         return self.weights_outline()
 
     def live_weights(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -169,7 +167,8 @@ class SimulatedPolicy(PolicyBackend):
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """See ``PolicyBackend.save``: ``simulated_policy.json`` alone, with ``trained`` in it."""
-        self._spend(lambda times: times.save_s)
+        if self._config.times is not None:
+            self._sleep(self._config.times.save_s)
         folder.mkdir(parents=True, exist_ok=True)
         trained = {str(version): ids for version, ids in self.trained.items()}
         state = {"version": self.version, "digest": self._digest, "trained": trained}
@@ -182,21 +181,6 @@ class SimulatedPolicy(PolicyBackend):
         version, digest, self.trained = _read_state(folder)
         self._state[:] = version, digest
         self._forget_gradient()
-
-    def resume(self, due_s: float | None) -> None:
-        """Takes the time in which the state comes to the devices. ``due_s``: the seconds until it is there; None: it
-        is about to leave the host's memory."""
-        self._spend(lambda times: times.resume_s if due_s is None else max(0.0, due_s))
-
-    def leave(self) -> None:
-        """Takes the time in which the gradients of a step that has begun move to the host's memory."""
-        if self._accumulated:
-            self._spend(lambda times: times.suspend_s)
-
-    def _spend(self, seconds_of: Callable[[TrainerTimes], float]) -> None:
-        """Takes a time that the policy has on its devices alone."""
-        if self._config.times is not None:
-            self._sleep(seconds_of(self._config.times))
 
     def _meet_others(self) -> None:
         if self._meet is not None:

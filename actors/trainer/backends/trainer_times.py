@@ -1,4 +1,4 @@
-"""Times of a policy's training on its ranks: of micro-batches, the optimizer step, and the moves of its state. Pure.
+"""Times of a policy's computations on its ranks: of micro-batches and the optimizer step. Pure.
 
 The samples of a micro-batch are divided over the ranks, as ``shards.py`` does it, and the rank with the most to compute
 decides. It takes its tokens in forwards of a limited size. Meanwhile the ranks gather the weights of each layer twice,
@@ -19,7 +19,7 @@ from ..shards import divide
 
 
 class TrainerTimes(Config):
-    """Coefficients of a policy on its ranks, in seconds. A state moves by all ranks at the same time."""
+    """Coefficients of a policy on its ranks, in seconds. Moves of its state take the time of the cluster's links."""
 
     token_s: Annotated[Positive, Unit("s")]
     """Forward and backward of a token on one rank, without attention."""
@@ -33,12 +33,6 @@ class TrainerTimes(Config):
     """Most tokens of a rank's forward."""
     optimizer_s: Annotated[NonNegative, Unit("s")]
     """The optimizer step."""
-    publish_s: Annotated[NonNegative, Unit("s")]
-    """Gathering the new weights in the host's memory."""
-    suspend_s: Annotated[NonNegative, Unit("s")]
-    """Moving the gradients to the host's memory; the rest of the state is copied beside the next computations."""
-    resume_s: Annotated[NonNegative, Unit("s")]
-    """Moving the whole state to the devices."""
     save_s: Annotated[NonNegative, Unit("s")]
     """Writing a checkpoint."""
 

@@ -22,7 +22,8 @@ from ...hosts.placement.plan import DoesNotFit
 from ...hosts.placement.run_placement import cards_of
 from ...hosts.placement.training_bytes import CONTEXT_BYTES, Cards, load_of, parts_of
 from ..cluster_config import ClusterConfig
-from ..roofline import EngineLoad, TrainerLoad, engine_times, install_s, trainer_times
+from ..cluster_links import StateSizes
+from ..roofline import EngineLoad, TrainerLoad, engine_times, trainer_times
 from ..scenario import Scenario, model_shapes
 from .candidates import PolicyRoom, Space
 from .step_bound import BoundModel, PolicyWork, draw_workload
@@ -60,16 +61,20 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
     engines: dict[tuple[PolicyName, int], EngineTimes] = {}
     installs: dict[tuple[PolicyName, int], float] = {}
     trainers: dict[tuple[PolicyName, int], TrainerTimes] = {}
+    publishes: dict[PolicyName, float] = {}
+    resumes: dict[tuple[PolicyName, int], float] = {}
     refusals: list[str] = []
     for name, policy in config.policies.items():
         item_bytes, shape, engine = ITEM_BYTES[policy.real_model.dtype], shapes[name], policy.engine
         assert isinstance(engine, VllmEngineConfig | EmbeddedEngineConfig), "others are refused"
         sizes = _fitting(name, "an instance on", _instance_problems(policy, shape, cluster), refusals)
         ranks = _ranks(config, policy, shape, cards, name, refusals) if policy.train else ()
+        published = StateSizes.of(shape, item_bytes, 1)
         for size in sizes:
             load = EngineLoad(size, item_bytes, engine.kv_cache_bytes)
             engines[name, size] = engine_times(shape, cluster.device, load)
-            installs[name, size] = install_s(shape, cluster, load)
+            installs[name, size] = published.weights / size / cluster.copy_bytes_s(size)
+        publishes[name] = published.weights / cluster.copy_bytes_s(1)
         trainer = policy.trainer
         assert isinstance(trainer, TorchTrainerConfig), "engine and trainer are simulated together"
         for count in ranks:
@@ -77,12 +82,15 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
                 count, item_bytes, trainer.tokens_per_forward, trainer.activation_checkpointing
             )
             trainers[name, count] = trainer_times(shape, cluster, training)
+            together = -(-count // -(-count // cluster.devices))
+            rest = StateSizes.of(shape, item_bytes, count).rest
+            resumes[name, count] = rest / cluster.copy_bytes_s(together)
         load_s = work[name].turns * work[name].turn_s(engines[name, sizes[0]], work[name].turns) * sizes[0]
         rooms[name] = PolicyRoom(sizes, ranks, load_s, max(1, round(work[name].turns)))
     space = Space(
         cluster.hosts * cluster.devices, rooms, config.training.micro_batch, samples, _balances(config)
     )
-    model = BoundModel(config.mode, work, agents, drawn, engines, installs, trainers, {})
+    model = BoundModel(config.mode, work, agents, drawn, engines, installs, publishes, resumes, trainers, {})
     return PlannedSpace(space, model, refusals)
 
 

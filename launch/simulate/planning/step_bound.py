@@ -135,7 +135,8 @@ class StepBound:
 @dataclass(frozen=True, slots=True)
 class BoundModel:
     """The times of all numbers that a candidate may have. ``engines``: by policy and devices of an instance;
-    ``trainers``: by policy and ranks. ``installs``: as ``engines``. ``agents``: of each policy."""
+    ``trainers``: by policy and ranks. ``installs``, ``publishes``, ``resumes``: seconds of transfers that have all
+    links for themselves; by the keys of ``engines``, by policy, by the keys of ``trainers``. ``agents``: by policy."""
 
     mode: Mode
     work: Mapping[PolicyName, PolicyWork]
@@ -143,6 +144,8 @@ class BoundModel:
     drawn: DrawnWorkload
     engines: Mapping[tuple[PolicyName, int], EngineTimes]
     installs: Mapping[tuple[PolicyName, int], float]
+    publishes: Mapping[PolicyName, float]
+    resumes: Mapping[tuple[PolicyName, int], float]
     trainers: Mapping[tuple[PolicyName, int], TrainerTimes]
     # The slowest trajectory depends on the devices of instances alone, of which many candidates have the same.
     slowest: dict[Any, float]
@@ -200,7 +203,8 @@ class BoundModel:
             policy_s = work.turns / candidate.micro_batch * batch_s + times.optimizer_s
             whole_s.append(policy_s)
             # Of the policies that have no slots left over, each is resumed at least once in a step.
-            occupied += count * (policy_s + excess * times.resume_s)
-            last_s.append(batch_s + times.optimizer_s + times.publish_s + self.installs[name, sizes[name]])
+            occupied += count * (policy_s + excess * self.resumes[name, count])
+            moves_s = self.publishes[name] + self.installs[name, sizes[name]]
+            last_s.append(batch_s + times.optimizer_s + moves_s)
         slots_s = occupied / candidate.slots if candidate.slots else 0.0
         return max(slots_s, *whole_s), min(last_s, default=0.0)

@@ -61,7 +61,7 @@ def nemo_training_s(gpus: int, lengths: list[int]) -> float:
         updating_s
         + 2 * forwards.micro_batch_s(lengths, gpus) / 3
         + 4 * updates.optimizer_s
-        + updates.publish_s
+        + 2 * LLAMA_8B.parameters / hosts.copy_bytes_s(1)
     )
 
 

@@ -7,7 +7,7 @@ from flexmarl.actors.trainer.backends.trainer_times import TrainerTimes
 
 TIMES = TrainerTimes(
     token_s=1.0, pair_s=0.01, spare_tokens=10.0, exchange_s=100.0, tokens_per_forward=50,
-    optimizer_s=1.0, publish_s=1.0, suspend_s=1.0, resume_s=1.0, save_s=1.0,
+    optimizer_s=1.0, save_s=1.0,
 )  # fmt: skip
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 RANKS = st.integers(1, 16)

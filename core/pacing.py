@@ -1,0 +1,16 @@
+"""The time that transfers of a simulated process take on the links of a cluster, beside that of this machine."""
+
+from contextvars import ContextVar
+from typing import Literal, Protocol
+
+
+class Pacing(Protocol):
+    """The links of one process."""
+
+    async def pace(self, operation: Literal["set", "get"], key: str, version: int) -> None:
+        """Returns when the transfer, which this machine has done, has ended on the links."""
+        ...
+
+
+pacing: ContextVar[Pacing | None] = ContextVar("flexmarl_pacing", default=None)
+"""Set in all tasks of a simulated process; None elsewhere."""

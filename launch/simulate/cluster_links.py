@@ -1,0 +1,170 @@
+"""The links of a cluster: their ports, and the way of each transfer of a run over them.
+
+    device ── device port ──> host's memory ── host's port ── switch ── host's port ──> host's memory
+               each its own     copies_gb_s      network_gb_s  switch_gb_s
+
+Each port has two directions, which do not share their bandwidth. The memory for all states and weights is the
+trainer's, on the head (``actors/trainer/pool/host_memory.py``), so that a slot or an instance on another host crosses
+the network to it. Sizes with P parameters of b bytes, of a policy on R ranks:
+
+    weights     b P         from the first rank, once a version; to each instance, divided over its devices
+    rest        12 P / R    float32 weights and two moments, from each rank after an optimizer step and to it
+    gradients    4 P / R    from each rank that is suspended within a step, and back to it
+
+A transfer moves in pieces, so that it is as fast as the narrowest port on its way, and not the sum of all.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ...actors.model_shape import ModelShape
+from ...actors.names import PolicyName
+from ...core.pacing import Pacing
+from ...core.testing.link_clock import LinkClock
+from ..hosts.placement.plan import Need, Placed, Plan
+from .cluster_config import ClusterConfig
+
+_GIGA: Final = 1e9
+_SWITCH: Final = "switch"
+
+Direction = Literal["out", "in"]
+"""Of a device: to its host's memory, and from there. Of a host: to the switch, and from there."""
+
+
+MoveKind = Literal["suspend", "resume", "copy", "publish", "install"]
+"""``copy``: of the state after an optimizer step, beside the next computations."""
+
+_KINDS: Final[Mapping[tuple[str, str], MoveKind]] = {
+    ("set", "step"): "suspend", ("get", "step"): "resume", ("get", "rest"): "resume", ("set", "rest"): "copy",
+    ("set", ""): "publish", ("get", ""): "install",
+}  # fmt: skip
+"""By operation and part of a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A transfer that has ended. ``version``: of the state. Times: of the loop."""
+
+    kind: MoveKind
+    policy: PolicyName
+    version: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Bytes of a policy: of its weights as they are published, and of the parts of each rank."""
+
+    weights: float
+    rest: float
+    gradients: float
+
+    @classmethod
+    def of(cls, shape: ModelShape, item_bytes: int, ranks: int) -> "StateSizes":
+        """``item_bytes``: of a published weight."""
+        part = shape.parameters / ranks
+        return cls(item_bytes * shape.parameters, 12.0 * part, 4.0 * part)
+
+    def of_part(self, part: str) -> float:
+        """``part``: as the slots name it; empty for weights."""
+        return {"": self.weights, "rest": self.rest, "step": self.gradients}[part]
+
+
+def ports_of(cluster: ClusterConfig, hosts: int) -> dict[str, float]:
+    """Bytes a second of each port of ``hosts`` hosts."""
+    share = cluster.device.link_share * _GIGA
+    ports: dict[str, float] = {}
+    if cluster.switch_gb_s is not None:
+        ports[_SWITCH] = cluster.switch_gb_s * share
+    directions: tuple[Direction, ...] = ("out", "in")
+    for direction in directions:
+        for number in range(hosts):
+            host = f"host-{number}"
+            ports[f"{host} {direction}"] = cluster.network_gb_s * share
+            if cluster.copies_gb_s is not None:
+                ports[f"{host} memory {direction}"] = cluster.copies_gb_s * _GIGA
+            for device in range(cluster.devices):
+                ports[f"{host} device {device} {direction}"] = cluster.device.host_gb_s * share
+    return ports
+
+
+class ClusterLinks:
+    """The links of a simulated run. ``plan``: the place of each actor on the cluster. For one loop."""
+
+    def __init__(
+        self, cluster: ClusterConfig, hosts: int, plan: Plan, sizes: Mapping[PolicyName, StateSizes]
+    ) -> None:
+        self._cluster = cluster
+        self._places = plan.actors
+        self._sizes = sizes
+        self._head = plan.actors["trainer"].node
+        self._bytes_s = ports_of(cluster, hosts)
+        self._clock = LinkClock(self._bytes_s)
+        self.moves: list[Move] = []
+        """All transfers, in the order of their ends."""
+        self._published: dict[str, int] = {}
+        """The newest version of each policy whose weights have left a first rank."""
+
+    def of(self, actor: str) -> Pacing | None:
+        """The links of an actor; None if the plan does not have it."""
+        place = self._places.get(actor)
+        return None if place is None else _ActorLinks(self, place)
+
+    def placement(self, needs: Sequence[Need]) -> Plan:
+        """The plan's hosts for actors that need no devices, as simulated ones do."""
+        return Plan({need.actor: Placed(self._places[need.actor].node, need) for need in needs})
+
+    def busy_ports(self, seconds: float) -> dict[str, float]:
+        """The part of its bandwidth that each port has used in ``seconds``, the busiest first."""
+        carried = self._clock.carried_bytes
+        used = {port: carried[port] / (bytes_s * seconds) for port, bytes_s in self._bytes_s.items()}
+        return dict(sorted(used.items(), key=lambda item: -item[1]))
+
+    async def move(self, place: Placed, operation: Literal["set", "get"], key: str, version: int) -> None:
+        """Takes the time of a transfer between an actor's devices and the head's memory."""
+        name, _, part = key.partition("/")
+        policy = PolicyName(name)
+        sizes, kind = self._sizes.get(policy), _KINDS.get((operation, part))
+        if (
+            sizes is None
+            or kind is None
+            or (operation == "set" and not part and not self._is_first(key, version))
+        ):
+            return
+        latency_s = self._cluster.network_latency_s if place.node != self._head else 0.0
+        time = asyncio.get_running_loop().time
+        begin_s = time()
+        await self._clock.transfer(sizes.of_part(part), self._way(place, operation), latency_s)
+        self.moves.append(Move(kind, policy, version, begin_s, time()))
+
+    def _is_first(self, policy: str, version: int) -> bool:
+        """The first rank has the whole weights, and is the first to be asked for them."""
+        is_first = self._published.get(policy) != version
+        self._published[policy] = version
+        return is_first
+
+    def _way(self, place: Placed, operation: Literal["set", "get"]) -> dict[str, float]:
+        """The ports, with the part of the bytes that crosses each."""
+        direction: Direction = "out" if operation == "set" else "in"
+        ways = {f"{place.node} device {device} {direction}": 1.0 / len(place.gpus) for device in place.gpus}
+        if place.gpus and self._cluster.copies_gb_s is not None:
+            ways[f"{place.node} memory {direction}"] = 1.0
+        if place.node != self._head:
+            source, target = (place.node, self._head) if operation == "set" else (self._head, place.node)
+            ways |= {f"{source} out": 1.0, f"{target} in": 1.0}
+            if self._cluster.switch_gb_s is not None:
+                ways[_SWITCH] = 1.0
+        return ways
+
+
+@dataclass(frozen=True, slots=True)
+class _ActorLinks:
+    links: ClusterLinks
+    place: Placed
+
+    async def pace(self, operation: Literal["set", "get"], key: str, version: int) -> None:
+        """See ``Pacing``."""
+        await self.links.move(self.place, operation, key, version)

@@ -1,0 +1,94 @@
+"""The ways of a run's transfers over the links of a cluster, with times computed by hand."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+
+from flexmarl.actors.names import PolicyName
+from flexmarl.core.testing import virtual_time
+from flexmarl.launch.hosts.placement.plan import Need, Placed, Plan
+from flexmarl.launch.simulate.cluster_config import ClusterConfig
+from flexmarl.launch.simulate.cluster_links import ClusterLinks, StateSizes
+
+from .shapes import QWEN_14B
+
+GB = 10**9
+Transfer = tuple[str, Literal["set", "get"], str]
+DEVICE = {
+    "tflops": 100, "memory_gib": 80, "memory_gb_s": 1000, "link_gb_s": 100, "host_gb_s": 20, "link_share": 1.0,
+}  # fmt: skip
+PLAN = Plan({
+    "trainer": Placed("host-0", Need("trainer", "")),
+    "slot-0": Placed("host-0", Need("slot-0", ""), (0,)),
+    "slot-1": Placed("host-1", Need("slot-1", ""), (0,)),
+    "slot-2": Placed("host-1", Need("slot-2", ""), (1,)),
+    "a-0": Placed("host-1", Need("a-0", ""), (2, 3)),
+    "a-1": Placed("host-2", Need("a-1", ""), (0, 1)),
+})  # fmt: skip
+SIZES = {PolicyName("a"): StateSizes(weights=40 * GB, rest=60 * GB, gradients=20 * GB)}
+
+
+def ends(transfers: Sequence[Transfer], **cluster: float) -> list[float]:
+    """Seconds from their common begin to the end of each."""
+    settings = {"hosts": 3, "devices": 4, "device": DEVICE, "network_gb_s": 10, "network_latency_s": 0.5}
+    config = ClusterConfig.model_validate({**settings, **cluster})
+
+    async def main() -> list[float]:
+        links, loop = ClusterLinks(config, 3, PLAN, SIZES), asyncio.get_running_loop()
+
+        async def move(actor: str, operation: Literal["set", "get"], key: str) -> float:
+            end = links.of(actor)
+            assert end is not None
+            await end.pace(operation, key, 1)
+            return loop.time()
+
+        return await asyncio.gather(*(move(*transfer) for transfer in transfers))
+
+    return virtual_time.run(main())
+
+
+def test_a_slot_of_the_head_moves_over_its_device_and_one_of_another_host_over_the_network() -> None:
+    assert ends([("slot-0", "get", "a/rest")]) == pytest.approx([60 / 20])
+    assert ends([("slot-1", "get", "a/rest")]) == pytest.approx([60 / 10 + 0.5])
+    assert ends([("slot-1", "set", "a/step")]) == pytest.approx([20 / 10 + 0.5])
+
+
+def test_transfers_from_the_head_share_its_port_and_those_of_the_other_direction_do_not() -> None:
+    both = ends([("slot-1", "get", "a/rest"), ("a-1", "get", "a")])
+    assert both == pytest.approx([(40 + 60) / 10 + 0.5, 80 / 10 + 0.5]), "40 of each until the shorter ends"
+    assert ends([("slot-1", "get", "a/rest"), ("slot-2", "set", "a/rest")]) == pytest.approx([6.5, 6.5])
+
+
+def test_an_instance_divides_the_weights_over_its_devices() -> None:
+    assert ends([("a-1", "get", "a")], network_gb_s=1000) == pytest.approx([40 / 2 / 20 + 0.5])
+
+
+def test_the_devices_of_a_host_share_the_way_to_its_memory() -> None:
+    alone = ends([("slot-1", "get", "a/rest")], network_gb_s=1000, copies_gb_s=30)
+    assert alone == pytest.approx([60 / 20 + 0.5])
+    both = ends([("slot-1", "get", "a/rest"), ("slot-2", "get", "a/rest")], network_gb_s=1000, copies_gb_s=30)
+    assert both == pytest.approx([120 / 30 + 0.5] * 2)
+
+
+def test_a_switch_that_blocks_is_shared_by_all_hosts() -> None:
+    moves: list[Transfer] = [("slot-1", "get", "a/rest"), ("slot-2", "set", "a/rest")]
+    assert ends(moves, switch_gb_s=15) == pytest.approx([120 / 15 + 0.5] * 2)
+    assert ends([("slot-0", "get", "a/rest")], switch_gb_s=1) == pytest.approx([3.0])
+
+
+def test_the_first_rank_sends_the_weights_for_all() -> None:
+    assert ends([("slot-0", "set", "a"), ("slot-1", "set", "a")]) == pytest.approx([40 / 20, 0.0])
+
+
+def test_keys_and_actors_that_the_cluster_does_not_have_take_no_time() -> None:
+    assert ends([("slot-1", "get", "other/rest"), ("slot-1", "get", "a/unknown")]) == [0.0, 0.0]
+    config = ClusterConfig.model_validate({"hosts": 3, "devices": 4, "device": DEVICE})
+    assert ClusterLinks(config, 3, PLAN, SIZES).of("rollout-9") is None
+
+
+def test_sizes_of_a_state() -> None:
+    sizes = StateSizes.of(QWEN_14B, item_bytes=2, ranks=16)
+    assert sizes.weights == 2 * QWEN_14B.parameters
+    assert (sizes.rest, sizes.gradients) == (12 * QWEN_14B.parameters / 16, 4 * QWEN_14B.parameters / 16)
