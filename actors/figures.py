@@ -76,6 +76,9 @@ _STEP: Final = (
     Figure("swap_s", "s",
            "after `rollout_s`: states of policies moved to the slots of a shared pool or from them, and no policy "
            "computed; left out if it is 0, and in `async`", hides_zero=True),
+    Figure("weights_s", "s",
+           "after `rollout_s`: new weights were on their way, no policy computed, and no state moved; left out if it "
+           "is 0, and in `async`", hides_zero=True),
     Figure("environment_s", "s",
            "seconds before and between the turns of the trajectories that count, in which none was under way: of the "
            "workflow, its environment, its tools; the sum", "sum", empty=0.0),
@@ -213,6 +216,7 @@ _POLICY: Final = (
     Figure("backward_s", "s", "forward and backward passes", "sum", empty=0.0),
     Figure("optimizer_s", "s", "optimizer step, and making the weights to publish, with the wait for its slots"),
     Figure("update_s", "s", "the part of it that computes the optimizer step"),
+    Figure("gather_s", "s", "a shared pool: the part of it that gathers the new weights in the host's memory"),
     Figure("publish_s", "s", "publishing the new weights, until all instances have applied them"),
     Figure("pause_mean_s", "s",
            "of the new weights at an instance: from the last token of the interrupted turns until it generates again; "

@@ -45,6 +45,11 @@ class _PolicyRecord:
     def stepped(self, result: PolicyStepped, now: float) -> None:
         self._stepped, self._stepped_at = result, now
 
+    @property
+    def updated_at(self) -> float:
+        """The end of the optimizer step: from then on the new weights are on their way."""
+        return self._stepped_at if self._stepped is None else self._stepped_at - _weights_s(self._stepped)
+
     def applied(self, loaded: Sequence[Loaded], now: float) -> None:
         assert self._stepped is not None, "weights are published after an optimizer step"
         self.figures.add("publish_s", self._stepped.publish_s + now - self._stepped_at)
@@ -108,6 +113,8 @@ class StepRecord:
         """Times in which states of policies moved to slots or from them."""
         self._updates: list[tuple[float, float]] = []
         """Times in which optimizer steps were computed."""
+        self._publishing: list[tuple[float, float]] = []
+        """Times from the end of an optimizer step until all instances had applied the new weights."""
         self._generated_tokens = 0
 
     # ------------------------------------------------------------------ events
@@ -154,13 +161,14 @@ class StepRecord:
         """``policy`` has trained the step, at ``now``: adds its figures, and those of its agents."""
         self._policies[policy].stepped(result, now)
         self._moves += [(now - begin, now - end) for begin, end in result.moves]
-        updated = now - result.publish_s
+        updated = now - _weights_s(result)
         self._updates.append((updated - result.stats.figures.get("update_s", 0.0), updated))
         for agent, numbers in result.stats.by_agent.items():
             self._agents[agent].figures.update(numbers)
 
     def applied(self, policy: PolicyName, loaded: Sequence[Loaded], now: float) -> None:
         """All instances of ``policy`` have applied its new weights. ``loaded``: the figures of each."""
+        self._publishing.append((self._policies[policy].updated_at, now))
         self._policies[policy].applied(loaded, now)
 
     def _add_all(self, agent: AgentName, figure: str, values: Iterable[float]) -> None:
@@ -190,11 +198,18 @@ class StepRecord:
 
     def swap_s(self) -> float:
         """Seconds after the rollout in which the state of a policy moved, and no policy computed."""
+        return self._beyond(self._moves, [*self._busy, *self._updates])
+
+    def weights_s(self) -> float:
+        """Seconds after the rollout in which new weights were on their way, no policy computed, and no state moved."""
+        return self._beyond(self._publishing, [*self._busy, *self._updates, *self._moves])
+
+    def _beyond(self, times: Sequence[tuple[float, float]], hiding: Sequence[tuple[float, float]]) -> float:
+        """Seconds after the rollout in which one of ``times`` lies, and none of ``hiding``."""
         if self._rolled_out is None or not self._overlaps_itself:
             return 0.0
-        computed = [*self._busy, *self._updates]
         since = self._rolled_out
-        return _measure([*self._moves, *computed], since, math.inf) - _measure(computed, since, math.inf)
+        return _measure([*times, *hiding], since, math.inf) - _measure(hiding, since, math.inf)
 
     def metrics(
         self,
@@ -218,7 +233,9 @@ class StepRecord:
             generated_by=dict(self.versions),
             last_query=self._last_query,
             figures=drop_hidden_zeros(
-                "step", self.figures.numbers() | {"tail_s": self.tail_s(), "swap_s": self.swap_s()}
+                "step",
+                self.figures.numbers()
+                | {"tail_s": self.tail_s(), "swap_s": self.swap_s(), "weights_s": self.weights_s()},
             ),
             workflow={name: fmean(values) for name, values in self._workflow.items()},
             filters=dict(self._filters),
@@ -227,6 +244,11 @@ class StepRecord:
                 policy: record.numbers(carried.get(policy, 0)) for policy, record in self._policies.items()
             },
         )
+
+
+def _weights_s(result: PolicyStepped) -> float:
+    """Seconds from the end of the optimizer step's computation until its weights were published."""
+    return result.publish_s + result.stats.figures.get("gather_s", 0.0)
 
 
 def _measure(times: Iterable[tuple[float, float]], since: float, until: float) -> float:

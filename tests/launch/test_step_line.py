@@ -36,7 +36,7 @@ OF_STEP: Numbers = {
     "entropy": 0.75, "kl": 0.01, "advantage_mean": -0.1, "advantage_std": 0.9, "optimizer_s": 0.25,
     "update_s": 0.125,
     "pool_computing_s": 1.0, "pool_idle_s": 2.0, "pool_swapping_s": 3.0, "pool_waiting_s": 4.0,
-    "pool_suspended_s": 5.0, "suspensions": 6, "swapped_mib": 3.5, "repeated_micro_batches": 8,
+    "pool_suspended_s": 5.0, "suspensions": 6, "swapped_mib": 3.5, "repeated_micro_batches": 8, "gather_s": 0.0625,
 }  # fmt: skip
 OF_GAMES: Numbers = {
     "opponent_step": 2, "opponent_games": 3, "opponent_score": 0.5, "opponent_payoff": 0.25, "opponent_elo": 1190.0,
@@ -55,7 +55,7 @@ LINE = {
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2, "eval_s": 1.5,
-    "environment_s": 0.0, "reward_s": 0.0, "tail_s": 0.0, "swap_s": 0.25, "last_query": "q",
+    "environment_s": 0.0, "reward_s": 0.0, "tail_s": 0.0, "swap_s": 0.1875, "weights_s": 0.6875, "last_query": "q",
     "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
     "filters/equal_rewards": 1,
@@ -79,7 +79,7 @@ LINE = {
     "value_loss/solver": 0.3, "explained_variance/solver": -0.5, "pool_computing_s/solver": 1.0,
     "pool_idle_s/solver": 2.0, "pool_swapping_s/solver": 3.0, "pool_waiting_s/solver": 4.0,
     "pool_suspended_s/solver": 5.0, "suspensions/solver": 6, "swapped_mib/solver": 3.5,
-    "repeated_micro_batches/solver": 8, "carried_samples/judge": 0, "stale_samples/judge": 0,
+    "repeated_micro_batches/solver": 8, "gather_s/solver": 0.0625, "carried_samples/judge": 0, "stale_samples/judge": 0,
     "max_staleness/judge": 0, "backward_s/judge": 0.0, "opponent_step/past": 2, "opponent_games/past": 3,
     "opponent_score/past": 0.5, "opponent_payoff/past": 0.25, "opponent_elo/past": 1190.0, "elo/past": 1210.0,
     "loop_lag_ms/store": 0.5, "rss_mib/store": 100.0, "cpu_s/store": 3.0, "device_used_mib/GPU-1": 70000.0,

@@ -11,11 +11,12 @@ from .gangs import GangSeconds
 @dataclass(slots=True)
 class PoolRecord:
     """``moved_bytes``: of states between slots and the host's memory. ``repeated``: micro-batches that were trained
-    again. All since the figures were taken last."""
+    again. ``gather_s``: of the new weights. All since the figures were taken last."""
 
     suspensions: int = 0
     moved_bytes: int = 0
     repeated: int = 0
+    gather_s: float = 0.0
     _before: GangSeconds = field(default_factory=GangSeconds)
 
     def take(self, seconds: GangSeconds) -> Numbers:
@@ -31,8 +32,10 @@ class PoolRecord:
             "suspensions": self.suspensions,
             "swapped_mib": self.moved_bytes / 2**20,
             "repeated_micro_batches": self.repeated,
+            "gather_s": self.gather_s,
         }
         self.suspensions = self.moved_bytes = self.repeated = 0
+        self.gather_s = 0.0
         self._before = replace(seconds)
         return figures
 

@@ -281,7 +281,9 @@ class SharedPool(TrainingPool, SlotListener):
             # After a loss they are published already, and instances read them. On a device whose sums have no fixed
             # order the repeated step may differ from them by rounding.
             if computation.changes_base and not computation.done.done():
+                began = self._clock()
                 await self._moves.set_weights(policy, gang)
+                self._moves.records[policy].gather_s += self._clock() - began
             error = None
         except FlexmarlError as raised:
             result, error = None, raised

@@ -88,6 +88,24 @@ def test_moves_after_the_rollout_count_where_no_policy_computes() -> None:
     assert asynchronous.swap_s() == 0.0
 
 
+def test_new_weights_count_where_no_policy_computes_and_no_state_moves() -> None:
+    """Weights are on their way from 114 s, the end of the update, to 120 s; states move until 115 s and from 116 s to
+    117 s."""
+    step = record()
+    result = replace(stepped(8, update_s=0.5), moves=[(7.0, 3.0), (2.5, 0.0)], publish_s=1.0)
+    step.optimizer_stepped(A, result, now=115.0)
+    other = replace(stepped(8), moves=[(3.0, 2.0)], publish_s=0.0)
+    step.optimizer_stepped(A, replace(other, publish_s=5.0), now=119.0)
+    step.applied(A, LOADED, now=120.0)
+    assert step.weights_s() == pytest.approx(1.0 + 3.0)
+    assert ended(step).figures["weights_s"] == pytest.approx(4.0)
+    asynchronous = StepRecord(Step(3), {A: Version(7)}, [AGENT], started=100.0, overlaps_itself=False)
+    asynchronous.group_closed(closed(1.0, [1.0]), now=110.0)
+    asynchronous.optimizer_stepped(A, result, now=115.0)
+    asynchronous.applied(A, LOADED, now=116.0)
+    assert asynchronous.weights_s() == 0.0
+
+
 def test_the_wait_for_a_version_is_no_rollout() -> None:
     assert record().rollout_s() == pytest.approx(9.0)
 

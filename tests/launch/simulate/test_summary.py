@@ -1,16 +1,22 @@
 """The figures of a simulated run, from its rows and the statistics of its engines."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.run_folder.run_directory import RunDirectory
+from flexmarl.launch.simulate.cluster_links import Move, MoveKind
+from flexmarl.launch.simulate.scenario import model_shapes, read_scenario
+from flexmarl.launch.simulate.scenario_run import play_scenario
 from flexmarl.launch.simulate.simulation import Simulation
-from flexmarl.launch.simulate.summary import Summary, summary_of
+from flexmarl.launch.simulate.summary import Summary, Transfers, summary_of, transfers_of
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "simulated"
+SCENARIO = Path(__file__).parent / "scenario.yaml"
 
 
 def row(step: int, step_s: float, rollout_s: float, overlap_s: float) -> dict[str, float]:
@@ -19,7 +25,7 @@ def row(step: int, step_s: float, rollout_s: float, overlap_s: float) -> dict[st
         "failed_trajectories": 0, "turns/solver": 6, "turns/checker": 4,
         "backward_s/solver": 4.0, "optimizer_s/solver": 9.0, "backward_s/checker": 5.0, "optimizer_s/checker": 9.0,
         "pool_computing_s/solver": 5.0, "pool_computing_s/checker": 7.0,
-        "pool_swapping_s/solver": 3.0,
+        "pool_swapping_s/solver": 3.0, "swap_s": 1.5, "weights_s": 0.5, "time_s": 100.0 * step,
     }  # fmt: skip
 
 
@@ -37,10 +43,63 @@ def test_the_last_of_several_steps_counts_for_the_engines_alone(tmp_path: Path) 
     figures = summary(tmp_path, row(1, 20.0, 12.0, 3.0), row(2, 80.0, 12.0, 3.0))
     assert (figures.steps, figures.step_s, figures.tokens_per_s) == (1, 20.0, 25.0)
     assert (figures.rollout_alone_s, figures.overlap_s, figures.after_rollout_s) == (9.0, 3.0, 8.0)
+    assert (figures.training_alone_s, figures.swaps_exposed_s, figures.weights_exposed_s) == (6.0, 1.5, 0.5)
     assert figures.instances_busy == pytest.approx(2 * 10.0 / (2 * 100.0)), "of both steps"
+    assert (figures.prefill_share, figures.decode_share) == pytest.approx((0.02, 0.08))
     assert figures.queue_s == pytest.approx(10.0 / 20)
     assert figures.training_busy == pytest.approx(2 * 12.0 / (4 * 20.0)), "two ranks each, on four slots"
     assert figures.swapping_s == 3.0
+
+
+def move(kind: MoveKind, begin_s: float, end_s: float, version: int = 1) -> Move:
+    return Move(kind, PolicyName("solver"), version, begin_s, end_s)
+
+
+def test_transfers_that_are_under_way_at_once_count_once() -> None:
+    moves = [
+        move("suspend", 0, 4), move("resume", 2, 6), move("resume", 3, 5), move("copy", 0, 20),
+        move("publish", 5, 9), move("install", 9, 11), move("install", 10, 12), move("resume", 100, 200, 2),
+        move("install", 12, 13, 2), move("install", 50, 60, 3),
+    ]  # fmt: skip
+    assert transfers_of(moves, steps=2) == Transfers(
+        suspend_s=2.0, resume_s=2.0, copy_s=10.0, publish_s=2.0, install_s=2.0, swaps_s=3.0, weights_s=4.0
+    )
+    assert transfers_of([], 2) == Transfers()
+
+
+def test_what_no_step_waits_for_is_hidden(tmp_path: Path) -> None:
+    made = summary(tmp_path, row(1, 20.0, 12.0, 3.0))
+    figures = replace(made, transfers=Transfers(swaps_s=6.0, weights_s=0.25))
+    assert figures.swaps_hidden_s == 4.5
+    assert figures.weights_hidden_s == 0.0, (
+        "the wait begins with the optimizer step's end, before the transfer"
+    )
+    assert "4.5 hidden" in figures.text() and json.loads(figures.as_json())["swaps_hidden_s"] == 4.5
+
+
+def test_a_port_that_is_used_for_half_of_the_time_is_named(tmp_path: Path) -> None:
+    made = summary(tmp_path, row(1, 20.0, 12.0, 3.0))
+    assert "link" not in made.text()
+    assert "link: host-0 out, 64% of" in replace(made, busiest_port="host-0 out", port_busy=0.64).text()
+
+
+def test_a_run_on_one_host_has_the_transfers_that_its_links_give(tmp_path: Path) -> None:
+    """One policy of 16.8 million parameters of 2 bytes, on one rank: its weights leave by the first rank's link of 48
+    GB/s, and enter by that of the instance, as long. They are shorter than any computation, which hides nothing."""
+    overrides = ["agents.judge={policy: solver}", "workload.agents.judge.answer={median: 50, sigma: 0.8}"]
+    overrides += ["trainer.ranks=1", "pool.slots=1", "training.steps=3"]
+    scenario = read_scenario(SCENARIO, overrides)
+    simulation, config = play_scenario(scenario, tmp_path / "run")
+    figures = summary_of(simulation, config)
+    (shape,) = model_shapes(scenario.config).values()
+    copy_s = 2 * shape.parameters / 48e9
+    # The first version too.
+    assert figures.transfers.publish_s == pytest.approx(3 / 2 * copy_s)
+    assert figures.transfers.install_s == pytest.approx(3 / 2 * copy_s)
+    assert (figures.transfers.suspend_s, figures.swaps_exposed_s) == (0.0, 0.0), "it stays on its slot"
+    assert figures.weights_exposed_s == pytest.approx(2 * copy_s), "at the end of each step there is nothing else"
+    parts = (figures.rollout_alone_s, figures.overlap_s, figures.training_alone_s, figures.weights_exposed_s)
+    assert sum(parts) == pytest.approx(figures.step_s)
 
 
 @pytest.mark.parametrize(
