@@ -257,6 +257,8 @@ _OPPONENT: Final = (
            "mean score of the policy in training: 1 for a game that it has won, 0.5 for a draw, 0 for a loss", "mean"),
     Figure("opponent_payoff", "reward", "mean reward of the policy in training", "mean"),
     Figure("opponent_elo", "rating", "of the member, after the step"),
+    Figure("opponent_gap", "reward",
+           "the most that a member wins on average against the policy's newest version in the pool; 0 if none wins"),
     Figure("elo", "rating", "of the policy in training, after the step"),
 )  # fmt: skip
 

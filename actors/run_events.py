@@ -92,12 +92,12 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class OpponentDrawn:
-    """A pool of past versions plays ``step`` with its policy as it was after the step ``member``, one of ``members``.
-    ``version``: of the pool's policy, which counts the changes."""
+    """A pool of past versions plays ``step`` with ``member``, one of ``members``, such as ``player@20``: that policy
+    after step 20. ``version``: of the pool's policy, which counts the changes."""
 
     step: Step
     policy: PolicyName
-    member: Step
+    member: str
     version: Version
     members: int
     event: Literal["opponent_drawn"] = "opponent_drawn"

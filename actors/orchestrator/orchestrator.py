@@ -570,12 +570,26 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         if error := self._failures.too_many(when, len(result.failures), result.trajectories):
             raise error
         self._evaluations[decision.step] = result.metrics
+        await self._play_tournament(decision, queries)
         eval_s = self.system.clock() - started
         self._last_end += eval_s  # no step is under way: its seconds belong to no step
         await self._tell_console("event", Evaluated(decision.step, eval_s, result.metrics))
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
             await self._tell_console("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
         self._carry_out(self._running.evaluated(decision.step))
+
+    async def _play_tournament(self, decision: Evaluate, queries: Sequence[Query]) -> None:
+        step, repeats = decision.step, self._setup.evaluation.samplings.values()
+        failures = await self._opponents.tournament(
+            step,
+            decision.versions,
+            queries,
+            sum(sampling.repeats for sampling in repeats),
+            partial(self._workers.evaluate, step),
+        )
+        for event in self._failures.add(failures, step):
+            await self._tell_console("event", event)
+        await self._opponents.write_results()
 
     @property
     def _running(self) -> Pipeline:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, field_validator, model_validator
 
-from ..config_base import Config, Count, Natural, Positive, Seconds, Unit
+from ..config_base import Config, Count, Natural, Positive, Seconds, Share, Unit
 from ..messages import EvaluationSampling
 from ..names import PolicyName
 from .plan import Barrier
@@ -80,25 +80,61 @@ class PoolOfConfig(Config):
 
     policy: PolicyName
     """Name of the policy whose past versions play."""
+    exploiters: list[PolicyName] = Field(default_factory=list)
+    """Further trained policies whose versions join the pool, at the same steps: see [A
+    league](opponents.md#a-league)."""
+    against: PolicyName | None = None
+    """Name of the trained policy that plays against the pool, whose results count. None: `policy`, or `pool_of`."""
     every: Annotated[Count, Unit("steps")] = 10
     """Steps between two members. The initial weights are the first member."""
     size: Annotated[Count, Unit("members")] = 16
     """Number of members that stay, the newest ones."""
     rule: str = "uniform"
-    """Rule of the draw for each step: `uniform`, `latest`, `pfsp` (prioritised fictitious self-play), or the name of a
-    function in `workflow.py` that gives a weight for each member."""
+    """Rule of the draw for each step: `uniform`, `latest`, `pfsp` (prioritised fictitious self-play), `nash` (a Nash
+    mixture of the pay-off matrix), or the name of a function in `workflow.py` that gives a weight for each member."""
     power: Positive = 2.0
     """Exponent of `pfsp`: members are drawn with weights `(1 - win rate) ** power`."""
+    explore: Share = 0.25
+    """Share of the steps under `nash` that measure the pay-off matrix: the member plays that the newest version has met
+    in the fewest games."""
+    matches: Annotated[Natural, Unit("games")] = 0
+    """Games on each query of an evaluation that a new version plays against each member, for the pay-off matrix. 0: the
+    matrix counts the games of training."""
     only: Annotated[Natural, Unit("step")] | None = None
     """Step of one version that plays instead: from then on the policy as it is after this step, until then the initial
     one. The other keys are not for it."""
 
     @model_validator(mode="after")
     def _only_one(self) -> "PoolOfConfig":
-        for key in ("every", "size", "rule", "power"):
-            if self.only is not None and getattr(self, key) != type(self).model_fields[key].default:
+        for key in ("every", "size", "rule", "power", "explore", "matches", "exploiters"):
+            field = type(self).model_fields[key]
+            if self.only is not None and getattr(self, key) != field.get_default(call_default_factory=True):
                 raise ValueError(f"only={self.only} has one member, and no draw: leave out {key}")
         return self
+
+    @model_validator(mode="after")
+    def _league_has_members(self) -> "PoolOfConfig":
+        needed = 1 + len(self.exploiters)
+        if self.size < max(needed, 2) and (self.rule == "nash" or self.exploiters):
+            raise ValueError(
+                f"size={self.size}: a league without members: rule={self.rule} with {len(self.exploiters)} exploiters "
+                f"needs at least {max(needed, 2)}"
+            )
+        if len(set(self.exploiters) | {self.policy}) < needed:
+            raise ValueError(
+                f"exploiters={self.exploiters}: name each policy once, and not {self.policy!r} itself"
+            )
+        return self
+
+    @property
+    def sources(self) -> tuple[PolicyName, ...]:
+        """The policies whose versions are members."""
+        return (self.policy, *self.exploiters)
+
+    @property
+    def trainee(self) -> PolicyName:
+        """The policy in training that plays against the pool."""
+        return self.policy if self.against is None else self.against
 
     def joins_after(self, step: int) -> bool:
         """True if the policy as it is after ``step`` is a member."""

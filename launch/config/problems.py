@@ -5,7 +5,7 @@ them. A mistake within one section is refused by the section's own class.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,8 @@ from ...actors.credit.algorithms import ALGORITHMS
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import VllmEngineConfig
+from ...actors.names import PolicyName
+from ...actors.orchestrator.orchestrator_config import PoolOfConfig
 from ...actors.recipe.sources.query_pool import PoolOptions
 from ...actors.trainer.loss_columns import NUMBERS
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
@@ -51,10 +53,11 @@ def reference_problems(config: "RunConfig") -> list[str]:
                 f"policies.{policy}: no agent uses it: write `policy: {policy}` in an agent, or leave "
                 f"policies.{policy} out"
             )
-        if section.pool_of is not None and (learner := section.pool_of.policy) not in config.policies:
-            problems.append(
-                f"policies.{policy}.pool_of.policy={learner!r}: there is no such policy; there are: {names}"
-            )
+        problems += [
+            f"policies.{policy}.pool_of.{key}={learner!r}: there is no such policy; there are: {names}"
+            for key, learner in _policies_of_pool(section.pool_of)
+            if learner not in config.policies
+        ]
     return problems
 
 
@@ -337,10 +340,32 @@ def _pool_problem(config: "RunConfig", name: str, pool: "PolicyConfig") -> str |
         return (
             f"{key}: one member plays a whole step, and under mode=async steps overlap: write strict or sync"
         )
-    key = f"{key}.policy={pool.pool_of.policy!r}"
-    learner = config.policies[pool.pool_of.policy]
+    every = config.evaluation.every
+    if pool.pool_of.matches and (not every or pool.pool_of.every % every):
+        return (
+            f"{key}.matches={pool.pool_of.matches}: matches are played at evaluations, and evaluation.every={every} "
+            f"has none whenever a version joins: write evaluation.every={pool.pool_of.every}"
+        )
+    problems = (_source_problem(config, pool, key, *source) for source in _policies_of_pool(pool.pool_of))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _policies_of_pool(pool: PoolOfConfig | None) -> Iterator[tuple[str, PolicyName]]:
+    """The policies that the section of a pool names, with their keys in it."""
+    if pool is not None:
+        yield "policy", pool.policy
+        yield from (("exploiters", name) for name in pool.exploiters)
+        yield "against", pool.trainee
+
+
+def _source_problem(
+    config: "RunConfig", pool: "PolicyConfig", key: str, part: str, name: PolicyName
+) -> str | None:
+    key, learner = f"{key}.{part}={name!r}", config.policies[name]
     if not learner.train:
         return f"{key}: that policy is frozen itself, and has no past versions"
+    if part == "against":
+        return None
     if (pool.model, pool.lora, pool.simulated) != (learner.model, learner.lora, learner.simulated):
         return f"{key}: a pool has the model and the adapter of its policy: leave model and lora out"
     if pool.served_as_adapter != learner.served_as_adapter:

@@ -114,9 +114,9 @@ class RunConfig(Config):
         return tuple(name for name, agent in self.agents.items() if agent.policy == policy)
 
     def against(self, agent: AgentName) -> tuple[AgentName, ...]:
-        """The agents of the policy whose past versions ``agent`` plays with; empty if it plays with none."""
+        """The agents of the policy in training that plays against ``agent``; empty if that is no past version."""
         pool = self.policies[self.agents[agent].policy].pool_of
-        return () if pool is None else self.agents_of(pool.policy)
+        return () if pool is None else self.agents_of(pool.trainee)
 
     @property
     def trained(self) -> dict[PolicyName, PolicyConfig]:

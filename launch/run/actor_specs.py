@@ -229,7 +229,9 @@ def _orchestrator_setup(
         },
         opponents=OpponentsSetup(
             {
-                name: FrozenPolicy(config.agents_of(name), policy.pool_of)
+                name: FrozenPolicy(
+                    config.agents_of(name), policy.pool_of, config.against(config.agents_of(name)[0])
+                )
                 for name, policy in config.policies.items()
                 if not policy.train
             },

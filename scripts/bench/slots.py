@@ -1,4 +1,6 @@
-"""Measures how many trajectories a query source saves, on a small task without a model.
+"""Measures the effect of a slot on a small task without a model: here the trajectories that a query source saves.
+
+``league`` is measured in a file of its own.
 
 The task has 256 queries of 16 skills. The policy is a table: it solves a query with the probability
 ``sigmoid(skill + own - difficulty)``, where it learns ``skill``, which the skill's 16 queries share, and ``own`` by the
@@ -17,7 +19,7 @@ Also: ``versions``, ``settings``. A run that does not reach the target counts wi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from random import Random
@@ -45,6 +47,8 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 
+from . import league
+
 QUERIES: Final = 256
 SKILLS: Final = 16
 _ROUNDS: Final = 3
@@ -58,6 +62,18 @@ SOURCES: Final[Mapping[str, SourceOptions]] = {
 GOALS: Final[Mapping[str, tuple[Goal, ...]]] = {
     "variance": (Goal("ratio", "trajectories over those of queries in turn", 0.7, at_most=True),)
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A slot that is measured in a file of its own. ``measure``: gets the first seed, the number of rounds and
+    ``quick``."""
+
+    measure: Callable[..., Callable[[Report], dict[str, Any]]]
+    show: Callable[[Console, Mapping[str, Any]], None]
+
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {"league": Experiment(league.of_rounds, league.show)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +194,21 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
 
 
 @click.command
-@click.argument("name", type=click.Choice([*SOURCES]))
+@click.argument("name", type=click.Choice([*SOURCES, *EXPERIMENTS]))
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first round's seed.")
 @common_options(rounds=_ROUNDS, quick_time="5 s")
 def slots(name: str, seed: int, as_json: bool, rounds: int | None, quick: bool) -> int:
-    """Measures the trajectories that the query source NAME saves.
+    """Measures the effect of the slot NAME: trajectories that a query source saves, or a league's exploitability.
 
     \b
     Examples:
       scripts/bench/run slots variance --json
       scripts/bench/run slots band --rounds 10
+      scripts/bench/run slots league
     """
-    options = replace(Options(name=name, seed=seed), rounds=rounds or (1 if quick else _ROUNDS))
+    count = rounds or (1 if quick else _ROUNDS)
+    if name in EXPERIMENTS:
+        experiment = EXPERIMENTS[name]
+        return run_benchmark(experiment.measure(seed, count, quick=quick), count, experiment.show, as_json)
+    options = replace(Options(name=name, seed=seed), rounds=count)
     return run_benchmark(partial(measure, options), options.rounds, show, as_json)

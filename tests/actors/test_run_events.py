@@ -75,7 +75,7 @@ EVENTS: list[RunEvent] = [
         Step(4), 31.5, ("rollout-0: 1 trajectory (5:q_0) at workflow.py:3", "store: room for samples")
     ),
     RunContinued(Step(4), 140.0),
-    OpponentDrawn(Step(8), PolicyName("rival"), Step(4), Version(2), 3),
+    OpponentDrawn(Step(8), PolicyName("rival"), "player@4", Version(2), 3),
     WorkflowBlocked("workflow.py, line 7: time.sleep(2)"),
     ActorRestarted("solver-0", "process 7 killed by signal 9"),
     NodeJoined("gpu2", 64, 8),

@@ -21,6 +21,14 @@ from flexmarl.launch.simulate.simulation import Simulation, simulate
 RECIPE = Path(__file__).parent / "recipes" / "self_play"
 RIVAL = PolicyName("rival")
 POOL = "agents.rival={policy: {pool_of: player, every: 1, size: 2, rule: pfsp}}"
+LEAGUE = (
+    "agents.rival={policy: {pool_of: player, exploiters: [spy], every: 1, size: 6, rule: nash, matches: 2}}"
+)
+EXPLOITER = {
+    "spy": {},
+    "prey": {"policy": {"pool_of": "player", "against": "spy", "every": 1, "rule": "latest"}},
+}
+"""The agents of an exploiter's own games: it is trained against the newest player."""
 
 
 def game(*overrides: str, recipe: Path = RECIPE) -> RunConfig:
@@ -79,11 +87,39 @@ def test_a_pool_may_be_written_in_the_section_policies() -> None:
         (["agents.rival={policy: {pool_of: player, every: 0}}"], r"agents\.rival\.policy\.every=0"),
         (
             ["agents.rival={policy: {pool_of: player, evry: 2}}"],
-            r"agents\.rival\.policy\.evry: there is no .* allowed: pool_of, every",
+            r"agents\.rival\.policy\.evry: there is no .* allowed: pool_of, exploiters",
         ),
         (
             ["agents.rival={policy: {pool_of: player, only: 3, rule: latest}}"],
             r"only=3 has one member, and no draw: leave out rule",
+        ),
+        (
+            ["agents.rival={policy: {pool_of: player, size: 1, rule: nash}}"],
+            r"agents\.rival\.policy: size=1: a league without members: rule=nash with 0 exploiters needs at least 2",
+        ),
+        (
+            ["agents={player: {}, spy: {}, rival: {policy: {pool_of: player, exploiters: [spy], size: 1}}}"],
+            r"size=1: a league without members: rule=uniform with 1 exploiters needs at least 2",
+        ),
+        (
+            ["agents={player: {}, spy: {}, rival: {policy: {pool_of: player, exploiters: [spy, spy]}}}"],
+            r"exploiters=\['spy', 'spy'\]: name each policy once, and not 'player' itself",
+        ),
+        (
+            ["agents.rival={policy: {pool_of: player, every: 4, matches: 1}}", "evaluation.every=3"],
+            r"matches=1: matches are played at evaluations, .* write evaluation\.every=4",
+        ),
+        (
+            ["agents.rival={policy: {pool_of: player, exploiters: [sspy]}}"],
+            r"agents\.rival\.policy\.exploiters='sspy': there is no such policy; there are: player, rival",
+        ),
+        (
+            ["agents={player: {}, rival: {policy: {pool_of: player, exploiters: [judge]}}, judge: {train: false}}"],
+            r"exploiters='judge': that policy is frozen itself",
+        ),
+        (
+            ["agents={player: {}, rival: {policy: {pool_of: player, against: judge}}, judge: {train: false}}"],
+            r"against='judge': that policy is frozen itself",
         ),
         (
             ["agents.rival={policy: {pool_of: player}, train: true}"],
@@ -113,10 +149,12 @@ class Played:
 
     @property
     def draws(self) -> list[tuple[int, int, int]]:
-        """Step, member and version of the last draw for each step."""
+        """Step, the member's step and version of the last draw of ``rival`` for each step."""
         lines = [json.loads(line) for line in self.made.directory.events.read_text().splitlines()]
-        drawn = {line["step"]: line for line in lines if line["event"] == "opponent_drawn"}
-        return [(step, drawn[step]["member"], drawn[step]["version"]) for step in sorted(drawn)]
+        draws = [line for line in lines if line["event"] == "opponent_drawn" and line["policy"] == "rival"]
+        drawn = {line["step"]: line for line in draws}
+        steps = {step: int(line["member"].split("@")[1]) for step, line in drawn.items()}
+        return [(step, steps[step], drawn[step]["version"]) for step in sorted(drawn)]
 
     @property
     def results(self) -> dict[str, Any]:
@@ -125,7 +163,7 @@ class Played:
 
     def weights(self, step: int) -> list[int]:
         """Version and digest of a member."""
-        file = self.made.directory.opponents / "rival" / f"step_{step:06d}.safetensors"
+        file = self.made.directory.opponents / "rival" / f"player-step_{step:06d}.safetensors"
         return [int(number) for number in load_file(file)["state"]]
 
 
@@ -162,7 +200,8 @@ def test_results_are_in_metrics_and_in_the_folder(tmp_path: Path) -> None:
     assert sum(cell["games"] for cell in results["payoffs"]) == 36
     rows = [0, 0, 2, 2, 4, 4]  # the newest member when each step was played
     for row, step in zip(rows, run.steps, strict=True):
-        assert (row, step["opponent_step/rival"]) in {(c["row"], c["column"]) for c in results["payoffs"]}
+        cell = (f"player@{row}", f"player@{step['opponent_step/rival']}")
+        assert cell in {(c["row"], c["column"]) for c in results["payoffs"]}
 
 
 def test_a_policy_at_a_step_plays_from_then_on(tmp_path: Path) -> None:
@@ -177,7 +216,7 @@ def test_members_that_left_leave_no_files(tmp_path: Path) -> None:
     run = played(tmp_path, pool, "training.steps=12")
     files = {path.name for path in (run.made.directory.opponents / "rival").iterdir()}
     assert len(run.results["members"]) == 2 and len(files) <= 6, "those of the last checkpoints too"
-    assert {f"step_{member['step']:06d}.safetensors" for member in run.results["members"]} <= files
+    assert {f"player-step_{member['step']:06d}.safetensors" for member in run.results["members"]} <= files
 
 
 def test_a_rule_may_be_a_function_of_the_recipe(tmp_path: Path) -> None:
@@ -193,16 +232,67 @@ def test_a_rule_may_be_a_function_of_the_recipe(tmp_path: Path) -> None:
         simulate(game(pool % "oldst", recipe=recipe), tmp_path / "other", 1)
 
 
+def test_an_exploiter_joins_the_league_and_plays_its_own_games(tmp_path: Path) -> None:
+    recipe = league_recipe(tmp_path)
+    run = played(tmp_path, LEAGUE, "training.steps=6", "evaluation.every=1", recipe=recipe)
+    assert [member["policy"] for member in run.results["members"]] == ["spy", "player"] * 3
+    assert [member["step"] for member in run.results["members"]] == [4, 4, 5, 5, 6, 6]
+    assert len(run.results["mixture"]) == 6 and sum(run.results["mixture"]) == pytest.approx(1.0)
+    for cell in run.results["payoffs"]:
+        assert cell["row"].startswith("player@") and cell["reward"] == -cell["against"]
+        assert cell["games"] == 2, "one evaluation query is the player's, and is played twice"
+    pairs = {(cell["row"], cell["column"]) for cell in run.results["payoffs"]}
+    newer = [(row, column) for row in (5, 6) for column in range(4, row)]
+    assert pairs >= {
+        (f"player@{row}", f"{policy}@{step}") for policy in ("player", "spy") for row, step in newer
+    }
+    assert {(f"player@{step}", f"spy@{step}") for step in (4, 5, 6)} <= pairs, (
+        "those that join at the same step"
+    )
+    prey = json.loads((run.made.directory.opponents / "prey.json").read_text())
+    assert {cell["row"].split("@")[0] for cell in prey["payoffs"]} == {"spy"}
+    for step in run.steps:
+        assert step["opponent_payoff/rival"] == pytest.approx(step["reward/player"])
+        assert step["opponent_payoff/prey"] == pytest.approx(step["reward/spy"])
+        assert step["opponent_gap/rival"] >= 0.0 and "opponent_gap/prey" not in step
+    assert run.steps[-1]["versions"] == {"player": 6, "spy": 6}
+    weights = load_file(run.made.directory.opponents / "rival" / "spy-step_000005.safetensors")
+    assert [int(number) for number in weights["state"]] != run.weights(5), "not those of the player"
+
+
+def league_recipe(tmp_path: Path) -> Path:
+    """The game of ``self_play``, and beside it the same game between an exploiter and its prey."""
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    config = yaml.safe_load((RECIPE / "config.yaml").read_text())
+    config["agents"] |= EXPLOITER
+    (recipe / "config.yaml").write_text(yaml.safe_dump(config))
+    game_of = (RECIPE / "workflow.py").read_text()
+    one, two = 'for name in ("player", "rival"))', "return Rewards(player=won, rival=-won, "
+    assert game_of.count(one) == game_of.count(two) == 1
+    sides = '("player", "rival") if int(query.id[1:]) % 2 else ("spy", "prey")'
+    game_of = game_of.replace(one, f"for name in ({sides}))")
+    game_of = game_of.replace(two, f"return Rewards(**dict(zip({sides}, (won, -won))), ")
+    (recipe / "workflow.py").write_text(game_of)
+    return recipe
+
+
+@pytest.mark.parametrize("pool", [POOL, LEAGUE], ids=["pool", "league"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_that_is_resumed_repeats_the_draws_and_the_results(tmp_path: Path, seed: int) -> None:
+def test_a_run_that_is_resumed_repeats_the_draws_and_the_results(
+    tmp_path: Path, seed: int, pool: str
+) -> None:
     """The orchestrator or the trainer dies several times; the run continues from its newest checkpoint."""
+    recipe = RECIPE if pool == POOL else league_recipe(tmp_path)
     settings = [
-        POOL, f"seed={seed}", "training.steps=8", "deterministic=true", "supervision.heartbeat_s=0.2",
+        pool, f"seed={seed}", "evaluation.every=1", "training.steps=8", "deterministic=true",
+        "supervision.heartbeat_s=0.2",
         "supervision.missed_heartbeats=2", "supervision.max_restarts=100", "rollout.turn_retries=100",
     ]  # fmt: skip
-    whole = Played(simulate(game(*settings), tmp_path / "whole", 1, hosts=2))
+    config = game(*settings, recipe=recipe)
+    whole = Played(simulate(config, tmp_path / "whole", 1, hosts=2))
     kills = FaultPlan(every_s=0.7, most=4, kinds={FaultKind.FATAL_KILL: 1.0}).draw(seed)
-    killed = Played(simulate(game(*settings), tmp_path / "killed", 1, hosts=2, planned_faults=kills))
+    killed = Played(simulate(config, tmp_path / "killed", 1, hosts=2, planned_faults=kills))
     assert killed.made.attempts > 2
     assert killed.draws == whole.draws and len(whole.draws) == 8
     assert killed.results == whole.results

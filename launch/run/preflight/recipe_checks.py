@@ -13,8 +13,8 @@ from ....actors.environments.tree_play import branch_problem
 from ....actors.errors import ConfigError, RecipeError
 from ....actors.messages import Query, refuse_equal_ids
 from ....actors.names import PolicyName, Step, Version
-from ....actors.orchestrator.opponents.past_pool import Member
-from ....actors.orchestrator.opponents.rules import RULES, draw_member
+from ....actors.orchestrator.opponents.past_pool import Member, PastPool
+from ....actors.orchestrator.opponents.rules import RULES, draw_member, rule_of_function
 from ....actors.orchestrator.queries.position_source import digest
 from ....actors.orchestrator.queries.recipe_source import RecipeSource
 from ....actors.recipe.named_function import named_function
@@ -169,13 +169,15 @@ def _rule_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
                 file=recipe.file.name, name=pool.rule, form=f"def {pool.rule}(members)"
             )
         else:
-            yield from _trial_of_rule(rule, name, key)
+            yield from _trial_of_rule(rule, name, pool.policy, key)
 
 
-def _trial_of_rule(rule: Callable[..., Any], policy: PolicyName, key: str) -> Iterator[str]:
-    members = [Member(Step(step), Version(step)) for step in range(2)]
+def _trial_of_rule(
+    rule: Callable[..., Any], policy: PolicyName, learner: PolicyName, key: str
+) -> Iterator[str]:
+    pool = PastPool([Member(learner, Step(step), Version(step)) for step in range(2)])
     try:
-        draw_member(rule, members, 0, policy, Step(1))
+        draw_member(rule_of_function(rule), pool, learner, 0, policy, Step(1))
     except RecipeError as error:
         yield f"{key}: {error}"
     except Exception as error:  # noqa: BLE001  # user code

@@ -2,6 +2,7 @@
 
 import pytest
 
+from scripts.bench import league
 from scripts.bench.slots import SOURCES, Options, measure, show
 
 from ...bench_tables import drawn
@@ -15,3 +16,39 @@ def test_every_source_plays_and_a_result_depends_on_the_seed_alone(name: str) ->
     assert 0 < result["taught"] <= 1
     assert "groups that teach" in drawn(show, result)
     assert measure(options, lambda part: None) == result
+
+
+def test_a_league_is_measured_in_both_games_and_depends_on_the_seed_alone() -> None:
+    options = league.Options(rounds=1, steps=4, every=2, groups=12, trajectories=2, matches=12)
+    result = league.measure(options, lambda part: None)
+    assert [(each["game"], each["seed"]) for each in result["rounds"]] == [("kuhn", 0), ("circle", 0)]
+    assert league.measure(options, lambda part: None) == result
+    assert result["kuhn_ratio"] == pytest.approx(result["kuhn_league"] / result["kuhn_self_play"], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("weights", "exploitability"),
+    [
+        ((1.0, 0.0, 0.0), 3.0),  # rock alone loses to paper
+        ((1 / 3, 1 / 6, 1 / 2), 0.0),  # the equilibrium
+        ((0.5, 0.0, 0.5), 0.5),  # paper: 1.5 from rock, -1 from scissors
+    ],
+)
+def test_the_exploitability_of_a_mixture_of_pure_players(
+    weights: tuple[float, ...], exploitability: float
+) -> None:
+    pure = [{"": [float(action == chosen) for action in range(3)]} for chosen in range(3)]
+    mixture = [*zip(weights, pure, strict=True)]
+    assert league.GAMES["circle"].exploitability(mixture) == pytest.approx(exploitability, abs=1e-12)
+
+
+def test_the_exploitability_of_a_mixture_in_kuhn_poker_is_that_of_its_parts_together() -> None:
+    """Half always bets and half always passes: neither side of the mixture is what it plays in one game. Against it the
+    best opponent knows nothing but the mean: by hand 1/3 and 1 alone, and less than their mean together."""
+    game = league.GAMES["kuhn"]
+    bets = {situation: [0.0, 1.0] for situation in game.situations}
+    passes = {situation: [1.0, 0.0] for situation in game.situations}
+    assert game.exploitability([(1.0, bets)]) == pytest.approx(1 / 3)
+    assert game.exploitability([(1.0, passes)]) == pytest.approx(1.0)
+    both = game.exploitability([(0.5, bets), (0.5, passes)])
+    assert 0.0 < both < (1 / 3 + 1.0) / 2

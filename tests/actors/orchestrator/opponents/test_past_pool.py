@@ -5,16 +5,17 @@ from dataclasses import asdict
 import pytest
 from pydantic import TypeAdapter
 
-from flexmarl.actors.names import Step, Version
+from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.opponents.past_pool import Game, Member, PastPool, Payoff
 
+PLAYER, SPY = PolicyName("player"), PolicyName("spy")
 WON, DRAWN, LOST = Game(1.0, -1.0), Game(0.0, 0.0), Game(-2.0, 2.0)
 
 
 def pool_of(*steps: int, size: int = 9) -> PastPool:
     pool = PastPool()
     for step in steps:
-        assert pool.add(Step(step), Version(step), size)
+        assert pool.add(PLAYER, Step(step), Version(step), size)
     pool.play(pool.members[0])
     return pool
 
@@ -47,49 +48,69 @@ def test_win_rates_forget_as_alphastars_do() -> None:
 
 def test_the_pay_off_matrix_has_a_row_for_each_version_in_training() -> None:
     pool = pool_of(0)
-    pool.played([WON, LOST])
-    pool.add(Step(5), Version(5), 9)
-    pool.played([LOST])  # member 0 still plays
+    pool.count([WON, LOST], PLAYER)
+    pool.add(PLAYER, Step(5), Version(5), 9)
+    pool.count([LOST], PLAYER)  # member 0 still plays
     assert pool.play(pool.members[1])
-    pool.played([DRAWN])
+    pool.count([DRAWN], PLAYER)
     assert pool.payoffs == [
-        Payoff(Step(0), Step(0), 2, 1.0, -1.0),
-        Payoff(Step(5), Step(0), 1, 0.0, -2.0),
-        Payoff(Step(5), Step(5), 1, 0.5, 0.0),
+        Payoff("player@0", "player@0", 2, 1.0, -1.0, 1.0),
+        Payoff("player@5", "player@0", 1, 0.0, -2.0, 2.0),
+        Payoff("player@5", "player@5", 1, 0.5, 0.0, 0.0),
     ]
 
 
 def test_a_new_member_has_the_rating_that_the_policy_had_in_training() -> None:
     pool = pool_of(0)
     pool.played([WON])
-    pool.add(Step(2), Version(2), 9)
-    assert pool.members[1] == Member(Step(2), Version(2), 1008.0)
+    pool.add(PLAYER, Step(2), Version(2), 9)
+    assert pool.members[1] == Member(PLAYER, Step(2), Version(2), 1008.0)
 
 
 def test_the_oldest_member_leaves_with_its_results() -> None:
     pool = pool_of(0, 1, size=2)
-    pool.played([WON])
+    pool.count([WON], PLAYER)
     pool.play(pool.members[1])
-    pool.played([WON])
-    pool.add(Step(2), Version(2), 2)
+    pool.count([WON], PLAYER)
+    pool.add(PLAYER, Step(2), Version(2), 2)
     assert [member.step for member in pool.members] == [1, 2]
-    assert [(each.row, each.column) for each in pool.payoffs] == [(1, 1)]
+    assert [(each.row, each.column) for each in pool.payoffs] == [("player@1", "player@1")]
 
 
 def test_weights_that_did_not_change_are_no_new_member() -> None:
     pool = pool_of(0)
-    assert not pool.add(Step(1), Version(0), 9)
+    assert not pool.add(PLAYER, Step(1), Version(0), 9)
     assert [member.step for member in pool.members] == [0]
 
 
 def test_the_version_counts_changes_of_the_member_that_plays() -> None:
     pool = pool_of(0, 1)
-    assert (pool.version, pool.member) == (1, 0)
+    assert (pool.version, pool.member) == (1, "player@0")
     assert not pool.play(pool.members[0]) and pool.version == 1
-    assert pool.play(pool.members[1]) and (pool.version, pool.member) == (2, 1)
+    assert pool.play(pool.members[1]) and (pool.version, pool.member) == (2, "player@1")
 
 
 def test_a_pool_survives_a_checkpoint() -> None:
     pool = pool_of(0, 1)
     pool.played([WON, DRAWN])
     assert TypeAdapter(PastPool).validate_python(asdict(pool)) == pool
+
+
+def test_versions_of_several_policies_are_members_by_their_names() -> None:
+    pool = pool_of(0)
+    assert pool.add(SPY, Step(0), Version(0), 9), "another policy may have the same version"
+    assert not pool.add(SPY, Step(3), Version(0), 9)
+    assert pool.add(PLAYER, Step(3), Version(3), 9)
+    assert [member.name for member in pool.members] == ["player@0", "spy@0", "player@3"]
+    assert pool.newest_of(SPY) == pool.members[1] and pool.newest_of(PolicyName("none")) is None
+    pool.play(pool.members[1])
+    pool.count([LOST], PLAYER)
+    assert pool.payoffs[-1] == Payoff("player@3", "spy@0", 1, 0.0, -2.0, 2.0)
+
+
+def test_a_policy_outside_the_pool_has_rows_by_the_newest_step() -> None:
+    pool = pool_of(0, 4)
+    pool.count([WON], SPY)
+    assert [(cell.row, cell.column) for cell in pool.payoffs] == [("spy@4", "player@0")]
+    pool.add(PLAYER, Step(8), Version(8), 2)
+    assert pool.payoffs == [], "the column has left"

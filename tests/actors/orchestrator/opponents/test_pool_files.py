@@ -17,24 +17,25 @@ def test_states_and_files_are_those_of_members_and_of_checkpoints(
     tmp_path: Path, save_every: int, most: int
 ) -> None:
     """Without a commit: ``committed`` removes more."""
-    config = PoolOfConfig(policy=PolicyName("solver"), every=1, size=4)
+    solver = PolicyName("solver")
+    config = PoolOfConfig(policy=solver, every=1, size=4)
     recipe = Recipe(RecipeConfig(folder=str(TINY), data={}, seed=0))
     setup = OpponentsSetup(folder=tmp_path, checkpoints=tmp_path / "checkpoints", save_every=save_every)
-    pool = _Pool(PolicyName("rival"), config, recipe, setup)
-    pool.state.add(Step(0), Version(0), config.size)
+    pool = _Pool(PolicyName("rival"), config, ((), ()), recipe, setup)
+    pool.join(Step(0), {solver: Version(0)})
     pool.state.play(pool.state.members[0])
-    pool.file(Step(0)).parent.mkdir()
-    pool.file(Step(0)).touch()
+    folder = pool.file(pool.state.members[0]).parent
+    folder.mkdir()
     setup.checkpoints.mkdir()
     for step in range(1, 41):
-        pool.begin(Step(step), Version(step - 1))
-        for member in list(pool.to_keep):
+        pool.begin(Step(step), {solver: Version(step - 1)})
+        for member in pool.to_keep.values():
             pool.file(member).touch()
-            del pool.to_keep[member]
+        pool.to_keep.clear()
         pool.remove_files(setup.checkpoints)
     assert len(pool._after) <= most
-    assert len(list(pool.file(Step(0)).parent.iterdir())) <= config.size * most
-    assert all(pool.file(member.step).exists() for member in pool.state.members)
+    assert len(list(folder.iterdir())) <= config.size * most
+    assert all(pool.file(member).exists() for member in pool.state.members)
     if save_every:
         assert [step for step in pool._after if step % 10 == 0] == [0, 10, 20, 30]
     assert pool.state_after(Step(39)).members == pool._after[Step(39)].members
