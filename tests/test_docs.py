@@ -11,6 +11,8 @@ A page's code blocks are taken in order, in a folder of the page's own. By the l
 - ``text``: anything else, unchecked.
 """
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -22,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
+from unittest.mock import patch
 
 import click
 import pytest
@@ -34,6 +37,7 @@ from flexmarl.actors.filters.filter_config import FilterConfig
 from flexmarl.actors.messages import InstanceApi
 from flexmarl.core.errors import CallTimeout
 from flexmarl.core.signature import endpoint_options
+from flexmarl.launch.cli.main import main
 from flexmarl.launch.cli.registry import cli
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
@@ -53,6 +57,8 @@ README_LINES = 200
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
 _LINK = re.compile(r"\[[^\]]+\]\(([^)]+)\)")
+# Commands that only print: the plan of a run.
+_PLAN = re.compile(r"flexmarl train [^|&;<>]*--(?:on|dry-run)\b[^|&;<>]*")
 # Lines that a busy machine prints too.
 _WAITING = re.compile(r"^checking .* for \d+ s, of at most \d+\n", re.MULTILINE)
 _PATH = re.compile(r"`((?:core|transport|actors|launch|scripts|tests)/[\w./-]*)`")
@@ -108,12 +114,18 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
     package = changed_checkout(PAGES[page], tmp_path / "package") if changed_files(PAGES[page]) else ROOT
     environment = _environment(tmp_path, package)
     folder.mkdir()
+    planned = False
     for block in blocks(page):
         if block.file and not block.is_of_package:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
         elif block.language == "console":
-            _run_console(block, folder, environment)
+            commands = _commands(block)
+            number = len(commands)
+            if package == ROOT and all(_PLAN.fullmatch(command) for command, _ in commands):
+                number, planned = 0 if planned else 1, True
+            _run_in_shell(block, commands[:number], folder, environment)
+            _run_here(block, commands[number:], folder, environment)
     _check_metrics(page, folder)
     _check_ratios(page, folder)
     _check_learning(page, folder)
@@ -140,16 +152,25 @@ def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
     }
 
 
-def _run_console(block: Block, folder: Path, environment: dict[str, str]) -> None:
-    """Runs the commands of a block in one shell, which ends with the first that fails, and compares their output.
+def _commands(block: Block) -> list[tuple[str, str]]:
+    """Each command with the output that the page shows."""
+    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
+
+
+def _is_refused(output: str) -> bool:
+    return output.startswith("flexmarl: ")
+
+
+def _run_in_shell(
+    block: Block, commands: list[tuple[str, str]], folder: Path, environment: dict[str, str]
+) -> None:
+    """Runs the commands in one shell, which ends with the first that fails, and compares their output.
 
     A command may fail if the page shows a refusal.
     """
-    commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
-    refused = {command for command, output in commands if output.startswith("flexmarl: ")}
     script = "".join(
-        f"echo; echo '>>> {number}'\n{command}{' || true' if command in refused else ''}\n"
-        for number, (command, _) in enumerate(commands)
+        f"echo; echo '>>> {number}'\n{command}{' || true' if _is_refused(output) else ''}\n"
+        for number, (command, output) in enumerate(commands)
     )
     done = subprocess.run(
         ["bash", "-c", f"set -e; exec 2>&1\n{script}wait"],
@@ -163,10 +184,35 @@ def _run_console(block: Block, folder: Path, environment: dict[str, str]) -> Non
     )
     printed = re.split(r"\n>>> \d+\n", done.stdout)[1:]
     for (command, wanted), got in zip(commands, printed, strict=False):
-        assert _matches(wanted, _WAITING.sub("", got)), (
-            f"{block}: $ {command}\nprinted\n{got}and not\n{wanted}"
-        )
+        _check_output(block, command, wanted, got)
     assert (len(printed), done.returncode) == (len(commands), 0), f"{block}:\n{done.stdout}"
+
+
+def _run_here(
+    block: Block, commands: list[tuple[str, str]], folder: Path, environment: dict[str, str]
+) -> None:
+    """Runs commands of ``flexmarl`` in this process, and compares their output.
+
+    A process for each imports torch and transformers, which takes ten times as long as the plan of a run. The first of
+    a page has one.
+    """
+    for command, wanted in commands:
+        output = io.StringIO()
+        with (
+            contextlib.chdir(folder),
+            patch.dict(os.environ, environment),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            status = main(shlex.split(command)[1:])
+        _check_output(block, command, wanted, output.getvalue())
+        assert status == 0 or _is_refused(wanted), f"{block}: $ {command}\nended with status {status}"
+
+
+def _check_output(block: Block, command: str, wanted: str, printed: str) -> None:
+    assert _matches(wanted, _WAITING.sub("", printed)), (
+        f"{block}: $ {command}\nprinted\n{printed}and not\n{wanted}"
+    )
 
 
 def _matches(wanted: str, got: str) -> bool:
