@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .environments.environment import Ask, Environment
     from .environments.gymnasium_environment import GymnasiumEnvironment
     from .environments.mcp_server import McpServer
+    from .environments.openenv_environment import OpenEnvEnvironment
     from .environments.parallel_environment import ParallelEnvironment
     from .environments.process_pool import in_process
     from .environments.tool_runs import run_tools
@@ -34,6 +35,7 @@ else:
             "gateway.gateway": ["open_gateway"],
             "environments.gymnasium_environment": ["GymnasiumEnvironment"],
             "environments.mcp_server": ["McpServer"],
+            "environments.openenv_environment": ["OpenEnvEnvironment"],
             "environments.parallel_environment": ["ParallelEnvironment"],
             "environments.process_pool": ["in_process"],
             "messages": ["Query", "StoreApi"],
@@ -56,6 +58,7 @@ __all__ = [
     "GymnasiumEnvironment",
     "LimitReached",
     "McpServer",
+    "OpenEnvEnvironment",
     "ParallelEnvironment",
     "ProgramFailed",
     "Query",

@@ -4,16 +4,17 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidEnvironment, LimitReached
+from ..errors import InvalidEnvironment
 from ..messages import Query
 from ..workflow import Rewards, Turn
-from .environment import Environment, Says
+from .environment import Says
+from .stepped_environment import SteppedEnvironment
 
 if TYPE_CHECKING:
     import gymnasium
 
 
-class GymnasiumEnvironment(Environment):
+class GymnasiumEnvironment(SteppedEnvironment):
     """Derive from this class, and define ``make`` and ``action``:
 
         class Lake(GymnasiumEnvironment):
@@ -28,13 +29,10 @@ class GymnasiumEnvironment(Environment):
             def action(self, turn):
                 return "LDRU".find(turn.text[:1]) % 4
 
-    The agent's reward is the sum of the rewards of its steps. With ``by_turn = True`` each step's reward is that of its
-    turn instead, for algorithms whose ``rewards`` are ``turn`` or ``both``. A trajectory begins with
-    ``reset(seed=query.data["seed"])``. These methods are plain functions, and run on the event loop, as gymnasium's do.
+    A trajectory begins with ``reset(seed=query.data["seed"])``. Rewards: see ``SteppedEnvironment``. These methods are
+    plain functions, and run on the event loop, as gymnasium's do.
     """
 
-    agent = "player"
-    by_turn = False
     env: "gymnasium.Env[Any, Any] | None" = None
 
     @abstractmethod
@@ -46,14 +44,7 @@ class GymnasiumEnvironment(Environment):
         """The new text, or the new messages, for the agent."""
         return f"{observation}\n"
 
-    @abstractmethod
-    def action(self, turn: Turn) -> Any:
-        """The action of an answer. For an answer without one, return another action, or raise an error: the trajectory
-        fails."""
-        raise NotImplementedError
-
     async def reset(self, query: Query) -> Mapping[str, Says]:
-        self.paid: list[tuple[Turn, float]] = []
         self.env = self.make(query)
         observation, info = self.env.reset(seed=query.data.get("seed"))
         return {self.agent: self.prompt(observation, info)}
@@ -65,20 +56,6 @@ class GymnasiumEnvironment(Environment):
         observation, reward, terminated, truncated, info = self.env.step(self.action(turn))
         self.paid.append((turn, float(reward)))
         return self.rewards() if terminated or truncated else {self.agent: self.prompt(observation, info)}
-
-    def rewards(self) -> Rewards:
-        """The rewards at the end, also at a limit of turns or tokens."""
-        total = sum(reward for _, reward in self.paid)
-        metrics = {"return": total, "steps": float(len(self.paid))}
-        if not self.by_turn:
-            return Rewards(metrics=metrics, **{self.agent: total})
-        rewards = Rewards(metrics=metrics, **{self.agent: 0.0})
-        for turn, reward in self.paid:
-            rewards.of(turn, reward)
-        return rewards
-
-    async def truncated(self, limit: LimitReached) -> Rewards:
-        return self.rewards()
 
     async def end(self) -> None:
         if self.env is not None:
