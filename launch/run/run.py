@@ -47,7 +47,7 @@ from ..monitoring.sinks.run_sinks import RunSinks
 from ..monitoring.sinks.sink import SinkRun
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.samples.archive import Archive
-from ..run_folder.spans.span_log import SpanLog
+from ..run_folder.spans.span_log import SpanLog, count_spans
 from .actor_launcher import ActorLauncher
 from .actor_specs import modules_of
 from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
@@ -219,9 +219,9 @@ class Run:
             (f"{number}:{name_of(function)}", FunctionSink(function))
             for number, function in enumerate(self._functions, 1)
         ]
-        return RunSinks(
-            named, SinkRun(folder, Path(start.config.recipe), start.step, config), self._record.log
-        )
+        spans = count_spans(self.directory.trace)
+        run = SinkRun(folder, Path(start.config.recipe), start.step, config, spans)
+        return RunSinks(named, run, self._record.log)
 
     async def _until_the_end(self) -> RunResult:
         config, directory = self._prepared.start.config, self.directory
@@ -349,7 +349,7 @@ class Run:
             self._stalls.close()
             await _cancel(work, death, stop, patience)
         if launcher.spans is not None and not self._at_once.is_set():  # of a run that has failed too
-            await launcher.spans.end()
+            await launcher.spans.end(self._broadcast.warn)
         if self._at_once.is_set():
             await supervision.kill_all()
             raise Interrupted(f"stopped by {self._stopped_by}")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from ...core.base.texts import text_of
 from ...core.spans import SpanBatch
 from ..run_folder.spans.span_log import SpanLog
 from .run_supervision import RunSupervision
@@ -37,12 +38,16 @@ class SpanKeeper:
             await self._take(_ANSWER_TIMEOUT_S)
             await asyncio.sleep(self._interval_s)
 
-    async def end(self) -> None:
-        """Takes the last spans, of all processes that answer soon."""
+    async def end(self, warn: Callable[[str], None]) -> None:
+        """Takes the last spans, of all processes that answer soon. ``warn``: gets a line if that fails. It raises
+        nothing, since the result or the error of the run is to be seen."""
         self._is_ending = True
         if self._asking is not None:  # a process that hangs would hold those of all others
             self._asking.cancel()
-        await self._take(_LAST_TIMEOUT_S)
+        try:
+            await self._take(_LAST_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  # said by warn
+            warn(f"the last spans are not recorded: {type(error).__name__}: {text_of(error)}")
 
     async def _take(self, timeout_s: float) -> None:
         async with self._taking:

@@ -228,8 +228,7 @@ class _Simulator:
             self._disk,
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
-            display = NoDisplay()
-            console = RunConsole(directory, display, clock=asyncio.get_running_loop().time)
+            console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
             await system.add(console, "console")
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
@@ -247,7 +246,7 @@ class _Simulator:
                 _running(injector.run()) as injecting,
             ):
                 cluster.take_up = supervision.take_up
-                with closing(SpanLog(directory.trace, config.trace, display.warn)) as log:
+                with closing(SpanLog(directory.trace, config.trace, NoDisplay().warn)) as log:
                     spans = SpanKeeper(
                         supervision,
                         log,
@@ -278,7 +277,7 @@ class _Simulator:
             result = await launcher.console.ended_with
             await launcher.console.event(end_of_run(result, asyncio.get_running_loop().time()))
             if launcher.spans is not None:
-                await launcher.spans.end()
+                await launcher.spans.end(NoDisplay().warn)
             if self._reads_statistics:
                 await launcher.supervision.process_statistics(self._note_statistics)
             return result

@@ -31,7 +31,7 @@ from flexmarl.launch.monitoring.sinks.sink_config import (
     TensorboardConfig,
     WandbConfig,
 )
-from flexmarl.launch.run_folder.spans.span_log import SpanLog
+from flexmarl.launch.run_folder.spans.span_log import SpanLog, count_spans
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
 from ..core.span_batches import timeless_recorder
@@ -412,9 +412,13 @@ class TestSpansOfOpentelemetry:
         assert len(collector.spans) == 7
 
     def test_of_lives_before_are_not_sent_again(self, collector: Collector, tmp_path: Path) -> None:
+        """Also those of a life that has ended before its first checkpoint: the run begins again with step 1."""
         self.record(tmp_path)
-        self.send(collector, tmp_path, resumed=1)
-        assert not collector.spans
+        sink = OpentelemetryConfig(endpoint=collector.address).sink()
+        sink.open(SinkRun(tmp_path, tmp_path, spans=count_spans(tmp_path / "trace")), "")
+        self.record(tmp_path)
+        sink.close(failed=False)
+        assert len(collector.spans) == 7
 
     @staticmethod
     def record(folder: Path) -> None:
@@ -428,14 +432,14 @@ class TestSpansOfOpentelemetry:
         record(recorder, "orchestrator", "step", 1.0, 6.0, step=1)
         for begin in (7.0, 8.0):
             record(recorder, "rollout-0 trajectories", "trajectory", begin, 9.0, "q9", trajectory=0)
-        (folder / "trace").mkdir()
+        (folder / "trace").mkdir(exist_ok=True)
         with closing(SpanLog(folder / "trace", TraceConfig(), print)) as log:
             log.add("all", "host", recorder.take(1.0, 0))
 
     @staticmethod
-    def send(collector: Collector, folder: Path, resumed: int = 0) -> None:
+    def send(collector: Collector, folder: Path) -> None:
         sink = OpentelemetryConfig(endpoint=collector.address).sink()
-        sink.open(SinkRun(folder, folder, resumed), "")
+        sink.open(SinkRun(folder, folder), "")
         sink.close(failed=False)
 
 

@@ -76,9 +76,7 @@ class OpentelemetrySink(Sink):
         self._resource: Resource = Resource.create({"service.name": "flexmarl", "flexmarl.run": run.name})
         if self._with_spans and self._stored is None:
             self._stored = StoredSpans(RunDirectory(run.folder).trace)
-            if run.step:  # the life before this one has sent them
-                self._stored.refresh()
-                self._sent = self._stored.size
+            self._sent = run.spans  # the lives before this one have sent them
         # A resumed run repeats steps: without this, their spans would have the ids of the ones before.
         self._life = self._life or f"{run.name} {time.time_ns()}"
         return (

@@ -22,12 +22,14 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class SinkRun:
     """The run whose figures a sink gets. ``folder``: the run's. ``recipe``: the recipe's folder. ``step``: the last one
-    that a resumed run keeps, 0 in a new run. ``config``: its values by dotted key."""
+    that a resumed run keeps, 0 in a new run. ``config``: its values by dotted key. ``spans``: those that the lives of
+    the run before this one have recorded."""
 
     folder: Path
     recipe: Path
     step: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
+    spans: int = 0
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ....actors.spans import KINDS, NAMES, NUMBERS, Span
-from ...run_folder.spans.span_log import RECORD, names_file, parse_names, spans_file
+from ...run_folder.spans.span_log import RECORD, count_spans, names_file, parse_names, spans_file
 
 BLOCK: Final = 2**16
 DAMAGED: Final = 2**16 - 1
@@ -83,6 +83,8 @@ class StoredSpans:
         self.blocks: list[Block] = []
         self.dropped = 0
         self.size = 0
+        self._first = b""
+        """The first record, by which a file is known again: its inode may be that of a file that was removed."""
         self._names: list[str] = []
         self._entries: dict[str, int] = {}
         self._lives: list[int] = []
@@ -95,14 +97,14 @@ class StoredSpans:
 
     def refresh(self) -> bool:
         """Reads what has been written since the last call; True if that is something."""
-        before = self.size
+        size = count_spans(self._folder)
         try:
-            size = spans_file(self._folder).stat().st_size // RECORD.itemsize
+            first = self._first_record()
         except FileNotFoundError:
             return False
-        if size < before:  # the folder is another run's by now
+        if self.size and (size < self.size or first != self._first):  # the folder is another run's by now
             self._forget()
-            before = 0
+        before, self._first = self.size, first
         self._read_names()  # they were written before the records with them
         while self.size < size:
             count = min(size - self.size, BLOCK - self.size % BLOCK)
@@ -111,6 +113,10 @@ class StoredSpans:
                 break
             self._add(records)
         return self.size > before
+
+    def _first_record(self) -> bytes:
+        with spans_file(self._folder).open("rb") as file:
+            return file.read(RECORD.itemsize)
 
     def _read_names(self) -> None:
         with names_file(self._folder).open("rb") as file:

@@ -50,6 +50,14 @@ def names_file(folder: Path) -> Path:
     return folder / "names.jsonl"
 
 
+def count_spans(folder: Path) -> int:
+    """The whole records in a run's folder ``trace/``."""
+    try:
+        return spans_file(folder).stat().st_size // RECORD.itemsize
+    except FileNotFoundError:
+        return 0
+
+
 class SpanLog:
     """Appends to the files; one for each life of a run. ``dropped``: spans that are missing, in all lives. It is closed
     at the end."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from flexmarl.actors.spans import KINDS, Span
+from flexmarl.core.errors import SystemClosed
 from flexmarl.core.spans import SpanBatch
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.monitoring.timeline.links import KEY_SETS, links_of
@@ -186,7 +187,7 @@ def test_the_end_waits_for_no_process_longer_than_two_seconds_and_has_all_spans(
         await asyncio.sleep(1.0)
         supervision.recorder.add(2.0, 3.0, ("trainer", "optimizer", "", "", ""))
         began = asyncio.get_running_loop().time()
-        await keeper.end()
+        await keeper.end(print)
         seconds = asyncio.get_running_loop().time() - began
         await running
         log.close()
@@ -195,3 +196,20 @@ def test_the_end_waits_for_no_process_longer_than_two_seconds_and_has_all_spans(
     assert virtual_time.run(main()) <= 2.0
     spans = StoredSpans(tmp_path / "trace")
     assert spans.refresh() and spans.size == 2
+
+
+def test_an_error_at_the_end_is_said_and_hides_no_result(tmp_path: Path) -> None:
+    class Broken(FakeSupervision):
+        async def process_spans(
+            self, share: float, received: Mapping[str, int], timeout_s: float
+        ) -> dict[str, SpanBatch]:
+            raise SystemClosed("it is closed")
+
+    async def main() -> list[str]:
+        said: list[str] = []
+        log = SpanLog(tmp_path / "trace", TraceConfig(), print)
+        keeper = SpanKeeper(cast(RunSupervision, cast(Any, Broken())), log, dict, call_here)
+        await keeper.end(said.append)
+        return said
+
+    assert virtual_time.run(main()) == ["the last spans are not recorded: SystemClosed: it is closed"]

@@ -157,7 +157,8 @@ def test_spans_that_come_after_the_limit_are_counted(tmp_path: Path) -> None:
     assert (spans.size, spans.dropped) == (20_000, 2)
 
 
-def test_a_folder_that_begins_again_is_read_from_its_begin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_folder_that_begins_again_is_read_from_its_begin(tmp_path: Path, count: int) -> None:
     log = open_log(tmp_path / "trace")
     log.add("rollout-0", "there", batch(TURN, TURN))
     log.close()
@@ -166,9 +167,9 @@ def test_a_folder_that_begins_again_is_read_from_its_begin(tmp_path: Path) -> No
     spans_file(tmp_path / "trace").unlink()
     names_file(tmp_path / "trace").unlink()
     log = open_log(tmp_path / "trace")
-    log.add("orchestrator", "here", batch(STEP))
+    log.add("orchestrator", "here", batch(*[STEP] * count))
     log.close()
     assert spans.refresh()
-    assert spans.spans(range(spans.size)) == [STEP] and [lane.name for lane in spans.lanes] == [
+    assert spans.spans(range(spans.size)) == [STEP] * count and [lane.name for lane in spans.lanes] == [
         "orchestrator"
     ]
