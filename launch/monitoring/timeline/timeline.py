@@ -4,7 +4,7 @@
 
     {"begin": s, "end": s, "run_begin": s, "run_end": s,
      "lanes": [{"name", "role", "node"}, ...], "kinds": [...],
-     "spans": [[lane, begin_s, end_s, kind, id, label], ...],          at least a pixel wide
+     "spans": [[lane, begin_s, end_s, kind, id, label], ...],          at least a pixel wide, in the order of drawing
      "dense": [[lane, begin_s, end_s, kind, busy_share], ...],         narrower ones, merged
      "marks": [[lane or null, at_s, kind, text], ...], "dropped": n}
 
@@ -26,6 +26,7 @@ from .span_keys import SpanKeys
 from .stored_spans import Array, StoredSpans
 
 MOST_WIDTH: Final = 10_000
+_ON_TOP: Final = "prefill"
 _LABELLED_PIXELS: Final = 24
 """A narrower rectangle has no room for a word."""
 
@@ -122,7 +123,10 @@ class Timeline:
         )
         kept = self._longest(lane_of[rows], ends - begins, width)
         times.add(rows[~kept], begins[~kept], ends[~kept])
-        spans = self._list_spans(ids[kept], rows[kept], begins[kept], ends[kept], times.pixel_s)
+        # Prompts last: among the turns that an instance decodes meanwhile they would be covered.
+        on_top = np.array([kind == _ON_TOP for kind in self._spans.kinds])[kind_of[rows]]
+        order = [*np.flatnonzero(kept & ~on_top), *np.flatnonzero(kept & on_top)]
+        spans = self._list_spans(ids[order], rows[order], begins[order], ends[order], times.pixel_s)
         seconds = times.seconds()
         dense = [
             [

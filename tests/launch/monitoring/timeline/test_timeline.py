@@ -65,6 +65,20 @@ def test_wide_spans_are_listed_and_narrow_ones_are_merged_by_lane(run: RunDirect
     assert view["dropped"] == 4 and (view["run_begin"], view["run_end"]) == (T, T + 100)
 
 
+def test_the_prompts_of_an_instance_are_drawn_above_the_turns_that_it_decodes(run: RunDirectory) -> None:
+    def span(kind: str, begin: float, end: float, turn: int) -> Span:
+        return Span("solver-0", kind, T + begin, T + end, "q1", policy="shared", turn=turn)
+
+    write(
+        run,
+        span("prefill", 20, 22, 1), span("decode", 22, 40, 1),
+        span("prefill", 0, 5, 0), span("decode", 5, 60, 0),
+    )  # fmt: skip
+    view = timeline(run.path).view(T, T + 100, 100)
+    drawn = [(view["kinds"][kind], number) for _, _, _, kind, number, _ in view["spans"]]
+    assert drawn == [("decode", 1), ("decode", 3), ("prefill", 0), ("prefill", 2)]
+
+
 def test_a_window_has_the_spans_that_reach_into_it(run: RunDirectory) -> None:
     write(run, generate(0, 10, 0), generate(9, 3, 1), generate(20, 5, 2))
     view = timeline(run.path).view(T + 10, T + 20, 10)
