@@ -40,6 +40,11 @@ class RecordedTurn(NamedTuple):
     under algorithms whose trainer computes it later. ``version``: of the policy, at the first token;
     ``version_changes``: as in ``Sample``. ``logprobs[i]`` is of ``tokens[i]``. ``columns``: those that the workflow
     wrote. ``left_out``: it is not trained, by the workflow or the rules of its gateway.
+
+    ``trainer_logprobs[i]`` is of ``tokens[i]`` under the trainer's policy ``trainer_version``, before its step: the
+    engine's version, unless the sample was trained late. Empty and None if the trainer has not computed them: in
+    evaluations, of samples without an advantage, before their micro-batch, and outside of the share
+    ``samples.trainer_logprobs``. A record of a worker has none: readers join them.
     """
 
     number: int
@@ -57,6 +62,8 @@ class RecordedTurn(NamedTuple):
     version_changes: tuple[int, ...] = ()
     columns: Mapping[str, Any] = _NOTHING
     left_out: bool = False
+    trainer_logprobs: tuple[float, ...] = ()
+    trainer_version: int | None = None
 
 
 _LOGPROBS: Final = RecordedTurn._fields.index("logprobs")

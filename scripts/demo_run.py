@@ -23,7 +23,7 @@ SETTINGS: Final = (
     "pool.slots=1",
     "evaluation.every=20",
     "data.eval_problems=40",
-    "samples.steps=1",
+    "samples.steps=3",
     "trace.sample=0.02",
 )
 FILES: Final = (

@@ -1,4 +1,4 @@
-"""Messages between rollout workers and the file of recorded trajectories."""
+"""Messages between rollout workers, trainers and the file of recorded trajectories."""
 
 from typing import Protocol
 
@@ -14,3 +14,8 @@ class ArchiveApi(Protocol):
         group that begins again has one. ``dropped``: trajectories that the sender had no room for since its last call.
         Returns how many trajectories are dropped here: the file can't be written, or has reached its limit. Returns
         when the others are in the file."""
+
+    @endpoint
+    async def keep_compared(self, records: list[bytes], dropped: int) -> int:
+        """Adds records, each as ``pack_compared`` returns it. Of a sample that comes again the newest counts.
+        ``dropped`` and the result: as of ``keep``, of samples."""

@@ -1,16 +1,24 @@
 """The record of a worker's trajectories, for people: made when a group or an evaluation's trajectory has ended."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..gateway.program import ProgramEnd
 from ..messages import Sample
 from ..names import Step
-from ..recorded_trajectory import PromptPart, RecordedProgram, RecordedTrajectory, RecordedTurn
+from ..record_queue import ANSWER_TIMEOUT_S, RecordKind, RecordQueue, RunBlocking
+from ..recorded_trajectory import (
+    PromptPart,
+    Record,
+    RecordedProgram,
+    RecordedTrajectory,
+    RecordedTurn,
+    compress_record,
+    pack_record,
+)
 from ..sample_id import turn_of
 from ..workflow import Prompt, Turn
 from .groups.group_run import GroupRun, TrajectoryEnd
-from .record_queue import RecordQueue, RunBlocking
 from .rollout_setup import RolloutSetup
 from .trajectory import Trajectory
 
@@ -23,7 +31,10 @@ class TrajectoryRecords:
 
     def __init__(self, setup: RolloutSetup, run_blocking: RunBlocking) -> None:
         """``run_blocking``: as of an actor's system."""
-        self._queue = None if setup.archive is None else RecordQueue(setup.archive, run_blocking)
+        self._queue: RecordQueue[Record] | None = None
+        if setup.archive is not None:
+            keep = setup.archive.within(ANSWER_TIMEOUT_S).keep
+            self._queue = RecordQueue(RecordKind("trajectories", compress_record, keep), run_blocking)
         self._agents = setup.agents
 
     @property
@@ -51,14 +62,19 @@ class TrajectoryRecords:
         that are left over."""
         if self._queue is not None and run.ended:
             samples = {sample.sample_id: sample for sample in run.credited_turns}
-            self._queue.add(
-                [self._record(run.step, False, end, samples) for _, end in sorted(run.ended.items())]
+            self._add(
+                self._queue,
+                [self._record(run.step, False, end, samples) for _, end in sorted(run.ended.items())],
             )
 
     def evaluated(self, step: Step, end: TrajectoryEnd) -> None:
         """Records a trajectory of the evaluation after ``step``."""
         if self._queue is not None:
-            self._queue.add([self._record(step, True, end, {})])
+            self._add(self._queue, [self._record(step, True, end, {})])
+
+    def _add(self, queue: RecordQueue[Record], trajectories: Sequence[RecordedTrajectory]) -> None:
+        record = pack_record(trajectories)
+        queue.add(record, record.size, len(trajectories))
 
     def _record(
         self, step: Step, evaluation: bool, end: TrajectoryEnd, samples: Mapping[str, Sample]

@@ -150,7 +150,7 @@ class Trainer(Actor, TrainerApi):
         if self._setup.pool is None:
             from .pool.static_pool import StaticPool
 
-            return StaticPool(self._setup, self.system)
+            return StaticPool(self._setup, self.system, self.background)
         from .pool.shared_pool import SharedPool
 
         return SharedPool(self._setup, self._setup.pool, self.system, self.background, self.watch)

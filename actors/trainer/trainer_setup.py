@@ -6,7 +6,16 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..config_base import Config, Count, Natural
 from ..credit.credit_config import CreditConfig
-from ..messages import ConsoleApi, LoraConfig, ModelConfig, SlotApi, StoreApi, SupervisorApi, WeightsConfig
+from ..messages import (
+    ArchiveApi,
+    ConsoleApi,
+    LoraConfig,
+    ModelConfig,
+    SlotApi,
+    StoreApi,
+    SupervisorApi,
+    WeightsConfig,
+)
 from ..names import AgentName, PolicyName
 from ..recipe.recipe import RecipeConfig
 from .backends.backend_config import TorchTrainerConfig, TrainerBackendConfig
@@ -22,6 +31,7 @@ class PolicySetup(Config):
     ``max_staleness``: the most versions that a sample may be older than the policy (0 unless the run is ``async``).
     ``updates``: optimizer steps of a step of the run. ``init_from``: the folder of a saved policy, whose weights this
     one starts from. ``probe_every``: every so many versions the weights are published with a probe, never if it is 0.
+    ``compared_share``: of the queries whose trained tokens are compared with the engine's, for the record.
     """
 
     model: ModelConfig | None = None
@@ -36,6 +46,7 @@ class PolicySetup(Config):
     updates: Count = 1
     init_from: Path | None = None
     probe_every: Natural = 0
+    compared_share: float = 0.0
 
     @property
     def is_of_an_endpoint(self) -> bool:
@@ -77,7 +88,8 @@ class TrainerSetup:
 
     ``compute_timeout_s``: of each computation. ``total_steps``: of the run, for the learning rate's schedule.
     ``resume_from``: the folder of a joint checkpoint with one folder per policy; None: from the beginning.
-    ``encrypted``: bulk between hosts is encrypted.
+    ``encrypted``: bulk between hosts is encrypted. ``archive``: keeps log-probabilities of trained tokens for
+    people; None: they are not recorded.
     """
 
     policies: dict[PolicyName, PolicySetup]
@@ -91,6 +103,7 @@ class TrainerSetup:
     encrypted: bool = True
     compute_timeout_s: float = 3600.0
     frozen: dict[PolicyName, PolicySetup] = field(default_factory=dict)
+    archive: ActorRef[ArchiveApi] | None = None
 
     @property
     def devices(self) -> list[str]:

@@ -37,6 +37,9 @@ def _condition(context: click.Context, option: click.Parameter, text: str | None
     help="Trajectories to show, the newest; lines of --list.",
 )
 @click.option("--tokens", is_flag=True, help="Show each token, the redder the less probable it was.")
+@click.option(
+    "--differences", is_flag=True, help="Show each token, the redder the more trainer and engine differ."
+)
 @click.option("--list", "as_list", is_flag=True, help="Show one line for each turn, without texts.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each trajectory, or turn with --list."
@@ -47,6 +50,7 @@ def samples(
     worst: int | None,
     limit: int,
     tokens: bool,
+    differences: bool,
     as_list: bool,
     as_json: bool,
     failed: bool,
@@ -62,6 +66,7 @@ def samples(
       flexmarl samples runs/first --evaluation --worst 3
       flexmarl samples runs/first --agent checker --reward '<0.2' --step '>100'
       flexmarl samples runs/first --query q000017 --tokens
+      flexmarl samples runs/first --agent checker --differences
       flexmarl samples runs/first --failed --list
       flexmarl samples runs/first --best 100 --json | jq -r '.turns[-1].text'
     """
@@ -69,9 +74,9 @@ def samples(
         raise click.UsageError("--best and --worst exclude each other")
     if failed and (best or worst):
         raise click.UsageError("a trajectory that failed has no reward: --failed takes no --best or --worst")
-    if as_list and (best or worst or tokens):
+    if as_list and (best or worst or tokens or differences):
         raise click.UsageError(
-            "--list shows turns in their order, without texts: no --best, --worst or --tokens"
+            "--list shows turns in their order, without texts: no --best, --worst, --tokens or --differences"
         )
     from ..run_folder.samples.reader import Order, Samples
     from ..run_folder.samples.showing import show_list, show_trajectories
@@ -84,6 +89,13 @@ def samples(
             return 0
         order: Order = "best" if best else "worst" if worst else "newest"
         show_trajectories(
-            reader, run_dir, order, best or worst or limit, filters, tokens=tokens, as_json=as_json
+            reader,
+            run_dir,
+            order,
+            best or worst or limit,
+            filters,
+            tokens=tokens or differences,
+            as_json=as_json,
+            shade="difference" if differences else "probability",
         )
     return 0

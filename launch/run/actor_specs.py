@@ -215,6 +215,7 @@ def _trainer_setup(
         weights=config.weights,
         encrypted=config.network.encrypted,
         compute_timeout_s=config.training.compute_timeout_s,
+        archive=references.archive if config.samples.compared_share else None,
     )
 
 

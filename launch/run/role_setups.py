@@ -31,6 +31,7 @@ def _policy_setup(config: RunConfig, name: PolicyName) -> PolicySetup:
         updates=config.training.updates,
         init_from=policy.init_from,
         probe_every=config.weights.probe_every if policy.engine.proves_weights else 0,
+        compared_share=config.samples.compared_share,
     )
 
 

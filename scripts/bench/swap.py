@@ -301,7 +301,7 @@ async def _bench(size: Size, *, shared: bool = True, ranks: int = 1) -> AsyncIte
             setup = TrainerSetup(policies, recipe, 10, store, store_dir)
             holder = _Holder()
             console = await system.add(holder, "console")
-            pool: TrainingPool = StaticPool(setup, system)
+            pool: TrainingPool = StaticPool(setup, system, holder.background)
             if shared:
                 pool = await _shared_pool(setup, system, supervisor, holder, console, ranks)
             with first_error():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...compared_logprobs import Compared
 from ...messages import LikelyTokens, Sample, StepStats
 from ..shards import Shard
 
@@ -107,6 +108,12 @@ class PolicyBackend(ABC):
         """The likeliest tokens behind a few prompts, by the weights that ``weights`` would publish now; empty if this
         version is published without. Prompts differ from version to version. In a gang all ranks get the same."""
         return ()
+
+    def take_compared(self) -> Mapping[str, Compared]:
+        """Trained samples by their id, compared with the engine by ``accumulate`` and ``optimizer_step`` since the last
+        call; empty without a model. Each rank of a gang has samples of its own. The state does not include them: to
+        be taken after each of these calls."""
+        return {}
 
     @abstractmethod
     def base_state(self) -> Mapping[str, Any]:

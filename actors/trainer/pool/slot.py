@@ -9,7 +9,7 @@ between.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -26,6 +26,7 @@ from ....transport.handle import PathName, TensorSpec
 from ....transport.remote.bulk import Bulk
 from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
+from ...compared_logprobs import Compared
 from ...errors import PlainGang
 from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, Sample, StepStats
 from ...names import PolicyName, Step, Version
@@ -34,7 +35,8 @@ from ...spans import batch_number, place_of, record
 from ..arrival_order import Place
 from ..backends.backend_config import SimulatedTrainerConfig, has_simulated_gangs
 from ..backends.backend_factory import BackendFactory
-from ..backends.policy_backend import PolicyBackend
+from ..backends.policy_backend import MicroBatchStats, PolicyBackend
+from ..compared_records import ComparedRecords
 from ..loss_columns import with_columns
 from ..trainer_setup import TrainerSetup
 from .computations import Computations
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from ..backends.torch_policy.gang_rank import GangRank
 
 T = TypeVar("T")
+Background = Callable[[Coroutine[Any, Any, None], str], None]
+"""As of ``Actor``."""
 
 _NO_GANG: Final = GangPlace(0, 1, "")
 
@@ -69,9 +73,13 @@ class Slot:
         self._resources = AsyncExitStack()
         self._spans, self._lane = SpanRecorder(), ""
 
-    async def open(self, system: ActorSystem, only_path: PathName | None = None) -> None:
-        """``system``: of the actor that computes. ``only_path``: of its states; None: any."""
+    async def open(
+        self, system: ActorSystem, background: Background, only_path: PathName | None = None
+    ) -> None:
+        """``system`` and ``background``: of the actor that computes. ``only_path``: of its states; None: any."""
         self._spans, self._lane = system.spans, system.name
+        self._compared = ComparedRecords(self._setup.archive, system.run_blocking)
+        background(self._compared.run(), "records")
         setup, directory = self._setup, system.directory
         bulk = Bulk.of(system, encrypted=setup.encrypted)
         transport = StateTransport(directory, find_devices(setup.devices), only_path, bulk)
@@ -86,6 +94,7 @@ class Slot:
     async def close(self) -> None:
         """Forgets the computations that have not begun. Does not wait for the one under way."""
         self._factory.close()
+        await self._compared.drain()
         await self._resources.aclose()
 
     @property
@@ -241,7 +250,13 @@ class Slot:
             await place.wait_turn()
         name = f"a micro-batch of {policy}, {len(samples)} samples"
         took: list[float] = []
-        stats = await self.compute(name, lambda: self._hosted[policy].accumulate(samples), took.append)
+
+        def accumulate() -> tuple[MicroBatchStats, Mapping[str, Compared]]:
+            backend = self._hosted[policy]
+            return backend.accumulate(samples), backend.take_compared()
+
+        stats, compared = await self.compute(name, accumulate, took.append)
+        self._compared.add(compared)
         self._record_batch(policy, leased.fence, samples, stats.tokens, sum(took))
         versions = Counter(sample.policy_version for sample in samples)
         return MicroBatchTrained(
@@ -277,11 +292,11 @@ class Slot:
     async def optimizer_step(self, policy: PolicyName, step: Step) -> tuple[StepStats, Version]:
         """See ``TrainingPool.optimizer_step``."""
 
-        def take_step() -> tuple[StepStats, Version]:
+        def take_step() -> tuple[StepStats, Version, Mapping[str, Compared]]:
             backend = self._hosted[policy]
             stats = backend.optimizer_step(step - 1)
             self._note_weights(policy)
-            return stats, Version(backend.version)
+            return stats, Version(backend.version), backend.take_compared()
 
         name = f"the optimizer step {step} of {policy}"
         record_span, took = self._record_as("optimizer", policy, step=step), 0.0
@@ -291,7 +306,8 @@ class Slot:
             took = seconds
             record_span(seconds)
 
-        stats, version = await self.compute(name, take_step, end)
+        stats, version, compared = await self.compute(name, take_step, end)
+        self._compared.add(compared)
         return replace(stats, figures={**stats.figures, "update_s": took}), version
 
     async def gather_weights(

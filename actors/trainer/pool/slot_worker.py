@@ -84,7 +84,7 @@ class SlotWorker(Actor, SlotApi):
     async def on_start(self) -> None:
         self._life = self.system.new_id()
         self._torch = version("torch")
-        await self._slot.open(self.system)
+        await self._slot.open(self.system, self.background)
 
     async def on_stop(self) -> None:
         await self._slot.close()

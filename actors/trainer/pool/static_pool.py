@@ -14,7 +14,7 @@ from ...names import PolicyName, Version
 from ...spans import record_time
 from ..trainer_setup import TrainerSetup
 from .host_memory import TRANSFER_TIMEOUT_S
-from .slot import Slot
+from .slot import Background, Slot
 from .training_pool import TrainingPool
 
 
@@ -25,10 +25,10 @@ class StaticPool(Slot, TrainingPool):
     the host's memory after each step, and no allocator, lives and replays.
     """
 
-    def __init__(self, setup: TrainerSetup, system: ActorSystem) -> None:
-        """``system``: the trainer's."""
+    def __init__(self, setup: TrainerSetup, system: ActorSystem, background: Background) -> None:
+        """``system`` and ``background``: the trainer's."""
         super().__init__(setup)
-        self._system = system
+        self._system, self._background = system, background
         self._weights: dict[PolicyName, tuple[Version, Mapping[str, Any], DeviceEvent | None]] = {}
         """Weights to publish, and the point of the computations from which on they are complete. They may alias the
         live ones."""
@@ -36,7 +36,7 @@ class StaticPool(Slot, TrainingPool):
         """Probes of these weights."""
 
     async def start(self) -> None:
-        await self.open(self._system, self._setup.weights.only_path)
+        await self.open(self._system, self._background, self._setup.weights.only_path)
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._setup.policies:

@@ -16,7 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from ....actors.config_base import Config, Count, Natural, Unit
+from pydantic import BeforeValidator, Field
+
+from ....actors.compared_logprobs import unpack_compared
+from ....actors.config_base import Config, Count, Natural, Unit, no_bool
 from ....actors.messages import ArchiveApi
 from ....actors.recorded_trajectory import unpack_record
 from ....core.actor import Actor, endpoint
@@ -34,8 +37,16 @@ class SamplesConfig(Config):
 
     steps: Annotated[Natural, Unit("steps")] = 50
     """Last steps of training whose trajectories are kept, with those of all evaluations. 0 records none."""
+    trainer_logprobs: Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)] = 1.0
+    """Share of the queries whose trained tokens are recorded with the trainer's log-probabilities beside the engine's,
+    by 2 bytes a token. 0 records none."""
     limit_mib: Annotated[Count, Unit("MiB")] = 2048
     """Largest size of the file. The oldest steps go first, and when evaluations alone fill it, no more is recorded."""
+
+    @property
+    def compared_share(self) -> float:
+        """Share of the queries whose trained tokens are compared: none if no trajectories are recorded."""
+        return self.trainer_logprobs if self.steps else 0.0
 
 
 class Archive(Actor, ArchiveApi):
@@ -68,12 +79,20 @@ class Archive(Actor, ArchiveApi):
 
     @endpoint
     async def keep(self, records: list[bytes], dropped: int) -> int:
+        return await self._keep(partial(self._add, records, dropped), partial(_count, records))
+
+    @endpoint
+    async def keep_compared(self, records: list[bytes], dropped: int) -> int:
+        return await self._keep(partial(self._compare, records, dropped), partial(_count_compared, records))
+
+    async def _keep(self, add: Callable[[], int], count: Callable[[], int]) -> int:
+        """``add``: adds records, and returns how many entries are refused. ``count``: of all their entries."""
         async with self._writing:
             try:
-                refused = await self._when_unlocked(partial(self._add, records, dropped))
+                refused = await self._when_unlocked(add)
             except (sqlite3.Error, OSError, ValueError) as error:
                 self._losing(f"trajectories are not recorded: {self._path}: {error}")
-                return _count(records)
+                return count()
         if self._is_losing:
             self._is_losing = False
             self._warn(f"trajectories are recorded again: {self._path}")
@@ -111,8 +130,14 @@ class Archive(Actor, ArchiveApi):
     # ------------------------------------------------------------------ in a thread
 
     def _add(self, records: list[bytes], dropped: int) -> int:
+        return self._write(lambda file: file.add(records, dropped))
+
+    def _compare(self, records: list[bytes], dropped: int) -> int:
+        return self._write(lambda file: file.add_compared(records, dropped))
+
+    def _write(self, add: Callable[[SampleFile], int]) -> int:
         try:
-            return self._open_file().add(records, dropped)
+            return add(self._open_file())
         except sqlite3.Error as error:
             if is_locked(error):
                 raise
@@ -120,7 +145,7 @@ class Archive(Actor, ArchiveApi):
             if not is_damage(error):
                 raise
         self._replaced.append(put_aside(self._path))
-        return self._open_file().add(records, dropped)
+        return add(self._open_file())
 
     def _open_file(self) -> SampleFile:
         if self._file is None:
@@ -145,6 +170,17 @@ def _count(records: list[bytes]) -> int:
     for record in records:
         try:
             counts += unpack_record(record).trajectories
+        except ValueError:
+            counts += 1
+    return counts
+
+
+def _count_compared(records: list[bytes]) -> int:
+    """The number of samples in the records; one for each that is invalid."""
+    counts = 0
+    for record in records:
+        try:
+            counts += sum(group.entries for group in unpack_compared(record))
         except ValueError:
             counts += 1
     return counts

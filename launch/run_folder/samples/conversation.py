@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from statistics import fmean
+from typing import Any, Final, Literal, NamedTuple
 
 from rich.console import Console
 from rich.rule import Rule
@@ -14,12 +15,52 @@ from ....core.base.texts import printable
 Pieces = Callable[[RecordedTurn], Sequence[str]]
 """The text of each of a turn's tokens."""
 
+Shade = Literal["probability", "difference"]
+"""The figure of a token that its colour shows: its probability, or the difference between trainer and engine."""
+
+LEAST_DIFFERENCE: Final = 1e-3
+"""A difference of log-probabilities that no colour shows. Every tenfold has a third of the scale, up to 1."""
+
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None = None) -> None:
-    """``pieces``: the tokens are shown, the less probable ones on a redder ground; without colours each with its
-    log-probability."""
+class Difference(NamedTuple):
+    """The absolute differences between the log-probabilities of a turn's tokens by trainer and engine: their mean, the
+    greatest one and its place."""
+
+    mean: float
+    most: float
+    place: int
+
+
+def difference_of(turn: RecordedTurn) -> Difference | None:
+    """None if the trainer's log-probabilities are not recorded, or none of them is a number."""
+    differences = {
+        place: abs(difference)
+        for place, difference in enumerate(differences_of(turn))
+        if math.isfinite(difference)
+    }
+    if not differences:
+        return None
+    place = max(differences, key=differences.__getitem__)
+    return Difference(fmean(differences.values()), differences[place], place)
+
+
+def differences_of(turn: RecordedTurn) -> list[float]:
+    """Trainer minus engine, of each token; empty if the trainer's are not recorded."""
+    if not turn.trainer_logprobs:
+        return []
+    return [trainer - engine for trainer, engine in zip(turn.trainer_logprobs, turn.logprobs, strict=True)]
+
+
+def show(
+    console: Console,
+    trajectory: RecordedTrajectory,
+    pieces: Pieces | None = None,
+    shade: Shade = "probability",
+) -> None:
+    """``pieces``: the tokens are shown, on a redder ground the less probable they were, or the more trainer and engine
+    differ; without colours each with its log-probability, or the difference."""
     console.print(Rule(Text(title_of(trajectory), style="bold"), align="left", characters="─"))
     if trajectory.metrics:
         console.print(Text(_figures(trajectory.metrics), style="dim"))
@@ -34,7 +75,8 @@ def show(console: Console, trajectory: RecordedTrajectory, pieces: Pieces | None
         said = Text(f"{turn.agent}  ", style=f"bold {colour}")
         said.append(facts_of(turn), style="dim not bold")
         console.print(said, soft_wrap=True)
-        console.print(_answer(turn, pieces, coloured=console.color_system is not None), soft_wrap=True)
+        coloured = console.color_system is not None
+        console.print(_answer(turn, pieces, shade, coloured=coloured), soft_wrap=True)
     for program in trajectory.programs:
         console.print(_program(program), soft_wrap=True)
     if trajectory.failure:
@@ -74,6 +116,9 @@ def facts_of(turn: RecordedTurn) -> str:
     if turn.logprobs:
         tokens += f", mean log-prob {math.fsum(turn.logprobs) / len(turn.logprobs):.3g}"
     facts.append(tokens)
+    if (difference := difference_of(turn)) is not None:
+        late = f" (version {turn.trainer_version})" if turn.trainer_version != turn.version else ""
+        facts.append(f"trainer{late} differs by {difference.mean:.2g} a token, {difference.most:.2g} at most")
     if turn.left_out:
         facts.append("not trained")
     if turn.finish_reason == "length":
@@ -128,23 +173,29 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in printable(text).split("\n"))
 
 
-def _answer(turn: RecordedTurn, pieces: Pieces | None, *, coloured: bool) -> Text:
-    if pieces is None or not turn.logprobs:  # an endpoint gives none
+def _answer(turn: RecordedTurn, pieces: Pieces | None, shade: Shade, *, coloured: bool) -> Text:
+    figures = turn.logprobs if shade == "probability" else differences_of(turn)
+    if pieces is None or not figures:  # an endpoint gives none, and the trainer does not compute all
         return Text(_indent(turn.text))
     text = Text("  ")
-    for piece, logprob in zip(pieces(turn), turn.logprobs, strict=True):
+    for piece, figure in zip(pieces(turn), figures, strict=True):
         shown = printable(piece) or "∅"
         if coloured:
-            text.append(shown, style=shade(logprob))
+            text.append(shown, style=style_of(figure, shade))
+        elif shade == "probability":
+            text.append(f"{shown}[{figure:.2f}] ")
         else:
-            text.append(f"{shown}[{logprob:.2f}] ")
+            text.append(f"{shown}[{figure:+.1g}] ")
     return text
 
 
-def shade(logprob: float) -> str:
-    """The style of a token: plain if it was certain, the redder the less probable it was."""
-    unlikely = 1.0 - math.exp(min(0.0, logprob))
-    if unlikely < 0.05:
+def style_of(figure: float, shade: Shade) -> str:
+    """The style of a token: plain if it was certain, or if trainer and engine agree."""
+    if shade == "probability":
+        redness = 1.0 - math.exp(min(0.0, figure))
+    else:
+        redness = min(1.0, math.log10(max(LEAST_DIFFERENCE, abs(figure)) / LEAST_DIFFERENCE) / 3)
+    if not redness >= 0.05:
         return ""
-    rest = round(225 * (1.0 - unlikely))
+    rest = round(225 * (1.0 - redness))
     return f"black on rgb(255,{rest + 30},{rest + 30})"

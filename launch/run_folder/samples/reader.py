@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 from urllib.parse import quote
 
+from ....actors.compared_logprobs import Compared, compared_of
 from ....actors.messages import Query
 from ....actors.recorded_trajectory import (
     RecordedProgram,
@@ -258,13 +259,21 @@ class Samples:
                     "SELECT rows, content FROM records WHERE id = ?", (record,)
                 ).fetchone()
                 opened, trajectories, turns = record, rows_of(rows), turns_of(content)
+                compared = {} if evaluation else self._read_compared(step, query)
             row = trajectories[place]
             yield RecordedTrajectory(
                 step, bool(evaluation), Query(query, text),
-                row.number, row.rewards, row.metrics, row.failure, turns[place],
+                row.number, row.rewards, row.metrics, row.failure,
+                tuple(_with_trainer(turn, compared.get((row.number, turn.number))) for turn in turns[place]),
                 tuple(map(RecordedProgram._make, row.programs)),
                 row.metadata,
             )  # fmt: skip
+
+    def _read_compared(self, step: int, query: str) -> dict[tuple[int, int], Compared]:
+        """The trainer's log-probabilities of a group, by trajectory and turn."""
+        select = "SELECT content FROM compared WHERE step = ? AND query = ? ORDER BY id"
+        parts = self._database.execute(select, (step, query)).fetchall()
+        return {place: sample for (content,) in parts for place, sample in compared_of(content).items()}
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -403,6 +412,16 @@ class _Answers:
         if record != self._record:
             self._turns, self._record = turns_of(content), record
         return any(text in turn.text for turn in self._turns[place] if agent in (None, turn.agent))
+
+
+def _with_trainer(turn: RecordedTurn, compared: Compared | None) -> RecordedTurn:
+    if compared is None or len(compared.differences) != len(turn.logprobs):
+        return turn
+    pairs = zip(turn.logprobs, compared.differences.tolist(), strict=True)
+    return turn._replace(
+        trainer_logprobs=tuple(logprob + difference for logprob, difference in pairs),
+        trainer_version=compared.version,
+    )
 
 
 def _where_sample(agent: str | None, reward: Number | None) -> tuple[str, list[Any]]:

@@ -3,7 +3,11 @@
     records         a query's trajectories that came together: step, query, the number of the first trajectory (of an
                     evaluation; else 0), ``rows`` with rewards, failures and metrics, ``content`` with texts and tokens
                     (``actors/recorded_trajectory.py`` opens both)
-    counts          ``dropped``: trajectories that should be here, and are not
+    compared        of samples of one group, the trainer's log-probabilities: step, query, ``content``
+                    (``actors/compared_logprobs.py`` opens it). Of a sample that is there twice, the last one counts: a
+                    computation was repeated
+    counts          ``dropped``: trajectories that should be here, and are not; ``dropped_compared``: samples without
+                    the trainer's log-probabilities
 
 SQLite in WAL mode: readers see the last transaction and delay no write, and kill -9 costs at most the transaction under
 way. A record is one row: rows for trajectories and turns took the run six times the time, so a reader makes them, in
@@ -17,16 +21,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from ....actors.compared_logprobs import unpack_compared
 from ....actors.recorded_trajectory import Record, unpack_record
 from ....core.durable.files import open_private
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 _SCHEMA: Final = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY AUTOINCREMENT, evaluation INTEGER NOT NULL, step INTEGER NOT NULL, query TEXT NOT NULL,
     part INTEGER NOT NULL, text TEXT NOT NULL, rows BLOB NOT NULL, content BLOB NOT NULL,
     UNIQUE (step, evaluation, query, part)
 );
+CREATE TABLE compared (id INTEGER PRIMARY KEY, step INTEGER NOT NULL, query TEXT NOT NULL, content BLOB NOT NULL);
+CREATE INDEX compared_groups ON compared (step, query);
 CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 _DAMAGED: Final = ".damaged"
@@ -62,6 +69,7 @@ class SampleFile:
         """Removes the later steps and their evaluations: a resumed run repeats them."""
         with self._database:
             self._database.execute("DELETE FROM records WHERE step > ?", (step,))
+            self._database.execute("DELETE FROM compared WHERE step > ?", (step,))
         self._newest = self._newest_step()
 
     def add(self, records: Sequence[bytes], dropped: int = 0) -> int:
@@ -75,11 +83,25 @@ class SampleFile:
                     refused += record.trajectories
                     continue
                 self._insert(record)
-            if refused or dropped:
+            self._count("dropped", refused + dropped)
+        return refused
+
+    def add_compared(self, records: Sequence[bytes], dropped: int = 0) -> int:
+        """The same for the trainer's log-probabilities; counts samples. Those of steps that are kept no more are left
+        out."""
+        groups = [group for record in records for group in unpack_compared(record)]
+        refused = 0
+        with self._database:
+            for group in groups:
+                if group.step <= self._newest - self._kept_steps:
+                    continue
+                if not self._has_room(len(group.content), group.step):
+                    refused += group.entries
+                    continue
                 self._database.execute(
-                    "INSERT INTO counts VALUES ('dropped', ?1) ON CONFLICT DO UPDATE SET value = value + ?1",
-                    (refused + dropped,),
+                    "INSERT INTO compared VALUES (NULL, ?, ?, ?)", (group.step, group.query, group.content)
                 )
+            self._count("dropped_compared", refused + dropped)
         return refused
 
     def close(self) -> None:
@@ -95,6 +117,13 @@ class SampleFile:
 
     # ------------------------------------------------------------------ inside
 
+    def _count(self, name: str, more: int) -> None:
+        if more:
+            self._database.execute(
+                "INSERT INTO counts VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = value + ?2",
+                (name, more),
+            )
+
     def _insert(self, record: Record) -> None:
         self._database.execute(
             "INSERT OR REPLACE INTO records VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
@@ -109,6 +138,7 @@ class SampleFile:
 
     def _forget_before(self, step: int) -> None:
         self._database.execute("DELETE FROM records WHERE evaluation = 0 AND step < ?", (step,))
+        self._database.execute("DELETE FROM compared WHERE step < ?", (step,))
 
     def _newest_step(self) -> int:
         (newest,) = self._database.execute("SELECT max(step) FROM records WHERE evaluation = 0").fetchone()

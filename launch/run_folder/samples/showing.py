@@ -13,7 +13,7 @@ from ...monitoring.console.terminal import Terminal
 from ...monitoring.formatting import count, format_numbers
 from ..line_writer import finite
 from ..run_directory import RunDirectory
-from .conversation import show
+from .conversation import Shade, show
 from .reader import Order, Samples
 
 _PIPED_WIDTH: Final = 200
@@ -28,8 +28,10 @@ def show_trajectories(
     *,
     tokens: bool,
     as_json: bool,
+    shade: Shade = "probability",
 ) -> None:
-    """Prints at most ``limit`` trajectories, the newest or best one first, and how many there are."""
+    """Prints at most ``limit`` trajectories, the newest or best one first, and how many there are. ``shade``: of
+    ``tokens``."""
     trajectories = samples.trajectories(order=order, limit=limit, **filters)
     if as_json:
         for trajectory in trajectories:
@@ -38,7 +40,7 @@ def show_trajectories(
     console = _console()
     texts = TokenTexts(run) if tokens and trajectories else None
     for trajectory in trajectories:
-        show(console, trajectory, texts)
+        show(console, trajectory, texts, shade)
     for name, problem in texts.problems.items() if texts else ():
         console.print(f"tokens are numbers, as the tokenizer {name} can't be loaded: {problem}")
     total = samples.count(**filters)
@@ -92,7 +94,7 @@ def as_object(trajectory: RecordedTrajectory, *, tokens: bool) -> dict[str, Any]
     for turn in turns:
         if not tokens:
             turn["tokens"] = len(turn["tokens"])
-            del turn["logprobs"]
+            del turn["logprobs"], turn["trainer_logprobs"]
     return {
         "step": trajectory.step,
         "evaluation": trajectory.evaluation,

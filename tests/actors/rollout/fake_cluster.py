@@ -138,6 +138,10 @@ class Archive(Actor, ArchiveApi):
         self.records += found
         return 0
 
+    @endpoint
+    async def keep_compared(self, records: list[bytes], dropped: int) -> int:
+        raise AssertionError("a worker compares no log-probabilities")
+
 
 class FakeCluster:
     """A rollout actor among the others it talks to."""

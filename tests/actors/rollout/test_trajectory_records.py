@@ -6,15 +6,12 @@ from statistics import fmean
 import pytest
 
 from flexmarl.actors.messages import Query
-from flexmarl.actors.recorded_trajectory import RecordedTurn, TrajectoryRow, pack_record, rows_of, turns_of
-from flexmarl.actors.rollout import record_queue
-from flexmarl.actors.rollout.record_queue import RecordQueue
+from flexmarl.actors.recorded_trajectory import RecordedTurn, TrajectoryRow, rows_of, turns_of
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.rollout.trajectory_records import asked_prompt
 from flexmarl.actors.workflow import Turn
 
 from ...patience import PATIENCE_S
-from ..test_recorded_trajectory import DONE
 from .fake_cluster import QUERY, TWO_TURNS, Archive, FakeCluster, evaluate, serve, start_step
 
 WITH_FAILURES = """
@@ -123,55 +120,6 @@ async def test_what_is_left_is_sent_when_the_worker_stops(cluster: FakeCluster) 
     cluster.archive.gate.set()
     await cluster.system.remove("rollout")
     assert len(cluster.archive.records) == 1
-
-
-# --------------------------------------------------------------------------- the queue
-
-
-async def in_place(work: record_queue.Work) -> list[bytes]:
-    return work()
-
-
-async def test_records_without_room_are_dropped_and_counted_on_both_sides(cluster: FakeCluster) -> None:
-    archive = Archive()
-    size = pack_record([DONE]).size
-    queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place, most_bytes=2 * size)
-    for number in range(5):
-        queue.add([DONE._replace(number=number)])
-    assert queue.dropped == 3
-    await queue.drain(PATIENCE_S)
-    assert [record.number for record in archive.records] == [0, 1]
-    assert archive.dropped == 3
-    queue.add([DONE])
-    await queue.drain(PATIENCE_S)
-    assert len(archive.records) == 3 and archive.dropped == 3, "reported once"
-
-
-async def test_records_that_are_refused_are_counted(cluster: FakeCluster) -> None:
-    archive = Archive()
-    archive.refuses = True
-    queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place)
-    queue.add([DONE, DONE._replace(number=2)])
-    await queue.drain(PATIENCE_S)
-    assert queue.dropped == 2
-
-
-async def test_an_archive_that_is_gone_costs_records_and_nothing_else(cluster: FakeCluster) -> None:
-    archive = await cluster.system.add(Archive(), "archive")
-    await cluster.system.remove("archive")
-    queue = RecordQueue(archive, in_place)
-    queue.add([DONE])
-    await queue.drain(PATIENCE_S)
-    assert queue.dropped == 1
-
-
-async def test_a_drain_ends_at_its_limit(cluster: FakeCluster) -> None:
-    archive = Archive()
-    archive.gate.clear()
-    queue = RecordQueue(await cluster.system.add(archive, "archive"), in_place)
-    queue.add([DONE])
-    await queue.drain(0.01)
-    assert queue.dropped == 1
 
 
 def test_turns_of_the_prompt_are_numbers_and_those_by_hand_text() -> None:

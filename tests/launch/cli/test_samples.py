@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from rich.console import Console
 from flexmarl.actors.recorded_trajectory import RecordedTurn
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.config_reading import resolve, to_yaml
-from flexmarl.launch.run_folder.samples.conversation import shade, show
+from flexmarl.launch.run_folder.samples.conversation import show, style_of
+from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 
 from ..conftest import SIMULATED_POLICIES, TINY
-from ..run_folder.samples.files import record, recorded_run, trajectory
+from ..run_folder.samples.files import NO_LIMIT, compared, record, recorded_run, trajectory
 
 RECORDS = [
     record(
@@ -100,7 +102,8 @@ def test_an_empty_result_is_explained(flexmarl: Flexmarl) -> None:
     [
         (["--reward", "low"], "'low' is not a condition: write 12, '<0.2'"),
         (["--best", "1", "--worst", "1"], "exclude each other"),
-        (["--list", "--tokens"], "no --best, --worst or --tokens"),
+        (["--list", "--differences"], "no --best, --worst, --tokens or --differences"),
+        (["--list", "--tokens"], "no --best, --worst, --tokens or --differences"),
         (["--best", "1", "--failed"], "--failed takes no --best or --worst"),
         (["--best", "0"], "0 is not in the range"),
     ],
@@ -108,6 +111,27 @@ def test_an_empty_result_is_explained(flexmarl: Flexmarl) -> None:
 def test_invalid_words_are_refused(flexmarl: Flexmarl, words: list[str], why: str) -> None:
     status, out, err = flexmarl(*words)
     assert status == 2 and not out and why in err
+
+
+def test_the_difference_between_trainer_and_engine_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = trajectory(1, 1, 0)
+    run = recorded_run(tmp_path / "run", [record(one)], to_yaml(resolve(str(TINY), [*SIMULATED_POLICIES])))
+    file = SampleFile(run.samples, 50, NO_LIMIT)
+    file.add_compared(
+        [compared(one, by=0.25), compared(one._replace(turns=one.turns[1:]), by=-0.5, version=4)]
+    )
+    file.close()
+    assert main(["samples", str(run.path), "--differences"]) == 0
+    text = capsys.readouterr().out
+    assert "mean log-prob -0.255 · trainer differs by 0.25 a token, 0.25 at most" in text
+    assert "trainer (version 4) differs by 0.5 a token" in text
+    assert "4[+0.2]" in text and "<110>[-0.5]" in text
+    assert main(["samples", str(run.path), "--tokens", "--json"]) == 0
+    turns = json.loads(capsys.readouterr().out)["turns"]
+    assert [turn["trainer_logprobs"] for turn in turns] == [pytest.approx([-0.25, 0.24]), [-2.0]]
+    assert [turn["trainer_version"] for turn in turns] == [1, 4]
 
 
 def test_a_terminal_gets_colours_and_no_command_of_the_model() -> None:
@@ -137,6 +161,17 @@ def test_a_turn_of_an_endpoint_has_no_log_probabilities_to_show() -> None:
 
 
 def test_shades_grow_with_surprise() -> None:
-    assert shade(0.0) == shade(-0.01) == ""
-    assert shade(-0.7) == "black on rgb(255,142,142)"
-    assert shade(-50.0) == "black on rgb(255,30,30)"
+    assert style_of(0.0, "probability") == style_of(-0.01, "probability") == ""
+    assert style_of(-0.7, "probability") == "black on rgb(255,142,142)"
+    assert style_of(-50.0, "probability") == "black on rgb(255,30,30)"
+
+
+def test_shades_grow_with_the_difference_of_trainer_and_engine() -> None:
+    assert (
+        style_of(1e-3, "difference")
+        == style_of(-1e-5, "difference")
+        == style_of(math.nan, "difference")
+        == ""
+    )
+    assert style_of(0.01, "difference") == style_of(-0.01, "difference") == "black on rgb(255,180,180)"
+    assert style_of(7.0, "difference") == "black on rgb(255,30,30)"

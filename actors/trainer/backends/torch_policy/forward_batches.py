@@ -135,6 +135,10 @@ class Chunks:
     def __len__(self) -> int:
         return len(self._groups) + self._idle
 
+    def samples(self, chunk: Chunk) -> list[Sample]:
+        """The samples of a chunk, in the order of its tokens."""
+        return [self._trained[index].sample for index in chunk.indices]
+
     def __iter__(self) -> Iterator[Chunk]:
         for group in self._groups:
             indices = [number for row in group.tolist() for number in self._members[row]]

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .....core.telemetry import get_logger
+from ....compared_logprobs import Compared
 from ....errors import NonFiniteGradient, TooManyTokens
 from ....messages import LikelyTokens, Sample, StepStats
 from ....names import PolicyName
@@ -47,6 +48,7 @@ from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
+from .compared_tokens import ComparedTokens
 from .completion_model import CompletionModel, derived_seed, dropout_settings
 from .critic_model import CriticModel
 from .forward_batches import IDLE_ROWS, ROUNDING, Chunk, Chunks, TrainedSample, make_chunks
@@ -109,6 +111,7 @@ class TorchPolicy(PolicyBackend):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
         # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
         self._position = PolicyPosition(accumulated=used)
+        self._compared = ComparedTokens(setup.compared_share)
         self._roles = RoleGradients(tuple(setup.credit), setup.torch_trainer.role_gradients_every)
 
     @property
@@ -194,6 +197,9 @@ class TorchPolicy(PolicyBackend):
             seconds=perf_counter() - started,
         )
 
+    def take_compared(self) -> dict[str, Compared]:
+        return self._compared.take()
+
     @contextmanager
     def _named_shortage(self) -> Iterator[None]:
         """Raises TooManyTokens in place of PyTorch's error, which names no setting."""
@@ -267,6 +273,9 @@ class TorchPolicy(PolicyBackend):
             total = total + torch.stack([value.to(total.dtype) for value in sums.values()])
             totals.trained_tokens += len(chunk.advantages)
             totals.compared_tokens += len(chunk.advantages) * compared
+            if compared:
+                begin = logprobs if chunk.old_logprobs is None else chunk.old_logprobs
+                self._compared.note(chunks.samples(chunk), begin, chunk.engine_logprobs)
             totals.positions += chunk.rows.input_ids.numel()
             totals.sample_tokens += chunk.tokens
             padding += chunk.rows.padding
@@ -274,6 +283,7 @@ class TorchPolicy(PolicyBackend):
         if names:
             totals.sums |= {"padding_share": float(padding), "merged_share": float(merged)}
             totals.read(names, total.expand(len(names)), values, self._gang)
+            self._compared.read(self._position.version)
 
     def _logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
         """The log-probabilities ``[N]`` with gradient, and the entropies if the loss has a bonus for them."""

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from flexmarl.actors.compared_logprobs import Compared, pack_compared
 from flexmarl.actors.messages import Query
 from flexmarl.actors.recorded_trajectory import RecordedTrajectory, RecordedTurn, compress_record, pack_record
 from flexmarl.launch.run_folder.run_directory import RunDirectory
@@ -38,6 +41,20 @@ def trajectory(
 
 def record(*trajectories: RecordedTrajectory) -> bytes:
     return compress_record(pack_record(trajectories))
+
+
+def compared(*trajectories: RecordedTrajectory, by: float = 0.25, version: int = -1) -> bytes:
+    """The trainer's log-probabilities of all turns, each ``by`` more than the engine's. ``version``: of the trainer's
+    policy; -1: that of the turn."""
+    return pack_compared(
+        {
+            f"{one.step}:{one.query.id}_{turn.number}_{one.number}": Compared(
+                turn.version if version < 0 else version, np.full(len(turn.tokens), by, np.float16)
+            )
+            for one in trajectories
+            for turn in one.turns
+        }
+    )
 
 
 def recorded_run(

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.run_folder.samples.archive import Archive, SamplesConfig
 from flexmarl.launch.run_folder.samples.reader import Samples
 
-from .files import record, recorded_run, trajectory
+from .files import compared, record, recorded_run, trajectory
 
 CONFIG = SamplesConfig()
 
@@ -31,6 +33,23 @@ async def test_a_file_that_can_not_be_opened_costs_the_records(tmp_path: Path, s
     records = [record(trajectory(1, 1, 0), trajectory(1, 1, 1)), record(trajectory(1, 2, 0))]
     assert await archive.api.keep(records, 0) == 3
     assert len(warnings) == 1 and "trajectories are not recorded" in warnings[0] and str(path) in warnings[0]
+
+
+async def test_log_probabilities_of_the_trainer_are_kept_beside_them(
+    tmp_path: Path, system: ActorSystem
+) -> None:
+    one = trajectory(4, 1, 0)
+    run = recorded_run(tmp_path / "run")
+    warnings: list[str] = []
+    archive = await system.add(Archive(run.samples, CONFIG, 0, warnings.append), "archive")
+    assert await archive.api.keep_compared([compared(one)], 0) == 0
+    assert await archive.api.keep([record(one)], 0) == 0
+    with Samples(run.path) as samples:
+        (found,) = samples.trajectories()
+    assert [turn.trainer_logprobs for turn in found.turns] == [pytest.approx((-0.25, 0.24)), (-1.25,)]
+    assert await archive.api.keep_compared([b"damaged"], 0) == 1
+    await system.remove("archive")
+    assert len(warnings) == 1 and "trajectories are not recorded" in warnings[0]
 
 
 async def test_a_full_file_warns_once(tmp_path: Path, system: ActorSystem) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flexmarl.launch.run_folder.samples.reader import Samples
 from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 
-from .files import NO_LIMIT, record, recorded_run, trajectory
+from .files import NO_LIMIT, compared, record, recorded_run, trajectory
 
 
 def steps_in(run: Path, *, evaluation: bool) -> list[int]:
@@ -167,3 +167,73 @@ def test_one_invalid_record_changes_nothing(tmp_path: Path) -> None:
     file.close()
     with Samples(run.path) as samples:
         assert samples.count() == 0
+
+
+# --------------------------------------------------------------------------- the trainer's log-probabilities
+
+
+def gaps(run: Path) -> dict[tuple[int, int, int], tuple[float, ...]]:
+    """Trainer minus engine, by step, trajectory and turn."""
+    with Samples(run) as samples:
+        return {
+            (one.step, one.number, turn.number): tuple(
+                trainer - engine for trainer, engine in zip(turn.trainer_logprobs, turn.logprobs, strict=True)
+            )
+            for one in samples.trajectories(evaluation=False)
+            for turn in one.turns
+            if turn.trainer_logprobs
+        }
+
+
+def test_log_probabilities_of_the_trainer_join_their_turns_in_any_order(tmp_path: Path) -> None:
+    first, second = trajectory(1, 1, 0), trajectory(1, 1, 1)
+    run = recorded_run(tmp_path / "run")
+    file = SampleFile(run.samples, 50, NO_LIMIT)
+    assert file.add_compared([compared(first)]) == 0, "before its group has closed"
+    file.add(
+        [record(first, second), record(trajectory(1, 2, 0)), record(trajectory(1, 1, 0, evaluation=True))]
+    )
+    assert gaps(run.path) == {(1, 0, 0): (0.25, 0.25), (1, 0, 1): (0.25,)}
+    file.add_compared([compared(second, by=-0.5, version=3)])
+    file.close()
+    assert gaps(run.path)[1, 1, 0] == (-0.5, -0.5)
+    with Samples(run.path) as samples:
+        (late,) = (one for one in samples.trajectories(query="q1", evaluation=False) if one.number == 1)
+        assert [turn.trainer_version for turn in late.turns] == [3, 3]
+        (evaluated,) = samples.trajectories(evaluation=True)
+        assert evaluated.turns[0].trainer_logprobs == () and evaluated.turns[0].trainer_version is None
+
+
+def test_of_a_computation_that_was_repeated_the_last_one_counts(tmp_path: Path) -> None:
+    one = trajectory(1, 1, 0)
+    run = recorded_run(tmp_path / "run", [record(one)])
+    file = SampleFile(run.samples, 50, NO_LIMIT)
+    file.add_compared([compared(one), compared(one, by=0.5)])
+    file.close()
+    assert gaps(run.path)[1, 0, 0] == (0.5, 0.5)
+
+
+def test_log_probabilities_go_with_their_steps(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    file = SampleFile(run.samples, 2, NO_LIMIT)
+    for step in range(1, 6):
+        file.add([record(trajectory(step, 1, 0))])
+        file.add_compared([compared(trajectory(step, 1, 0))])
+    file.add_compared([compared(trajectory(2, 1, 0))])  # too late
+    steps = "SELECT DISTINCT step FROM compared ORDER BY step"
+    assert file._database.execute(steps).fetchall() == [(4,), (5,)]
+    file.forget_after(4)
+    assert file._database.execute(steps).fetchall() == [(4,)]
+    file.close()
+    assert {step for step, *_ in gaps(run.path)} == {4}
+
+
+def test_log_probabilities_without_room_are_refused_and_counted(tmp_path: Path) -> None:
+    one = trajectory(1, 1, 0, text="x" * 5000)._replace(query=trajectory(1, 1, 0).query)
+    long = one._replace(turns=(one.turns[0]._replace(tokens=(1,) * 200_000),))
+    run = recorded_run(tmp_path / "run", [record(one)])
+    file = SampleFile(run.samples, 50, 300_000)
+    assert file.add_compared([compared(long)], dropped=2) == 1
+    assert file._database.execute("SELECT * FROM counts").fetchall() == [("dropped_compared", 3)]
+    file.close()
+    assert gaps(run.path) == {}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.messages import LoraConfig, ModelConfig
+from flexmarl.actors.messages import LoraConfig, ModelConfig, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
@@ -301,6 +301,14 @@ def train_as_configured(
         gradients = whole_gradients(policy)
     weights = {name: array(tensor.double()) for name, tensor in published(policy).items()}
     return Trained(results, gradients, weights, state_of(policy))
+
+
+def compare(gang: GangRank, setup: PolicySetup, samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """The differences of this rank's samples, in two micro-batches."""
+    policy = made_policy(gang, setup, None)
+    policy.accumulate(samples[:5])
+    policy.accumulate(samples[5:])
+    return {name: compared.differences.tolist() for name, compared in policy.take_compared().items()}
 
 
 def train_in_chunks(gang: GangRank, setup: PolicySetup, calls: Sequence[Call]) -> Trained:
