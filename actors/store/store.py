@@ -85,7 +85,7 @@ class Store(Actor, StoreApi):
         self._moved_at = self.system.clock()
         self._node = this_node(self.system.directory)
         self._selects = SelectPool(self._setup.selects, self.system.run_blocking)
-        self._journal = StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
+        self._journal = await self._open_journal()
         places = segment_directories(self.system.directory, self._setup.store_dir)
         self._arena = SegmentArena(places, self._setup.limits)
         lost = self._arena.recover(self._grants.writers, self._tables.live_refs(), self._grants.sizes)
@@ -98,8 +98,16 @@ class Store(Actor, StoreApi):
             await self._journaled(replace(discarded, freed=there))
         self.background(self._expire(), "expiry")
 
+    async def _open_journal(self) -> StoreJournal:
+        """On a full disk a new journal waits for room, as all writers do."""
+        while True:
+            try:
+                return StoreJournal.open(self._setup.store_dir / "samples.journal", self._read)
+            except StoreFull as full:
+                await self._wait_for_room(full)
+
     async def _begin_epoch(self) -> None:
-        """Returns once the epoch of this start is in the journal: on a full disk it waits, as all writers do."""
+        """Returns once the epoch of this start is in the journal; it waits for room too."""
         epoch = self._tables.begin_epoch()
         while True:
             try:

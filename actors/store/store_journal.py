@@ -71,15 +71,21 @@ class StoreJournal:
         """Passes every record of the file to ``read``, in order, or makes the file with mode 0600. Bytes after the last
         whole record are cut off.
 
-        Raises JournalError if ``path`` is not a store's journal or another process has it open, OSError, and what
-        ``read`` raises: the file is unchanged then.
+        Raises StoreFull without room for the head of a new file, in which case ``read`` has got nothing, JournalError
+        if ``path`` is not a store's journal or another process has it open, OSError, and what ``read`` raises: the file
+        is unchanged then.
         """
 
         def read_record(body: bytes) -> bool:
             read(body)
             return True
 
-        file = RecordFile.open(path, HEAD, read_record)
+        try:
+            file = RecordFile.open(path, HEAD, read_record)
+        except OSError as error:
+            if error.errno not in StoreFull.ERRNOS:
+                raise
+            raise StoreFull(path, len(HEAD.content), os.strerror(error.errno)) from error
         if file.cut.problem:
             log.warning(
                 "store's journal cut after its last whole record",

@@ -9,5 +9,5 @@ class RouterConfig(Config):
     load_timeout_s: Seconds = 900.0
     """Time after which an instance that has not acknowledged a version gets no more turns until it does."""
     return_timeout_s: Seconds = 900.0
-    """Time without any instance of a policy, after which the run ends. A restart and the loading of the weights take
-    place in that time."""
+    """Time without any instance of a policy, or in which a rollout worker reaches none, after which the run ends. A
+    restart and the loading of the weights take place in that time."""

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ....actors.errors import NoInstance
 from ....actors.sample_id import SampleId
 from ....core.errors import Deadlock, VirtualTimeExceeded
 from ...errors import LeftBehind
 from .outcome import Outcome
 
 _NO_CAUSE: Final = "no actor names a wait"
+_CUT: Final = "the link between their hosts is cut"
 _MOST_NAMES: Final = 5
 
 
@@ -32,7 +32,7 @@ def end_problem(outcome: Outcome) -> str | None:
     """A run ends by itself, after its last step. One that does not has at least named its wait, which is added. Behind
     a link that stays cut it may also end by the router's error, which names the link."""
     error = outcome.error
-    if isinstance(error, NoInstance) and "the link between" in error.last_loss and outcome.stays_cut:
+    if outcome.stays_cut and _CUT in str(error):
         return None
     if isinstance(error, Deadlock | VirtualTimeExceeded):
         causes = [cause for event in outcome.events if "causes" in event for cause in event["causes"]]

@@ -17,7 +17,6 @@ from ..simulation import simulate
 from .chaos_case import ChaosCase
 from .observed_store import OBSERVED_STORE, lost_writes
 
-_CUTS: Final = (FaultKind.CUT, FaultKind.ISOLATE)
 _LIMIT_S: Final = 3600.0
 """Seconds of virtual time: a run of a few that takes longer waits for something that never comes."""
 
@@ -86,7 +85,7 @@ def outcome_of(case: ChaosCase, folder: Path, expected: Mapping[str, SavedPolicy
         lost_writes=lost.read_text(encoding="utf-8").splitlines() if lost.exists() else (),
         injected=injected,
         seconds=seconds,
-        stays_cut=any(fault.kind in _CUTS and fault.lasts_s == math.inf for fault in case.faults),
+        stays_cut=any(fault.kind is FaultKind.CUT and fault.lasts_s == math.inf for fault in case.faults),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from flexmarl.actors.store import column_waits, store_journal
 from flexmarl.actors.store import store as store_module
 from flexmarl.actors.store.segment_arena import ArenaLimits
 from flexmarl.actors.store.store import Store
+from flexmarl.core.durable import record_file
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.system import ActorSystem
 
@@ -79,6 +81,35 @@ async def house(
     yield made
     made.writer.close()
     assert not system.failure.done(), system.failure
+
+
+async def test_the_head_of_a_new_journal_waits_for_room_by_its_name(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all = record_file._write_all
+
+    def write_if_there_is_room(descriptor: int, content: bytes) -> None:
+        if house.full:
+            os.write(descriptor, content[:5])  # a full disk may take a part
+            house.refused.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_all(descriptor, content)
+
+    monkeypatch.setattr(record_file, "_write_all", write_if_there_is_room)
+    house.full = True
+    opening = asyncio.ensure_future(house.open())
+    await house.refused.wait()
+    (wait,) = house.store.waits()
+    assert (
+        wait.text.startswith("room for samples: no room for 20 bytes in ") and "samples.journal" in wait.text
+    )
+    assert wait.limit == "store.room_timeout_s=1800 ends it" and not opening.done()
+    house.full = False
+    async with asyncio.timeout(PATIENCE_S):
+        store = await opening
+    assert store.waits() == []
+    await house.writer.put(samples(0, 8))
+    assert (await store.table_statistics())["solver"].ready == 8
 
 
 async def test_a_grant_waits_too(house: House) -> None:

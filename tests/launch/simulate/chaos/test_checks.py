@@ -78,6 +78,16 @@ def test_stale_samples_are_trained_in_any_order_within_their_staleness() -> None
     assert problem.check == "has all versions" and "1:q0_0_1" in problem.text
 
 
+def test_behind_a_link_that_stays_cut_a_run_may_end_with_its_name() -> None:
+    error = ValueError(
+        "policy p has had no instance: rollout-1 can't reach p-0: the link between their hosts is cut"
+    )
+    ended = replace(CLEAN, error=error, saved={}, stays_cut=True)
+    assert problems_of(ended) == []
+    assert [problem.check for problem in problems_of(replace(ended, stays_cut=False))] == ["ends"]
+    assert [problem.check for problem in problems_of(replace(ended, error=ValueError("other")))] == ["ends"]
+
+
 def test_a_run_that_failed_is_compared_as_far_as_it_came() -> None:
     outcome = replace(CLEAN, error=ValueError("broken"), saved={"p": policy({0: WHOLE.trained[0]}, digest=7)})
     (problem,) = problems_of(outcome)
