@@ -48,6 +48,19 @@ def cut(host: Host) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def cut_between(host: Host, peer: Host) -> Iterator[None]:
+    """No packet passes between two hosts; both reach all others."""
+    rules = [[chain, way, peer.address, "-j", "DROP"] for chain, way in (("INPUT", "-s"), ("OUTPUT", "-d"))]
+    for rule in rules:
+        subprocess.run([*host.command, "iptables", "-I", *rule], check=True)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run([*host.command, "iptables", "-D", *rule], check=True)
+
+
+@contextlib.contextmanager
 def lossy(host: Host, share: float) -> Iterator[None]:
     """A share of the packets to the host is lost, and of those from it too."""
     rules = [

@@ -21,7 +21,7 @@ from flexmarl.launch.bench.namespaces import Host, network_of
 
 from ....patience import PATIENCE_S
 from ...conftest import ONE_AGENT, Launcher, json_lines, wait_until
-from .links import cut, lossy, missing, needs
+from .links import cut, cut_between, lossy, missing, needs
 
 pytestmark = needs(missing())
 
@@ -249,6 +249,33 @@ def test_a_cut_host_and_a_frozen_one_are_given_up_and_their_groups_begin_again(
     assert [event["node"] for event in made.events("node_lost")] == ["far", "third"]
     restarted = sum(line["restarted_groups"] for line in made.run.metrics)
     assert restarted == sum(int(str(event["groups"])) for event in lost) > 0
+    made.ends_well()
+
+
+def test_a_cut_between_two_nodes_costs_their_workers_the_instance_behind_it_alone(
+    launcher: Launcher, hosts: Sequence[Host]
+) -> None:
+    """The head reaches both: nothing is given up, and each instance gets turns of the workers that reach it."""
+    made = Run(launcher, "between", hosts, "supervision={heartbeat_s: 1.0, missed_heartbeats: 5}")
+    (solver, worker), (third_solver, third_worker) = (
+        [next(name for name in node.actors() if name.startswith(role)) for role in ("solver-", "rollout-")]
+        for node in made.nodes
+    )
+    behind = {(solver, f"{third_worker} can't reach it"), (third_solver, f"{worker} can't reach it")}
+
+    def suspected() -> list[tuple[object, object]]:
+        changes = [(event["instance"], event["reason"]) for event in made.events("instance_changed")]
+        return [change for change in changes if change in behind]
+
+    with cut_between(hosts[1], hosts[2]):
+        wait_until(lambda: len(suspected()) >= 1, "a turn was lost behind the cut")
+        for _ in range(4):
+            made.continues()
+        assert max(Counter(suspected()).values()) == 1, (
+            "after its second loss a worker leaves the instance alone"
+        )
+    made.continues()
+    assert not made.events("node_lost", "worker_lost", "actor_given_up", "actor_restarted", "run_resumed")
     made.ends_well()
 
 
