@@ -8,16 +8,16 @@ import pytest
 
 from flexmarl.launch.cli.main import main
 
-from ..conftest import Launched
+from ..in_process import Finished
 from ..monitoring.timeline.test_chrome_trace import check
 from .runs import make_run
 
 
 def test_the_trace_of_a_whole_run_keeps_the_rules_of_the_format(
-    whole: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "whole.json.gz"
-    assert main(["trace", str(whole.directory), "-o", str(file)]) == 0
+    assert main(["trace", str(undisturbed.directory), "-o", str(file)]) == 0
     assert f"{file} has " in capsys.readouterr().out
     events = check(json.loads(gzip.decompress(file.read_bytes())))
     flows = {event["name"] for event in events if event["ph"] == "s"}
@@ -25,10 +25,10 @@ def test_the_trace_of_a_whole_run_keeps_the_rules_of_the_format(
 
 
 def test_its_file_has_the_name_of_the_run(
-    whole: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["trace", str(whole.directory), "--from-step", "2", "--to-step", "3"]) == 0
+    assert main(["trace", str(undisturbed.directory), "--from-step", "2", "--to-step", "3"]) == 0
     assert [file.name for file in tmp_path.iterdir()] == ["whole.trace.json.gz"]
 
 

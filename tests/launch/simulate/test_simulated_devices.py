@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ..conftest import REPRODUCIBLE, UNCHECKED, Launched, Launcher
+from ..conftest import REPRODUCIBLE, UNCHECKED, Launcher
+from ..in_process import Finished
 
 PRELUDE = f"""{UNCHECKED}
 import os
@@ -13,7 +14,9 @@ actor_specs._INSTANCE = "tests.fake_device_actors:Instance"
 """
 
 
-def test_weights_stay_on_the_device_and_the_run_learns_the_same(launcher: Launcher, whole: Launched) -> None:
+def test_weights_stay_on_the_device_and_the_run_learns_the_same(
+    launcher: Launcher, undisturbed: Finished
+) -> None:
     run = launcher.train("devices", *REPRODUCIBLE, f"data.trace={launcher.runs / 'trace'}", prelude=PRELUDE)
     assert run.wait() == 0, run.text
     run.assert_logs_are_clean()
@@ -23,7 +26,7 @@ def test_weights_stay_on_the_device_and_the_run_learns_the_same(launcher: Launch
         "once each: it never changed"
     )
     assert {event["path"] for event in chosen} == {"cuda_ipc"}
-    for ours, theirs in zip(run.metrics, whole.metrics, strict=True):
+    for ours, theirs in zip(run.metrics, undisturbed.metrics, strict=True):
         for policy in ("solver", "checker"):
             assert ours[f"loads_by_cuda_ipc/{policy}"] == theirs[f"loads_by_shm/{policy}"] == 1
             assert f"loads_by_shm/{policy}" not in ours
@@ -31,4 +34,6 @@ def test_weights_stay_on_the_device_and_the_run_learns_the_same(launcher: Launch
     # Statistics of processes are up to a second old, and as old as the run at its end.
     statistics = [key for row in run.metrics for key in row if key.startswith("actor.transport_")]
     assert not [key for key in statistics if "shm_gets/solver" in key or "shm_gets/checker" in key]
-    assert {event["path"] for event in whole.events if event["event"] == "weights_path_chosen"} == {"shm"}
+    assert {event["path"] for event in undisturbed.events if event["event"] == "weights_path_chosen"} == {
+        "shm"
+    }

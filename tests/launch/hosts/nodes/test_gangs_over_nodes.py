@@ -8,6 +8,7 @@ from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
 from ...conftest import REPRODUCIBLE, Launched, Launcher, wait_until
+from ...in_process import Finished
 from .links import cut, needs
 
 Pair = tuple[Host, Host]
@@ -44,7 +45,7 @@ def slots_of(launched: Launched) -> set[str]:
     return {name for name in launched.actors() if name.startswith("slot-")}
 
 
-def losses(run: Launched) -> list[float]:
+def losses(run: Launched | Finished) -> list[float]:
     return [line[f"loss/{policy}"] for line in run.metrics for policy in ("solver", "checker")]
 
 
@@ -52,16 +53,16 @@ def events(run: Launched, name: str) -> list[dict[str, object]]:
     return [event for event in run.events if event["event"] == name]
 
 
-def assert_learns_the_same(run: Launched, whole: Launched) -> None:
+def assert_learns_the_same(run: Launched, undisturbed: Finished) -> None:
     """Without a restart of the run: each sample was trained once."""
     assert run.wait() == 0, run.text
     assert "continuing" not in run.text
-    assert losses(run) == pytest.approx(losses(whole), abs=1e-6)
-    assert [line["step"] for line in run.metrics] == [line["step"] for line in whole.metrics]
+    assert losses(run) == pytest.approx(losses(undisturbed), abs=1e-6)
+    assert [line["step"] for line in run.metrics] == [line["step"] for line in undisturbed.metrics]
 
 
 def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill(
-    launcher: Launcher, hosts: Pair, whole: Launched, hold: Path
+    launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:
     run, nodes = begin(launcher, "gangs", hosts, f"data.hold={hold}")
     run.wait_for_step(1)
@@ -69,21 +70,21 @@ def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill(
     (name,) = slots_of(nodes["far"])
     nodes["far"].actors()[name].kill()
     hold.unlink()
-    assert_learns_the_same(run, whole)
+    assert_learns_the_same(run, undisturbed)
     assert [event["slot"] for event in events(run, "slot_lost")][:1] == [name]
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
 
 
 def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
-    launcher: Launcher, hosts: Pair, whole: Launched, hold: Path
+    launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:
     run, nodes = begin(launcher, "host", hosts, f"data.hold={hold}")
     run.wait_for_step(1)
     (name,) = slots_of(nodes["far"])
     nodes["far"].process.kill()
     hold.unlink()
-    assert_learns_the_same(run, whole)
+    assert_learns_the_same(run, undisturbed)
     (moved,) = [event for event in events(run, "actor_moved") if event["actor"] == name]
     assert moved["node"] != "far" and "node far is lost: its process ended" in str(moved["reason"])
     for launched in (run, *nodes.values()):
@@ -92,7 +93,7 @@ def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
 
 @needs(namespaces.missing())
 def test_a_gang_whose_link_is_cut_is_whole_again_without_that_host(
-    launcher: Launcher, hosts: Pair, whole: Launched, hold: Path
+    launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:
     run, nodes = begin(launcher, "cut", hosts, *SOON_LOST, f"data.hold={hold}")
     run.wait_for_step(1)
@@ -102,7 +103,7 @@ def test_a_gang_whose_link_is_cut_is_whole_again_without_that_host(
         wait_until(
             lambda: [event for event in events(run, "actor_moved") if event["actor"] == name], "a move"
         )
-        assert_learns_the_same(run, whole)
+        assert_learns_the_same(run, undisturbed)
         assert nodes["far"].wait() == 1, "it has lost its head"
     assert "silent for over" in str(events(run, "node_lost")[0]["reason"])
     for launched in (run, *nodes.values()):
