@@ -8,13 +8,20 @@ from ....actors.errors import ConfigError
 from ....actors.recorded_trajectory import PromptPart, RecordedTrajectory, RecordedTurn
 from ....core.errors import FlexmarlError
 from ...errors import SamplesUnreadable
-from ...run_folder.samples.conversation import branches_of, call_text, title_of
+from ...run_folder.samples.conversation import (
+    branches_of,
+    call_text,
+    difference_of,
+    differences_of,
+    title_of,
+)
 from ...run_folder.samples.reader import Order, Samples, TrajectoryListed
 from ...run_folder.samples.showing import explain_empty
 from .curves import Query
 from .recorded_run import RecordedRun
 
 LISTED: Final = 100
+_MOST_ALIKE: Final = 50
 _MOST_CHARACTERS: Final = 20_000
 _MOST_TOKENS: Final = 4_000
 _MOST_TURNS: Final = 200
@@ -35,10 +42,13 @@ class InvalidName(FlexmarlError):
 
 
 def view(run: RecordedRun, query: Query) -> dict[str, Any]:
-    """``query``: ``of``, the name of one trajectory, with ``tokens`` for its tokens, or with ``place`` and ``from`` for
+    """``query``: ``like``, the name of a trajectory of another run, for this run's of the same query; ``of``, the name
+    of one trajectory, with ``tokens`` for its tokens, or with ``place`` and ``from`` for
     the rest of a long text; else the filters of ``Samples``, ``order`` and ``skip``. Raises SamplesUnreadable,
     InvalidCondition, InvalidName."""
     with run.samples() as samples:
+        if "like" in query:
+            return {"rows": _alike(samples, query["like"])}
         name = query.get("of")
         if name is None:
             return _listing(samples, query)
@@ -72,6 +82,21 @@ def _listing(samples: Samples, query: Query) -> dict[str, Any]:
     }
 
 
+def _alike(samples: Samples, name: str) -> list[dict[str, Any]]:
+    """Rows of the same query as the trajectory ``name`` of another run: those of the same kind, of the nearest step and
+    of the same number first."""
+    place = _place(name)
+    if place is None:
+        return []
+    step, evaluation, query, number = place
+    rows = [row for row in samples.listed(query=query) if row.query == query]
+
+    def distance(row: TrajectoryListed) -> tuple[bool, int, bool, int]:
+        return row.evaluation != evaluation, abs(row.step - step), row.number != number, row.number
+
+    return [listed_row(row) for row in sorted(rows, key=distance)[:_MOST_ALIKE]]
+
+
 def listed_row(row: TrajectoryListed) -> dict[str, Any]:
     """A row of the list, with the trajectory's name in addresses."""
     return {**row._asdict(), "name": _name(row.step, row.evaluation, row.query, row.number)}
@@ -102,11 +127,15 @@ def _turn(run: RecordedRun, turn: RecordedTurn, branches: set[int], with_tokens:
         "columns": {name: str(value)[:200] for name, value in turn.columns.items()},
         "prompt": [_part(part, turn.number in branches) for part in turn.prompt],
         "text": _cut(turn.text),
+        "trainer_version": turn.trainer_version,
+        "difference": difference._asdict() if (difference := difference_of(turn)) else None,
     }  # fmt: skip
     if with_tokens and turn.logprobs:
         first = turn._replace(tokens=turn.tokens[:_MOST_TOKENS], logprobs=turn.logprobs[:_MOST_TOKENS])
         shown["tokens"] = _pieces(run, first)
         shown["logprobs"] = [round(logprob, 4) for logprob in first.logprobs]
+        # Of a turn that is not compared too: the page says so.
+        shown["differences"] = [float(f"{value:.3g}") for value in differences_of(turn)[:_MOST_TOKENS]]
     return shown
 
 
@@ -155,13 +184,19 @@ def _name(step: int, evaluation: bool, query: str, number: int) -> str:
 
 
 def _trajectory(samples: Samples, name: str) -> RecordedTrajectory | None:
+    place = _place(name)
+    return None if place is None else samples.trajectory(*place)
+
+
+def _place(name: str) -> tuple[int, bool, str, int] | None:
+    """Step, kind, query and number in a name; None for another text. Raises InvalidName."""
     place, _, query = name.partition(".")
     step, kind, number = place.partition("e" if "e" in place else "t")
     if not (kind and step.isdecimal() and number.isdecimal()):
         return None
     if max(len(step), len(number)) > _MOST_DIGITS:
         raise InvalidName(name)
-    return samples.trajectory(int(step), kind == "e", unquote(query, errors="surrogatepass"), int(number))
+    return int(step), kind == "e", unquote(query, errors="surrogatepass"), int(number)
 
 
 def _whole(text: str | None) -> int:

@@ -216,6 +216,15 @@ class StoredSpans:
             raise KeyError(number)
         return self.rows[row]
 
+    def ids_of(self, kind: str) -> list[int]:
+        """The ids of all spans of a kind, in the order of the file."""
+        rows = [row for row, (_, number) in enumerate(self.rows) if self.kinds[number] == kind]
+        return [
+            self.first_of(number) + place
+            for number, block in enumerate(self.blocks)
+            for place in np.flatnonzero(np.isin(block.row, rows)).tolist()
+        ]
+
     def first_of(self, block: int) -> int:
         """The id of the first span of a block."""
         return block * BLOCK

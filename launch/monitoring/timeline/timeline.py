@@ -87,6 +87,24 @@ class Timeline:
         }
         return self._describe(number) | {"attributes": attributes, "links": linked}
 
+    def step(self, number: int) -> dict[str, Any]:
+        """``begin`` and ``end`` of a step of the run, the last time that it ran, and ``steps``: the first and the last
+        step with a span. Raises KeyError for a step without one."""
+        self.refresh()
+        ids = self._spans.ids_of("step")
+        if not ids:
+            raise KeyError(number)
+        records = self._spans.records_of(ids)
+        places = np.flatnonzero(records["step"] == number)
+        if not len(places):
+            raise KeyError(number)
+        last, steps = records[places[-1]], records["step"]
+        return {
+            "begin": float(last["begin"]),
+            "end": float(last["end"]),
+            "steps": [int(steps.min()), int(steps.max())],
+        }
+
     def _describe(self, number: int) -> dict[str, Any]:
         [span] = self._spans.spans([number])
         lane, kind = self._spans.shown(number)

@@ -31,12 +31,13 @@ from flexmarl.launch.monitoring.page.frozen_page import write_report
 from flexmarl.launch.monitoring.page.server import served_page
 from flexmarl.launch.run_folder.json_lines import event_to_json
 from flexmarl.launch.run_folder.run_directory import RunDirectory
+from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 
 from ....patience import PATIENCE_S
 from ...conftest import SIMULATED_POLICIES, TINY
 from ...run_folder.records import record
+from ...run_folder.samples.files import NO_LIMIT, compared, recorded_run, trajectory
 from ...run_folder.samples.files import record as samples_of
-from ...run_folder.samples.files import recorded_run, trajectory
 from ..timeline.test_timeline import write
 from .folders import STARTED, lines_of, step_line
 
@@ -83,7 +84,11 @@ def run_in(folder: Path, seed: int = 7) -> Path:
         *(samples_of(trajectory(step, 9, 0, 0.5, evaluation=True)) for step in (0, 20)),
     ]
     config = to_yaml(resolve(str(TINY), [*SIMULATED_POLICIES, f"seed={seed}"]))
-    path = recorded_run(folder, records, config).path
+    directory = recorded_run(folder, records, config)
+    path = directory.path
+    file = SampleFile(directory.samples, 50, NO_LIMIT)
+    file.add_compared([compared(trajectory(step, step, 0), by=0.125) for step in range(1, 21)])
+    file.close()
     at_s = 1_000_001.0
     write(
         RunDirectory(path),
@@ -96,6 +101,7 @@ def run_in(folder: Path, seed: int = 7) -> Path:
             )
             for number in range(8)
         ),
+        *(Span("orchestrator", "step", at_s + 3 * step, at_s + 3 * step + 2, step=step) for step in range(3)),
     )
     chance = random.Random(seed)
     steps = [record(step) | {"reward/sorter": chance.random()} for step in range(1, 21)]

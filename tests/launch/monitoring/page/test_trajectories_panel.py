@@ -10,9 +10,10 @@ from flexmarl.launch.config.config_reading import resolve, to_yaml
 from flexmarl.launch.errors import InvalidCondition, SamplesUnreadable
 from flexmarl.launch.monitoring.page import trajectories_panel
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
+from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 
 from ...conftest import SIMULATED_POLICIES, TINY
-from ...run_folder.samples.files import record, recorded_run, trajectory
+from ...run_folder.samples.files import NO_LIMIT, compared, record, recorded_run, trajectory
 
 CONFIG = to_yaml(resolve(str(TINY), [*SIMULATED_POLICIES]))
 
@@ -61,6 +62,29 @@ def test_one_is_shown_as_a_conversation_with_its_tokens(run: RecordedRun) -> Non
     assert (solver["advantage"], solver["versions"], solver["is_cut"]) == (0.25, [8], False)
     assert judge["prompt"][0] == {"kind": "turn", "turn": 0, "is_branch": False} and judge["is_cut"]
     assert "tokens" not in trajectories_panel.view(run, {"of": "8e0.q7"})["turns"][0]
+
+
+def test_those_of_the_same_query_in_another_run_are_listed_the_nearest_first(run: RecordedRun) -> None:
+    def alike(name: str) -> list[str]:
+        return [row["name"] for row in trajectories_panel.view(run, {"like": name})["rows"]]
+
+    assert alike("5t1.q1")[:4] == ["5t1.q1", "5t0.q1", "6t1.q1", "4t1.q1"] and len(alike("5t1.q1")) == 16
+    assert alike("3e4.q7") == ["8e0.q7"]
+    assert alike("3t0.q") == alike("no name") == [], "a part of an id is another query"
+
+
+def test_tokens_have_the_difference_of_trainer_and_engine_where_that_is_recorded(tmp_path: Path) -> None:
+    one = trajectory(1, 1, 0)
+    directory = recorded_run(tmp_path / "run", [record(one, trajectory(1, 1, 1))])
+    file = SampleFile(directory.samples, 50, NO_LIMIT)
+    file.add_compared([compared(one._replace(turns=one.turns[:1]), by=-0.25, version=3)])
+    file.close()
+    run = RecordedRun(directory.path)
+    solver, judge = trajectories_panel.view(run, {"of": "1t0.q1", "tokens": "1"})["turns"]
+    assert solver["differences"] == [-0.25, -0.25] and solver["trainer_version"] == 3
+    assert solver["difference"] == {"mean": 0.25, "most": 0.25, "place": 0}
+    assert judge["differences"] == [] and judge["difference"] is judge["trainer_version"] is None
+    run.close()
 
 
 def test_tokens_are_numbers_if_the_config_is_of_another_version(tmp_path: Path) -> None:

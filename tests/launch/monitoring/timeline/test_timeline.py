@@ -174,6 +174,18 @@ def test_a_width_out_of_bounds_is_refused(run: RunDirectory, width: int) -> None
         timeline(run.path).view(T, T + 1, width)
 
 
+def test_a_step_is_found_as_it_ran_last(run: RunDirectory) -> None:
+    with pytest.raises(KeyError):
+        timeline(run.path).step(1)
+    steps = [
+        Span("orchestrator", "step", T + at, T + at + 2, step=step) for at, step in ((0, 1), (3, 2), (9, 2))
+    ]
+    write(run, generate(0, 1), *steps)
+    assert timeline(run.path).step(2) == {"begin": T + 9, "end": T + 11, "steps": [1, 2]}
+    with pytest.raises(KeyError):
+        timeline(run.path).step(3)
+
+
 def test_a_folder_of_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError):
         timeline(tmp_path)

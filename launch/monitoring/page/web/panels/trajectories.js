@@ -1,27 +1,39 @@
-// The panel Trajectories: a list by filters on one side, a conversation on the other.
+// The panel Trajectories: a list by filters on one side, a conversation on the other; of two runs, beside it that of
+// the same query in the other run.
 
 import { element, fill, longText, table } from "../dom.js";
 import { compact } from "../words.js";
 
 const FILTERS = ["kind", "step", "agent", "reward", "query", "answer", "failed", "order"];
-const SHADES = [["", "plain text"], ["logprob", "tokens by probability"], ["version", "tokens by version"]];
+const SHADES = [["", "plain text"], ["logprob", "tokens by probability"], ["difference", "tokens by the difference of trainer and engine"], ["version", "tokens by version"]];
 
 export function open(place, page) {
-  const run = page.runs[0];
-  const state = { rows: [], total: 0, name: null, turn: 0 };
+  const isSeveral = page.runs.length > 1;
+  const nameOf = (run) => page.source.facts.runs[run].name;
+  const ofRoute = (name, otherwise) => page.runs.find((run) => String(run) === page.route.get(name)) ?? otherwise;
+  const state = { run: ofRoute("run", page.runs[0]), rows: [], total: 0, name: null, turn: 0 };
   const list = element("ol", { class: "list", "aria-label": "Trajectories" });
   const count = element("output");
   const detail = element("article", { class: "card conversation", tabindex: -1, "aria-live": "off" });
+  const other = besides(page, state, ofRoute("beside", null), () => shade.value);
+  const runs = select(page.runs.map((run) => [String(run), nameOf(run)]), String(state.run), () => {
+    state.run = Number(runs.value);
+    state.name = null;
+    page.remember({ run: state.run, at: null, turn: null, beside: null, besideAt: null });
+    other.offer(null);
+    load();
+  });
   const shade = select(SHADES, page.route.get("shade"), () => { page.remember({ shade: shade.value }); show(state.name); });
   const fields = filters(page.route, () => { page.remember(values()); load(); });
   const bar = element("div", { class: "controls" },
     element("button", { type: "button", class: "plain", click: () => step(-1) }, "← previous"),
     element("button", { type: "button", class: "plain", click: () => step(1) }, "next →"),
-    element("label", {}, "Show", shade), legend(shade));
-  const form = element("form", { class: "controls", submit: (event) => event.preventDefault() }, Object.values(fields).map((field) => field.label));
+    element("label", {}, "Show", shade), isSeveral ? other.choice : null, legend(shade));
+  const form = element("form", { class: "controls", submit: (event) => event.preventDefault() }, 
+    isSeveral ? element("label", {}, "Run", runs) : null, Object.values(fields).map((field) => field.label));
   if (page.source.isFrozen) form.hidden = shade.parentElement.hidden = true;
-  fill(place, element("h1", { class: "quiet" }, "Trajectories", page.runs.length > 1 ? element("small", {}, ` of ${page.source.facts.runs[run].name}`) : null),
-    form, element("div", { class: "sides" }, element("div", { class: "card side" }, count, list), element("div", {}, bar, detail)));
+  fill(place, element("h1", { class: "quiet" }, "Trajectories"), form,
+    element("div", { class: "sides" }, element("div", { class: "card side" }, count, list), element("div", {}, bar, element("div", { class: "pair" }, detail, other.card))));
 
   const keys = (event) => {
     if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -36,7 +48,7 @@ export function open(place, page) {
   async function load(skip = 0) {
     const turn = ++state.turn;
     try {
-      const answer = await page.source.view("trajectories", run, page.source.isFrozen ? {} : { ...given(), ...(skip ? { skip } : {}) });
+      const answer = await page.source.view("trajectories", state.run, page.source.isFrozen ? {} : { ...given(), ...(skip ? { skip } : {}) });
       if (turn !== state.turn) return;
       page.notice.hidden = true;
       fields.agent.offer(answer.agents);
@@ -82,11 +94,7 @@ export function open(place, page) {
       } else link.removeAttribute("aria-current");
     }
     try {
-      const rest = (part, from) => page.source.view("trajectories", run, { of: name, place: part, from });
-      const put = (answer) => { if (state.name === name) conversation(detail, answer, shade.value, rest); };
-      put(await page.source.view("trajectories", run, { of: name }));
-      // The first tokens wait for a tokenizer, which takes seconds to load.
-      if (shade.value && !page.source.isFrozen) put(await page.source.view("trajectories", run, { of: name, tokens: 1 }));
+      await Promise.all([read(page, state.run, name, shade.value, detail, () => state.name === name, isSeveral), other.show(name)]);
     } catch (error) {
       if (state.name === name) fill(detail, element("p", { class: "notice" }, error.message));
     }
@@ -97,6 +105,61 @@ export function open(place, page) {
     move() { const at = page.route.get("at"); if (at && at !== state.name) show(at, { quiet: true }); return true; },
     close() { document.removeEventListener("keydown", keys); },
   };
+}
+
+/** Shows one trajectory in `place`, first without its tokens: these wait for a tokenizer, which takes seconds to load. */
+async function read(page, run, name, shade, place, isWanted, isNamed) {
+  const rest = (part, from) => page.source.view("trajectories", run, { of: name, place: part, from });
+  const put = (answer) => { if (isWanted()) conversation(place, answer, shade, rest, isNamed ? page.source.facts.runs[run].name : ""); };
+  put(await page.source.view("trajectories", run, { of: name }));
+  if (shade && !page.source.isFrozen) put(await page.source.view("trajectories", run, { of: name, tokens: 1 }));
+}
+
+/** The trajectories of the same query in another run: a choice of the run, and a card with one of them. */
+function besides(page, state, run, shade) {
+  const nameOf = (number) => page.source.facts.runs[number].name;
+  const picks = element("select", { change: () => { page.remember({ besideAt: picks.value }); draw(); } });
+  const body = element("div");
+  const card = element("article", { class: "card conversation", hidden: run === null, "aria-label": "The other run" },
+    element("div", { class: "controls" }, element("label", {}, "Which one", picks)), body);
+  const runs = element("select", { change: () => choose() });
+  const offer = (chosen) => {
+    run = chosen;
+    card.hidden = run === null;
+    fill(runs, element("option", { value: "" }, "nothing"), page.runs.filter((one) => one !== state.run).map((one) => element("option", { value: one, selected: one === run }, nameOf(one))));
+  };
+  let order = 0;
+
+  function choose() {
+    offer(runs.value === "" ? null : Number(runs.value));
+    page.remember({ beside: run, besideAt: null });
+    show(state.name);
+  }
+
+  async function show(name) {
+    const turn = ++order;
+    if (run === null || !name) return;
+    const { rows } = await page.source.view("trajectories", run, { like: name });
+    if (turn !== order) return;
+    fill(picks, rows.map((row) => element("option", { value: row.name },
+      `${row.evaluation ? "evaluation" : "step"} ${row.step} · ${row.number} · ${row.failure ? "failed" : row.reward === null ? "no reward" : `reward ${compact(row.reward)}`}`)));
+    const wanted = page.route.get("besideAt");
+    if (rows.some((row) => row.name === wanted)) picks.value = wanted;
+    if (rows.length) await draw();
+    else fill(body, element("p", { class: "hint" }, `${nameOf(run)} has no trajectory of this query.`));
+  }
+
+  async function draw() {
+    const turn = ++order;
+    try {
+      await read(page, run, picks.value, shade(), body, () => turn === order, true);
+    } catch (error) {
+      if (turn === order) fill(body, element("p", { class: "notice" }, error.message));
+    }
+  }
+
+  offer(run === state.run ? null : run);
+  return { choice: element("label", {}, "Beside it", runs), card, offer, show };
 }
 
 function select(options, value, changed) {
@@ -138,6 +201,9 @@ function legend(shade) {
   const place = element("ul", { class: "legend", "aria-live": "polite" });
   const draw = () => fill(place, shade.value === "logprob"
     ? [1, 0.5, 0.2, 0.05, 0.01].map((chance) => element("li", {}, tinted(element("span", { class: "token" }, `p = ${chance}`), Math.log(chance))))
+    : shade.value === "difference"
+      ? [element("li", {}, "trainer and engine differ in the log-probability by"), ...[0.001, 0.01, 0.1, 1].map((gap) =>
+        element("li", {}, apart(element("span", { class: "token" }, gap === 1 ? "1 or more" : gap === 0.001 ? "0.001 or less" : String(gap)), gap)))]
     : shade.value === "version" ? element("li", {}, "a colour for each version that generated tokens of the turn") : null);
   shade.addEventListener("change", draw);
   draw();
@@ -151,11 +217,18 @@ function tinted(token, logprob) {
   return token;
 }
 
-function conversation(place, view, shade, rest) {
+/** The more trainer and engine differ, the redder: a third of the scale for every tenfold. */
+function apart(token, difference) {
+  const redness = Math.min(1, Math.max(0, (Math.log10(Math.abs(difference)) + 3) / 3));
+  token.style.setProperty("--tint", `${Number.isFinite(difference) ? (75 * redness).toFixed(0) : 75}%`);
+  return token;
+}
+
+function conversation(place, view, shade, rest, run) {
   const agents = [...new Set(view.turns.map((turn) => turn.agent))];
   const figures = Object.entries({ ...view.rewards, ...view.metrics });
   const failed = view.failure ? element("div", { class: "notice" }, longText(view.failure, { most: 4000 })) : null;
-  fill(place, element("h2", {}, view.title),
+  fill(place, run ? element("p", { class: "hint run-of" }, run) : null, element("h2", {}, view.title),
     figures.length ? element("ul", { class: "legend" }, figures.map(([name, value]) => element("li", {}, name, element("b", {}, compact(value))))) : null,
     Object.entries(view.metadata).map(([name, value]) => element("p", { class: "hint" }, `${name}: `, longText(value, { most: 300, tag: "span" }))),
     view.turns.map((turn) => turnOf(turn, agents.indexOf(turn.agent), shade, rest)),
@@ -170,6 +243,7 @@ function turnOf(turn, agent, shade, rest) {
     `turn ${turn.number}`, turn.reward !== null && `reward ${compact(turn.reward)}`,
     turn.advantage !== null && `advantage ${turn.advantage > 0 ? "+" : ""}${compact(turn.advantage)}`,
     `version ${turn.versions.join("…")}`, `${turn.prompt_tokens} + ${turn.count} tokens`,
+    turn.difference && `trainer${turn.versions.includes(turn.trainer_version) ? "" : ` (version ${turn.trainer_version})`} differs by ${figure(turn.difference.mean)} a token`,
     turn.left_out && "not trained", turn.is_cut && "cut off at max_new_tokens",
     ...Object.entries(turn.columns).map(([name, value]) => `${name}=${value}`),
   ].filter(Boolean);
@@ -189,18 +263,51 @@ function prompt(part, rest) {
     part.calls.map((call) => element("p", { class: "call" }, element("small", {}, "calls "), element("code", {}, call))));
 }
 
+/** The tokens of a turn in colours. Arrow keys move from one to the next; the line below says what is known of it. */
 function tokens(turn, shade) {
   const changes = new Map();
   for (let place = 0; place + 1 < turn.changes.length; place += 2) changes.set(turn.changes[place], turn.changes[place + 1]);
-  let version = turn.versions[0];
+  const versions = [];
+  turn.tokens.forEach((_, place) => versions.push(changes.get(place) ?? versions.at(-1) ?? turn.versions[0]));
+  const isCompared = turn.differences?.length > 0;
+  const facts = (place) => [
+    `probability ${Math.exp(turn.logprobs[place]).toPrecision(3)}`, `log-probability ${turn.logprobs[place]}`,
+    isCompared && `trainer ${turn.differences[place] < 0 ? "−" : "+"}${figure(Math.abs(turn.differences[place]))}`, `version ${versions[place]}`,
+  ].filter(Boolean).join(", ");
   const spans = turn.tokens.map((text, place) => {
-    version = changes.get(place) ?? version;
-    const words = `${text}\nprobability ${Math.exp(turn.logprobs[place]).toPrecision(3)}, log-probability ${turn.logprobs[place]}, version ${version}`;
-    const span = element("span", { class: "token", title: words }, text || "∅");
+    const span = element("span", { class: "token", title: `${text}\n${facts(place)}` }, text || "∅");
     if (shade === "logprob") tinted(span, turn.logprobs[place]);
-    else span.style.background = `color-mix(in srgb, var(--series-${version % 8}) 22%, transparent)`;
+    else if (shade === "difference") { if (isCompared) apart(span, turn.differences[place]); }
+    else span.style.background = `color-mix(in srgb, var(--series-${versions[place] % 8}) 22%, transparent)`;
     return span;
   });
+  const said = element("output", { class: "token-facts" });
+  let at = -1;
+  const move = (to) => {
+    spans[at]?.classList.remove("chosen");
+    at = Math.max(0, Math.min(spans.length - 1, to));
+    spans[at].classList.add("chosen");
+    spans[at].scrollIntoView({ block: "nearest" });
+    said.textContent = `token ${at + 1} of ${turn.count}, ${JSON.stringify(turn.tokens[at])}: ${facts(at)}`;
+  };
+  const text = element("div", { class: "text tokens", tabindex: 0, role: "group", "aria-label": `tokens of turn ${turn.number}; arrow keys move` }, spans);
+  text.addEventListener("keydown", (event) => {
+    const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, PageDown: at + 20, PageUp: at - 20, Home: 0, End: spans.length - 1 };
+    if (!(event.key in moves) || !spans.length) return;
+    event.preventDefault();
+    move(moves[event.key]);
+  });
+  text.addEventListener("click", (event) => { const place = spans.indexOf(event.target); if (place >= 0) move(place); });
   const hidden = turn.count - turn.tokens.length;
-  return element("div", { class: "text tokens" }, spans, hidden > 0 ? element("small", {}, ` and ${hidden} further tokens`) : null);
+  if (hidden > 0) text.append(element("small", {}, ` and ${hidden} further tokens`));
+  const most = turn.difference;
+  const jump = shade !== "difference" ? null
+    : !isCompared ? element("p", { class: "hint" }, "The trainer has computed no log-probabilities of this turn: it has no advantage, is of an evaluation, or is not trained yet.")
+    : element("p", { class: "hint" }, `Trainer and engine differ by ${figure(most.mean)} a token; `,
+      most.place < spans.length ? element("button", { type: "button", class: "plain", click: () => { move(most.place); text.focus({ preventScroll: true }); } }, `at most ${figure(most.most)}, at token ${most.place + 1}`) : `at most ${figure(most.most)}, at token ${most.place + 1}`);
+  return element("div", {}, jump, text, said);
+}
+
+function figure(value) {
+  return value === 0 ? "0" : value >= 0.001 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
 }

@@ -120,6 +120,29 @@ const checks = {
     await close(other);
   },
 
+  async "tokens are shaded by the difference of trainer and engine, by keyboard alone"() {
+    const page = await open(`${addresses.live}#trajectories?query=q7&kind=training&order=oldest`);
+    await page.locator(".conversation h2", { hasText: "query q7" }).waitFor();
+    await page.getByText("differs by 0.13 a token").first().waitFor();
+    await page.getByLabel("Show").focus();
+    for (let presses = 0; await page.getByLabel("Show").inputValue() !== "difference"; presses += 1) {
+      assert(presses < 5, "no key chooses the difference");
+      await page.keyboard.press("ArrowDown");
+    }
+    await page.locator(".legend", { hasText: "trainer and engine differ" }).waitFor();
+    await page.waitForFunction(() => {
+      const tints = [...document.querySelectorAll(".tokens .token")].map((token) => token.style.getPropertyValue("--tint"));
+      return tints.length === 3 && tints.every((tint) => tint === "52%"); // a third of the scale for every tenfold
+    }, null, patience);
+    await page.locator(".tokens").first().focus();
+    await page.keyboard.press("End");
+    await page.locator(".token-facts", { hasText: "token 2 of 2" }).waitFor();
+    await page.locator(".token-facts", { hasText: "trainer +0.13" }).waitFor();
+    await page.getByRole("button", { name: /^at most 0.13, at token 1$/ }).first().press("Enter");
+    await page.locator(".token-facts", { hasText: "token 1 of 2" }).waitFor();
+    await close(page, "differences");
+  },
+
   async "next and previous walk the list"() {
     const page = await open(`${addresses.live}#trajectories`);
     await page.locator(".conversation h2").waitFor();
@@ -157,6 +180,48 @@ const checks = {
     await page.screenshot({ path: join(pictures, "timeline.png") });
     await page.getByText("Its trajectory").click();
     await page.locator(".conversation h2", { hasText: "query q7" }).waitFor();
+    await close(page);
+  },
+
+  async "trajectories of the same query stand side by side"() {
+    const page = await open(`${addresses.two}#trajectories?query=q7&kind=training&order=oldest`);
+    await page.locator(".conversation h2", { hasText: "query q7" }).first().waitFor();
+    await page.getByRole("combobox", { name: "Run", exact: true }).selectOption({ label: "second" });
+    await page.locator(".run-of", { hasText: "second" }).first().waitFor();
+    await page.getByLabel("Beside it").selectOption({ label: "other" });
+    const other = page.getByRole("article", { name: "The other run" });
+    await other.locator("h2", { hasText: "step 7 · query q7 · trajectory 0" }).waitFor();
+    await other.locator(".run-of", { hasText: "other" }).waitFor();
+    await page.keyboard.press("Escape");
+    await page.getByText("next →").click();
+    await other.locator("h2", { hasText: "step 7 · query q7 · trajectory 1" }).waitFor();
+    await other.getByLabel("Which one").selectOption({ index: 1 });
+    await other.locator("h2", { hasText: "trajectory 0" }).waitFor();
+    const link = page.url();
+    await close(page, "two-trajectories");
+    const again = await open(link);
+    await again.getByRole("article", { name: "The other run" }).locator("h2", { hasText: "trajectory 0" }).waitFor();
+    await close(again);
+  },
+
+  async "the timelines of two runs stand one above the other, aligned"() {
+    const page = await open(`${addresses.two}#timeline`);
+    await page.locator(".panel.timeline p", { hasText: "From 0 s" }).waitFor();
+    assert(await page.locator("canvas").count() === 2, "a timeline for each run");
+    await page.getByLabel("Aligned by the begin of step").fill("2");
+    await page.locator(".panel.timeline p", { hasText: "From -0.2 s, 2.4 s are shown" }).waitFor();
+    const canvas = page.locator("canvas").nth(1);
+    await canvas.focus();
+    await page.keyboard.press("-");
+    await page.locator(".panel.timeline p", { hasText: "3.84 s are shown" }).waitFor();
+    const lane = await page.locator(".names").nth(1).locator("span", { hasText: "orchestrator" }).evaluate((one) => [...one.parentElement.children].indexOf(one));
+    for (let presses = 0; presses < lane; presses += 1) await page.keyboard.press("ArrowDown");
+    await page.keyboard.press("Enter");
+    await page.locator(".card.span .lead", { hasText: "second · orchestrator" }).waitFor();
+    await page.locator(".card.span .legend li", { hasText: "step2" }).waitFor();
+    await page.screenshot({ path: join(pictures, "two-timelines.png"), fullPage: true });
+    await page.getByLabel("Aligned by the begin of step").fill("9");
+    await page.locator(".notice", { hasText: "has no span of step 9" }).waitFor();
     await close(page);
   },
 
