@@ -2,12 +2,16 @@
 
 import ast
 import re
+import sys
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from flexmarl.launch.cli.registry import cli
 from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.monitoring.slowness.findings import _CAUSES, findings
 
 from .checkouts import PACKAGE, ROOT
 from .test_docs import settings
@@ -33,12 +37,17 @@ def messages() -> list[str]:
 def texts() -> tuple[str, ...]:
     """Every text in the package's code, with ``_VALUE`` for each value in it."""
     return tuple(
-        _text(node)
+        text
         for folder in PACKAGE
         for file in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.JoinedStr | ast.Constant)
+        for text in texts_of(file)
     )
+
+
+def texts_of(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            yield _text(node)
 
 
 def _text(node: ast.AST) -> str:
@@ -52,10 +61,14 @@ def _text(node: ast.AST) -> str:
 
 
 def is_in_code(message: str) -> bool:
-    """True if one text of the code has all parts of ``message`` in their order. ``...`` stands for a value or more."""
+    """True if one text of the code has all parts of ``message`` in their order."""
+    return any(quotes(message, text) for text in texts())
+
+
+def quotes(message: str, text: str) -> bool:
+    """True if ``text`` has all parts of ``message`` in their order. ``...`` stands for a value or more."""
     parts = [part for part in message.split("...") if part.strip()]
-    pattern = re.compile(".*".join(re.escape(part) for part in parts), re.DOTALL)
-    return any(pattern.search(text) for text in texts())
+    return re.search(".*".join(re.escape(part) for part in parts), text, re.DOTALL) is not None
 
 
 def test_a_quote_of_no_text_is_found_out() -> None:
@@ -67,6 +80,16 @@ def test_a_quote_of_no_text_is_found_out() -> None:
 @pytest.mark.parametrize("message", messages())
 def test_a_quoted_message_is_in_the_code(message: str) -> None:
     assert message in FOREIGN or is_in_code(message)
+
+
+@pytest.mark.parametrize("module", [*sorted({cause.__module__ for cause, _ in _CAUSES}), findings.__module__])
+def test_every_cause_of_slowness_has_a_row(module: str) -> None:
+    """Also one of a run that learns little."""
+    file = sys.modules[module].__file__
+    assert file is not None
+    sentences = [text for text in texts_of(Path(file)) if _VALUE in text]
+    quoted = [message for message in messages() if any(quotes(message, text) for text in sentences)]
+    assert quoted, f"{PAGE.name} has no row for the finding of {module.rpartition('.')[2]}"
 
 
 def test_the_page_quotes_messages_of_each_kind() -> None:

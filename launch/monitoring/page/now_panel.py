@@ -23,9 +23,7 @@ from .recorded_run import RecordedRun
 _NEWS: Final = 60
 _BAR_POINTS: Final = 240
 _RECENT: Final = 50
-_LIVE: Final = (
-    "phase", "since_s", "idle_s", "causes", "instances", "processes", "waiting", "running", "waits",
-)  # fmt: skip
+_LIVE: Final = ("phase", "idle_s", "causes", "instances", "processes")
 _PARTS: Final = (
     "rollout_s",
     "overlap_s",

@@ -5,7 +5,7 @@ All texts are harmless for a terminal, on one line, and short: a model or a reci
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..console.progress_state import one_line
 from ..console.progress_views import pace
@@ -40,10 +40,23 @@ class Overview:
     sections: Sequence[Section]
 
 
-def overview(run: RecordedRun) -> Overview:
-    """The run as it is now; to be called under ``run.reading``."""
-    now, policies = now_panel.view(run, {}), policies_panel.view(run, {})
-    live = now["live"] or {}
+class Views(NamedTuple):
+    """The views of two panels, as of a ``revision`` of the run."""
+
+    revision: int
+    now: Mapping[str, Any]
+    policies: Mapping[str, Any]
+
+
+def views_of(run: RecordedRun) -> Views:
+    """To be called under ``run.reading``."""
+    return Views(run.revision, now_panel.view(run, {}), policies_panel.view(run, {}))
+
+
+def overview(run: RecordedRun, views: Views) -> Overview:
+    """The run as it is now; to be called under ``run.reading``, with ``views`` of its present revision."""
+    _, now, policies = views
+    live = run.live if run.live is not None and run.state == "running" else {}
     findings = [finding_words(Finding(**fields)) for fields in now["findings"]]
     warnings = [f"{clock(news['time'])}  {news['text']}".strip() for news in now["news"] if news["warning"]]
     return Overview(

@@ -14,7 +14,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static
 
 from ..page.recorded_run import RecordedRun
-from .overview import Overview, Section, overview, shorten
+from .overview import Overview, Section, Views, overview, shorten, views_of
 
 _LOOK_S: Final = 0.5
 _GAP: Final = 2
@@ -22,7 +22,7 @@ _WIDEST: Final = 40
 
 
 class TopApp(App[None]):
-    """Shows one run until its user leaves. Reads the run's folder in a thread, twice a second, and draws changes."""
+    """Shows one run until its user leaves. Looks at the run's folder in a thread, twice a second, and draws changes."""
 
     CSS = "Static { padding: 0 1 1 1; width: 100%; }"
     ENABLE_COMMAND_PALETTE = False
@@ -34,6 +34,8 @@ class TopApp(App[None]):
     def __init__(self, run: RecordedRun) -> None:
         super().__init__()
         self._run = run
+        self._views: Views | None = None
+        """Made again when the run has changed: of 60 steps they take 28 ms, and a look at the folder 0.1 ms."""
 
     def compose(self) -> ComposeResult:
         """The screen's parts: content that scrolls, and the keys."""
@@ -62,7 +64,9 @@ class TopApp(App[None]):
 
     def _read(self) -> Overview:
         with self._run.reading() as run:
-            return overview(run)
+            if self._views is None or self._views.revision != run.revision:
+                self._views = views_of(run)
+            return overview(run, self._views)
 
     def _draw(self, *sections: Section) -> None:
         parts = [part for section in sections for part in _parts(section)]

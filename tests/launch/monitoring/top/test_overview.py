@@ -19,7 +19,7 @@ from flexmarl.actors.run_events import (
     TrajectoryFailed,
 )
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
-from flexmarl.launch.monitoring.top.overview import Overview, Section, overview, shorten
+from flexmarl.launch.monitoring.top.overview import Overview, Section, overview, shorten, views_of
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
 from ...run_folder.records import record
@@ -59,7 +59,7 @@ def overview_of(folder: Path, live: Mapping[str, Any] | None = None) -> Overview
     run = RecordedRun(folder)
     run.set_live(live)
     with run.reading():
-        return overview(run)
+        return overview(run, views_of(run))
 
 
 def section(overview: Overview, title: str) -> Section:

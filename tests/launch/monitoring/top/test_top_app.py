@@ -9,6 +9,8 @@ from textual.pilot import Pilot
 from flexmarl.actors.names import Step
 from flexmarl.actors.run_events import RunEnded, TrajectoryFailed
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
+from flexmarl.launch.monitoring.top import top_app
+from flexmarl.launch.monitoring.top.overview import Views, views_of
 from flexmarl.launch.monitoring.top.top_app import TopApp
 from flexmarl.launch.run_folder.json_lines import event_to_json
 
@@ -45,6 +47,25 @@ async def test_a_run_is_shown_and_each_change_of_it(tmp_path: Path) -> None:
         with (folder / "events.jsonl").open("a") as file:
             file.write(lines_of([event_to_json(RunEnded(False, Step(2)))]))
         await wait_for(pilot, "This run has ended: done.")
+
+
+def test_a_run_that_has_not_changed_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path / "first", [record(1)], [STARTED])
+    app, reads = TopApp(RecordedRun(folder)), 0
+
+    def counted(run: RecordedRun) -> Views:
+        nonlocal reads
+        reads += 1
+        return views_of(run)
+
+    monkeypatch.setattr(top_app, "views_of", counted)
+    first = app._read()
+    assert app._read() == app._read() == first and reads == 1
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(lines_of([record(2)]))
+    assert "step 2/9" in app._read().sections[0].lines[0] and reads == 2
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
