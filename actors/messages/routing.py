@@ -21,7 +21,8 @@ class RouteRequest(NamedTuple):
 
     ``turn``: unique in its session. ``prompt_tokens``: with the tokens generated so far; an estimate is enough.
     ``downstream_tokens``: of the turns that are expected to wait for this one, on the longest chain. ``prefix``: names
-    the beginning of the prompt; the instance that had a prompt of the same name last may still know it.
+    the beginning of the prompt; the instance that had a prompt of the same name last may still know it. ``topic``:
+    names the agent and the query, whose turns are expected to have similar lengths.
     """
 
     turn: int
@@ -31,6 +32,7 @@ class RouteRequest(NamedTuple):
     prompt_tokens: int
     downstream_tokens: float
     prefix: str
+    topic: str = ""
 
 
 class TurnEnded(NamedTuple):

@@ -561,6 +561,7 @@ class Rollout(Actor, RolloutApi):
                     prompt_tokens=turn.prompt_size,
                     downstream_tokens=turn.downstream_tokens,
                     prefix=trajectory.prefix(request.prompt),
+                    topic=f"{agent} {trajectory.query.id}",
                 )
         finally:
             self._spans.wait(agent, policy, trajectory, turn, begin)

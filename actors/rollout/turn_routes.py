@@ -95,6 +95,7 @@ class TurnRoutes:
         prompt_tokens: int,
         downstream_tokens: float = 0.0,
         prefix: str = "",
+        topic: str = "",
     ) -> TurnRoute:
         """Waits for an instance of ``policy`` that serves one of ``versions``. The arguments are those of
         ``RouteRequest``. Raises WrongVersion if no instance ever will."""
@@ -104,7 +105,14 @@ class TurnRoutes:
         self._waiting[turn] = (future, policy, versions)
         self._requests.append(
             RouteRequest(
-                turn, policy, versions.oldest, versions.newest, prompt_tokens, downstream_tokens, prefix
+                turn,
+                policy,
+                versions.oldest,
+                versions.newest,
+                prompt_tokens,
+                downstream_tokens,
+                prefix,
+                topic,
             )
         )
         self._send_soon()

@@ -8,6 +8,7 @@ from ...messages import RouteAssigned
 from ...names import Version
 from ...rolling_mean import RollingMean
 from .cut_links import CutLinks
+from .turn_lengths import LENGTHS, Lengths, TurnLengths
 from .waiting_turns import InstancesWithRoom, RoutedInstance, RoutedTurn, TurnTotals, WaitingTurns
 
 _REMEMBERED_PREFIXES: Final = 16384
@@ -19,10 +20,11 @@ class RoutedPolicy:
     ``no_instance_since_s``: the loss of the last instance that served or loaded a version. ``loading_count``: instances
     that have joined and serve no version yet. ``shared``: instances that serve other policies at the same time.
 
-    ``in_turn``: turns are dealt to the instances in turn, regardless of their load.
+    ``in_turn``: turns are dealt to the instances in turn, regardless of their load. ``lengths``: the predictor of the
+    tokens that turns generate.
     """
 
-    def __init__(self, *, in_turn: bool) -> None:
+    def __init__(self, *, in_turn: bool, lengths: Lengths = "mean") -> None:
         self.published: Version | None = None
         self.publishing = False
         self.installing: set[int] = set()
@@ -33,8 +35,7 @@ class RoutedPolicy:
         self.loading_count = self.serving = self.turns_at_serving = self.shared = 0
         self.waiting = WaitingTurns()
         self.room = InstancesWithRoom(in_turn=in_turn)
-        self.generated = RollingMean()
-        """Tokens of a turn."""
+        self.lengths: TurnLengths = LENGTHS[lengths]()
         self.pace_s = RollingMean()
         """Seconds per generated token."""
         self.totals = TurnTotals()
@@ -42,6 +43,12 @@ class RoutedPolicy:
         self._in_turn = in_turn
         self._dealt = 0
         self._prefixes: OrderedDict[str, int] = OrderedDict()
+
+    def latest_s(self, downstream_tokens: float, topic: str, now: float) -> float:
+        """The time at which a turn that is asked for at ``now`` should be under way: earlier by the time of the turns
+        behind it, and by that of its own tokens beyond the mean."""
+        beyond = self.lengths.expected(topic) - self.lengths.mean.value
+        return now - (downstream_tokens + beyond) * self.pace_s.value
 
     def next_turn(self, links: CutLinks) -> tuple[RoutedTurn, RoutedInstance] | None:
         """The turn to be routed next and its instance, if there are both; the turn waits no longer. ``links``: those
@@ -84,7 +91,7 @@ class RoutedPolicy:
         turn.instance, turn.routed_s = instance, now
         # At least one: until a first turn has ended the mean is 0, and a turn with a short prompt would count for
         # nothing.
-        turn.tokens = tokens = turn.prompt_tokens + max(1.0, self.generated.value)
+        turn.tokens = tokens = turn.prompt_tokens + max(1.0, self.lengths.expected(turn.topic))
         instance.turns[turn.key] = turn
         self._dealt += 1
         instance.dealt = self._dealt

@@ -71,7 +71,8 @@ class Router:
         self._balancing = balancing or RebalanceSettings()
         self._balancer = Rebalancer(self._balancing.config, self._balancing.rules)
         self._policies = {
-            policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off") for policy in policies
+            policy: RoutedPolicy(in_turn=self._balancing.config.scope == "off", lengths=config.lengths)
+            for policy in policies
         }
         self._live = LiveInstances()
         self._links = CutLinks()
@@ -100,9 +101,11 @@ class Router:
         if policy.published is not None and request.newest is not None and request.newest < policy.published:
             self._decided.append(Refuse(key, policy.published))
             return
-        latest_s = now - request.downstream_tokens * policy.pace_s.value
+        latest_s = policy.latest_s(request.downstream_tokens, request.topic, now)
         versions = (request.oldest, request.newest)
-        turn = RoutedTurn(key, request.policy, versions, request.prompt_tokens, request.prefix, now, latest_s)
+        turn = RoutedTurn(
+            key, request.policy, versions, request.prompt_tokens, request.prefix, now, latest_s, request.topic
+        )
         self._sessions.setdefault(session, {})[request.turn] = turn
         policy.waiting.add(turn)
         self._touched[request.policy] = None
@@ -127,7 +130,7 @@ class Router:
             totals.turns += 1
             totals.service_s += service_s
         if tokens:  # a turn without one was lost, or given up: its seconds measure nothing
-            policy.generated.add(tokens)
+            policy.lengths.ended(turn.topic, tokens)
             policy.pace_s.add(service_s / tokens)
             if instance.policy == turn.policy and instance.state is _SERVING:  # else it was interrupted
                 self._balancer.turn_ended(turn.policy, service_s)

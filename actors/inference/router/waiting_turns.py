@@ -103,6 +103,7 @@ class RoutedTurn:
     prefix: str
     asked_s: float
     latest_s: float
+    topic: str = ""
     instance: RoutedInstance | None = None
     tokens: float = 0.0
     """Expected; counted in the instance's."""
