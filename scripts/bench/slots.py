@@ -1,6 +1,6 @@
-"""Measures the effect of a slot on a small task without a model: here the trajectories that a query source saves.
+"""Measures the effect of a slot on small tasks without a model: here the trajectories that a query source saves.
 
-``league`` is measured in a file of its own.
+The others of EXPERIMENTS are measured in files of their own.
 
 The task has 256 queries of 16 skills. The policy is a table: it solves a query with the probability
 ``sigmoid(skill + own - difficulty)``, where it learns ``skill``, which the skill's 16 queries share, and ``own`` by the
@@ -47,7 +47,7 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 
-from . import league
+from . import league, slot_dispatch, slot_trees
 
 QUERIES: Final = 256
 SKILLS: Final = 16
@@ -73,7 +73,11 @@ class Experiment:
     show: Callable[[Console, Mapping[str, Any]], None]
 
 
-EXPERIMENTS: Final[Mapping[str, Experiment]] = {"league": Experiment(league.of_rounds, league.show)}
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {
+    "league": Experiment(league.of_rounds, league.show),
+    **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.RULES},
+    "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,7 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first round's seed.")
 @common_options(rounds=_ROUNDS, quick_time="5 s")
 def slots(name: str, seed: int, as_json: bool, rounds: int | None, quick: bool) -> int:
-    """Measures the effect of the slot NAME: trajectories that a query source saves, or a league's exploitability.
+    """Measures the effect of the slot NAME: the trajectories, tokens or seconds that it saves, or exploitability.
 
     \b
     Examples:
