@@ -40,7 +40,7 @@ OF_STEP: Numbers = {
 }  # fmt: skip
 OF_GAMES: Numbers = {
     "opponent_step": 2, "opponent_games": 3, "opponent_score": 0.5, "opponent_payoff": 0.25, "opponent_elo": 1190.0,
-    "elo": 1210.0,
+    "opponent_gap": 0.75, "elo": 1210.0,
 }  # fmt: skip
 OF_PROCESS: Numbers = {
     "loop_lag_ms": 0.5, "rss_mib": 100.0, "cpu_s": 3.0, "mailbox_served": 7, "credit_waits": 2,
@@ -81,7 +81,8 @@ LINE = {
     "pool_suspended_s/solver": 5.0, "suspensions/solver": 6, "swapped_mib/solver": 3.5,
     "repeated_micro_batches/solver": 8, "gather_s/solver": 0.0625, "carried_samples/judge": 0, "stale_samples/judge": 0,
     "max_staleness/judge": 0, "backward_s/judge": 0.0, "opponent_step/past": 2, "opponent_games/past": 3,
-    "opponent_score/past": 0.5, "opponent_payoff/past": 0.25, "opponent_elo/past": 1190.0, "elo/past": 1210.0,
+    "opponent_score/past": 0.5, "opponent_payoff/past": 0.25, "opponent_elo/past": 1190.0, "opponent_gap/past": 0.75,
+    "elo/past": 1210.0,
     "loop_lag_ms/store": 0.5, "rss_mib/store": 100.0, "cpu_s/store": 3.0, "device_used_mib/GPU-1": 70000.0,
     "mailbox_served/store": 7, "credit_waits/store": 2, "actor.rows_ready/store": 5, "actor.puts/store": 0,
     "workflow/accuracy": 0.5, "eval/accuracy": 0.5,
