@@ -106,9 +106,11 @@ _STEP: Final = (
         ("dropped_groups", "count", "groups without samples"),
         ("replaced_queries", "count", "queries drawn in the place of dropped groups"),
         ("submitted_queries", "count",
-         "queries that programs outside of the run have submitted, in place of drawn ones"),
+         "queries that programs outside of the run have submitted, or that come again, in place of drawn ones"),
         ("logged_trajectories", "count",
-         "trajectories of logs that programs have submitted; no other figure but those of training counts them"),
+         "trajectories of logs that programs have submitted, or that come again; no other figure but those of training "
+         "counts them"),
+        ("replayed_groups", "count", "groups that come again, by [replay](modes.md#replay)"),
         ("failed_submitted_trajectories", "count",
          "failed trajectories of submitted queries; not in `failed_trajectories`"),
         ("restarted_groups", "count", "groups that were begun again, because their rollout worker was lost"),

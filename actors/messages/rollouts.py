@@ -193,6 +193,8 @@ class GroupClosed:
     """Those that count, of a submitted query: for its answer."""
     tail_s: float = 0.0
     """Seconds for which the group has waited for its last trajectory alone; 0 for a group of one."""
+    finished: LoggedGroup | None = None
+    """All of it, if it may come again (``replay``)."""
 
     def __post_init__(self) -> None:
         check_figures("step", self.figures)

@@ -31,6 +31,7 @@ from ..json_files import as_text, read_json, write_json
 from ..names import PolicyName, Step, Version
 from .opponents.past_pool import PastPool
 from .queries.queries_state import QueriesState
+from .replay.replay_buffer import ReplayState
 
 PARTIAL = ".partial"
 _COMMITTED = re.compile(r"step_\d{6,}")
@@ -42,13 +43,15 @@ _DIGEST = "digest"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The run after ``step``. ``queries``: the state of their sources. ``opponents``: the pools of past versions."""
+    """The run after ``step``. ``queries``: the state of their sources. ``opponents``: the pools of past versions.
+    ``replay``: the groups that may come again, None in a run without a replay."""
 
     step: Step
     versions: dict[PolicyName, Version]
     evaluations: dict[int, dict[str, float]]
     queries: QueriesState = field(default_factory=QueriesState)
     opponents: dict[PolicyName, PastPool] = field(default_factory=dict)
+    replay: ReplayState | None = None
     format: Literal[4] = _FORMAT
 
 

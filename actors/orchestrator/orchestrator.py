@@ -69,6 +69,7 @@ Then ``Pipeline.applied`` lets turns of the next version begin.
 """
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -122,6 +123,8 @@ from .orchestrator_setup import OrchestratorSetup
 from .pipeline import Pipeline
 from .queries.run_queries import RunQueries
 from .recorder import StepRecord
+from .replay.replay_buffer import ReplayBuffer
+from .replay.replay_config import NoReplayConfig
 from .rollout_workers import GroupKey, GroupWork, Listener, RolloutWorkers
 from .step_records import StepRecords
 
@@ -177,6 +180,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             lambda: self.system,
         )
         self._agents = [*self._policy_of, *self._opponents.agents]
+        self._replay: ReplayBuffer | None = None
+        if not isinstance(setup.replay, NoReplayConfig):
+            kept = setup.resume_from.replay if setup.resume_from else None
+            self._replay = ReplayBuffer(setup.replay, setup.plan.max_staleness, self._policy_of, kept)
         self._records = StepRecords()
         self._unreported: dict[Step, StepMetrics] = {}
         self._published: dict[PolicyName, Published] = {}
@@ -271,6 +278,8 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             return  # the run has failed: groups that still close are not needed
         key = group.step, group.query
         submitted = self._queries.closed(group, self._loose.groups.step_of(key))
+        if self._replay is not None and group.finished is not None:
+            self._replay.closed(group.finished)
         if key in self._loose.groups:
             await self._loose.end(group, submitted=submitted)
             return
@@ -459,6 +468,13 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         record.figures.add("submitted_queries", len(submitted))
         self._refuse_late(f"step {decision.step}, the run's last, has begun")
         await self._start_groups(decision.step, decision.queries - len(submitted), submitted)
+        if self._replay is not None and not self._running.begins_no_more:
+            newest = {policy: published.version for policy, published in self._published.items()}
+            groups = self._replay.take(newest, self._plan.queries)
+            record.figures.add("replayed_groups", len(groups))
+            for group in groups:
+                self._queries.submissions.replay(group)
+            self._begin_submitted()
 
     def _refuse_late(self, reason: str) -> None:
         """Refuses submitted queries that no step will take."""
@@ -542,7 +558,8 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         # First those that change with later steps: the queries' state may wait for a draw.
         evaluations, opponents = dict(self._evaluations), self._opponents.states_after(step)
         queries = await self._queries.state_after(step)
-        state = RunState(step, decision.versions, evaluations, queries, opponents)
+        replay = None if self._replay is None else copy.deepcopy(self._replay.state)
+        state = RunState(step, decision.versions, evaluations, queries, opponents, replay)
         await self._opponents.wait_kept()
         async with self._committing:
             # An answer to this means that the console has written all earlier messages, with the step's metrics: a run

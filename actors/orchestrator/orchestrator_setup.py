@@ -12,6 +12,7 @@ from .closing_order import GroupOrder
 from .evaluation import EvaluationRules
 from .opponents.opponents import OpponentsSetup
 from .plan import Plan
+from .replay.replay_config import NoReplayConfig, ReplayConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class OrchestratorSetup:
     ``supervisor``: restarts the workers. ``checkpoints_kept``: the newest that stay in ``checkpoints``.
     ``max_failed_share``: of a step's trajectories. ``data_timeout_s``: of a draw from the recipe's query
     source, or a call of its ``eval_queries``. ``serves``: nothing is trained or evaluated, the policies are served
-    until the run is stopped.
+    until the run is stopped. ``replay``: of finished trajectories.
     """
 
     plan: Plan
@@ -51,3 +52,4 @@ class OrchestratorSetup:
     evaluation: EvaluationRules = field(default_factory=EvaluationRules)
     opponents: OpponentsSetup = field(default_factory=OpponentsSetup)
     serves: bool = False
+    replay: ReplayConfig = field(default_factory=NoReplayConfig)

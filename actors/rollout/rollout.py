@@ -121,6 +121,7 @@ class Rollout(Actor, RolloutApi):
             {agent: settings.credit for agent, settings in setup.agents.items()},
             [GroupFilter(settings.label, settings.load(self._recipe)) for settings in setup.config.filters],
             frozenset(agent for agent, settings in setup.agents.items() if not settings.trained),
+            setup.replays,
             sides_of(setup.agents),
         )
         self._trained = {

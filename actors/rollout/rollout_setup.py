@@ -51,7 +51,8 @@ class RolloutSetup:
     between hosts is encrypted. ``archive``: keeps the trajectories for people; None: they are not recorded.
     ``console``: is notified if the recipe's ``teardown`` fails. ``steps_wait``: a step waits for all of its groups
     (``strict``, ``sync``); else some, whose rewards come late, may be in another one, or in none. ``gateway``:
-    at which programs outside the run open sessions. ``serves``: requests go to the agents, and no session is opened."""
+    at which programs outside the run open sessions. ``serves``: requests go to the agents, and no session is opened.
+    ``replays``: the reports of groups have their trajectories, which may come again."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -68,3 +69,4 @@ class RolloutSetup:
     steps_wait: bool = True
     gateway: ActorRef[SessionsApi] | None = None
     serves: bool = False
+    replays: bool = False

@@ -13,7 +13,16 @@ from ..deadline import Deadline
 from ..environments.tree_play import TreeEnd
 from ..errors import InvalidColumn, InvalidReward, RecipeError
 from ..gateway.trajectory_programs import TrajectoryPrograms
-from ..messages import AgentTurns, AnsweredTrajectory, AnsweredTurn, Query, Sample, VersionRange
+from ..messages import (
+    AgentTurns,
+    AnsweredTrajectory,
+    AnsweredTurn,
+    LoggedTrajectory,
+    LoggedTurn,
+    Query,
+    Sample,
+    VersionRange,
+)
 from ..names import AgentName, PolicyName, Step, Version
 from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
@@ -219,6 +228,31 @@ class Trajectory:
         ]
         of_turns = {agent: sum(amounts) for agent, amounts in self.rewards.of_turns.items()}
         return AnsweredTrajectory({**of_turns, **rewards.by_agent}, dict(self.rewards.metrics), turns)
+
+    def logged(self, agents: Collection[AgentName]) -> LoggedTrajectory | None:
+        """The trajectory as one that may come again, with its turns of ``agents``, those that are trained. None if a
+        turn is not trained, or was drawn from a truncated distribution, whose log-probabilities a logged turn does not
+        have."""
+        turns = [(agent, turn) for agent, turn in self._turns if agent in agents]
+        if self.left_out or any(turn.request.truncation is not None for _, turn in turns):
+            return None
+        rewards = self.rewards.before_punishment.by_agent
+        return LoggedTrajectory(
+            [
+                LoggedTurn(
+                    agent,
+                    [],
+                    turn.text,
+                    turn.prompt_tokens,
+                    turn.tokens,
+                    turn.logprobs,
+                    turn.request.temperature,
+                    turn.policy_version,
+                )
+                for agent, turn in sorted(turns, key=lambda ended: turn_of(ended[1].request.sample_id))
+            ],
+            {agent: rewards[agent] for agent in {agent for agent, _ in turns}},
+        )
 
     def prefix(self, prompt: tuple[str | tuple[int, ...], ...]) -> str:
         """Names the beginning of a prompt: that of its conversation if it has turns, else that of its group."""

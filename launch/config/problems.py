@@ -17,6 +17,7 @@ from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import VllmEngineConfig
 from ...actors.names import PolicyName
 from ...actors.orchestrator.orchestrator_config import PoolOfConfig
+from ...actors.orchestrator.replay.replay_config import NoReplayConfig
 from ...actors.recipe.sources.query_pool import PoolOptions
 from ...actors.trainer.loss_columns import NUMBERS
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
@@ -92,6 +93,38 @@ def staleness_problem(config: "RunConfig") -> str | None:
             f"max_staleness={config.max_staleness} is for mode=async; in mode={config.mode} every sample is trained by "
             "the version that generated it"
         )
+    return None
+
+
+def replay_problem(config: "RunConfig") -> str | None:
+    """Refuses a replay where samples may not be stale, are not weighed, or can't come again."""
+    if isinstance(config.replay, NoReplayConfig):
+        return None
+    key = f"replay.name={config.replay.name}"
+    if config.mode != "async":
+        return f"{key} is for mode=async: mode={config.mode} trains each sample by the version that generated it, once"
+    bound = config.replay.max_staleness
+    if bound is not None and bound > config.staleness:
+        return f"replay.max_staleness={bound} is more than the run's own max_staleness={config.staleness}"
+    for name, policy in config.trained.items():
+        if policy.algorithm.correction == "none":
+            return (
+                f"{key}: policies.{name}.algorithm.correction=none gives old samples no weight of their version: write "
+                "decoupled, tis or icepop"
+            )
+    for agent, settings in config.trained_agents.items():
+        if settings.algorithm.used_rewards in ("turn", "both"):
+            return (
+                f"{key}: agents.{agent}.algorithm.rewards={settings.algorithm.used_rewards} rewards turns, and a "
+                "trajectory that comes again has its agents' rewards alone: write trajectory"
+            )
+        if settings.sampling.defaults.truncation is not None:
+            return (
+                f"{key}: agents.{agent}.sampling has top_k, top_p or min_p, and a trajectory that comes again has "
+                "log-probabilities of whole distributions: leave them out"
+            )
+        if any(column.awaited for column in settings.columns.values()):
+            return f"{key}: agents.{agent}.columns are written from outside, which happens once: leave one of both out"
     return None
 
 
@@ -485,6 +518,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     staleness_problem,
     barrier_problem,
     carried_samples_problem,
+    replay_problem,
     timing_problem,
     draws_problem,
     micro_batch_problem,

@@ -12,6 +12,7 @@ from ...actors.messages import MOST_VERSION_CHANGES, WeightsConfig
 from ...actors.names import AgentName, PolicyName
 from ...actors.orchestrator.orchestrator_config import CheckpointConfig, EvaluationConfig, TrainingConfig
 from ...actors.orchestrator.plan import Mode
+from ...actors.orchestrator.replay.replay_config import NoReplayConfig, ReplayConfig
 from ...actors.recipe.recipe import RecipeConfig
 from ...actors.recipe.sources.plain_source import PlainSourceConfig
 from ...actors.recipe.sources.source_config import SourceConfig
@@ -64,6 +65,7 @@ class RunConfig(Config):
     ]
     training: TrainingConfig
     query_source: SourceConfig = PlainSourceConfig()
+    replay: ReplayConfig = NoReplayConfig()
     pool: PoolConfig = StaticPoolConfig()
     weights: WeightsConfig = WeightsConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -170,6 +170,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         console=references.console,
         gateway=references.gateway,
         serves=config.gateway.serves,
+        replays=config.replay.name != "none",
     )
 
 
@@ -258,4 +259,5 @@ def _orchestrator_setup(
         data_timeout_s=config.training.data_timeout_s,
         evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
         serves=config.gateway.serves,
+        replay=config.replay,
     )

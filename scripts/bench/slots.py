@@ -18,7 +18,6 @@ alone. The keys:
 Also: ``versions``, ``settings``. A run that does not reach the target counts with all of its trajectories.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -47,10 +46,9 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 
-from . import league, slot_dispatch, slot_trees
+from . import league, replayed, slot_dispatch, slot_trees
+from .skill_table import QUERIES, SkillTable
 
-QUERIES: Final = 256
-SKILLS: Final = 16
 _ROUNDS: Final = 3
 AGENT: Final = AgentName("solver")
 SOURCES: Final[Mapping[str, SourceOptions]] = {
@@ -77,6 +75,8 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "league": Experiment(league.of_rounds, league.show),
     **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.RULES},
     "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
+    "replay_recent": Experiment(replayed.of_recent, replayed.show),
+    "replay_successes": Experiment(replayed.of_successes, replayed.show),
 }
 
 
@@ -92,31 +92,6 @@ class Options:
     lr: float = 0.5
     target: float = 0.8
     most_steps: int = 1500
-
-
-class SkillTable:
-    """The policy, and the difficulties of the queries."""
-
-    def __init__(self, seed: int) -> None:
-        random = Random(f"{seed} difficulties")
-        self._difficulty = [random.uniform(-6.0, 6.0) for _ in range(QUERIES)]
-        self._skill = [0.0] * SKILLS
-        self._own = [0.0] * QUERIES
-
-    def chance(self, query: int) -> float:
-        """The probability that a trajectory solves the query."""
-        score = self._skill[query % SKILLS] + self._own[query] - self._difficulty[query]
-        return 1.0 / (1.0 + math.exp(-score))
-
-    @property
-    def mean_chance(self) -> float:
-        return fmean(map(self.chance, range(QUERIES)))
-
-    def learn(self, slopes: Mapping[int, float]) -> None:
-        """``slopes``: the gradient of the objective by the score of each query."""
-        for query, slope in slopes.items():
-            self._skill[query % SKILLS] += slope
-            self._own[query] += slope
 
 
 def played(options: Options, source_options: SourceOptions, seed: int) -> tuple[int, float]:

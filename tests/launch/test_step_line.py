@@ -51,7 +51,7 @@ LINE = {
     "replaced_trajectories": 2,
     "logged_trajectories": 0, "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3,
     "resumed_turns": 2,
-    "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1,
+    "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1, "replayed_groups": 0,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2, "eval_s": 1.5,

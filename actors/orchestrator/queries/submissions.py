@@ -39,12 +39,13 @@ _MOST_WAITING: Final = 10_000
 @dataclass(slots=True)
 class _Submission:
     """``judged``: the program waits for rewards from outside too. ``logged``: its trajectories, if they ended
-    before. ``is_session``: the program plays it itself."""
+    before. ``is_session``: the program plays it itself. ``is_replay``: the run has given it again."""
 
     query: Query
     judged: bool
     logged: list[LoggedTrajectory] = field(default_factory=list)
     is_session: bool = False
+    is_replay: bool = False
     answer: asyncio.Future[QueryAnswer] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -90,6 +91,14 @@ class Submissions:
             by_id.get(name) or QueryAnswer(name, self._trained[name], [], 0, "")
             for name in (group.query.id for group in groups)
         ]
+
+    def replay(self, group: LoggedGroup) -> None:
+        """A group of the run comes again: like one that a program submits, but nobody waits for its answer."""
+        submission = _Submission(group.query, judged=True, logged=group.trajectories, is_replay=True)
+        submission.answer.add_done_callback(
+            lambda answer: answer.exception()
+        )  # else asyncio reports it as lost
+        self._waiting.append(submission)
 
     def trained_until(self, step: Step) -> dict[str, Step]:
         """As in ``QueriesState.logged``."""
@@ -169,7 +178,7 @@ class Submissions:
         that it began in."""
         step = group.step if trained_by is None else trained_by
         submission = self._open.pop((group.step, group.query), None)
-        if submission is not None and submission.logged and not group.dropped:
+        if submission is not None and submission.logged and not submission.is_replay and not group.dropped:
             self._trained[group.query] = step
         if submission is not None and not submission.answer.done():
             submission.answer.set_result(

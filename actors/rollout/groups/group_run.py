@@ -16,6 +16,7 @@ from ...messages import (
     AgentTurns,
     GroupClosed,
     GroupWaiting,
+    LoggedGroup,
     LoggedTrajectory,
     Query,
     Sample,
@@ -61,12 +62,13 @@ class GivenUp:
 @dataclass(frozen=True, slots=True)
 class GroupClosingRules:
     """``credit``: by agent, for all agents of the run. ``filters``: leave samples out, in their order. ``frozen``:
-    agents that are not trained, and leave no samples. ``sides``: by policy that is a pool of past versions, the agents
-    against it and its own."""
+    agents that are not trained, and leave no samples. ``replays``: the report of a group has its trajectories, which
+    may come again. ``sides``: by policy that is a pool of past versions, the agents against it and its own."""
 
     credit: Mapping[AgentName, CreditConfig]
     filters: Sequence[GroupFilter] = ()
     frozen: Collection[AgentName] = ()
+    replays: bool = False
     sides: Mapping[PolicyName, tuple[Sequence[AgentName], Sequence[AgentName]]] = field(default_factory=dict)
 
     @property
@@ -232,7 +234,16 @@ class GroupRun:
             },
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
             trajectories=[member.answer() for member in members] if self.submitted else [],
+            finished=self._finished(members, rules) if kept and not self.submitted else None,
         )
+
+    def _finished(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> LoggedGroup | None:
+        if not rules.replays:
+            return None
+        trained = [agent for agent in rules.agents if agent not in rules.frozen]
+        logged = [member.logged(trained) for member in members]
+        trajectories = [trajectory for trajectory in logged if trajectory is not None]
+        return LoggedGroup(self.query, trajectories) if len(trajectories) == len(logged) else None
 
     def _gateway_figures(self) -> dict[str, int | float]:
         trajectories = self.trajectories.values()

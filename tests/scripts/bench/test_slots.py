@@ -1,8 +1,12 @@
 """``scripts/bench/run slots``: every source plays the task, and a result depends on the seed alone."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from scripts.bench import league
+from flexmarl.launch.bench.measure import Report
+from scripts.bench import league, replayed
 from scripts.bench.slots import SOURCES, Options, measure, show
 
 from ...bench_tables import drawn
@@ -52,3 +56,15 @@ def test_the_exploitability_of_a_mixture_in_kuhn_poker_is_that_of_its_parts_toge
     assert game.exploitability([(1.0, passes)]) == pytest.approx(1.0)
     both = game.exploitability([(0.5, bets), (0.5, passes)])
     assert 0.0 < both < (1 / 3 + 1.0) / 2
+
+
+@pytest.mark.parametrize("of_rounds", [replayed.of_recent, replayed.of_successes])
+def test_a_replay_generates_fewer_trajectories_for_each_step(
+    of_rounds: Callable[..., Callable[[Report], dict[str, Any]]],
+) -> None:
+    result = of_rounds(0, 1, quick=True)(lambda part: None)
+    (each,) = result["rounds"]
+    assert each["plain_rollouts"] == 16 * 8 * each["plain_steps"]
+    assert 0.7 * 16 * 8 * each["steps"] <= each["rollouts"] < 16 * 8 * each["steps"], "a quarter comes again"
+    assert 1.0 <= each["age"] <= 8.0 and result["settings"]["replay"]["share"] == 0.25
+    assert of_rounds(0, 1, quick=True)(lambda part: None) == result
