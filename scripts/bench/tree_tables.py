@@ -35,7 +35,7 @@ ANSWERS: Final[Mapping[AgentName, tuple[str, ...]]] = {
     EXECUTOR: tuple(DIRECTIONS),
 }
 TOKENS: Final = {PLANNER: 3, EXECUTOR: 2}
-"""Of a turn, as in the recipe: the directions and the end."""
+"""Counts the tokens of a turn as in the recipe: the directions and the end."""
 _DATA: Final[dict[str, Any]] = {
     "side": 5,
     "walls": 3,

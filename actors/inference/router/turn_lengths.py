@@ -23,7 +23,7 @@ class TurnLengths(Protocol):
     """Predicts the generated tokens of one policy's turns. ``topic``: names the agent and the query of a turn."""
 
     mean: RollingMean
-    """Of all turns."""
+    """Follows the lengths of all turns."""
 
     def expected(self, topic: str) -> float:
         """Returns the tokens that a turn is expected to generate; 0 before the first turn has ended."""
