@@ -20,6 +20,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -204,7 +205,8 @@ class _RunBeside:
             *words,
         )
         self._metrics = runs / name / "metrics.jsonl"
-        self._processes: list[psutil.Process] = []
+        self._used_s: dict[psutil.Process, float] = {}
+        """CPU time of each process, as it was read last: a short one may have ended."""
         self._began: tuple[int, float, float] | None = None
         self._now = (0, 0.0, 0.0)
 
@@ -216,9 +218,11 @@ class _RunBeside:
         steps = self._metrics.read_bytes().count(b"\n") if self._metrics.exists() else 0
         if steps > self._now[0] and steps >= _WARM_UP:
             if self._began is None:
-                self._processes = [self._process, *self._process.children(recursive=True)]
-            used_s = sum(sum(process.cpu_times()[:2]) for process in self._processes)
-            self._now = (steps, time.perf_counter(), used_s)
+                self._used_s = dict.fromkeys([self._process, *self._process.children(recursive=True)], 0.0)
+            for process in self._used_s:
+                with suppress(psutil.NoSuchProcess):
+                    self._used_s[process] = sum(process.cpu_times()[:2])
+            self._now = (steps, time.perf_counter(), sum(self._used_s.values()))
             self._began = self._began or self._now
         if self._process.poll() not in (None, 0):
             raise RuntimeError(f"{' '.join(self._command)} has failed")

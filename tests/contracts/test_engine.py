@@ -130,7 +130,7 @@ async def test_a_result_says_when_its_first_token_was_there(engine: Engine) -> N
         assert queue_s >= 0 and prefill_s > 0
         until_first.append(queue_s + prefill_s)
     assert max(until_first) < whole_s, "49 tokens came behind the first"
-    assert max(until_first) > 2 * min(until_first), "a batch has two: the others wait"
+    assert max(until_first) > min(until_first), "a batch has two: the others wait until one of them has ended"
 
 
 async def test_a_request_that_is_interrupted_before_its_begin_has_no_prefill(engine: Engine) -> None:
