@@ -102,7 +102,7 @@ class Page {
   }
 
   connect(isConnected) {
-    this.state.textContent = isConnected ? "live" : "no connection";
+    this.state.textContent = isConnected ? "connected" : "no connection";
     this.state.classList.toggle("off", !isConnected);
   }
 

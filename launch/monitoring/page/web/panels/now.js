@@ -26,7 +26,7 @@ function ofRun(view, page, run) {
       element(several ? "h3" : "h1", {}, view.headline),
       element("p", { class: "lead" }, element("span", { class: `chip ${view.state.replace(" ", "-")}` }, view.state),
         [view.recipe, view.mode && `mode ${view.mode}`, view.began && `since ${clock(view.began)}`].filter(Boolean).join(" · "))),
-    failure(view), standstill(view), steps(view), tiles(view), findings(view),
+    failure(view), standstill(view), steps(view), tiles(view), ...findings(view),
     element("div", { class: "columns" }, news(view), element("div", {}, policies(view), lost(view), processes(view))));
 }
 
@@ -94,12 +94,13 @@ function overlap({ figures: { overlap_s: both, step_s: whole } }) {
   return `${((100 * sum(both.mean)) / (sum(whole.mean) || 1)).toFixed(0)}%`;
 }
 
-/** The reasons for slow steps, the most expensive first. */
+/** The reasons for slow steps, the most expensive first, and those for learning little. */
 function findings(view) {
-  if (!view.findings.length) return null;
-  return card("Why so slow", element("ul", { class: "findings" }, view.findings.map((finding) => element("li", {},
+  const list = (title, found) => (found.length ? card(title, element("ul", { class: "findings" }, found.map((finding) => element("li", {},
     finding.seconds_per_step !== null && finding.key ? element("b", {}, `up to ${duration(finding.seconds_per_step)} a step `) : null,
-    finding.sentence, finding.key ? element("code", {}, finding.key) : null))));
+    finding.sentence, finding.key ? element("code", {}, finding.key) : null)))) : null);
+  const isOfTime = (finding) => finding.seconds_per_step !== null;
+  return [list("Why so slow", view.findings.filter(isOfTime)), list("What hinders learning", view.findings.filter((finding) => !isOfTime(finding)))];
 }
 
 function news(view) {

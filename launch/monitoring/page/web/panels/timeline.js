@@ -197,6 +197,7 @@ class Strip {
     if (order !== this.order) return;
     this.view = view;
     this.zero ??= view.run_begin;
+    view.kinds.forEach((name) => this.panel.kind(name)); // a kind keeps its colour, also while it is not in view
   }
 
   /** The kinds of the spans that are shown. */

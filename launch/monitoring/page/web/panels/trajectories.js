@@ -173,7 +173,7 @@ function filters(route, changed) {
   const soon = () => { clearTimeout(timer); timer = setTimeout(changed, 200); };
   const text = (name, words, hint, kind = "text") => {
     const input = element("input", { type: kind, value: route.get(name) ?? "", placeholder: hint, size: 10, input: soon });
-    return { label: element("label", { class: name === "query" ? "grow" : null }, words, input), value: () => input.value.trim() };
+    return { label: element("label", { class: ["query", "answer"].includes(name) ? "grow" : null }, words, input), value: () => input.value.trim() };
   };
   const choice = (name, words, options) => {
     const input = select(options, route.get(name), changed);
@@ -186,13 +186,13 @@ function filters(route, changed) {
     return field;
   };
   return {
-    kind: choice("kind", "Of", [["", "all"], ["training", "training"], ["evaluation", "evaluations"]]),
-    step: text("step", "Step", "12, 10-20, >100"),
+    kind: choice("kind", "Kind", [["", "all"], ["training", "training"], ["evaluation", "evaluations"]]),
+    step: text("step", "Step", "12, 10-20"),
     agent: choice("agent", "Agent", [["", "all"]]),
     reward: text("reward", "Reward", "<0.2, 0.5-1"),
     query: text("query", "Query", "its id or a part of its text", "search"),
     answer: text("answer", "Answer", "a part of an answer", "search"),
-    failed: choice("failed", "End", [["", "all"], ["1", "failed"]]),
+    failed: choice("failed", "Outcome", [["", "all"], ["1", "failed"]]),
     order: choice("order", "Order", [["", "newest first"], ["oldest", "oldest first"], ["best", "best first"], ["worst", "worst first"]]),
   };
 }
@@ -303,8 +303,9 @@ function tokens(turn, shade) {
   const most = turn.difference;
   const jump = shade !== "difference" ? null
     : !isCompared ? element("p", { class: "hint" }, "The trainer has computed no log-probabilities of this turn: it has no advantage, is of an evaluation, or is not trained yet.")
-    : element("p", { class: "hint" }, `Trainer and engine differ by ${figure(most.mean)} a token; `,
-      most.place < spans.length ? element("button", { type: "button", class: "plain", click: () => { move(most.place); text.focus({ preventScroll: true }); } }, `at most ${figure(most.most)}, at token ${most.place + 1}`) : `at most ${figure(most.most)}, at token ${most.place + 1}`);
+    : element("p", { class: "hint" }, most.place < spans.length
+      ? element("button", { type: "button", class: "plain", click: () => { move(most.place); text.focus({ preventScroll: true }); } }, `at most ${figure(most.most)}, at token ${most.place + 1}`)
+      : `at most ${figure(most.most)}, at token ${most.place + 1}`);
   return element("div", {}, jump, text, said);
 }
 

@@ -59,7 +59,7 @@ const checks = {
       const chart = [...document.querySelectorAll(".chart")].find((one) => one.textContent.includes("Reward in training"));
       return chart.querySelector(".legend b").textContent !== words;
     }, [before], patience);
-    await page.locator(".live", { hasText: "live" }).waitFor();
+    await page.locator(".live", { hasText: "connected" }).waitFor();
     await close(page, "learning");
   },
 
