@@ -4,7 +4,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
+
+import numpy as np
 
 LIVE_POINTS: Final = 800
 """Points of a curve on a live page: about one for two pixels."""
@@ -13,6 +16,14 @@ Query = Mapping[str, str]
 """The parameters of a request."""
 
 _VERSIONS: Final = {"versions": "version", "generated_by": "generated_by"}
+_LIMIT: Final = 1e300
+_NUMBERS: Final = frozenset({float, int})
+_BLOCK: Final = 128
+"""Lines that are put into the curves together."""
+
+_FEW: Final = 8
+"""For fewer lines columns take longer than single values."""
+
 _UNIT_OF_PLACES: Final = 6
 """Digits of a value on the page."""
 
@@ -57,26 +68,81 @@ class Curves:
 
     def __init__(self) -> None:
         self._by_key: dict[str, Curve] = {}
+        self._keys: tuple[str, ...] = ()
+        self._steps: list[int] = []
+        self._lines: list[Mapping[str, Any]] = []
+        """Of ascending ``_steps``, all with ``_keys``. They are in no curve yet: a run of thousands of steps has a
+        million values, and columns of many lines take half the time of single values."""
 
     def __getitem__(self, key: str) -> Curve:
         """An empty one for a key without values."""
+        self.flush()
         return self._by_key.get(key) or Curve()
 
     def __contains__(self, key: str) -> bool:
+        self.flush()
         return bool(self._by_key.get(key) and self._by_key[key].steps)
 
     def all_keys(self) -> list[str]:
         """Those with values, in the order of their first ones."""
+        self.flush()
         return [key for key, curve in self._by_key.items() if curve.steps]
 
     def take(self, step: int, line: Mapping[str, Any]) -> None:
         """Takes the figures of a line of ``metrics.jsonl``; versions have keys of their own. A step that is not later
         than the last one of a curve replaces it and all after it."""
-        # A loop without calls: a run of thousands of steps has a million values, and they are read before the first
-        # screen.
+        keys = tuple(line)
+        if keys != self._keys or len(self._lines) == _BLOCK or (self._steps and step <= self._steps[-1]):
+            self.flush()
+            self._keys = keys
+        self._steps.append(step)
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        """Puts the lines that were taken into the curves. All that reads curves does it first."""
+        if not self._lines:
+            return
+        steps, lines = self._steps, self._lines
+        self._steps, self._lines = [], []
+        if not self._by_key.keys() >= set(self._keys):  # curves are in the order of their first values
+            self._take(steps.pop(0), lines.pop(0))
+        if not lines:
+            return
+        columns = [key for key, value in lines[0].items() if type(value) in _NUMBERS]
+        if not columns or len(lines) < _FEW or not self._extend(columns, steps, lines):
+            columns = []
+        others = set(self._keys).difference(columns)
+        for step, line in zip(steps, lines, strict=True):
+            self._take(step, {key: line[key] for key in line if key in others} if columns else line)
+
+    def _extend(
+        self, columns: Sequence[str], steps: Sequence[int], lines: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Appends whole columns; False if that would not be the same as value by value: nothing has changed then."""
+        cells = itemgetter(*columns) if len(columns) > 1 else lambda line: (line[columns[0]],)
+        rows = [cells(line) for line in lines]
+        if not all(_NUMBERS.issuperset(map(type, row)) for row in rows):
+            return False
+        try:
+            table = np.array(rows, float)
+        except OverflowError:
+            return False
+        if not (np.abs(table) < _LIMIT).all():
+            return False
+        curves = [self._by_key.get(key) for key in columns]
+        if any(curve is not None and curve.steps and curve.steps[-1] >= steps[0] for curve in curves):
+            return False
+        step_bytes = np.array(steps, "q").tobytes()
+        for key, values in zip(columns, np.ascontiguousarray(table.T), strict=True):
+            curve = self._by_key.setdefault(key, Curve())
+            curve.steps.frombytes(step_bytes)
+            curve.values.frombytes(values.tobytes())
+        return True
+
+    def _take(self, step: int, line: Mapping[str, Any]) -> None:
         for key, value in line.items():
             kind = type(value)
-            if (kind is float or kind is int) and -1e300 < value < 1e300:
+            if (kind is float or kind is int) and -_LIMIT < value < _LIMIT:
                 if (curve := self._by_key.get(key)) is None:
                     curve = self._by_key[key] = Curve()
                 if curve.steps and step <= curve.steps[-1]:
@@ -84,10 +150,11 @@ class Curves:
                 curve.steps.append(step)
                 curve.values.append(value)
             elif key in _VERSIONS and kind is dict:
-                self.take(step, {f"{_VERSIONS[key]}/{policy}": version for policy, version in value.items()})
+                self._take(step, {f"{_VERSIONS[key]}/{policy}": version for policy, version in value.items()})
 
     def cut(self, step: int) -> None:
         """Forgets ``step`` and all later ones, of every curve."""
+        self.flush()
         for curve in self._by_key.values():
             curve.cut(step)
 
@@ -97,10 +164,11 @@ class Curves:
 
     def replace(self, prefix: str, points: Mapping[int, Mapping[str, float]]) -> None:
         """Replaces the curves ``prefix/name`` by values by step and name."""
+        self.flush()
         for key in [key for key in self._by_key if key.startswith(f"{prefix}/")]:
             del self._by_key[key]
         for step in sorted(points):
-            self.take(step, {f"{prefix}/{name}": value for name, value in points[step].items()})
+            self._take(step, {f"{prefix}/{name}": value for name, value in points[step].items()})
 
 
 def points_of(curves: Curves, keys: Sequence[str], query: Query) -> dict[str, Any]:

@@ -159,6 +159,7 @@ class RecordedRun:
         changes += sum(self._take_event(line) for line in self._events.lines())
         if changes:
             self.curves.replace("eval", self.evaluations)
+        self.curves.flush()
         last = self.lives[-1].event if self.lives else None
         alive = is_alive(self.directory) and not (self._frozen and isinstance(last, RunEnded))
         state = state_of(last, alive=alive)
@@ -198,7 +199,7 @@ class RecordedRun:
         metrics = {
             key.removeprefix("eval/"): finite
             for key, value in (record.items() if _EVALUATION in line else ())
-            if key.startswith("eval/") and (finite := number(value)) is not None
+            if key[:5] == "eval/" and (finite := number(value)) is not None
         }
         if metrics:
             self._of_steps[step] = metrics

@@ -17,6 +17,35 @@ def curve_of(values: list[float]) -> Curve:
     return curves["loss"]
 
 
+VALUES = st.one_of(
+    FINITE,
+    st.integers(-(10**400), 10**400),
+    st.booleans(),
+    st.none(),
+    st.sampled_from([float("nan"), float("inf"), 1e301, "text", {"solver": 3, "judge": None}, [1]]),
+)
+LINES = st.dictionaries(st.sampled_from(["loss", "reward/a", "versions", "generated_by", "notes"]), VALUES)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), LINES, st.integers(1, 20)), max_size=8), st.booleans())
+def test_columns_of_many_lines_are_as_their_values_one_by_one(
+    runs: list[tuple[int, dict[str, object], int]], reads: bool
+) -> None:
+    """Each part of ``runs``: where the steps begin again, counted from the last one back, a line, and how often."""
+    columns, single, step = Curves(), Curves(), 0
+    for back, line, count in runs:
+        step = max(0, step - back)
+        for _ in range(count):
+            step += 1
+            columns.take(step, dict(line))
+            single.take(step, line)
+            single.flush()
+            assert not reads or columns["loss"].steps == single["loss"].steps
+    assert columns.all_keys() == single.all_keys()
+    for key in single.all_keys():
+        assert columns[key].steps == single[key].steps and columns[key].values == single[key].values
+
+
 @given(st.lists(FINITE, max_size=40), st.integers(2, 12))
 def test_a_long_curve_keeps_its_extremes_and_its_last_step(values: list[float], points: int) -> None:
     thin = curve_of(values).thinned(points)
