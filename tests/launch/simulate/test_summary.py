@@ -97,7 +97,9 @@ def test_a_run_on_one_host_has_the_transfers_that_its_links_give(tmp_path: Path)
     assert figures.transfers.publish_s == pytest.approx(3 / 2 * copy_s)
     assert figures.transfers.install_s == pytest.approx(3 / 2 * copy_s)
     assert (figures.transfers.suspend_s, figures.swaps_exposed_s) == (0.0, 0.0), "it stays on its slot"
-    assert figures.weights_exposed_s == pytest.approx(2 * copy_s), "at the end of each step there is nothing else"
+    assert figures.weights_exposed_s == pytest.approx(2 * copy_s), (
+        "at the end of each step there is nothing else"
+    )
     parts = (figures.rollout_alone_s, figures.overlap_s, figures.training_alone_s, figures.weights_exposed_s)
     assert sum(parts) == pytest.approx(figures.step_s)
 
