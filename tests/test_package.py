@@ -140,7 +140,7 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     sinks = {"tensorboard", "wandb", "mlflow", "prometheus", "opentelemetry"}
     programs = {"gateway", "clients"}
     environments = {"verifiers", "gymnasium", "pettingzoo", "openenv", "mcp"}
-    others = {"vllm", "lora", "openai", "datasets", "page", "top", "service", "bench", "dev"}
+    others = {"vllm", "lora", "openai", "datasets", "page", "top", "plan", "service", "bench", "dev"}
     extras = others | sinks | environments | programs
     assert set(wheel.metadata.get_all("Provides-Extra", [])) == extras
     assert wheel.text(f"{DIST_INFO}/licenses/LICENSE") == (ROOT / "LICENSE").read_text()

@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, Tag, field_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Unit, chosen_by_name
 from .engine_times import EngineTimes, RooflineTimes, SteadyTimes
+from .measured_times import MeasuredTimes
 from .vllm_installed import vllm_problem
 from .vllm_options import installed_problem, reserved_problem
 from .weights_proof import PROBE_BOUNDS
@@ -208,13 +209,16 @@ class SimulatedEngineConfig(EngineOptions):
     """Times of an engine on a device, in place of `token_s`, `crowding` and `prompt_share`: `flexmarl simulate` sets
     them."""
 
+    measured_times: MeasuredTimes | None = None
+    """Measured times of an engine on a device, in place of `times`."""
+
     def engine_times(self) -> EngineTimes:
         """The times that the engine takes."""
-        return SteadyTimes(self.token_s, self.crowding) if self.times is None else self.times
+        return self.measured_times or self.times or SteadyTimes(self.token_s, self.crowding)
 
     def prompt_steps(self, tokens: int) -> float:
         """Decode steps that a prompt takes of its own sequence."""
-        return self.prompt_share * tokens if self.times is None else 0.0
+        return self.prompt_share * tokens if self.times is self.measured_times is None else 0.0
 
 
 class OpenaiEngineConfig(EngineOptions):

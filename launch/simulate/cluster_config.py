@@ -1,6 +1,6 @@
 """The section ``cluster`` of a simulated run: its hosts, their devices, and what connects them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import field_validator
 
@@ -8,6 +8,8 @@ from ...actors.config_base import Config, Count, NonNegative, Positive, Unit
 from ...core.base.texts import guess
 from ..hosts.host_description import Gpu, HostDescription
 from .devices import PRESETS, DeviceConfig
+
+EngineSource = Literal["roofline", "measured"]
 
 _CORES = 256  # threads take turns if there are fewer: the time of processors is not modelled
 
@@ -27,6 +29,9 @@ class ClusterConfig(Config):
     """Bandwidth of all transfers between hosts together. `null`: the switch never is the narrowest."""
     network_latency_s: Annotated[NonNegative, Unit("s")] = 20e-6
     """Time of the last byte from a host to another. A round trip between sockets takes some 50 us in one rack."""
+    engine_times: EngineSource = "roofline"
+    """Source of the engines' times: `roofline`: works by the device's numbers; `measured`: tables of
+    `aiconfigurator-core`, the extra `plan`."""
     host_memory_gib: Annotated[Positive, Unit("GiB")] = 2048.0
     """Memory of a host."""
     copies_gb_s: Annotated[Positive, Unit("GB/s")] | None = None

@@ -42,6 +42,8 @@ class DeviceConfig(Config):
     """Time of an engine's step beside the device's computations: scheduling, sampling, launches."""
     exchange_s: Annotated[NonNegative, Unit("s")] = 10e-6
     """Latency of one sum over the devices of an engine; each layer has two."""
+    tables: str | None = None
+    """Name of its measured tables in `aiconfigurator-core`; `null`: it has none."""
 
 
 PRESETS: Final[Mapping[str, DeviceConfig]] = MappingProxyType({
@@ -49,13 +51,17 @@ PRESETS: Final[Mapping[str, DeviceConfig]] = MappingProxyType({
     # 64 GB/s, both directions together. 40 to 60 % of the peak are published for training (MPT, Llama 2).
     "A100": DeviceConfig(
         tflops=312, memory_gib=80, memory_gb_s=2039, link_gb_s=300, host_gb_s=32,
-        product_share=0.75, training_share=0.5,
+        product_share=0.75, training_share=0.5, tables="a100_sxm",
     ),
     # NVIDIA H100 SXM data sheet: 989.4 TFLOP/s bfloat16 without sparsity, 80 GB, 3.35 TB/s; NVLink 900 GB/s and
     # PCIe 5.0 x16 128 GB/s, both directions together. It throttles in long products: 35 to 45 % in training.
-    "H100": DeviceConfig(tflops=989, memory_gib=80, memory_gb_s=3350, link_gb_s=450, host_gb_s=64),
+    "H100": DeviceConfig(
+        tflops=989, memory_gib=80, memory_gb_s=3350, link_gb_s=450, host_gb_s=64, tables="h100_sxm",
+    ),
     # NVIDIA H200 data sheet: the same chip with 141 GB and 4.8 TB/s.
-    "H200": DeviceConfig(tflops=989, memory_gib=141, memory_gb_s=4800, link_gb_s=450, host_gb_s=64),
+    "H200": DeviceConfig(
+        tflops=989, memory_gib=141, memory_gb_s=4800, link_gb_s=450, host_gb_s=64, tables="h200_sxm",
+    ),
     # NVIDIA H20 data sheet (as reported by resellers; NVIDIA has no public one): 148 TFLOP/s bfloat16, 96 GB, 4.0 TB/s,
     # NVLink 900 GB/s both directions together. With little to compute beside its bandwidth it is near its peak.
     "H20": DeviceConfig(

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from ...actors.config_base import Config
 from ...actors.errors import ConfigError
 from ...actors.inference.inference_config import EmbeddedEngineConfig, VllmEngineConfig
+from ...actors.inference.measured_times import MeasuredTimes
 from ...actors.model_shape import ModelShape
 from ...actors.names import PolicyName
 from ...actors.trainer.backends.backend_config import TorchTrainerConfig
@@ -33,8 +34,9 @@ from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import place_shapes
 from .cluster_config import ClusterConfig
 from .cluster_links import ClusterLinks, StateSizes
+from .engine_sources import times_of_engine
 from .recorded_lengths import set_lengths
-from .roofline import EngineLoad, TrainerLoad, engine_times, trainer_times
+from .roofline import EngineLoad, TrainerLoad, trainer_times
 from .workload_config import LengthsConfig, WorkloadConfig
 
 _SECTIONS: Final = ("cluster", "workload")
@@ -230,13 +232,14 @@ def _engine(
     engine = policy.engine
     assert isinstance(engine, VllmEngineConfig | EmbeddedEngineConfig), "others are refused"
     load = EngineLoad(engine.devices, _item_bytes(policy), engine.kv_cache_bytes)
+    times = times_of_engine(policy.real_model, shape, cluster, load, engine.max_batch)
     return {
         "name": "simulated",
         "max_batch": engine.max_batch,
         "max_context": engine.max_context or shape.context or None,
         "median_tokens": lengths.median,
         "sigma": lengths.sigma,
-        "times": engine_times(shape, cluster.device, load).model_dump(mode="json"),
+        "measured_times" if isinstance(times, MeasuredTimes) else "times": times.model_dump(mode="json"),
     }
 
 

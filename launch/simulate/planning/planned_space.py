@@ -23,7 +23,8 @@ from ...hosts.placement.run_placement import cards_of
 from ...hosts.placement.training_bytes import CONTEXT_BYTES, Cards, load_of, parts_of
 from ..cluster_config import ClusterConfig
 from ..cluster_links import StateSizes
-from ..roofline import EngineLoad, TrainerLoad, engine_times, trainer_times
+from ..engine_sources import times_of_engine
+from ..roofline import EngineLoad, TrainerLoad, trainer_times
 from ..scenario import Scenario, model_shapes
 from .candidates import PolicyRoom, Space
 from .step_bound import BoundModel, PolicyWork, draw_workload
@@ -72,7 +73,7 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
         published = StateSizes.of(shape, item_bytes, 1)
         for size in sizes:
             load = EngineLoad(size, item_bytes, engine.kv_cache_bytes)
-            engines[name, size] = engine_times(shape, cluster.device, load)
+            engines[name, size] = times_of_engine(policy.real_model, shape, cluster, load, engine.max_batch)
             installs[name, size] = published.weights / size / cluster.copy_bytes_s(size)
         publishes[name] = published.weights / cluster.copy_bytes_s(1)
         trainer = policy.trainer
