@@ -6,16 +6,16 @@ resume turns: it costs the prefill of their tokens, a small part of the time tha
 that drains stays until its longest turn ends, and is mostly empty by then.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...names import PolicyName
 from .instance_states import InstanceState
 from .rebalancer import BalanceConfig, Move, MoveRules, PolicyLoad, Rebalancer
 from .waiting_turns import RoutedInstance
 
-_HERE = frozenset({InstanceState.JOINING, InstanceState.LOADING, InstanceState.SERVING})
+_SERVING: Final = InstanceState.SERVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,25 @@ def loads_of(
     """The load of each policy in ``waiting``, which has the number of its turns that wait for an instance. At least
     ``min_instances`` that serve a policy may not move."""
     counts = {policy: _Count(turns=turns) for policy, turns in waiting.items()}
+    # Called ten times a second: with 352 instances it was a sixth of a simulated step's time. So states are compared by
+    # ``is``, as enums hash in Python, and nothing is made for an instance.
     for instance in instances:
-        for policy, turns in Counter(turn.policy for turn in instance.turns.values()).items():
-            if policy in counts:
-                counts[policy].turns += turns
-        count = counts.get(instance.moves_to or instance.policy)
-        if count is None or not (instance.moves_to or instance.state in _HERE):
+        for turn in instance.turns.values():
+            if (of_turn := counts.get(turn.policy)) is not None:
+                of_turn.turns += 1
+        state, moves_to = instance.state, instance.moves_to
+        count = counts.get(moves_to or instance.policy)
+        if count is None:
             continue
-        count.instances += 1
-        if not instance.moves_to:
-            count.serving += instance.state is InstanceState.SERVING
-            count.movable += _may_move(instance, now)
+        if moves_to:
+            count.instances += 1
+        elif state is _SERVING:
+            count.instances += 1
+            count.serving += 1
+            count.movable += instance.stays_until_s <= now
+            count.capacity = instance.load.capacity
+        elif state is InstanceState.JOINING or state is InstanceState.LOADING:
+            count.instances += 1
             count.capacity = instance.load.capacity
     return {
         policy: PolicyLoad(
