@@ -39,7 +39,7 @@ class LinkClock:
                 self._changed()
 
     def _changed(self) -> None:
-        """Sets the timer anew, once for all changes of this moment."""
+        """Sets a new timer, once for all changes of this moment."""
         if not self._is_changed:
             self._is_changed = True
             asyncio.get_running_loop().call_soon(self._set_timer)

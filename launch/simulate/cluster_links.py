@@ -30,7 +30,7 @@ _GIGA: Final = 1e9
 _SWITCH: Final = "switch"
 
 Direction = Literal["out", "in"]
-"""Of a device: to its host's memory, and from there. Of a host: to the switch, and from there."""
+"""A direction of a port: of a device to its host's memory or from there, of a host to the switch or from there."""
 
 
 MoveKind = Literal["suspend", "resume", "copy", "publish", "install"]

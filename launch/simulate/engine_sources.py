@@ -14,7 +14,8 @@ from .roofline import EngineLoad, engine_times
 
 Times = RooflineTimes | MeasuredTimes
 Source = Callable[[ModelConfig, ModelShape, ClusterConfig, EngineLoad, int], Times]
-"""Of a model with its shape, on a cluster, with a load, and up to a number of sequences. Raises ConfigError."""
+"""Gives the times of a model with its shape, on a cluster, with a load, and up to a number of sequences. Raises
+ConfigError."""
 
 
 def _roofline(
