@@ -218,7 +218,7 @@ class SimulatedEngineConfig(EngineOptions):
 
     def prompt_steps(self, tokens: int) -> float:
         """Decode steps that a prompt takes of its own sequence."""
-        return self.prompt_share * tokens if self.times is self.measured_times is None else 0.0
+        return self.prompt_share * tokens if isinstance(self.engine_times(), SteadyTimes) else 0.0
 
 
 class OpenaiEngineConfig(EngineOptions):

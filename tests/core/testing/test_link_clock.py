@@ -17,7 +17,7 @@ def test_transfers_share_a_port_as_long_as_they_last() -> None:
             await links.transfer(size, {"port": 1.0}, 0.5)
             return loop.time()
 
-        return list(await asyncio.gather(move(0.0, 100), move(0.0, 20), move(30.0, 10)))
+        return [*await asyncio.gather(move(0.0, 100), move(0.0, 20), move(30.0, 10))]
 
     assert virtual_time.run(main()) == pytest.approx([12.5, 4.5, 31.5])
 
