@@ -71,7 +71,7 @@ class Curves:
         self._keys: tuple[str, ...] = ()
         self._steps: list[int] = []
         self._lines: list[Mapping[str, Any]] = []
-        """Of ascending ``_steps``, all with ``_keys``. They are in no curve yet: a run of thousands of steps has a
+        """Lines of ascending ``_steps``, all with ``_keys``, and in no curve yet: a run of thousands of steps has a
         million values, and columns of many lines take half the time of single values."""
 
     def __getitem__(self, key: str) -> Curve:
@@ -111,9 +111,9 @@ class Curves:
         columns = [key for key, value in lines[0].items() if type(value) in _NUMBERS]
         if not columns or len(lines) < _FEW or not self._extend(columns, steps, lines):
             columns = []
-        others = set(self._keys).difference(columns)
+        rest = set(self._keys).difference(columns)
         for step, line in zip(steps, lines, strict=True):
-            self._take(step, {key: line[key] for key in line if key in others} if columns else line)
+            self._take(step, {key: line[key] for key in line if key in rest} if columns else line)
 
     def _extend(
         self, columns: Sequence[str], steps: Sequence[int], lines: Sequence[Mapping[str, Any]]
