@@ -71,7 +71,7 @@ _OF_THE_DISK: Final = frozenset({FaultKind.HEAD_POWER, FaultKind.FULL_DISK})
 _LAUNCHER: Final = "launcher"
 _LOOK_S: Final = 1.0
 _SPANS_S: Final = 10.0
-"""Virtual seconds between two rounds for spans: nobody watches them come, and a process has room for 40,000."""
+"""Virtual seconds between two rounds for spans: no person watches them come, and a process has room for 40,000."""
 
 
 @dataclass(slots=True)

@@ -326,7 +326,7 @@ class _Counted:
         self.reused_tokens += reused_tokens
 
     def ended(self, request: EngineRequest, *, interrupted: bool = False) -> Phases:
-        """vLLM's scheduler does not tell when it begins with a prompt: its wait there is a part of the prefill."""
+        """The begin of a prompt in vLLM's scheduler is unknown: the wait there is a part of the prefill."""
         self.interrupted += interrupted
         self.running -= self.times.has_begun(request.request_id)
         first_token_s, _ = self.times.end(request.request_id)
