@@ -30,6 +30,7 @@ from .group_mean import GroupMean
 from .hierarchical import Hierarchical
 from .leave_one_out import LeaveOneOut
 from .raw_reward import RawReward
+from .win_rate import WinRate
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -184,6 +185,17 @@ ALGORITHMS: dict[str, Algorithm] = {
         clip_high=0.0,
         scale_rewards=False,
         options=(("temperature", 1.0), ("most", 5.0)),
+    ),
+    # The KL to a reference of eq. 8 is ``kl_coefficient``. Opponents are a pool's, by the games that rewards come from.
+    "mnpo": Algorithm(
+        "Wu et al., arXiv 2509.23102, eq. 8 and 13 to 16",
+        estimator=WinRate,
+        surrogate="nash_regression",
+        aggregation="sequence_sum",
+        clip_low=0.0,
+        clip_high=0.0,
+        scale_rewards=None,
+        options=(("eta", 1.0),),
     ),
 }
 """Every algorithm that can be configured."""

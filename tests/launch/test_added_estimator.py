@@ -77,4 +77,4 @@ def test_the_config_knows_what_it_needs(
     )
     assert refused.status == 2 and refusal in refused.text
     unknown = runs_here.train("unknown", *SIMULATED_POLICIES, "agents.solver.algorithm.name=mean")
-    assert unknown.status == 2 and "'habc' or 'median'" in unknown.text
+    assert unknown.status == 2 and "'mnpo' or 'median'" in unknown.text

@@ -322,3 +322,25 @@ def habc(step: PaperStep) -> Tensor:
         weight = min(math.exp(advantage), 5.0)
         objective.append([w * weight * logprob for w, logprob in zip(weights, logprobs, strict=True)])
     return token_mean(step, less_k3(step, objective))
+
+
+def mnpo(step: PaperStep) -> Tensor:
+    """2509.23102, eq. 16 for one answer at a time: ``(h - A / eta)^2``, with ``eta`` 1 and half of its weight; ``A`` is
+    the expected win of eq. 8 over the other answers, less 1/2, and the opponents are the policy at the step's start."""
+    losses = []
+    for turn, logprobs, old, weights in zip(
+        step.turns, step.logprobs, step.denominators, step.weights, strict=True
+    ):
+        group = step.rewards[turn.query]
+        others = [*group]
+        others.remove(turn.reward)
+        wins = [1.0 if turn.reward > other else 0.5 if turn.reward == other else 0.0 for other in others]
+        advantage = fmean(wins) - 0.5 if wins and len({*group}) > 1 else 0.0
+        loss = 0.5 * ((logprobs - old).sum() - advantage) ** 2
+        losses.append(loss * fmean(weights))
+    kl = [
+        step.beta * k3(logprob, reference)
+        for each in zip(step.logprobs, step.reference, strict=True)
+        for logprob, reference in zip(*each, strict=True)
+    ]
+    return (added(losses) + added(kl)) / len(step.turns)
