@@ -34,7 +34,7 @@ def test_known_equilibria(game: np.ndarray, equilibrium: list[float]) -> None:
     assert gap(game, equilibrium) == pytest.approx(0.0, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(0, 2**31))
 def test_no_action_wins_much_against_a_mixture(actions: int, seed: int) -> None:
     """The gap is a proof: the value of a symmetric zero-sum game is 0, and the best answer is a pure one."""

@@ -67,7 +67,7 @@ def test_beyond_the_limit_the_one_that_is_worth_least_makes_room() -> None:
 @pytest.mark.parametrize(
     "options", [RecentReplayConfig(share=0.3), SuccessReplayConfig(share=0.3, times=2, limit=3)]
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     calls=st.lists(
         st.one_of(
