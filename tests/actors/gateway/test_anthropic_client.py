@@ -6,7 +6,12 @@ import pytest
 
 from .clients import EPISODE, PARAMETERS, QUESTION, RESULT, check_episode, scripted
 
-anthropic = pytest.importorskip("anthropic")
+
+@pytest.fixture(autouse=True, scope="module")
+def package() -> None:
+    """Imported here and not with this file, which every process of the tests imports: it takes two seconds."""
+    pytest.importorskip("anthropic")
+
 
 TOOL: Any = {
     "name": "add",
@@ -59,6 +64,8 @@ async def test_a_stop_sequence_is_named() -> None:
 
 
 async def test_errors_are_the_client_s_own() -> None:
+    import anthropic
+
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     async with scripted(RuntimeError("lost")) as (gateway, _), client_of(gateway) as client:
         with pytest.raises(anthropic.NotFoundError, match="there is no model"):
@@ -71,6 +78,8 @@ async def test_errors_are_the_client_s_own() -> None:
 
 
 def client_of(gateway: Any) -> Any:
+    import anthropic
+
     return anthropic.AsyncAnthropic(
         base_url=gateway.env["ANTHROPIC_BASE_URL"], api_key=gateway.env["ANTHROPIC_API_KEY"]
     )

@@ -8,7 +8,12 @@ import pytest
 
 from .clients import EPISODE, PARAMETERS, QUESTION, RESULT, check_episode, scripted
 
-openai = pytest.importorskip("openai")
+
+@pytest.fixture(autouse=True, scope="module")
+def package() -> None:
+    """Imported here and not with this file, which every process of the tests imports: it takes a second."""
+    pytest.importorskip("openai")
+
 
 CHAT_TOOL = {
     "type": "function",
@@ -100,6 +105,8 @@ XML: Any = {"type": "xml"}
 
 
 async def test_errors_are_the_client_s_own() -> None:
+    import openai
+
     async with scripted(RuntimeError("lost")) as (gateway, _), client_of(gateway) as client:
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
         with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-5'"):
@@ -112,6 +119,8 @@ async def test_errors_are_the_client_s_own() -> None:
 
 
 def client_of(gateway: Any) -> Any:
+    import openai
+
     return openai.AsyncOpenAI(base_url=gateway.env["OPENAI_BASE_URL"], api_key=gateway.env["OPENAI_API_KEY"])
 
 

@@ -40,7 +40,6 @@ from .clients import QUESTION
 from .steered_model import steered_model
 from .test_agent_frameworks import EXTRA
 
-openai = of_openai.openai
 without_network = of_litellm.without_network
 
 SOLVER = PolicyName("solver")
@@ -205,7 +204,7 @@ async def langgraph(gateway: Any) -> None:
         """The sum."""
         return a + b
 
-    async with openai.DefaultAsyncHttpxClient() as http:
+    async with import_module("openai").DefaultAsyncHttpxClient() as http:
         model = langchain_openai.ChatOpenAI(
             model="solver",
             base_url=gateway.env["OPENAI_BASE_URL"],
@@ -265,6 +264,8 @@ CALLS: Mapping[Play, tuple[str, Mapping[str, Any]]] = {mini_swe_agent: ("bash", 
 async def test_the_trainer_gets_what_the_engine_generated(
     system: ActorSystem, private: Path, tmp_path: Path, results: Results, play: Play
 ) -> None:
+    for module in ("openai", "anthropic"):
+        pytest.importorskip(module)
     for module in NEEDS.get(play, ()):
         pytest.importorskip(module, reason=EXTRA)
     body = BODY.format(module=play.__module__, function=play.__name__, turns=TURNS)
