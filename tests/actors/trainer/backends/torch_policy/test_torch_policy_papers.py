@@ -174,9 +174,9 @@ def check_gradients(
     stepped, stats = stepped_updates(policy, monkeypatch)
     assert len(stepped) == updates
 
-    reference = plain._reference.model if plain._reference is not None else plain.model
-    references = {turn: logprobs_of(reference, turn).detach() for turn in turns}
-    start = {turn: logprobs_of(plain.model, turn).detach() for turn in turns}
+    start = references = {turn: logprobs_of(plain.model, turn).detach() for turn in turns}
+    if (reference := plain._reference) is not None:
+        references = {turn: logprobs_of(reference.model, turn).detach() for turn in turns}
     whole = PaperStep(
         turns, [*start.values()], [*references.values()], rewards, of.loss.kl_coefficient, [*start.values()]
     )
