@@ -14,9 +14,10 @@ Rules:
   policy has applied its new version.
 - A policy whose estimator needs the statistics of its whole batch (`whole_step`) trains as in `sync` in every mode;
   the micro-batches of the others flow.
-- With a `largest_micro_batch` above `micro_batch`, a policy has two computations under way at most. Rows that come
+- With a `largest_micro_batch` above `micro_batch`, a policy has three computations under way at most. Rows that come
   meanwhile wait, and are computed together, as many as it allows: the sum of gradients is the same, and ranks share
-  more samples, whose lengths are more even. Two, so that the policy has work when the first ends.
+  more samples, whose lengths are more even. Three, so that the policy has work when the first ends, and the pool, which
+  prefers the policy with the most work, sees more of it.
 - A policy's global batch is all samples of its agents from the step's queries, so its size is known, and the optimizer
   may step, only when the step is rolled out. A policy without samples in a step keeps its version,
   and is done with the step when it is done with the one before.
@@ -67,7 +68,7 @@ from .decisions import (
 from .plan import Plan
 from .steps import PolicyStep, StepState
 
-_AHEAD: Final = 2
+_AHEAD: Final = 3
 """Computations of a policy under way, if rows that wait are joined."""
 
 

@@ -39,10 +39,11 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Means over the steps but the last of several, in which policies that are complete are saved. A step is the sum of
-    ``rollout_alone_s``, ``overlap_s`` and ``after_rollout_s``; the last has ``training_alone_s``, ``swaps_exposed_s``
-    and ``weights_exposed_s``: seconds after the rollouts in which a policy computed or nothing moved, in which states
-    moved and no policy computed, and in which new weights alone were on their way.
+    """Means over the steps. Of three or more the first does not count, which no earlier one overlaps; of several the
+    last, in which policies that are complete are saved. A step is the sum of ``rollout_alone_s``, ``overlap_s`` and
+    ``after_rollout_s``; the last has ``training_alone_s``, ``swaps_exposed_s`` and ``weights_exposed_s``: seconds after
+    the rollouts in which a policy computed or nothing moved, in which states moved and no policy computed, and in which
+    new weights alone were on their way.
 
     ``instances_busy``, ``training_busy``: the shares of the time in which an instance has generated, and in which a
     slot of the training pool has computed. ``prefill_share``, ``decode_share``: of the time of all instances, the parts
@@ -123,7 +124,9 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
     """``simulation``: ended, with statistics. ``config``: the simulated one."""
     all_rows, _ = read_lines(simulation.directory.metrics)
     every_s = sum(row["step_s"] for row in all_rows)
-    rows = all_rows[:-1] or all_rows
+    counted = range(len(all_rows))
+    counted = counted[1:-1] or counted[:-1] or counted
+    rows = [all_rows[step] for step in counted]
     seconds = sum(row["step_s"] for row in rows)
     engines = [figures for figures in simulation.statistics.values() if "engine_decode_s" in figures]
     prefill_s, decode_s = (
@@ -161,23 +164,23 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
         queue_s=sum(figures["engine_queue_s"] for figures in engines) / turns,
         swapping_s=_sum(rows, [f"pool_swapping_s/{name}" for name in ranks]) / len(rows),
         failed_trajectories=_sum(rows, ("failed_trajectories",)) / len(rows),
-        transfers=transfers_of([] if links is None else links.moves, len(rows)),
+        transfers=transfers_of([] if links is None else links.moves, counted),
         busiest_port=port,
         port_busy=port_busy,
     )
 
 
-def transfers_of(moves: Sequence[Move], steps: int) -> Transfers:
-    """The means of the first ``steps`` steps. A step moves the state that the one before has left, and makes newer
-    weights."""
+def transfers_of(moves: Sequence[Move], steps: range) -> Transfers:
+    """The means of ``steps``, counted from 0. A step moves the state that the one before has left, whose version is its
+    number, and makes newer weights."""
 
     def seconds(*kinds: MoveKind) -> float:
         times = (
             (move.begin_s, move.end_s)
             for move in moves
-            if move.kind in kinds and move.version < steps + (move.kind not in ("suspend", "resume"))
+            if move.kind in kinds and move.version - (move.kind not in ("suspend", "resume")) in steps
         )
-        return _covered(times) / steps
+        return _covered(times) / len(steps)
 
     kinds: tuple[MoveKind, ...] = ("suspend", "resume", "copy", "publish", "install")
     return Transfers(

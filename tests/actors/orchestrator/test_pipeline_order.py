@@ -67,20 +67,21 @@ def test_an_agent_without_samples_is_done_only_after_its_step_before() -> None:
 
 
 def test_rows_that_wait_are_joined_up_to_the_largest_micro_batch() -> None:
-    pipeline = Pipeline(plan(policies=(A,), queries=6, largest_micro_batch=9), {A: V(0)})
+    pipeline = Pipeline(plan(policies=(A,), queries=7, largest_micro_batch=9), {A: V(0)})
     pipeline.start()
     assert pipeline.group_closed(S(1), {A: 6}) == [Train(A, S(1), V(0), 4)]
     assert pipeline.group_closed(S(1), {A: 6}) == [Train(A, S(1), V(0), 8)]
-    assert pipeline.group_closed(S(1), {A: 6}) == [], "two are under way"
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4)]
+    assert pipeline.group_closed(S(1), {A: 6}) == [], "three are under way"
     assert pipeline.group_closed(S(1), {A: 6}) == []
     assert pipeline.trained(A, S(1), 4) == [Train(A, S(1), V(0), 8)], "whole ones, although 9 may be joined"
     assert pipeline.group_closed(S(1), {A: 1}) == []
     assert pipeline.not_trained(A, S(1), 8) == [Train(A, S(1), V(0), 8)], "as many are sent again"
-    assert not [d for d in pipeline.group_closed(S(1), {A: 0}) if isinstance(d, Train)], "two are under way"
+    assert not [d for d in pipeline.group_closed(S(1), {A: 0}) if isinstance(d, Train)], "three are under way"
     assert pipeline.trained(A, S(1), 8) == [Train(A, S(1), V(0), 5)], (
         "the last of a step may be a part of one"
     )
-    assert pipeline.trained(A, S(1), 8) == []
+    assert pipeline.trained(A, S(1), 4) == pipeline.trained(A, S(1), 8) == []
     assert pipeline.trained(A, S(1), 5) == [StepOptimizer(A, S(1))]
 
 
