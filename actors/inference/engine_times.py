@@ -51,6 +51,10 @@ class RooflineTimes(Config, EngineTimes):
     """Attention of a token of a prompt to one before it."""
     exchange_token_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Sums over devices, for each token."""
+    prompts_apart: bool = False
+    """Prompts have forwards of their own, in which no token of a running sequence is computed."""
+    chunk_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """A chunk of prompts beside its products, if it has a forward of its own."""
     chunk_tokens: Annotated[Count, Unit("tokens")] = 8192
     """Most tokens of prompts in a step."""
     kv_tokens: Annotated[Count, Unit("tokens")]
@@ -67,6 +71,8 @@ class RooflineTimes(Config, EngineTimes):
     def prefill_s(self, prompts: Sequence[int], batch: int) -> float:
         chunks, last = divmod(sum(prompts), self.chunk_tokens)
         added_s = chunks * self._added_s(self.chunk_tokens, batch) + self._added_s(last, batch)
+        if self.prompts_apart:
+            added_s += (chunks + (last > 0)) * self.chunk_s
         return added_s + self.pair_s * sum(prompt * prompt for prompt in prompts) / 2
 
     @property
@@ -78,6 +84,10 @@ class RooflineTimes(Config, EngineTimes):
 
     def _added_s(self, tokens: int, batch: int) -> float:
         """A step reads the weights once, for its prompts and its running sequences."""
+        # Prompts that come one after the other are often computed together, and read the weights once: what they take
+        # apart from the running sequences is counted by their tokens alone.
+        if self.prompts_apart:
+            return tokens * (self.token_s + self.exchange_token_s)
         added_s = self._products_s(batch + tokens) - self._products_s(batch)
         return added_s + tokens * self.exchange_token_s
 

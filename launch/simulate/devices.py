@@ -36,10 +36,21 @@ class DeviceConfig(Config):
     """Part of the peak that forward and backward achieve in training, with enough tokens."""
     memory_share: Part = 0.8
     """Part of the memory's bandwidth that reading weights, keys and values achieves."""
+    update_share: Part = 0.8
+    """Part of the memory's bandwidth that an optimizer step achieves."""
     link_share: Part = 0.75
     """Part of the links' bandwidth that transfers achieve."""
     step_s: Annotated[NonNegative, Unit("s")] = 1.5e-3
     """Time of an engine's step beside the device's computations: scheduling, sampling, launches."""
+    prompts_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of a chunk of prompts beside its products, for engines that compute prompts in forwards of their own."""
+    forward_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of a forward and backward in training beside its products: launches, and what does not grow with a model."""
+    element_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of training for a token and an element of a layer's hidden state, beside the products: element-wise
+    operations. Of the named devices `training_share` has it."""
+    update_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of an optimizer step beside its reads and writes."""
     exchange_s: Annotated[NonNegative, Unit("s")] = 10e-6
     """Latency of one sum over the devices of an engine; each layer has two."""
     tables: str | None = None

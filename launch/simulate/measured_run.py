@@ -13,12 +13,12 @@ from ..config.run_config import RunConfig
 from ..hosts.placement.model_memory import ITEM_BYTES, shape_of_model, unknown_shape
 from ..run_folder.json_lines import read_lines
 from ..run_folder.run_directory import RunDirectory
-from .calibration import Measured
+from .calibration import Measured, Work
 
-_OF_ENGINES: Final = {
-    "prompt_tokens": "engine_prompt_tokens", "prefill_s": "engine_prefill_s", "decode_steps": "engine_steps",
-    "decoded_tokens": "engine_decoded_tokens", "decode_s": "engine_decode_s",
-}  # fmt: skip
+_PREFILL: Final = ("engine_prefill_chunks", "engine_prompt_tokens", "engine_prefill_s")
+_DECODE: Final = ("engine_steps", "engine_decoded_tokens", "engine_decode_s")
+
+_PROMPTS: Final = "actor.engine_prompt_tokens"
 
 _LEAST: Final = 3
 
@@ -51,18 +51,7 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
     trainer = policy.trainer
     # The first has compilations, first uses of everything, and the evaluation before it.
     steady = rows[1:]
-    prompts = _of_engines(steady, name, "engine_prompt_tokens")
-    turns = sum(row.get(f"turns/{agent}", 0) for row in steady[1:] for agent in config.agents_of(name))
-    prompt = prompts / turns if turns else 0.0
-    # Other losses compute the samples alone that have an advantage.
-    trains_all = policy.algorithm.trains_without_advantage
-    trained = sum(
-        row.get(f"samples/{name}", 0)
-        * (row.get(f"mean_tokens/{name}", 0.0) + prompt)
-        * (1 - row.get(f"merged_share/{name}", 0.0))
-        * (1.0 if trains_all else row.get(f"nonzero_advantage_share/{name}", 1.0))
-        for row in steady
-    )
+    prompt = mean_prompt(rows, name)
     transfers = [row[key] for row in steady if (key := f"transfer_mean_s/{name}") in row]
     # Without its wait for slots and the weights that it makes ready, as ``optimizer_s`` has them. An update that was
     # skipped takes no time.
@@ -77,28 +66,56 @@ def _measurements(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[st
         devices=policy.engine.devices,
         item_bytes=ITEM_BYTES[policy.real_model.dtype],
         checkpoints=isinstance(trainer, TorchTrainerConfig) and trainer.activation_checkpointing,
-        trained_tokens=trained,
-        forwards=_forwards(config, name, steady),
-        backward_s=sum(row.get(f"backward_s/{name}", 0.0) for row in steady),
+        prefill=_of_engines(steady, name, _PREFILL),
+        decode=_of_engines(steady, name, _DECODE),
+        training=tuple(_training(config, name, row, prompt) for row in steady),
         optimizer_s=min(optimizer, default=0.0),
         versions=len(transfers),
         transfer_s=sum(transfers),
-        **{field: _of_engines(steady, name, figure) for field, figure in _OF_ENGINES.items()},
     )
 
 
-def _forwards(config: RunConfig, name: PolicyName, rows: Sequence[Mapping[str, Any]]) -> float:
-    """One for each micro-batch: larger ones take several, each of which is full."""
-    size = config.training.micro_batch
-    return float(sum(-(-int(row.get(f"samples/{name}", 0)) // size) for row in rows))
+def mean_prompt(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> float:
+    """Mean tokens of the prompts of a policy's first instances, until the last row; 0 if no row has figures of them.
+
+    By the turns of the router: engines and router report at the same moments, which are not those of the steps."""
+    for row in reversed(rows):
+        tokens = {key: value for key, value in row.items() if key.startswith(f"{_PROMPTS}/{policy}-")}
+        turns = sum(row.get(f"actor.turns.{key.removeprefix(f'{_PROMPTS}/')}/router", 0.0) for key in tokens)
+        if turns:
+            return float(sum(tokens.values()) / turns)
+    return 0.0
 
 
-def _of_engines(rows: Sequence[Mapping[str, Any]], policy: PolicyName, figure: str) -> float:
-    """The increase of a figure over these rows, the sum over the policy's instances. They are named for
-    the policy that they serve first; a process that began again in between counts from its last begin."""
-    total, prefix = 0.0, f"actor.{figure}/{policy}-"
-    for key in {key for row in rows for key in row if key.startswith(prefix)}:
-        values = [float(row[key]) for row in rows if key in row]
-        rises = (after - before for before, after in pairwise(values))
-        total += sum(rise for rise in rises if rise > 0)
-    return total
+def _training(config: RunConfig, name: PolicyName, row: Mapping[str, Any], prompt: float) -> Work:
+    """``prompt``: mean tokens of a prompt. A forward for each micro-batch: larger ones take several, each of which is
+    full."""
+    samples = row.get(f"samples/{name}", 0)
+    # Other losses compute the samples alone that have an advantage.
+    trains_all = config.policies[name].algorithm.trains_without_advantage
+    tokens = (
+        samples
+        * (row.get(f"mean_tokens/{name}", 0.0) + prompt)
+        * (1 - row.get(f"merged_share/{name}", 0.0))
+        * (1.0 if trains_all else row.get(f"nonzero_advantage_share/{name}", 1.0))
+    )
+    return Work(-(-int(samples) // config.training.micro_batch), tokens, row.get(f"backward_s/{name}", 0.0))
+
+
+def _of_engines(
+    rows: Sequence[Mapping[str, Any]], policy: PolicyName, figures: tuple[str, str, str]
+) -> tuple[Work, ...]:
+    """The increases of the three figures from row to row, a ``Work`` of each instance. Instances are named for the
+    policy that they serve first; a process that began again in between counts from its last begin."""
+    prefix = f"actor.{figures[-1]}/{policy}-"
+    works = []
+    for instance in sorted(
+        {key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)}
+    ):
+        keys = [f"actor.{figure}/{policy}-{instance}" for figure in figures]
+        present = [row for row in rows if keys[-1] in row]
+        for before, after in pairwise(present):
+            rise = [float(after.get(key, 0.0)) - float(before.get(key, 0.0)) for key in keys]
+            if rise[-1] > 0 and min(rise) >= 0:
+                works.append(Work(*rise))
+    return tuple(works)

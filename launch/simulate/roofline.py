@@ -33,11 +33,14 @@ SPARE_TOKENS: Final = 256.0
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """``item_bytes``: of a weight and of a key. ``kv_bytes``: for keys and values, on each device."""
+    """``item_bytes``: of a weight and of a key. ``kv_bytes``: for keys and values, on each device.
+    ``chunk_tokens``, ``prompts_apart``: see ``RooflineTimes``."""
 
     devices: int
     item_bytes: int
     kv_bytes: int
+    chunk_tokens: int = 8192
+    prompts_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,9 @@ def engine_times(shape: ModelShape, device: DeviceConfig, load: EngineLoad) -> R
         context_token_s=key_value_bytes * read_s,
         pair_s=4 * shape.layers * shape.query_size * compute_s,
         exchange_token_s=moved_bytes / (device.link_gb_s * _GIGA * device.link_share),
+        chunk_s=device.prompts_s,
+        chunk_tokens=load.chunk_tokens,
+        prompts_apart=load.prompts_apart,
         kv_tokens=load.kv_bytes * parts // key_value_bytes,
     )
 
@@ -79,11 +85,13 @@ def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) 
     exchanged = (2 * load.item_bytes + 4) * parameters * (ranks - 1) / ranks
     return TrainerTimes(
         token_s=2 * passes * parameters * compute_s,
+        element_token_s=shape.layers * shape.hidden * device.element_s,
         pair_s=4 * passes * shape.layers * shape.query_size * compute_s,
         spare_tokens=SPARE_TOKENS,
+        forward_s=device.forward_s,
         exchange_s=exchanged / _ring_bytes_s(cluster, hosts),
         tokens_per_forward=load.tokens,
-        optimizer_s=28 * part / (device.memory_gb_s * _GIGA * device.memory_share),
+        optimizer_s=device.update_s + 28 * part / (device.memory_gb_s * _GIGA * device.update_share),
         save_s=12 * parameters / (hosts * cluster.disk_gb_s * _GIGA),
     )
 

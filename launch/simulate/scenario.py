@@ -10,7 +10,7 @@ take on the cluster. A run that does not fit these hosts is refused by the plan 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -232,6 +232,8 @@ def _engine(
     engine = policy.engine
     assert isinstance(engine, VllmEngineConfig | EmbeddedEngineConfig), "others are refused"
     load = EngineLoad(engine.devices, _item_bytes(policy), engine.kv_cache_bytes)
+    if isinstance(engine, EmbeddedEngineConfig):
+        load = replace(load, chunk_tokens=engine.prefill_chunk, prompts_apart=True)
     times = times_of_engine(policy.real_model, shape, cluster, load, engine.max_batch)
     return {
         "name": "simulated",

@@ -12,8 +12,8 @@ virtual time. Goal: 5 %. The error has the messages of the real run beside its s
 is busy with something else: ``load`` is its load average at the end.
 
 With ``--computed`` real models train instead, of two recipes and two sizes, for some minutes each. The device is
-calibrated on the first, and all are simulated with the lengths that they had (``truth_computed.py``). Exits with 1 if a
-configuration misses the goal.
+calibrated on a run with models of both sizes, and all are simulated with the lengths that they had
+(``truth_computed.py``). Exits with 1 if a configuration misses the goal.
 """
 
 import json

@@ -11,20 +11,25 @@ from typing import Any, Final
 
 import yaml
 
+from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import check, read_yaml
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.simulate.calibration import calibrate
 from flexmarl.launch.simulate.devices import PRESETS
-from flexmarl.launch.simulate.measured_run import measured_run
+from flexmarl.launch.simulate.measured_run import mean_prompt, measured_run
 from flexmarl.launch.simulate.recorded_lengths import recorded_lengths
 from flexmarl.launch.simulate.scenario import read_scenario
 from flexmarl.launch.simulate.scenario_run import play_scenario
 
-RUNS: Final[Mapping[str, tuple[str, int]]] = {
-    "sort-256": ("sort-digits", 256), "path-256": ("plan-path", 256),
-    "sort-512": ("sort-digits", 512), "path-512": ("plan-path", 512),
+RUNS: Final[Mapping[str, tuple[str, tuple[int, int]]]] = {
+    "path-256-512": ("plan-path", (256, 512)),
+    "sort-256": ("sort-digits", (256, 256)), "path-256": ("plan-path", (256, 256)),
+    "sort-512": ("sort-digits", (512, 512)), "path-512": ("plan-path", (512, 512)),
 }  # fmt: skip
-"""Recipe and hidden size by name. The first is calibrated on."""
+"""Recipe by name, and the hidden sizes of its two agents' models. The first is calibrated on: its sizes differ, so that
+the time of a call, of elements and of products can be told apart."""
+
+_AGENTS: Final = {"sort-digits": ("sorter", "checker"), "plan-path": ("planner", "executor")}
 
 COMPUTED_GOAL: Final = 0.1
 _LONGEST_S: Final = 1800.0
@@ -38,7 +43,7 @@ _COMMON: Final = (
 
 
 def compare_computed(folder: Path) -> list[dict[str, Any]]:
-    """A row for each run, the calibrated one first: its own error is that of the model alone."""
+    """A row for each run, the calibrated one first: its own error is that of the rooflines alone."""
     loads = {}
     for name in RUNS:
         train(name, folder)
@@ -54,9 +59,11 @@ def train(name: str, folder: Path) -> None:
     """Trains a run of some minutes, unless it is there already."""
     if (folder / name).exists():
         return
-    recipe, hidden = RUNS[name]
-    size = (f"hidden_size={hidden}", f"intermediate_size={4 * hidden}", "num_hidden_layers=2")
-    settings = (*_COMMON, *(f"agent_defaults.model.config.{setting}" for setting in size))
+    recipe, sizes = RUNS[name]
+    settings = [*_COMMON]
+    for agent, hidden in zip(_AGENTS[recipe], sizes, strict=True):
+        size = (f"hidden_size={hidden}", f"intermediate_size={4 * hidden}", "num_hidden_layers=2")
+        settings += [f"agents.{agent}.model.config.{setting}" for setting in size]
     command = [str(Path(sys.executable).with_name("flexmarl")), "train", recipe, "--runs", str(folder)]
     subprocess.run(
         [*command, "--name", name, "-q", *settings], check=True, timeout=_LONGEST_S, capture_output=True
@@ -90,8 +97,8 @@ def _scenario(run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str,
     config = check(raw, str(run))
     trajectories = config.training.queries_per_step * config.training.trajectories_per_query
     turns = {agent: sum(row[f"turns/{agent}"] for row in rows[2:]) for agent in config.agents}
-    prompts = {agent: _rise(rows, f"actor.engine_prompt_tokens/{agent}-0") / turns[agent] for agent in turns}
-    rounds = max(1, round(max(turns.values()) / (len(rows) - 2) / trajectories))
+    prompts = {agent: mean_prompt(rows, PolicyName(agent)) for agent in turns}
+    rounds = max(turns.values()) / (len(rows) - 2) / trajectories
     raw.pop("recipe")
     raw.pop("data")
     for policy in raw["policies"].values():
@@ -104,10 +111,12 @@ def _scenario(run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str,
     return {
         **raw,
         "cluster": {"hosts": 1, "devices": 1, "device": dict(device)},
-        "workload": {"agents": agents, "calls": list(config.agents) * rounds},
+        "workload": {"agents": agents, "calls": _calls(list(config.agents), rounds)},
     }
 
 
-def _rise(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """From the second step to the last: those of the first are older than its end, and have the evaluation in them."""
-    return float(rows[-1][key] - rows[1][key])
+def _calls(agents: Sequence[str], rounds: float) -> list[Any]:
+    """All agents in turn, ``rounds`` times, which may be a fraction: the last calls have its chance."""
+    whole, part = divmod(rounds, 1.0)
+    last = [{"agent": agent, "chance": part} for agent in agents if part > 0]
+    return [*([*agents] * int(whole)), *last]

@@ -23,10 +23,14 @@ class TrainerTimes(Config):
 
     token_s: Annotated[Positive, Unit("s")]
     """Forward and backward of a token on one rank, without attention."""
+    element_token_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Element-wise operations of a token on one rank, beside its products."""
     pair_s: Annotated[NonNegative, Unit("s")]
     """Attention of a token to one before it, forward and backward, on one rank."""
     spare_tokens: Annotated[NonNegative, Unit("tokens")]
     """Tokens that a forward could have computed in the time in which the device is not filled."""
+    forward_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """A forward and backward beside its products."""
     exchange_s: Annotated[NonNegative, Unit("s")]
     """Gathering the weights and reducing the gradients in a forward and backward, with several ranks."""
     tokens_per_forward: Annotated[Count, Unit("tokens")]
@@ -43,7 +47,9 @@ class TrainerTimes(Config):
         # As in a gang: a rank with fewer forwards takes part in those of the others with nothing to compute.
         forwards = max(1, *(-(-int(share.sum()) // self.tokens_per_forward) for share in shares))
         compute_s = max(
-            self.token_s * float(share.sum()) + self.pair_s * float(share @ share) / 2 for share in shares
+            (self.token_s + self.element_token_s) * float(share.sum())
+            + self.pair_s * float(share @ share) / 2
+            for share in shares
         )
-        compute_s += forwards * self.spare_tokens * self.token_s
+        compute_s += forwards * (self.forward_s + self.spare_tokens * self.token_s)
         return max(compute_s, forwards * self.exchange_s * (ranks > 1))

@@ -1,5 +1,6 @@
 """Times of an engine: sums of their parts, which grow with the work."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,14 @@ def test_prompts_add_to_steps_that_read_the_weights_in_any_case() -> None:
     whole, rest = (104 * 0.5 - 10.0) + 100 * 0.1, (54 * 0.5 - 10.0) + 50 * 0.1
     assert abs(TIMES.prefill_s([150], 4) - (whole + rest + 0.001 * 150**2 / 2)) < 1e-9, "two chunks"
     assert TIMES.prefill_s([], 4) == 0.0
+
+
+def test_prompts_with_forwards_of_their_own_take_no_part_in_those_of_others() -> None:
+    apart = TIMES.model_copy(update={"prompts_apart": True, "chunk_s": 2.0})
+    token_s = TIMES.token_s + TIMES.exchange_token_s
+    assert apart.prefill_s([10], 4) == pytest.approx(2.0 + 10 * token_s + 0.001 * 50)
+    assert apart.prefill_s([150], 4) == pytest.approx(4.0 + 150 * token_s + 0.001 * 150**2 / 2), "two chunks"
+    assert apart.prefill_s([], 4) == 0.0
 
 
 @given(batch=BATCHES, context=TOKENS, more=st.integers(1, 1000))

@@ -25,6 +25,11 @@ def test_the_rank_with_the_most_decides_and_takes_the_exchange_at_least() -> Non
     assert TIMES.micro_batch_s([20, 10], 2) == 100.0, "the exchange takes longer than 20 tokens"
 
 
+def test_forwards_and_elements_take_their_time_beside_the_products() -> None:
+    slow = TIMES.model_copy(update={"forward_s": 7.0, "element_token_s": 0.5})
+    assert slow.micro_batch_s([60, 10], 1) == TIMES.micro_batch_s([60, 10], 1) + 2 * 7.0 + 70 * 0.5
+
+
 @given(lengths=LENGTHS, ranks=RANKS)
 def test_a_further_sample_never_makes_it_shorter_by_more_than_the_division_allows(
     lengths: list[int], ranks: int
