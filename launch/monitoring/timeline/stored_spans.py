@@ -146,9 +146,8 @@ class StoredSpans:
         self.size += len(records)
         begin, end = records["begin"], records["end"]
         with np.errstate(invalid="ignore"):
-            is_whole = (
-                (begin >= 0) & (end > 0) & (end >= begin)
-            )  # a simulated run begins at 0 & np.isfinite(end)
+            # A simulated run begins at 0, and in a hole of the file all is 0.
+            is_whole = (begin >= 0) & (end > 0) & (end >= begin) & np.isfinite(end)
         for column in ("lane", "kind"):
             is_whole &= (records[column] >= 0) & (records[column] < len(self._names))
         row = np.full(len(records), DAMAGED, "<u2")

@@ -90,9 +90,8 @@ def test_the_trace_the_page_and_the_reasons_for_slowness_work_on_it(
     assert view["run_begin"] == 0.0 and view["spans"]
     shown = RecordedRun(run.path)
     shown.refresh()
-    panels = {
-        panel.name: plain(panel.view(shown, {})) for panel in PANELS if not panel.reads_samples
-    }  # engines of random letters record no trajectories
+    # Engines of random letters record no trajectories.
+    panels = {panel.name: plain(panel.view(shown, {})) for panel in PANELS if not panel.reads_samples}
     json.dumps(panels, allow_nan=False)
     assert panels["now"]["state"] == "done" and panels["now"]["step"] == STEPS
     assert read_run(run.path).state == "done"
