@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 from unittest.mock import patch
 
@@ -396,6 +397,10 @@ def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, Field
         key = f"{prefix}{name}"
         kind = field.annotation
         kinds = [kind, *get_args(kind)]
+        if NoneType in kinds:  # a choice of sections that may be left out
+            kinds += [
+                choice for one in kinds if get_origin(one) is Annotated for choice in get_args(one.__origin__)
+            ]
         if get_origin(kind) is dict:
             kinds = [one.__origin__ if get_origin(one) is Annotated else one for one in kinds]
         if field.annotation in (tuple[SinkConfig, ...], tuple[FilterConfig, ...]):
