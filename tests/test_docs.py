@@ -58,8 +58,8 @@ README_LINES = 200
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
 _LINK = re.compile(r"\[[^\]]+\]\(([^)]+)\)")
-# Commands that only print: the plan of a run.
-_PLAN = re.compile(r"flexmarl train [^|&;<>]*--(?:on|dry-run)\b[^|&;<>]*")
+# Commands that start no actor, and that import torch for a second of work.
+_LIGHT = re.compile(r"flexmarl (?:export|train [^|&;<>]*--(?:on|dry-run)\b)[^|&;<>]*")
 # Lines that a busy machine prints too.
 _WAITING = re.compile(r"^checking .* for \d+ s, of at most \d+\n", re.MULTILINE)
 _PATH = re.compile(r"`((?:core|transport|actors|launch|scripts|tests)/[\w./-]*)`")
@@ -115,18 +115,17 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
     package = changed_checkout(PAGES[page], tmp_path / "package") if changed_files(PAGES[page]) else ROOT
     environment = _environment(tmp_path, package)
     folder.mkdir()
-    planned = False
+    started = False  # a light command
     for block in blocks(page):
         if block.file and not block.is_of_package:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
         elif block.language == "console":
-            commands = _commands(block)
-            number = len(commands)
-            if package == ROOT and all(_PLAN.fullmatch(command) for command, _ in commands):
-                number, planned = 0 if planned else 1, True
-            _run_in_shell(block, commands[:number], folder, environment)
-            _run_here(block, commands[number:], folder, environment)
+            for commands in _parts(block):
+                light = package == ROOT and all(_LIGHT.fullmatch(command) for command, _ in commands)
+                run = _run_here if light and started else _run_in_shell
+                run(block, commands, folder, environment)
+                started |= light
     _check_metrics(page, folder)
     _check_ratios(page, folder)
     _check_learning(page, folder)
@@ -156,6 +155,12 @@ def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
 def _commands(block: Block) -> list[tuple[str, str]]:
     """Each command with the output that the page shows."""
     return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
+
+
+def _parts(block: Block) -> list[list[tuple[str, str]]]:
+    """The commands of one shell: all of a block if one runs behind the others, else each by itself."""
+    commands = _commands(block)
+    return [commands] if any("&" in command for command, _ in commands) else [[one] for one in commands]
 
 
 def _is_refused(output: str) -> bool:
@@ -194,8 +199,8 @@ def _run_here(
 ) -> None:
     """Runs commands of ``flexmarl`` in this process, and compares their output.
 
-    A process for each imports torch and transformers, which takes ten times as long as the plan of a run. The first of
-    a page has one.
+    A process for each would import torch and transformers, which takes ten times as long as the plan of a run. The
+    first of a page has one.
     """
     for command, wanted in commands:
         output = io.StringIO()
