@@ -21,6 +21,8 @@ class WinRate(Estimator):
     )
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        others = len(rewards) - 1
-        wins = [sum(0.5 * ((one > other) + (one >= other)) for other in rewards) - 0.5 for one in rewards]
-        return [won / others - 0.5 for won in wins]
+        opponents = len(rewards) - 1
+        wins = [
+            sum(0.5 * ((reward > rival) + (reward >= rival)) for rival in rewards) - 0.5 for reward in rewards
+        ]
+        return [win / opponents - 0.5 for win in wins]

@@ -13,7 +13,6 @@ trajectory (ToolServerLost): a policy must not learn from a server that is down.
 """
 
 import asyncio
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -221,8 +220,6 @@ class _Connection:
 
     async def open(self) -> None:
         """Raises what the library raises for a server that does not start or answers wrongly."""
-        # An import of a second: on the loop it would hold the trajectories of the worker up.
-        await asyncio.to_thread(importlib.import_module, "mcp.client.client")
         self._task = asyncio.create_task(self._run(), name="connection with an MCP server")
         self.client = await asyncio.shield(self._opened)
 

@@ -60,7 +60,7 @@ class McpTool:
 
     @property
     def name(self) -> str:
-        """Of the tool in its server."""
+        """The tool's name in its server."""
         return self._name
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

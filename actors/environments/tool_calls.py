@@ -33,7 +33,7 @@ class ToolCall:
 
 @runtime_checkable
 class ToolDeclaration(Protocol):
-    """A tool's schema and the check of its arguments. A tool of a server, which is no function, has these itself."""
+    """A tool's schema and the check of its arguments. A tool of a server has these itself."""
 
     @property
     def schema(self) -> dict[str, Any]:

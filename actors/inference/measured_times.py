@@ -65,9 +65,9 @@ class MeasuredTimes(Config, EngineTimes):
         return self
 
     def decode_s(self, batch: int, context: float) -> float:
-        each = context / batch
+        mean = context / batch
         return self.step_s + _value(
-            self.batches, [_value(self.contexts, row, each) for row in self.decode], batch
+            self.batches, [_value(self.contexts, row, mean) for row in self.decode], batch
         )
 
     def prefill_s(self, prompts: Sequence[int], batch: int) -> float:

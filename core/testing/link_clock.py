@@ -30,15 +30,15 @@ class LinkClock:
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         self._ports.begin(number, size_bytes, uses, loop.time(), latency_s)
         self._waiting[number] = arrived = loop.create_future()
-        self._changed()
+        self._note_change()
         try:
             await arrived
         finally:
             if self._waiting.pop(number, None) is not None:
                 self._ports.stop(number, loop.time())
-                self._changed()
+                self._note_change()
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
         """Sets a new timer, once for all changes of this moment."""
         if not self._is_changed:
             self._is_changed = True
@@ -56,4 +56,4 @@ class LinkClock:
             arrived = self._waiting.pop(number)
             if not arrived.done():
                 arrived.set_result(None)
-        self._changed()
+        self._note_change()

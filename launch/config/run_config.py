@@ -116,7 +116,7 @@ class RunConfig(Config):
         return tuple(name for name, agent in self.agents.items() if agent.policy == policy)
 
     def against(self, agent: AgentName) -> tuple[AgentName, ...]:
-        """The agents of the policy in training that plays against ``agent``; empty if that is no past version."""
+        """The agents of the policy in training that plays against ``agent``; empty for one without past versions."""
         pool = self.policies[self.agents[agent].policy].pool_of
         return () if pool is None else self.agents_of(pool.trainee)
 

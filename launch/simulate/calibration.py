@@ -11,7 +11,7 @@ written as a peak of which all is achieved, and others as shares of it.
     optimizer                steps; 28 P / R bytes
     bytes to the device      of new weights, b P, in the copies of their installs
 
-Calls, elements and operations can be told apart only if their ratios differ between steps or policies, as they do for
+Calls, elements and operations are distinct only if their ratios differ between steps or policies, as they do for
 models of two sizes, or batches of two. Else they are counted as operations, and a prediction for another size or batch
 is wrong by as much.
 """
@@ -99,7 +99,7 @@ def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
         [(policy, Work(1, 0, policy.optimizer_s)) for policy in policies],
         {"call": _calls, "work": _update_bytes},
     )
-    # Without two sizes of models the reading is not told apart from the step: it is taken from the optimizer step.
+    # Without two sizes of models the reading is part of the step: its rate is taken from the optimizer step.
     decode = _costs(_works(policies, "decode"), {"call": _calls, "work": _read_bytes})
     read_rate = _rate(decode) if "call" in decode else None
     set_rates(
@@ -166,7 +166,7 @@ def _works(policies: Sequence[Measured], field: str) -> list[tuple[Measured, Wor
 
 
 def _costs(works: Sequence[tuple[Measured, Work]], amounts: Mapping[str, Amounts]) -> dict[str, float]:
-    """Seconds of each unit of the kinds of work that can be told apart; none if nothing was measured. ``amounts``: of
+    """Seconds of each unit of the kinds of work that are distinct; none if nothing was measured. ``amounts``: of
     each kind, the last of which is always there."""
     present = [(policy, work) for policy, work in works if min(work.seconds, work.calls) > 0]
     rows = [[amount(policy, work) for amount in amounts.values()] for policy, work in present]

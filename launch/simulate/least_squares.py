@@ -22,25 +22,25 @@ _NEAR: Final = 1.5
 _LEAST_ERROR: Final = 1e-9
 _CLEARLY: Final = 0.5
 _APART: Final = 0.1
-"""The least singular value, by the largest, of kinds that are told apart: below it their costs follow the noise. Two
+"""The least singular value, by the largest, of kinds that are distinct: below it their costs follow the noise. Two
 kinds whose ratio differs by a factor of 1.5 between the measurements have 0.1."""
 
 
 def fit_costs(
     kinds: Sequence[str], works: Sequence[Sequence[float]], seconds: Sequence[float]
 ) -> dict[str, float]:
-    """The cost of each kind of work that can be told apart from the others, 0 or more; the last kind is always there.
+    """The cost of each kind of work that is distinct from the others, 0 or more; the last kind is always there.
 
     ``works``: a row for each measurement, a column for each kind. ``seconds``: of each measurement, above 0. Of the
-    sets of kinds that can be told apart it takes one of the largest, of these the one with the later kinds, unless
+    sets of distinct kinds it takes one of the largest, of these the one with the later kinds, unless
     another has half of its error."""
     rows = np.array(works, float) / np.array(seconds, float)[:, None]
     # Else a kind counted in operations, of which there are 1e14, would leave nothing of one that is counted in calls.
     sizes = np.linalg.norm(rows, axis=0)
     rows = rows / np.where(sizes > 0, sizes, 1.0)
-    *others, last = range(len(kinds))
-    for count in range(len(others), -1, -1):
-        sets = [[*chosen, last] for chosen in combinations(others, count)]
+    *optional, last = range(len(kinds))
+    for count in range(len(optional), -1, -1):
+        sets = [[*chosen, last] for chosen in combinations(optional, count)]
         fits = [
             (columns, _robust_costs(rows[:, columns]))
             for columns in reversed(sets)

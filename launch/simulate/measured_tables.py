@@ -59,7 +59,7 @@ def measured_engine_times(
         )
     limit = shape.context or _CONTEXTS[-1]
     estimator = _estimator(model.model_dump_json(), tables, load.devices)
-    with _named(tables, load.devices):
+    with _translate_errors(tables, load.devices):
         return tables_of(
             estimator,
             batches=_up_to(_BATCHES, max_batch),
@@ -128,7 +128,7 @@ def _estimator(model_json: str, tables: str, devices: int) -> StepEstimator:
         raise ConfigError(
             f"cluster.engine_times=measured needs the extra: pip install 'flexmarl[plan]' ({error})"
         ) from error
-    with tempfile.TemporaryDirectory() as folder, _named(tables, devices):
+    with tempfile.TemporaryDirectory() as folder, _translate_errors(tables, devices):
         config = json.dumps(_published_config(ModelConfig.model_validate_json(model_json)))
         (Path(folder) / "config.json").write_text(config)
         handle: StepEstimator = EngineHandle.compile(folder, tables, _BACKEND, tp_size=devices)
@@ -148,7 +148,7 @@ def _published_config(model: ModelConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _named(tables: str, devices: int) -> Iterator[None]:
+def _translate_errors(tables: str, devices: int) -> Iterator[None]:
     """Errors of the package, which raises many kinds, become ConfigError. Its notes about tables of other kinds of
     models are left out."""
     logger = logging.getLogger("aiconfigurator_core")

@@ -180,7 +180,7 @@ def transfers_of(moves: Sequence[Move], steps: range) -> Transfers:
             for move in moves
             if move.kind in kinds and move.version - (move.kind not in ("suspend", "resume")) in steps
         )
-        return _covered(times) / len(steps)
+        return _cover(times) / len(steps)
 
     kinds: tuple[MoveKind, ...] = ("suspend", "resume", "copy", "publish", "install")
     return Transfers(
@@ -190,7 +190,7 @@ def transfers_of(moves: Sequence[Move], steps: range) -> Transfers:
     )
 
 
-def _covered(times: Iterable[tuple[float, float]]) -> float:
+def _cover(times: Iterable[tuple[float, float]]) -> float:
     """Seconds in which at least one of ``times``, begins and ends, lies."""
     covered, at = 0.0, float("-inf")
     for begin, end in sorted(times):

@@ -8,8 +8,8 @@ Dr. GRPO. The pool, its pay-off matrix and its rules are those of a run. Three w
     league_exploiters  the same, and a second table that plays against the newest version joins the pool; it has half of
                        the games
 
-A result is a mixture of versions, drawn anew for each game. Its exploitability is what the best opponents win above the
-value of the game, on average over both players. The keys, by game, each of them a mean over the seeds:
+A result is a mixture of versions, drawn again for each game. Its exploitability is the gain of the best opponents above
+the value of the game, on average over both players. The keys, by game, each of them a mean over the seeds:
 
     self_play, league, league_exploiters   exploitability after ``steps`` steps
     self_play_mean     that of all versions of self-play, drawn evenly: the worth of its history without pay-offs
@@ -134,7 +134,7 @@ def _kuhn_value(one: Strategy, other: Strategy) -> float:
 
 # --------------------------------------------------------------------------- rock, paper, scissors
 
-# What an action wins over the one of the column; the equilibrium is 1/3, 1/6 and 1/2.
+# The win of an action over that of the column; the equilibrium is 1/3, 1/6 and 1/2.
 _CIRCLE: Final = ((0, -3, 1), (3, 0, -2), (-1, 2, 0))
 
 

@@ -27,7 +27,7 @@ RUNS: Final[Mapping[str, tuple[str, tuple[int, int]]]] = {
     "sort-512": ("sort-digits", (512, 512)), "path-512": ("plan-path", (512, 512)),
 }  # fmt: skip
 """Recipe by name, and the hidden sizes of its two agents' models. The first is calibrated on: its sizes differ, so that
-the time of a call, of elements and of products can be told apart."""
+the time of a call, of elements and of products are distinct."""
 
 _AGENTS: Final = {"sort-digits": ("sorter", "checker"), "plan-path": ("planner", "executor")}
 

@@ -51,7 +51,7 @@ def simulated(tmp_path: Path, name: str, *settings: str, **options: Any) -> Simu
 
 
 def trained(run: Simulation) -> Counter[SampleId]:
-    """How often each sample was trained, by the newest checkpoint."""
+    """The number of times that each sample was trained, by the newest checkpoint."""
     newest = max(run.directory.checkpoints.glob("step_*[0-9]"))
     state = json.loads((newest / "player" / "simulated_policy.json").read_text())
     return Counter(SampleId.parse(name) for samples in state["trained"].values() for name in samples)
@@ -76,8 +76,8 @@ def test_groups_come_again_within_the_bound_of_their_age(tmp_path: Path, name: s
     assert max(step["max_staleness"] for step in steps) <= 3
     newest = max(run.directory.checkpoints.glob("step_*[0-9]"))
     state = load(newest)
-    assert state.replay is not None and state.replay.taken == sum(step["replayed_groups"] for step in steps)
-    assert not state.queries.logged, "a group that comes again is no log of a program"
+    assert state.replay is not None and state.replay.replays == sum(step["replayed_groups"] for step in steps)
+    assert not state.queries.logged, "programs have sent no group"
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -69,7 +69,7 @@ class RoutedPolicy:
     def _next_that_reaches(
         self, version: Version, links: CutLinks
     ) -> tuple[RoutedTurn, RoutedInstance] | None:
-        """The same where not every session reaches every instance: goes over all waiting turns at worst, which pays as
+        """As ``next_turn`` while links are cut: goes over all waiting turns at worst, which pays as
         links are seldom cut."""
         room = [instance for instance in self.instances.values() if instance.has_room]
         for turn in self.waiting.in_order(version) if room else ():

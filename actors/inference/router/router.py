@@ -150,7 +150,7 @@ class Router:
         """Ends the run if a rollout actor has reached no instance of the policy for too long."""
         limit_s, policy = self._config.return_timeout_s, self._policies[name]
         if now - link.since_s >= limit_s and self._reaches_none(link.session, policy):
-            reason = self._unreached(link.session, policy)
+            reason = self._describe_cut(link.session, policy)
             self._decided.append(NoInstances(name, limit_s, reason))
 
     def _reaches_none(self, session: int, policy: RoutedPolicy) -> bool:
@@ -158,7 +158,7 @@ class Router:
             self._links.is_open(session, instance.load.numbers[0]) for instance in policy.instances.values()
         )
 
-    def _unreached(self, session: int, policy: RoutedPolicy) -> str:
+    def _describe_cut(self, session: int, policy: RoutedPolicy) -> str:
         instances = policy.instances.values()
         names = [instance.name for instance in instances if self._links.of(session, instance.load.numbers[0])]
         answer = "answers" if len(names) == 1 else "answer"
@@ -427,7 +427,9 @@ class Router:
         for session, since_s in {link.session: link.since_s for link in self._links}.items():
             turns = [turn for turn in self._sessions.get(session, {}).values() if turn.policy == name]
             if turns and self._reaches_none(session, policy):
-                text = f"an instance of {name} for {_turns(len(turns))}: {self._unreached(session, policy)}"
+                text = (
+                    f"an instance of {name} for {_turns(len(turns))}: {self._describe_cut(session, policy)}"
+                )
                 yield Wait(text, now - since_s, limit)
 
     # ------------------------------------------------------------------ versions and decisions

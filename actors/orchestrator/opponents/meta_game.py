@@ -75,8 +75,8 @@ def least_measured(members: Sequence[Member], payoffs: Sequence[Payoff], row: st
     several, ``row`` itself last."""
     games = dict.fromkeys((member.name for member in members), 0)
     for cell in payoffs:
-        for one, other in ((cell.row, cell.column), (cell.column, cell.row)):
-            if one == row and other in games:
+        for player, other in ((cell.row, cell.column), (cell.column, cell.row)):
+            if player == row and other in games:
                 games[other] += cell.games
     order = [(member.name == row, games[member.name], -place) for place, member in enumerate(members)]
     return -min(order)[2]

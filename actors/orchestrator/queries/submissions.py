@@ -93,11 +93,10 @@ class Submissions:
         ]
 
     def replay(self, group: LoggedGroup) -> None:
-        """A group of the run comes again: like one that a program submits, but nobody waits for its answer."""
+        """Submits a group of the run again, as a program would, without a wait for its answer."""
         submission = _Submission(group.query, judged=True, logged=group.trajectories, is_replay=True)
-        submission.answer.add_done_callback(
-            lambda answer: answer.exception()
-        )  # else asyncio reports it as lost
+        # Retrieved here: asyncio would report an error that nothing reads.
+        submission.answer.add_done_callback(lambda answer: answer.exception())
         self._waiting.append(submission)
 
     def trained_until(self, step: Step) -> dict[str, Step]:

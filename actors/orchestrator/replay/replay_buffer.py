@@ -43,12 +43,12 @@ class KeptGroup:
 
 @dataclass(slots=True)
 class ReplayState:
-    """What a run that resumes continues from. ``closed``: groups that have been seen. ``taken``: groups that came
-    again. ``credit``: groups that may come again beyond those of a step's share."""
+    """The buffer at a checkpoint, from which a run continues. ``closed``: groups that have been seen. ``replays``:
+    groups that came again. ``credit``: groups that may come again beyond those of a step's share."""
 
     groups: list[KeptGroup] = field(default_factory=list)
     closed: int = 0
-    taken: int = 0
+    replays: int = 0
     credit: float = 0.0
 
 
@@ -82,13 +82,13 @@ class ReplayBuffer:
         state = self.state
         state.groups = [kept for kept in state.groups if self._is_young(kept, versions)]
         due = state.credit + self._options.share * queries
-        taken = sorted(state.groups, key=self._rank, reverse=True)[: int(due)]
-        state.credit = min(due - len(taken), 1.0)
+        picks = sorted(state.groups, key=self._rank, reverse=True)[: int(due)]
+        state.credit = min(due - len(picks), 1.0)
         groups = []
-        for kept in taken:
+        for kept in picks:
             kept.uses += 1
-            state.taken += 1
-            query = replace(kept.group.query, id=f"{kept.group.query.id}~{state.taken}")
+            state.replays += 1
+            query = replace(kept.group.query, id=f"{kept.group.query.id}~{state.replays}")
             groups.append(replace(kept.group, query=query))
         state.groups = [kept for kept in state.groups if kept.uses < self._options.times]
         return groups

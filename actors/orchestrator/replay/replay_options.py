@@ -17,7 +17,7 @@ class ReplayOptions(Config):
     """Settings of a replay; its ``name`` chooses the class."""
 
     share: Share = 0.25
-    """Most groups that come again in a step, as a share of `training.queries_per_step`. What is not used is saved up
+    """Most groups that come again in a step, as a share of `training.queries_per_step`. Unused places are kept
     for later steps, one group at most."""
     max_staleness: Annotated[Natural, Unit("versions")] | None = None
     """Most versions that a sample which comes again may be older than the policy, at most the run's `max_staleness`.

@@ -234,10 +234,10 @@ class GroupRun:
             },
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
             trajectories=[member.answer() for member in members] if self.submitted else [],
-            finished=self._finished(members, rules) if kept and not self.submitted else None,
+            finished=self._record_group(members, rules) if kept and not self.submitted else None,
         )
 
-    def _finished(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> LoggedGroup | None:
+    def _record_group(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> LoggedGroup | None:
         if not rules.replays:
             return None
         trained = [agent for agent in rules.agents if agent not in rules.frozen]

@@ -44,7 +44,7 @@ class Failure:
 def examine(case: ChaosCase) -> Failure | None:
     """None for a case without problems."""
     try:
-        expected = _expected(case)
+        expected = _play_expected(case)
     except Exception as error:  # noqa: BLE001  # every end of a run is a finding
         return Failure(case, (), [Problem("ends", f"without faults {type(error).__name__}: {error}")])
     numbers = range(len(case.faults))
@@ -71,7 +71,7 @@ def _problems(
         return problems_of(outcome_of(case.with_faults(numbers), folder / "run", expected))
 
 
-def _expected(case: ChaosCase) -> Mapping[str, SavedPolicy]:
+def _play_expected(case: ChaosCase) -> Mapping[str, SavedPolicy]:
     """See ``play_without_faults``. That of the newest run is kept, as the next seeds have the same."""
     run = json.dumps(case.settings, sort_keys=True)
     if run not in _played:
