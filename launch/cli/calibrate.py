@@ -56,8 +56,10 @@ def _yaml(calibration: Calibration, like: str) -> str:
     """The section, each number with its source."""
     lines = ["device:"]
     for key, value in calibration.device.model_dump().items():
-        number = yaml.safe_dump(float(f"{value:.4g}")).split("\n")[0]
+        written = yaml.safe_dump(value if isinstance(value, str) else float(f"{value:.4g}")).split("\n")[0]
         source = calibration.sources.get(key)
         as_base = f"as {like}" if value == getattr(PRESETS[like], key) else f"the rate of {like}"
-        lines.append(f"  {key}: {number} # {f'measured: {source}' if source else f'not measured: {as_base}'}")
+        lines.append(
+            f"  {key}: {written} # {f'measured: {source}' if source else f'not measured: {as_base}'}"
+        )
     return "\n".join(lines) + "\n"

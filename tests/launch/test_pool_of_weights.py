@@ -39,7 +39,7 @@ def saved(run: Path, step: int) -> Path:
 def test_a_member_is_the_policy_as_it_was(played: Path) -> None:
     different = []
     for step in range(1, STEPS):
-        member = load_file(played / "opponents" / "checker" / f"step_{step:06d}.safetensors")
+        member = load_file(played / "opponents" / "checker" / f"solver-step_{step:06d}.safetensors")
         policy = load_file(saved(played, step) / "model.safetensors")
         assert policy and all(torch.equal(member[name], tensor) for name, tensor in policy.items())
         different.append(torch.cat([tensor.flatten() for tensor in member.values()]))

@@ -334,8 +334,8 @@ def test_setup_and_teardown_are_checked(tmp_path: Path) -> None:
     [
         ("pfsp", "", None),
         ("fair", "def fair(members, power=2.0): return [power for member in members]", None),
-        ("unform", "", "neither one of uniform, latest, pfsp nor a function in workflow.py"),
-        ("fair", "fair = 3", "neither one of uniform, latest, pfsp nor a function in workflow.py"),
+        ("unform", "", "neither one of uniform, latest, pfsp, nash nor a function in workflow.py"),
+        ("fair", "fair = 3", "neither one of uniform, latest, pfsp, nash nor a function in workflow.py"),
         (
             "fair",
             "def fair(): return []",
