@@ -2,8 +2,10 @@
 
 import pytest
 
-from scripts.bench.slot_trees import RULES, Options, measure
+from scripts.bench.slot_trees import RULES, Options, measure, show
 from scripts.bench.tree_tables import Settings
+
+from ...bench_tables import drawn
 
 BRIEF = Settings(queries_per_step=2, budget=3_000, every=1_500)
 
@@ -19,4 +21,5 @@ def test_every_rule_plays_and_a_result_depends_on_the_seed_alone(name: str) -> N
         assert all(0.0 <= success <= 1.0 for _, success in curve)
     assert line["flat_curve"][0] == line["curve"][0], "both begin with the same tables"
     assert line["flat_curve"] != line["curve"]
+    assert "seed" in drawn(show, result)
     assert measure(options, lambda part: None) == result

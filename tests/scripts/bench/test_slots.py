@@ -26,6 +26,7 @@ def test_a_league_is_measured_in_both_games_and_depends_on_the_seed_alone() -> N
     options = league.Options(rounds=1, steps=4, every=2, groups=12, trajectories=2, matches=12)
     result = league.measure(options, lambda part: None)
     assert [(each["game"], each["seed"]) for each in result["rounds"]] == [("kuhn", 0), ("circle", 0)]
+    assert "kuhn" in drawn(league.show, result)
     assert league.measure(options, lambda part: None) == result
     assert result["kuhn_ratio"] == pytest.approx(result["kuhn_league"] / result["kuhn_self_play"], rel=1e-2)
 
@@ -67,4 +68,5 @@ def test_a_replay_generates_fewer_trajectories_for_each_step(
     assert each["plain_rollouts"] == 16 * 8 * each["plain_steps"]
     assert 0.7 * 16 * 8 * each["steps"] <= each["rollouts"] < 16 * 8 * each["steps"], "a quarter comes again"
     assert 1.0 <= each["age"] <= 8.0 and result["settings"]["replay"]["share"] == 0.25
+    assert "seed" in drawn(replayed.show, result)
     assert of_rounds(0, 1, quick=True)(lambda part: None) == result
