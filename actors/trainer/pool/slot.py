@@ -90,11 +90,11 @@ class Slot:
         )
         self._experience = ExperienceReader(setup.store, segments, far)
         self._resources.callback(self._experience.close)
+        self._resources.push_async_callback(self._compared.drain)
 
     async def close(self) -> None:
         """Forgets the computations that have not begun. Does not wait for the one under way."""
         self._factory.close()
-        await self._compared.drain()
         await self._resources.aclose()
 
     @property

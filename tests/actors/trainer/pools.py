@@ -82,7 +82,7 @@ class MortalSlot(SlotWorker):
 
     def die(self) -> None:
         old, self._slot = self._slot, Slot(self._setup)
-        for kept in ("_transport", "_experience", "_resources"):  # the process is the same
+        for kept in ("_transport", "_experience", "_compared", "_resources"):  # the process is the same
             setattr(self._slot, kept, getattr(old, kept))
         self._moving = {policy: asyncio.Lock() for policy in self._setup.policies}
         self._prefetched.clear()
