@@ -125,6 +125,7 @@ class RunsHere:
         with (
             actors_in_tasks(),
             _unchecked(),
+            _same_log(),
             structlog.testing.capture_logs(),
             redirect_stdout(output),
             redirect_stderr(output),
@@ -142,6 +143,17 @@ def actors_in_tasks() -> AbstractContextManager[object]:
 def _unchecked() -> AbstractContextManager[object]:
     """Without the process of the checks before a start, which has tests of its own."""
     return patch.object(preflight, "_findings", lambda *_: NO_FINDINGS)
+
+
+@contextmanager
+def _same_log() -> Iterator[None]:
+    """A command writes the log of its process to a file, which it closes. A fixture of the whole session may run one,
+    which fixtures of modules come behind."""
+    before = structlog.get_config()
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 @asynccontextmanager
