@@ -85,11 +85,14 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
 
 
 def _measure_mode(options: Options, name: str, mode: str, report: Report) -> dict[str, Any]:
-    rounds = []
+    rounds: list[dict[str, float]] = []
     for seed in options.seeds():
         report(f"{name}, {mode}, seed {seed}")
         with tempfile.TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as folder:
-            rounds.append(asdict(run_scenario(options.scenario(name, seed, mode), Path(folder) / "run")))
+            scenario = options.scenario(name, seed, mode)
+            summary = asdict(run_scenario(scenario, Path(folder) / "run", records_spans=False))
+        figures = summary | summary.pop("transfers")
+        rounds.append({key: figure for key, figure in figures.items() if isinstance(figure, float)})
     return {key: rounded(fmean(figures[key] for figures in rounds)) for key in rounds[0]}
 
 
