@@ -15,8 +15,9 @@ Hosts share their memory: samples and weights do not pass the network.
 
 import asyncio
 import random
+import sys
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,8 @@ from .simulated_hosts import SimulatedHost, describe
 _LIMIT_S: Final = 6 * 3600.0
 _OF_THE_DISK: Final = frozenset({FaultKind.HEAD_POWER, FaultKind.FULL_DISK})
 _LAUNCHER: Final = "launcher"
+_MOST_ATTEMPTS: Final = 20
+"""Of those that begin at one step. Faults cost fewer: what is lost so often has a cause that stays."""
 _LOOK_S: Final = 1.0
 _SPANS_S: Final = 10.0
 """Virtual seconds between two rounds for spans: no person watches them come, and a process has room for 40,000."""
@@ -174,12 +177,14 @@ class _Simulator:
     async def run(self, config: RunConfig) -> None:
         start = StartState(config, None, {}, [])
         loop = asyncio.get_running_loop()
+        begun = Counter[int]()
         while self._simulation.result is None and not start.is_complete:
             self._simulation.attempts += 1
+            begun[start.step] += 1
             try:
                 self._simulation.result = await self._attempt(start)
             except FlexmarlError as error:
-                if not is_loss(error):
+                if not is_loss(error) or begun[start.step] > _MOST_ATTEMPTS:
                     raise
                 self._disk.restore()
                 start = resuming.plan_resume(self._simulation.directory, (), ())
@@ -203,7 +208,9 @@ class _Simulator:
                 finally:
                     for node in (head_node, *other_nodes):
                         await node.wait_closed()
-                    _check_nothing_left(network, directory)
+                    error = sys.exception()
+                    if error is None or is_loss(error):  # any other is worth more than what it has left
+                        _check_nothing_left(network, directory)
         finally:
             self._simulation.log += network.log
 
@@ -233,7 +240,12 @@ class _Simulator:
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
                 _join_hosts(
-                    system, head_node, config, [host.name for host in hosts], console, self._links
+                    system,
+                    head_node,
+                    config,
+                    dict(zip([host.name for host in hosts], alive, strict=True)),
+                    console,
+                    self._links,
                 ) as cluster,
                 _Supervision(
                     self._stand_ins,
@@ -344,20 +356,25 @@ async def _join_hosts(
     system: ActorSystem,
     head_node: MemoryNode,
     config: RunConfig,
-    host_names: Sequence[str],
+    hosts: Mapping[str, asyncio.Task[None]],
     console: RunConsole,
     links: ClusterLinks | None,
 ) -> AsyncIterator[Cluster]:
     """Waits for the other hosts and places the actors. At the end they are dismissed, as in
-    ``hosts/nodes/joined_cluster.py``."""
+    ``hosts/nodes/joined_cluster.py``. Raises the error of a host that fails before all have joined."""
     head = describe(head_node.name)
     nodes = Nodes(Head(head, Offer("", "", system.settings, {}), {}, system.address))
     await system.add(nodes, NAME)
     try:
-        await nodes.wait_joined(len(host_names), WAIT_S, lambda joined: None)
+        async with _running(nodes.wait_joined(len(hosts), WAIT_S, lambda joined: None)) as (joining,):
+            await asyncio.wait([joining, *hosts.values()], return_when=asyncio.FIRST_COMPLETED)
+            for host in hosts.values():
+                if host.done():
+                    host.result()
+            await joining
         placement = RunPlacement(
             (head, *(joined.host for joined in nodes.joined.values())),
-            place_simulated(config, [head_node.name, *host_names])
+            place_simulated(config, [head_node.name, *hosts])
             if links is None
             else links.placement(needs_of(config)),
         )

@@ -9,13 +9,17 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
+from flexmarl.core.errors import ActorDead, RemoteError
 from flexmarl.core.wire.faults import Faults
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.hosts import env
+from flexmarl.launch.hosts.nodes import head
+from flexmarl.launch.run.actor_launcher import ActorLauncher
 from flexmarl.launch.simulate.simulated_faults import FaultKind, FaultPlan
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
@@ -98,6 +102,34 @@ def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
     assert made.attempts == 1 and not made.injected_faults and 0.0 < made.seconds < 60.0
     systems = {line.split()[1].partition("#")[0] for line in made.log}
     assert {"host-0/launcher", "host-0/store", "host-1/rollout-0", "host-2/checker-1"} < systems
+
+
+def test_a_host_that_fails_while_it_joins_is_named_by_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by the hosts that are missing, or by the memory that the attempt has left."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("the log is a closed file")
+
+    monkeypatch.setattr(head, "log", SimpleNamespace(info=fail))
+    with pytest.raises(RemoteError, match="nodes.join raised ValueError: the log is a closed file"):
+        simulate(config(0), tmp_path / "run", 0, hosts=HOSTS)
+
+
+def test_a_loss_that_comes_again_in_each_attempt_ends_the_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = []
+
+    async def lose(*_: object) -> None:
+        attempts.append(1)
+        raise ActorDead("store", "it ends at each start")
+
+    monkeypatch.setattr(ActorLauncher, "begin", lose)
+    with pytest.raises(ActorDead, match="it ends at each start"):
+        simulate(config(0), tmp_path / "run", 0, hosts=HOSTS)
+    assert 2 < len(attempts) < 100
 
 
 @pytest.mark.parametrize("seed", range(2))
