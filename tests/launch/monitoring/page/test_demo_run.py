@@ -8,10 +8,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from flexmarl.actors.spans import KINDS
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.monitoring.page.demo_run import ARCHIVE, NAME, PACKAGE, unpacked_demo
 from flexmarl.launch.monitoring.page.panels import PANELS
 from flexmarl.launch.monitoring.page.recorded_run import RecordedRun
+from flexmarl.launch.monitoring.timeline.stored_spans import StoredSpans
+from flexmarl.launch.run_folder.run_directory import RunDirectory
 from scripts.demo_run import FILES, MOST_BYTES
 
 from ....patience import PATIENCE_S
@@ -44,6 +47,15 @@ def test_every_panel_has_something_to_show_and_nothing_is_left() -> None:
         assert not shown["turns"][0]["tokens"][0].startswith("<"), "texts, not numbers"
         run.close()
     assert not folder.exists()
+
+
+def test_its_spans_have_every_kind_that_a_run_on_this_machine_writes() -> None:
+    """Without those of an engine that can't tell the two parts of its work apart, and of instances that move."""
+    with unpacked_demo() as folder:
+        stored = StoredSpans(RunDirectory(folder).trace)
+        assert stored.refresh() and not stored.dropped
+        spans = stored.spans(range(stored.size))
+    assert {span.kind for span in spans} == {*KINDS} - {"generate", "move"}
 
 
 def test_the_command_serves_it_until_it_is_stopped(launcher: Launcher, tmp_path: Path) -> None:
