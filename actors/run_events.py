@@ -13,7 +13,8 @@ from .names import AgentName, PolicyName, Step, Version
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """``step``: finished steps, 0. ``pid``: the launcher's. ``folder``: the run's."""
+    """``step``: finished steps, 0. ``pid``: the launcher's; 0 in a simulated run, whose events have virtual
+    time. ``folder``: the run's."""
 
     step: Step
     python: str

@@ -17,6 +17,13 @@ from .resuming import StartState
 from .run_endings import error_text
 
 
+def begin_of_run(start: StartState, machine: env.Machine, folder: str) -> RunStarted | RunResumed:
+    """The first event of a life that begins with ``start`` on ``machine``, in the run's ``folder``."""
+    if start.checkpoint:
+        return RunResumed(Step(start.step), **machine, folder=folder, changes=start.changes)
+    return RunStarted(Step(start.step), **machine, folder=folder)
+
+
 def end_of_run(outcome: RunResult | BaseException, wall_s: float) -> RunEnded:
     """The last event of a life that has this result, or has ended with this error, after ``wall_s`` seconds."""
     wall_s = round(wall_s, 3)
@@ -38,11 +45,7 @@ class RunRecord:
         resuming.record(directory, start.config)
         self.events = EventLog(directory.events, display)
         self._ended = False
-        machine, folder = env.describe_machine(), str(directory.path)
-        if start.checkpoint:
-            self.events.write(RunResumed(Step(start.step), **machine, folder=folder, changes=start.changes))
-        else:
-            self.events.write(RunStarted(Step(start.step), **machine, folder=folder))
+        self.events.write(begin_of_run(start, env.describe_machine(), str(directory.path)))
 
     def log(self, event: RunEvent) -> None:
         """Writes an event of a sink."""

@@ -113,7 +113,10 @@ def _config(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _began(directory: RunDirectory, history: History) -> float:
-    """Unix seconds: of the first event, or of the folder's config if no process has ever worked on the run."""
+    """Unix seconds: of the first event, or of the folder's config if no process has ever worked on the run, or if its
+    events have virtual time."""
+    if any(isinstance(logged.event, RunStarted) and not logged.event.pid for logged in history.events):
+        return directory.config.stat().st_mtime
     times = (number(logged.line.get("time")) for logged in history.events)
     return next((time_s for time_s in times if time_s is not None), directory.config.stat().st_mtime)
 

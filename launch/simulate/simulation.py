@@ -55,7 +55,7 @@ from ..run import resuming
 from ..run.actor_launcher import ActorLauncher
 from ..run.actor_specs import ActorSpec
 from ..run.resuming import StartState
-from ..run.run_record import end_of_run
+from ..run.run_record import begin_of_run, end_of_run
 from ..run.run_supervision import RunSupervision
 from ..run.span_keeper import SpanKeeper
 from ..run.stalls.watch import StallWatch
@@ -237,6 +237,8 @@ class _Simulator:
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
             console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
             await system.add(console, "console")
+            began_s = asyncio.get_running_loop().time()
+            await console.event(begin_of_run(start, _machine(head_node.name), str(directory.path)))
             async with (
                 _running(*(host.run() for host in hosts)) as alive,
                 _join_hosts(
@@ -275,19 +277,20 @@ class _Simulator:
                         {},
                         spans=spans if self._records_spans else None,
                     )
-                    return await self._until_the_end(launcher, [cluster.failure, *alive, *injecting])
+                    return await self._until_the_end(launcher, began_s, [cluster.failure, *alive, *injecting])
 
     async def _until_the_end(
-        self, launcher: ActorLauncher, failures: Sequence[asyncio.Future[Any]]
+        self, launcher: ActorLauncher, began_s: float, failures: Sequence[asyncio.Future[Any]]
     ) -> RunResult:
-        """``failures``: those that end the run by their error or result."""
+        """``began_s``: the virtual time at the begin of this life. ``failures``: those that end the run by their error
+        or result."""
 
         async def train() -> RunResult:
             if self._watches:
                 launcher.console.background(_watch(launcher), "stalls")
             await launcher.begin()
             result = await launcher.console.ended_with
-            await launcher.console.event(end_of_run(result, asyncio.get_running_loop().time()))
+            await launcher.console.event(end_of_run(result, asyncio.get_running_loop().time() - began_s))
             if launcher.spans is not None:
                 await launcher.spans.end(NoDisplay().warn)
             if self._reads_statistics:
@@ -389,6 +392,11 @@ def _check_nothing_left(network: MemoryNetwork, directory: Path) -> None:
     blocks = [path.name for path in directory.rglob("*.arena")]
     if tasks or blocks or network.running:
         raise LeftBehind(sorted(tasks), network.running, sorted(blocks))
+
+
+def _machine(head: str) -> env.Machine:
+    """This interpreter on the simulated host ``head``. No process id: it would make each simulation's files differ."""
+    return {**env.describe_machine(), "cpus": describe(head).cores, "pid": 0}
 
 
 def place_simulated(config: RunConfig, hosts: Sequence[str]) -> Plan:

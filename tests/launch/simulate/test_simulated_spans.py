@@ -71,6 +71,22 @@ def test_the_same_seed_has_the_same_spans_byte_by_byte(run: RunDirectory, tmp_pa
     assert content(simulated(tmp_path / "other", "seed=4")) != content(run)
 
 
+def test_it_begins_and_ends_as_any_run_in_virtual_time(run: RunDirectory) -> None:
+    first, *later = [json.loads(line) for line in run.events.read_text().splitlines()]
+    [last] = [line for line in later if line["event"] in ("run_started", "run_resumed", "run_ended")]
+    assert (first["event"], first["time"], first["step"], first["pid"]) == ("run_started", 0.0, 0, 0)
+    assert first["folder"] == str(run.path) and first["cpus"] == 8
+    assert last["event"] == "run_ended" and last["wall_s"] == pytest.approx(last["time"], abs=0.01)
+    stored = read_run(run.path)
+    assert stored.wall_s == last["wall_s"] and stored.step == STEPS
+    assert 0 <= stored.age_s < 86400, "of its folder: virtual time begins at 0"
+    shown = RecordedRun(run.path)
+    shown.refresh()
+    panels = {panel.name: plain(panel.view(shown, {})) for panel in PANELS if not panel.reads_samples}
+    assert panels["now"]["began"] == 0.0
+    assert "run_started" in {kind for _, _, kind, _ in panels["timeline"]["marks"]}
+
+
 def test_without_a_trace_there_are_none(tmp_path: Path) -> None:
     assert not simulated(tmp_path / "run", "trace.enabled=false", "training.steps=1").trace.exists()
 

@@ -76,6 +76,7 @@ def checked(seed: int, fault_plan: FaultPlan) -> Simulation:
             hosts=HOSTS, faults=DELAYS, planned_faults=fault_plan.draw(seed), keep_log=False,
         )  # fmt: skip
         check_trained(made, settings)
+        check_lives(made)
     return made
 
 
@@ -94,6 +95,13 @@ def check_trained(simulation: Simulation, config: RunConfig) -> None:
             assert Counter(int(sample.partition(":")[0]) for sample in samples) == {
                 int(version) + 1: per_step
             }
+
+
+def check_lives(simulation: Simulation) -> None:
+    """Each attempt is a life of the run; the disk may have lost the first event of one that lost its power."""
+    names = [json.loads(line)["event"] for line in simulation.directory.events.read_text().splitlines()]
+    lives = [name for name in names if name in ("run_started", "run_resumed")]
+    assert names[0] == "run_started" and 1 <= len(lives) <= simulation.attempts
 
 
 def test_a_run_without_troubles_trains_each_sample_once(tmp_path: Path) -> None:
