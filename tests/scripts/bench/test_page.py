@@ -2,14 +2,16 @@
 
 import pytest
 
-from scripts.bench.page import GOALS, Options, measure, tables
+from scripts.bench import page_paint
+from scripts.bench.page import BROWSER_GOALS, GOALS, Options, measure, tables
 
 from ...bench_tables import drawn
 
 
-async def test_the_page_of_a_made_run_is_asked() -> None:
+async def test_the_page_of_a_made_run_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
+    monkeypatch.setattr(page_paint, "missing_parts", lambda: ["chromium"])
     result = await measure(Options(steps=20, samples=64, spans=640), lambda part: None)
     assert {
         "first_answer_s",
@@ -20,4 +22,23 @@ async def test_the_page_of_a_made_run_is_asked() -> None:
         "server_mib",
     } <= result.keys()
     assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in GOALS]
-    assert "the page of a very long run" in drawn(tables, result)
+    text = drawn(tables, result)
+    assert "the page of a very long run" in text and "No browser has opened the page: chromium" in text
+
+
+async def test_a_browser_opens_it() -> None:
+    pytest.importorskip("uvicorn")
+    if missing := page_paint.missing_parts():
+        pytest.skip(f"{missing} are missing: CI=true .ci/run installs them")
+    result = await measure(Options(steps=20, samples=64, spans=640), lambda part: None)
+    assert min(result[key] for key in ("first_paint_s", "tiles_s", "tiles_again_s")) > 0
+    assert [goal["key"] for goal in result["goals"]] == [goal.key for goal in (*GOALS, *BROWSER_GOALS)]
+    text = drawn(tables, result)
+    assert "the first paint in Chromium, s" in text and "No browser" not in text
+
+
+def test_a_page_that_chromium_can_not_show_is_an_error_with_its_words() -> None:
+    if missing := page_paint.missing_parts():
+        pytest.skip(f"{missing} are missing: CI=true .ci/run installs them")
+    with pytest.raises(RuntimeError, match=r"(?s)could not show the page http://127\.0\.0\.1:1/.*ERR_"):
+        page_paint.paint_times("http://127.0.0.1:1/")
