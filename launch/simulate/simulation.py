@@ -71,7 +71,7 @@ _LIMIT_S: Final = 6 * 3600.0
 _OF_THE_DISK: Final = frozenset({FaultKind.HEAD_POWER, FaultKind.FULL_DISK})
 _LAUNCHER: Final = "launcher"
 _MOST_ATTEMPTS: Final = 20
-"""Of those that begin at one step. Faults cost fewer: what is lost so often has a cause that stays."""
+"""Attempts that begin at one step. Faults cost fewer: what is lost so often has a cause that stays."""
 _LOOK_S: Final = 1.0
 _SPANS_S: Final = 10.0
 """Virtual seconds between two rounds for spans: no person watches them come, and a process has room for 40,000."""
