@@ -4,6 +4,7 @@
 Examples:
   scripts/bench/run samples list
   scripts/bench/run samples step --pairs 10
+  scripts/bench/run samples step --without samples.trainer_logprobs=0
   scripts/bench/run samples step --than ../flexmarl-before/.venv/bin/flexmarl
 
 ``step`` compares two runs that share the machine at the same time, so that what else it does disturbs both: the mean
@@ -43,6 +44,7 @@ _WARM_UP = 10
 _CPU = "cpu_s/"
 _LOOK_S = 0.01
 _LONGEST_S = 600.0
+_WITHOUT = "samples.steps=0"
 _WORDS = ("agent_defaults.sft.batches=20", "evaluation.every=0", "data.eval_problems=8")
 
 
@@ -140,11 +142,11 @@ def paired_steps(
     pairs: int,
     steps: int,
     other: str,
-    without: str = "samples.steps=0",
+    without: str = _WITHOUT,
     recipe: Sequence[str] = ("sort-digits", *_WORDS),
 ) -> dict[str, Any]:
     """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``.
-    ``without``: the setting of runs that do not record. ``recipe``: its name or path, and settings."""
+    ``without``: the setting of runs that leave out what is measured. ``recipe``: its name or path, and settings."""
     here = str(Path(sys.executable).with_name("flexmarl"))
     sides = [(here, ()), (other, ())] if other else [(here, ()), (here, (without,))]
     found: dict[str, Any] = {}
@@ -275,9 +277,14 @@ def list_samples(count: int) -> None:
 @click.option("--pairs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=120, show_default=True, help="Steps of each run.")
 @click.option("--than", default="", metavar="PROGRAM", help="Compare with the flexmarl of another version.")
-def step(pairs: int, steps: int, than: str) -> None:
-    """Paired runs of sort-digits, with and without recording, or of this version and another one."""
-    _print(paired_steps(pairs, steps, than))
+@click.option(
+    "--without", default=_WITHOUT, metavar="KEY=VALUE", show_default=True, help="Of the cheaper runs."
+)
+def step(pairs: int, steps: int, than: str, without: str) -> None:
+    """Paired runs of sort-digits, with and without recording or a part of it, or of this version and another one."""
+    if than and without != _WITHOUT:
+        raise click.UsageError("--than compares runs with the same settings: leave out --without")
+    _print(paired_steps(pairs, steps, than, without))
 
 
 def _print(figures: Mapping[str, Any]) -> None:
