@@ -86,12 +86,12 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
         report("asking its page")
         with _served(run) as (address, process):
             figures = await asyncio.to_thread(_ask, address, process)
-        missing, goals = page_paint.missing_parts(), GOALS
+        missing = page_paint.missing_parts()
         if not missing:
             report("opening it in Chromium")
             with _served(run) as (address, _):
                 figures |= await asyncio.to_thread(page_paint.paint_times, address)
-            goals = (*GOALS, *BROWSER_GOALS)
+    goals = GOALS if missing else (*GOALS, *BROWSER_GOALS)
     return {
         **{key: rounded(value) for key, value in figures.items()},
         **(
