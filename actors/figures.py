@@ -105,6 +105,7 @@ _STEP: Final = (
         ("resumed_tokens", "tokens", "tokens of the resumed turns that the earlier versions had generated"),
         ("dropped_groups", "count", "groups without samples"),
         ("replaced_queries", "count", "queries drawn in the place of dropped groups"),
+        ("carried_queries", "count", "queries that the step left open, and the next one continues"),
         ("submitted_queries", "count",
          "queries that programs outside of the run have submitted, or that come again, in place of drawn ones"),
         ("logged_trajectories", "count",

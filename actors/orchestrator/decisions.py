@@ -23,6 +23,14 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
+class CarryOn:
+    """The groups of ``step`` that are still open, ``count`` of them, belong to the step after it."""
+
+    step: Step
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Train one micro-batch of ``count`` samples with the policy at ``version``."""
 
@@ -88,6 +96,7 @@ class Finish:
 Decision = (
     StartStep
     | Replacement
+    | CarryOn
     | Train
     | StepOptimizer
     | Publish

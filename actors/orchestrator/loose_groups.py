@@ -1,4 +1,4 @@
-"""Groups that no step waits for: whose they are, and the step that each belongs to. Pure.
+"""Groups that no step waits for, or another than the one that they began in: the step of each. Pure.
 
     begin ──> loose: a submitted query that begins at once
                 │
@@ -6,10 +6,12 @@
                 ├─ admit:  its rewards are there, and a step waits for its samples
                 └─ end:    it has ended without samples
 
+    hold ──> open: a step has begun it ── carry_on: it belongs to the next step
+
 A group is named by the step that it began in, and keeps that name; ``step_of`` is the step that it belongs to.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..figures import Numbers
@@ -34,6 +36,8 @@ class LooseGroups:
         self._loose: dict[GroupKey, _Loose] = {}
         self._admitted: dict[GroupKey, Step] = {}
         """Groups that belong to another step than the one that they began in, until that one is complete."""
+        self._open: dict[Step, dict[str, None]] = {}
+        """The queries of open groups that belong to the step that they began in."""
 
     def __contains__(self, key: GroupKey) -> bool:
         return key in self._loose
@@ -50,6 +54,7 @@ class LooseGroups:
         key = group.step, group.query
         step = None if key in self._loose else self.step_of(key)
         self._admitted.pop(key, None)
+        self.close(key)
         self._loose[key] = _Loose(writer, group.oldest, group.count)
         return step
 
@@ -62,6 +67,29 @@ class LooseGroups:
         del self._loose[key]
         self._admitted[key] = step
 
+    def is_held(self, key: GroupKey) -> bool:
+        """True if the group has been admitted to its step, or carried on into it."""
+        return key in self._admitted
+
+    def hold(self, step: Step, queries: Iterable[str]) -> None:
+        """The step has begun groups, which belong to it."""
+        self._open.setdefault(step, {}).update(dict.fromkeys(queries))
+
+    def close(self, key: GroupKey) -> None:
+        """The group has closed, or is loose."""
+        self._open.get(key[0], {}).pop(key[1], None)
+
+    def reopen(self, key: GroupKey) -> None:
+        """A group that had closed begins again, in the step that it belonged to."""
+        if key not in self._admitted:
+            self.hold(key[0], [key[1]])
+
+    def carry_on(self, step: Step) -> int:
+        """The open groups of the step belong to the next one. Returns their number."""
+        queries = self._open.pop(step, {})
+        self._admitted |= {(step, query): Step(step + 1) for query in queries}
+        return len(queries)
+
     def end(self, key: GroupKey) -> None:
         """A loose group has ended without samples."""
         del self._loose[key]
@@ -70,6 +98,7 @@ class LooseGroups:
         """Forgets groups that belong to ``step``, which is complete. Returns the steps that those began in."""
         over = {key for key, of_step in self._admitted.items() if of_step == step}
         self._admitted = {key: of_step for key, of_step in self._admitted.items() if key not in over}
+        self._open.pop(step, None)
         return {began for began, _ in over}
 
     def open_of(self, step: Step) -> list[str]:

@@ -54,9 +54,10 @@ class LooseRollout:
 
     async def wait(self, writer: str, group: GroupWaiting) -> None:
         """A group lacks nothing but rewards: no step waits for it from now on."""
+        held = self.groups.is_held((group.step, group.query))
         step = self.groups.wait(writer, group)
         if step is not None:
-            self._carry_out(self._pipeline().let_go(step))
+            self._carry_out(self._pipeline().let_go(step, held=held))
         # This group alone: with thousands that wait, all of them are looked at after an optimizer step.
         await self._give_up_late([((group.step, group.query), writer, group.oldest)])
 

@@ -11,6 +11,7 @@
     Evaluate               evaluate of rollout workers             evaluated
     StepComplete           console.step                            -
     Finish                 console.ended                           -
+    CarryOn                (open groups belong to the next step)   -
 
 The concurrent parts, and the event that unblocks each:
 
@@ -80,7 +81,7 @@ from typing import Final
 from ...core.actor import Actor, endpoint
 from ...core.base.task_groups import first_error
 from ...core.waits import OpenWaits, Wait
-from ..errors import QueriesRefused, SamplesUnreachable, StoreError, TooFewRows
+from ..errors import ProtocolViolation, QueriesRefused, SamplesUnreachable, StoreError, TooFewRows
 from ..messages import (
     WORK_TIMEOUT_S,
     GroupClosed,
@@ -103,6 +104,7 @@ from . import checkpoint
 from .checkpoint import RunState
 from .closing_order import ClosingOrder
 from .decisions import (
+    CarryOn,
     CommitCheckpoint,
     Decision,
     Evaluate,
@@ -298,14 +300,18 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             return
         # None, one or several: in deterministic runs a group waits here for those before it.
         for closed in self._closing.closed(group):
-            samples, step = self._by_policy(closed), self._loose.groups.step_of((closed.step, closed.query))
-            self._carry_out(self._running.group_closed(step, samples, dropped=bool(closed.dropped)))
+            samples, key = self._by_policy(closed), (closed.step, closed.query)
+            step, held = self._loose.groups.step_of(key), self._loose.groups.is_held(key)
+            self._loose.groups.close(key)
+            self._carry_out(
+                self._running.group_closed(step, samples, dropped=bool(closed.dropped), held=held)
+            )
 
     def group_lost(self, group: GroupClosed) -> None:
         self._closing.lost(group)
-        self._running.group_lost(
-            self._loose.groups.step_of((group.step, group.query)), self._by_policy(group)
-        )
+        key, groups = (group.step, group.query), self._loose.groups
+        groups.reopen(key)
+        self._running.group_lost(groups.step_of(key), self._by_policy(group), held=groups.is_held(key))
         self._opponents.lost(group)
 
     def ended_with_worker(self, key: GroupKey) -> GroupClosed | None:
@@ -409,7 +415,18 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            self._tasks.create_task(self._do(decision), name=type(decision).__name__)
+            if isinstance(decision, CarryOn):  # at once: the next event may be the end of such a group
+                self._carry_on(decision)
+            else:
+                self._tasks.create_task(self._do(decision), name=type(decision).__name__)
+
+    def _carry_on(self, decision: CarryOn) -> None:
+        count = self._loose.groups.carry_on(decision.step)
+        if count != decision.count:
+            raise ProtocolViolation(
+                f"step {decision.step} carries {decision.count} groups on, and {count} of them are open"
+            )
+        self._records[decision.step].figures.add("carried_queries", count)
 
     async def _do(self, decision: Decision) -> None:
         span: AbstractContextManager[None] = nullcontext()
@@ -488,6 +505,9 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
     async def _start_groups(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:
         """Begins the groups of ``submitted`` queries, and of ``count`` others."""
         async with self._queries.draw(step, count) as draws:
+            self._loose.groups.hold(
+                step, [query.id for query in [*submitted, *(query for _, query in draws)]]
+            )
             await self._begin_groups(step, submitted, draws)
 
     async def _begin_groups(

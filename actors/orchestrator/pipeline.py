@@ -36,6 +36,11 @@ Rules:
   When its rewards are there, a loose group belongs to the oldest step under way in which no policy has stepped, or to
   the next one, if its samples are not too old then (`admit`); no step gets it otherwise. A step with a free place is
   preferred. Queries that programs submit begin as loose groups, and take places of the next steps, all but one of each.
+- With `extra_queries` under `async` more groups are begun than a step needs: it is rolled out when as many as its
+  queries have closed, and the open ones belong to the next step (`CarryOn`). That one waits for all of them: none is
+  carried on twice. Such a group is one version older, so rollout runs one step less ahead. A step that is saved or is
+  the last takes all groups (APRIL, arXiv 2509.18521, section 3: over-provisioning, and unfinished rollouts that the
+  next step continues).
 - A dropped group is replaced by a further query, at most `replacement_queries` times in a step: the step is rolled
   out when each of its queries has closed, with samples or without.
 - `strict` has a barrier per policy, not per step: step k+1 starts when step k is rolled out; its turns wait,
@@ -53,6 +58,7 @@ from typing import Final
 from ..errors import ProtocolViolation, SamplesLost
 from ..names import PolicyName, Step, Version
 from .decisions import (
+    CarryOn,
     CommitCheckpoint,
     Decision,
     Evaluate,
@@ -89,7 +95,9 @@ class Pipeline:
         self._begun_at_once = 0
         """The number of places that such groups have still to take of the steps that begin."""
         self._admitted: list[dict[PolicyName, int] | None] = []
-        """The loose groups that the next step gets: their samples, None before they have closed."""
+        """The groups that the next step gets: their samples, None before they have closed."""
+        self._carried_on = 0
+        """The number of those that the step before has carried on."""
         self._next_step = plan.first_step
         self._evaluating = False
         self._evaluated = plan.first_step - (2 if plan.evaluate_first else 1)
@@ -125,9 +133,10 @@ class Pipeline:
         return decisions + self._advance()
 
     def group_closed(
-        self, step: Step, samples: dict[PolicyName, int], *, dropped: bool = False
+        self, step: Step, samples: dict[PolicyName, int], *, dropped: bool = False, held: bool = False
     ) -> list[Decision]:
-        """``samples`` are in the store, by policy. ``dropped``: none are, and another query may take its place."""
+        """``samples`` are in the store, by policy. ``dropped``: none are, and another query may take its place.
+        ``held``: the group has been admitted to the step, or carried on into it."""
         if step == self._next_step and None in self._admitted:
             self._admitted[self._admitted.index(None)] = samples
             return []
@@ -140,6 +149,7 @@ class Pipeline:
             state.replacements += 1
             return [Replacement(step)]
         state.groups_closed += 1
+        state.held -= held
         for policy, count in samples.items():
             state.policies[policy].closed += count
         return self._roll_out(step)
@@ -147,20 +157,53 @@ class Pipeline:
     def _roll_out(self, step: Step) -> list[Decision]:
         """Feeds the policies, and ends the step's rollout if it waits for no group any more."""
         state = self._steps[step]
-        state.rolled_out = state.groups_closed == state.groups and not self._awaits_first_rewards(state)
-        decisions: list[Decision] = []
+        state.rolled_out = self._has_closed(step) and not self._awaits_first_rewards(state)
+        decisions: list[Decision] = self._carry_on(step) if state.rolled_out else []
         # All policies, not only those with samples here: the last group also ends the wait of those that have trained
         # everything, and of those that train the step as a whole.
         for policy in state.policies:
             decisions += self._feed(step, policy)
-        return decisions + (self._advance() if state.rolled_out else [])
+        if not state.rolled_out:
+            return decisions
+        after = self._steps.get(_after(step))
+        if (
+            after is not None and not after.rolled_out and self._has_closed(_after(step))
+        ):  # it has waited for this
+            decisions += self._roll_out(_after(step))
+        return decisions + self._advance()
+
+    def _has_closed(self, step: Step) -> bool:
+        """True if the step waits for no group any more."""
+        state = self._steps[step]
+        if not self._plan.extra_queries or self._takes_all(step):
+            enough = state.groups_closed == state.groups
+        else:
+            enough = not state.held and state.groups_closed >= min(state.groups, self._plan.queries)
+        before = self._steps.get(_before(step))
+        return enough and (not self._plan.extra_queries or before is None or before.rolled_out)
+
+    def _carry_on(self, step: Step) -> list[Decision]:
+        """The open groups of a step that is rolled out belong to the next one from now on."""
+        state = self._steps[step]
+        count = state.groups - state.groups_closed
+        if not count:
+            return []
+        state.groups -= count
+        if (after := self._steps.get(_after(step))) is None:
+            self._admitted += [None] * count
+            self._carried_on += count
+        else:
+            after.groups += count
+            after.held += count
+            after.rolled_out = False
+        return [CarryOn(step, count)]
 
     def _may_replace(self, step: Step) -> bool:
         """False when the run is stopping, and when the next step has drawn its queries: a group that was lost closes so
         late, and the queries of its step are in a checkpoint's state already."""
         return not self._is_stopping and (self._plan.mode == "async" or self._next_step <= _after(step))
 
-    def group_lost(self, step: Step, samples: dict[PolicyName, int]) -> None:
+    def group_lost(self, step: Step, samples: dict[PolicyName, int], *, held: bool = False) -> None:
         """A group that had closed begins again: its ``samples`` are lost. Raises SamplesLost if a policy has stepped:
         instances may have left the version that generates the step's turns."""
         if step == self._next_step:
@@ -174,6 +217,7 @@ class Pipeline:
                     "continue from its last checkpoint"
                 )
         state.groups_closed -= 1
+        state.held += held
         state.rolled_out = False
         for policy, count in samples.items():
             state.policies[policy].closed -= count
@@ -185,7 +229,7 @@ class Pipeline:
         self._loose += count
         self._begun_at_once += count
 
-    def let_go(self, step: Step) -> list[Decision]:
+    def let_go(self, step: Step, *, held: bool = False) -> list[Decision]:
         """A group of the step waits for rewards from outside: it is loose from now on."""
         self._loose += 1
         if step == self._next_step and None in self._admitted:
@@ -193,8 +237,9 @@ class Pipeline:
             return []
         state = self._step(step)
         state.groups -= 1
+        state.held -= held
         state.lets_go = True
-        return self._roll_out(step) if state.groups_closed == state.groups else []
+        return self._roll_out(step) if self._has_closed(step) else []
 
     def step_for(self, oldest: dict[PolicyName, Version]) -> Step | None:
         """The step that can train a loose group: the oldest with a free place, so that steps are even, or else the
@@ -213,7 +258,7 @@ class Pipeline:
         """True if the step has fewer groups than a step's queries, or waits for the first rewards."""
         state = self._steps.get(step)
         if state is None:
-            return len(self._admitted) < self._places_taken
+            return len(self._admitted) - self._carried_on < self._places_taken
         return state.groups < self._plan.queries or self._awaits_first_rewards(state)
 
     @property
@@ -234,6 +279,7 @@ class Pipeline:
         else:
             state = self._steps[step]
             state.groups += 1
+            state.held += 1
             state.rolled_out = False
         return step, self._roll_out_idle()
 
@@ -248,7 +294,7 @@ class Pipeline:
         return [
             step
             for step, state in self._steps.items()
-            if state.groups_closed == state.groups and self._awaits_first_rewards(state)
+            if self._has_closed(step) and self._awaits_first_rewards(state)
         ]
 
     def _awaits_first_rewards(self, state: StepState) -> bool:
@@ -258,7 +304,7 @@ class Pipeline:
         """Ends the rollout of steps that have waited for the first rewards of loose groups, and need not any more."""
         decisions: list[Decision] = []
         for step, state in [*self._steps.items()]:
-            if state.lets_go and not state.rolled_out and state.groups_closed == state.groups:
+            if state.lets_go and not state.rolled_out and self._has_closed(step):
                 decisions += self._roll_out(step)
         return decisions
 
@@ -488,9 +534,12 @@ class Pipeline:
         self._next_step = _after(number)
         places = self._places_taken
         self._begun_at_once -= places
-        queries, admitted, self._admitted = self._plan.queries - places, self._admitted, []
+        queries = max(1, self._plan.queries - places + self._extra(number))
+        admitted, self._admitted, self._carried_on = self._admitted, [], 0
         step = self._steps[number] = StepState(
-            {policy: PolicyStep() for policy in self._plan.policies}, queries + len(admitted)
+            {policy: PolicyStep() for policy in self._plan.policies},
+            queries + len(admitted),
+            held=sum(samples is None for samples in admitted),
         )
         for samples in admitted:
             step.groups_closed += samples is not None
@@ -505,6 +554,16 @@ class Pipeline:
             return StartStep(number, dict(self._versions), queries)
         # Versions that instances may not have applied yet: a policy's turns wait for its own, and for no other's.
         return StartStep(number, before.next_versions, queries)
+
+    def _extra(self, step: Step) -> int:
+        """Groups that the step begins beyond its queries: negative if those of the step before fill its places."""
+        if not self._plan.extra_queries:
+            return 0
+        before = self._steps.get(_before(step))
+        rolls_out = before is not None and not before.rolled_out
+        comes = before.groups - self._plan.queries if before is not None and rolls_out else self._carried_on
+        extra = 0 if self._takes_all(step) else self._plan.extra_queries
+        return extra - comes
 
     @property
     def begins_no_more(self) -> bool:

@@ -20,6 +20,7 @@ class Plan:
     ``max_staleness``: versions, at least 1 under ``async`` and 0 otherwise. ``global_batch``: samples of an optimizer
     step, by policy, under ``async``; a policy that is not in it takes all samples of a step. ``whole_step``: policies
     that train a step only once it is rolled out. ``replacement_queries``: the most further queries of a step.
+    ``extra_queries``: those beyond ``queries`` that are begun under ``async``, and carried on into the next step.
     ``barrier``: of ``strict``; see ``TrainingConfig``.
     """
 
@@ -36,6 +37,7 @@ class Plan:
     global_batch: Mapping[PolicyName, int] = field(default_factory=dict)
     whole_step: tuple[PolicyName, ...] = ()
     replacement_queries: int = 0
+    extra_queries: int = 0
     barrier: Barrier = "policy"
     largest_micro_batch: int = 0
 
@@ -52,4 +54,4 @@ class Plan:
     @property
     def steps_ahead(self) -> int:
         """Number of the steps before one that may be incomplete when it begins, under ``async``."""
-        return self.max_staleness - (1 if self.global_batch else 0)
+        return self.max_staleness - bool(self.global_batch) - bool(self.extra_queries)

@@ -69,12 +69,14 @@ class PolicyStep:
 
 @dataclass(slots=True)
 class StepState:
-    """``groups``: those that the step waits for, closed ones included. ``lets_go``: it waits no longer for some groups,
+    """``groups``: those of the step, closed ones included. ``held``: open ones that the step must wait for, which
+    come from outside or from the step before. ``lets_go``: it waits no longer for some groups,
     whose rewards are missing."""
 
     policies: dict[PolicyName, PolicyStep]
     groups: int
     groups_closed: int = 0
+    held: int = 0
     lets_go: bool = False
     replacements: int = 0
     rolled_out: bool = False

@@ -152,6 +152,9 @@ class RolloutConfig(Config):
     """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0
     """Most further queries of a step, in place of dropped groups."""
+    extra_queries: Annotated[Natural, Unit("queries")] = 0
+    """Queries that are begun beyond those of a step, under `async`. The step closes with the first to be complete, and
+    the next one continues the others: see [Queries beyond the batch](modes.md#queries-beyond-the-batch)."""
 
     @model_validator(mode="after")
     def _oversampling_exists(self) -> "RolloutConfig":

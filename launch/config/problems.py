@@ -96,6 +96,35 @@ def staleness_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def extra_queries_problem(config: "RunConfig") -> str | None:
+    """Refuses queries beyond a step's where none may be carried into the next step."""
+    extra, queries = config.rollout.extra_queries, config.training.queries_per_step
+    if not extra:
+        return None
+    key = f"rollout.extra_queries={extra}"
+    if config.mode != "async":
+        return (
+            f"{key} is for mode=async: queries that a step leaves open would be trained by the next version, and "
+            f"mode={config.mode} trains each sample by the version that generated it"
+        )
+    if extra >= queries:
+        return (
+            f"{key} must be less than training.queries_per_step={queries}: a step begins a query of its own"
+        )
+    if config.rollout.replacement_queries:
+        return (
+            f"{key} can't be used with rollout.replacement_queries={config.rollout.replacement_queries}: a step that "
+            "has closed draws no query in place of one that it has carried on; leave one of them out"
+        )
+    carries = any(policy.global_batch is not None for policy in config.policies.values())
+    if config.staleness <= carries:
+        return (
+            f"{key} with global_batch needs max_staleness=2: samples may be carried on twice, as part of a query and "
+            f"as rows beyond the batch, and max_staleness is {config.staleness}"
+        )
+    return None
+
+
 def replay_problem(config: "RunConfig") -> str | None:
     """Refuses a replay where samples may not be stale, are not weighed, or can't come again."""
     if isinstance(config.replay, NoReplayConfig):
@@ -518,6 +547,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     staleness_problem,
     barrier_problem,
     carried_samples_problem,
+    extra_queries_problem,
     replay_problem,
     timing_problem,
     draws_problem,

@@ -56,6 +56,7 @@ def orchestrator_plan(config: RunConfig) -> Plan:
         },
         whole_step=tuple(name for name, policy in config.trained.items() if not policy.algorithm.streams),
         replacement_queries=config.rollout.replacement_queries,
+        extra_queries=config.rollout.extra_queries,
     )
 
 

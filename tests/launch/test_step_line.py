@@ -51,7 +51,8 @@ LINE = {
     "replaced_trajectories": 2,
     "logged_trajectories": 0, "oversampled_trajectories": 1, "limited_trajectories": 1, "retried_turns": 3,
     "resumed_turns": 2,
-    "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "submitted_queries": 1, "replayed_groups": 0,
+    "resumed_tokens": 9, "dropped_groups": 1, "replaced_queries": 1, "carried_queries": 2,
+    "submitted_queries": 1, "replayed_groups": 0,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2, "eval_s": 1.5,
@@ -120,7 +121,7 @@ def complete_step() -> StepMetrics:
     )
     step.group_closed(replace(group(1.0, [0.7]), dropped="x", failures=[FAILURE]), now=111.0)
     step.group_closed(replace(group(1.0, [0.7]), failures=[FAILURE]), now=112.0, submitted=True)
-    step.figures.update({"replaced_queries": 1, "submitted_queries": 1, "restarted_groups": 2})
+    step.figures.update({"replaced_queries": 1, "carried_queries": 2, "submitted_queries": 1, "restarted_groups": 2})
     step.trained(SOLVER, MicroBatchTrained(2, 20, {7: 2}, 2, 2.0), version=7, now=106.0)
     step.trained(SOLVER, MicroBatchTrained(4, 40, {7: 1, 6: 3}, 3, 4.0), version=7, now=113.0)
     shares: dict[AgentName, Numbers] = {

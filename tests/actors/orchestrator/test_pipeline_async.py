@@ -1,13 +1,14 @@
 """`async`, batches of a fixed size, and groups that are dropped, under every order of events."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.decisions import (
+    CarryOn,
     CommitCheckpoint,
     Decision,
     Evaluate,
@@ -45,7 +46,16 @@ class Admitted:
     versions: dict[PolicyName, list[int]]
 
 
-Item = tuple[S, dict[PolicyName, int] | None] | Loose | Admitted | Decision
+@dataclass
+class Carried:
+    """A group that the step after its own waits for. ``counts``: None if it will be dropped."""
+
+    step: S
+    began: S
+    counts: dict[PolicyName, int] | None
+
+
+Item = Carried | tuple[S, dict[PolicyName, int] | None] | Loose | Admitted | Decision
 
 
 class Cluster:
@@ -74,6 +84,7 @@ class Cluster:
         self.stepped_on = Counter[PolicyName]()
         self.batches: list[tuple[PolicyName, S, int]] = []
         self.oldest = 0
+        self.carried = 0
 
     def run(self, stop_after: int | None = None) -> None:
         self.take(self.pipeline.start())
@@ -94,7 +105,7 @@ class Cluster:
 
     def is_possible(self, place: int, item: Item) -> bool:
         """An policy's work is done in order."""
-        if isinstance(item, tuple | Loose | Admitted):
+        if isinstance(item, tuple | Loose | Admitted | Carried):
             return True
         policy = getattr(item, "policy", None)
         return policy is None or all(getattr(i, "policy", None) != policy for i in self.open[:place])
@@ -105,7 +116,8 @@ class Cluster:
             self.history.append(decision)
             match decision:
                 case StartStep(step, versions, queries):
-                    assert versions == self.served and 1 <= queries <= self.plan.queries
+                    assert versions == self.served
+                    assert 1 <= queries <= self.plan.queries + self.plan.extra_queries
                     self.started[step] = versions
                     self.waited_for[step] += queries
                     self.open += [self.a_group(step) for _ in range(queries)]
@@ -113,6 +125,14 @@ class Cluster:
                     self.replacements[step] += 1
                     assert self.replacements[step] <= self.plan.replacement_queries
                     self.open.append(self.a_group(step))
+                case CarryOn(step, count):
+                    kept = [item for item in self.open if not (isinstance(item, tuple) and item[0] == step)]
+                    moved = [item for item in self.open if isinstance(item, tuple) and item[0] == step]
+                    assert len(moved) == count > 0
+                    self.carried += count
+                    self.waited_for[step] -= count
+                    self.waited_for[S(step + 1)] += count
+                    self.open = [*kept, *(Carried(S(step + 1), step, counts) for _, counts in moved)]
                 case StepComplete(step):
                     assert self.groups[step] == self.waited_for[step]
                 case Finish():
@@ -140,10 +160,20 @@ class Cluster:
                     self.submit(step)
                 else:
                     self.close(step, versions)
+            case Carried(step, began, counts):
+                versions = {
+                    policy: self.versions(began, policy, count) for policy, count in (counts or {}).items()
+                }
+                if self.late and any(versions.values()) and self.data.draw(st.booleans()):
+                    self.open.append(Loose(versions))
+                    self.waited_for[step] -= 1
+                    self.take(self.pipeline.let_go(step, held=True))
+                else:
+                    self.close(step, versions, began=began)
             case Loose(versions):
                 self.admit(versions)
             case Admitted(step, versions):
-                self.close(step, versions)
+                self.close(step, versions, began=step)
             case Train(policy, step, version, count):
                 self.train(policy, version, count)
                 self.take(self.pipeline.trained(policy, step, count))
@@ -168,13 +198,14 @@ class Cluster:
         served = st.integers(self.started[step][policy], self.served[policy])
         return [self.data.draw(served) for _ in range(count)]
 
-    def close(self, step: S, versions: dict[PolicyName, list[int]]) -> None:
+    def close(self, step: S, versions: dict[PolicyName, list[int]], began: S | None = None) -> None:
+        """``began``: of a group that its step must wait for."""
         self.groups[step] += 1
         for policy, of_rows in versions.items():
-            self.ready[policy] += [(step, version) for version in of_rows]
+            self.ready[policy] += [(began or step, version) for version in of_rows]
             self.generated[policy] += len(of_rows)
         counts = {policy: len(of_rows) for policy, of_rows in versions.items()}
-        self.take(self.pipeline.group_closed(step, counts))
+        self.take(self.pipeline.group_closed(step, counts, held=began is not None))
 
     def submit(self, step: S) -> None:
         """A program submits queries, sometimes, which begin at once."""
@@ -213,6 +244,8 @@ class Cluster:
         match item:
             case (of_step, _):
                 return of_step == step
+            case Carried(of_step):
+                return of_step == step
             case Admitted(of_step, versions):
                 return of_step == step and bool(versions.get(policy))
         return False
@@ -223,7 +256,9 @@ class Cluster:
             "stepped before it was rolled out"
         )
         assert used
-        if not self.by_version:  # else rows of later steps may have been taken for some of this one
+        if (
+            not self.by_version and not self.plan.extra_queries
+        ):  # else rows of later steps may have been taken for some of this one
             left = sum(s <= step for s, _ in self.ready[policy])
             assert (
                 len(used) == max(size, self.passed_over[policy]) if size is not None and left else left == 0
@@ -290,6 +325,54 @@ def test_groups_whose_rewards_come_late_are_trained_once_in_time_or_dropped(
     started = max((d.step for d in cluster.history if isinstance(d, StartStep)), default=0)
     assert cluster.history[-1] == Finish(S(started))
     assert +cluster.stepped_on == +cluster.generated, "every sample is in one optimizer step"
+
+
+@settings(max_examples=100)
+@given(plan=plans, data=st.data(), stop_after=st.none() | st.integers(0, 60))
+def test_queries_beyond_a_step_are_carried_on_once_and_trained_once(
+    plan: Plan, data: st.DataObject, stop_after: int | None
+) -> None:
+    queries = plan.queries + 1
+    extra = data.draw(st.integers(1, queries - 1))
+    staleness = max(plan.max_staleness, 1 + bool(plan.global_batch))
+    plan = replace(plan, queries=queries, extra_queries=extra, max_staleness=staleness, replacement_queries=0)
+    cluster = Cluster(plan, data, by_version=data.draw(st.booleans()), late=data.draw(st.booleans()))
+    cluster.run(stop_after)
+    assert +cluster.stepped_on == +cluster.generated, "every sample is in one optimizer step"
+    for step in (d.step for d in cluster.history if isinstance(d, CommitCheckpoint)):
+        assert not [d for d in cluster.history if isinstance(d, CarryOn) and d.step == step], "half done"
+
+
+def test_a_step_closes_with_the_first_and_the_next_one_waits_for_the_others() -> None:
+    pipeline = Pipeline(plan(queries=2, extra_queries=1, max_staleness=1), {A: V(0)})
+    (start,) = pipeline.start()
+    assert isinstance(start, StartStep) and start.queries == 3
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4)]
+    assert pipeline.group_closed(S(1), {A: 4}) == [CarryOn(S(1), 1), Train(A, S(1), V(0), 4)]
+    pipeline.trained(A, S(1), 4)
+    assert pipeline.trained(A, S(1), 4) == [StepOptimizer(A, S(1))]
+    pipeline.stepped(A, S(1))
+    *_, start = pipeline.applied(A, S(1), V(1))
+    assert isinstance(start, StartStep) and start.queries == 2
+    pipeline.group_closed(S(2), {A: 4})
+    assert pipeline.group_closed(S(2), {A: 4}) == [Train(A, S(2), V(1), 4)], "it waits for the one of step 1"
+    assert pipeline.group_closed(S(2), {A: 3}, held=True) == [Train(A, S(2), V(1), 3)]
+
+
+def test_a_saved_step_takes_all_groups_and_a_lost_one_is_waited_for_again() -> None:
+    pipeline = Pipeline(plan(queries=2, extra_queries=1, max_staleness=1, save_every=2), {A: V(0)})
+    pipeline.start()
+    pipeline.group_closed(S(1), {A: 4})
+    pipeline.group_closed(S(1), {A: 4})
+    for _ in range(2):
+        pipeline.trained(A, S(1), 4)
+    assert pipeline.group_closed(S(2), {A: 2}, held=True) == [], "carried on, and closed before step 2 begins"
+    pipeline.group_lost(S(2), {A: 2}, held=True)
+    pipeline.stepped(A, S(1))
+    *_, start = pipeline.applied(A, S(1), V(1))
+    assert isinstance(start, StartStep) and start.queries == 1, "it has the place of a query"
+    assert pipeline.group_closed(S(2), {A: 4}) == [Train(A, S(2), V(1), 4)]
+    assert pipeline.group_closed(S(2), {A: 2}, held=True) == [Train(A, S(2), V(1), 2)]
 
 
 def plan(**more: object) -> Plan:

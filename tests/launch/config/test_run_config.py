@@ -223,6 +223,10 @@ class TestRefusals:
             ("query_source={name: band, low: 0.9}", "query_source: low=0.9 must be less than high=0.8"),
             ("query_source.power=2.0", "query_source.power: the query_source recipe has no such option"),
             ("rollout.oversampled=keep", "rollout: oversampled=keep needs extra_trajectories"),
+            (
+                "rollout.extra_queries=2",
+                "rollout.extra_queries=2 is for mode=async: .* mode=strict trains each",
+            ),
             ("rollout.filters=[overlong]", "rollout: filters need replacement_queries"),
             (
                 "rollout.filters=[long]",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flexmarl.launch.bench.measure import Report
-from scripts.bench import league, replayed
+from scripts.bench import league, replayed, slot_extra_queries
 from scripts.bench.slots import SOURCES, Options, measure, show
 
 from ...bench_tables import drawn
@@ -70,3 +70,14 @@ def test_a_replay_generates_fewer_trajectories_for_each_step(
     assert 1.0 <= each["age"] <= 8.0 and result["settings"]["replay"]["share"] == 0.25
     assert "seed" in drawn(replayed.show, result)
     assert of_rounds(0, 1, quick=True)(lambda part: None) == result
+
+
+def test_queries_beyond_a_step_shorten_it_and_a_result_depends_on_the_seed_alone() -> None:
+    options = slot_extra_queries.Options(rounds=1, overrides=("training.steps=5",))
+    result = slot_extra_queries.measure(options, lambda part: None)
+    assert 0 < result["extra_s"] < result["plain_s"] < result["sync_s"]
+    assert 0 < result["carried"] <= 16 and result["trained"] == pytest.approx(
+        48 - result["carried"], rel=1e-2
+    )
+    assert "carried on" in drawn(slot_extra_queries.show, result)
+    assert slot_extra_queries.measure(options, lambda part: None) == result
