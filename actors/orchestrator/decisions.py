@@ -93,10 +93,9 @@ class Finish:
     last_step: Step
 
 
-Decision = (
+Work = (
     StartStep
     | Replacement
-    | CarryOn
     | Train
     | StepOptimizer
     | Publish
@@ -106,3 +105,6 @@ Decision = (
     | Evaluate
     | Finish
 )
+"""Decisions that take time."""
+
+Decision = Work | CarryOn

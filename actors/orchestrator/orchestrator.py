@@ -116,6 +116,7 @@ from .decisions import (
     StepComplete,
     StepOptimizer,
     Train,
+    Work,
 )
 from .failures import Failures
 from .fine_tuning import fine_tune
@@ -428,7 +429,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             )
         self._records[decision.step].figures.add("carried_queries", count)
 
-    async def _do(self, decision: Decision) -> None:
+    async def _do(self, decision: Work) -> None:
         span: AbstractContextManager[None] = nullcontext()
         if isinstance(decision, Evaluate | CommitCheckpoint):
             kind = "evaluation" if isinstance(decision, Evaluate) else "checkpoint"
@@ -437,7 +438,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             await self._carry(decision)
         self._decisions_done += 1
 
-    async def _carry(self, decision: Decision) -> None:
+    async def _carry(self, decision: Work) -> None:
         match decision:
             case StartStep():
                 await self._start_step(decision)
@@ -660,7 +661,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         await self._console.tell(endpoint, *args, timeout_s=WORK_TIMEOUT_S)
 
 
-def _words(decision: Decision) -> tuple[str, str, str]:
+def _words(decision: Work) -> tuple[str, str, str]:
     """The wait of carrying out a decision, as the arguments of ``OpenWaits.open``."""
     match decision:
         case StartStep(step) | Replacement(step):
