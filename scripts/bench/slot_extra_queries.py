@@ -2,7 +2,7 @@
 
 Whole runs of ``tails_recipe`` in virtual time: 32 queries a step of 4 trajectories, whose answers have lognormal
 lengths (median 200 tokens, deviation 1.0), 10 ms a token, places for all of them. Both are ``async`` with a staleness
-of 1. The run without begins a step while the one before is under way; the run with them does not, since the open queries
+of 1. The run without begins a step while the one before is under way; the run with them does not, since open queries
 take that version. ``sync``: rollout waits for training. A result depends on the seed alone. The keys:
 
     plain_s     virtual seconds of a step without, the mean over all steps but the first and the last

@@ -121,7 +121,9 @@ def complete_step() -> StepMetrics:
     )
     step.group_closed(replace(group(1.0, [0.7]), dropped="x", failures=[FAILURE]), now=111.0)
     step.group_closed(replace(group(1.0, [0.7]), failures=[FAILURE]), now=112.0, submitted=True)
-    step.figures.update({"replaced_queries": 1, "carried_queries": 2, "submitted_queries": 1, "restarted_groups": 2})
+    step.figures.update(
+        {"replaced_queries": 1, "carried_queries": 2, "submitted_queries": 1, "restarted_groups": 2}
+    )
     step.trained(SOLVER, MicroBatchTrained(2, 20, {7: 2}, 2, 2.0), version=7, now=106.0)
     step.trained(SOLVER, MicroBatchTrained(4, 40, {7: 1, 6: 3}, 3, 4.0), version=7, now=113.0)
     shares: dict[AgentName, Numbers] = {
