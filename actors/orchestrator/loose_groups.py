@@ -68,7 +68,7 @@ class LooseGroups:
         self._admitted[key] = step
 
     def is_held(self, key: GroupKey) -> bool:
-        """True if the group has been admitted to its step, or carried on into it."""
+        """True if the group has been admitted to its step, or passed on into it."""
         return key in self._admitted
 
     def hold(self, step: Step, queries: Iterable[str]) -> None:

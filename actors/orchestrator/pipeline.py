@@ -38,7 +38,7 @@ Rules:
   preferred. Queries that programs submit begin as loose groups, and take places of the next steps, all but one of each.
 - With `extra_queries` under `async` more groups are begun than a step needs: it is rolled out when as many as its
   queries have closed, and the open ones belong to the next step (`CarryOn`). That one waits for all of them: none is
-  carried on twice. Such a group is one version older, so rollout runs one step less ahead. A step that is saved or is
+  passed on twice. Such a group is one version older, so rollout runs one step less ahead. A step that is saved or is
   the last takes all groups (APRIL, arXiv 2509.18521, section 3: over-provisioning, and unfinished rollouts that the
   next step continues).
 - A dropped group is replaced by a further query, at most `replacement_queries` times in a step: the step is rolled
@@ -97,7 +97,7 @@ class Pipeline:
         self._admitted: list[dict[PolicyName, int] | None] = []
         """The groups that the next step gets: their samples, None before they have closed."""
         self._carried_on = 0
-        """The number of those that the step before has carried on."""
+        """The number of those that the step before has passed on."""
         self._next_step = plan.first_step
         self._evaluating = False
         self._evaluated = plan.first_step - (2 if plan.evaluate_first else 1)
@@ -136,7 +136,7 @@ class Pipeline:
         self, step: Step, samples: dict[PolicyName, int], *, dropped: bool = False, held: bool = False
     ) -> list[Decision]:
         """``samples`` are in the store, by policy. ``dropped``: none are, and another query may take its place.
-        ``held``: the group has been admitted to the step, or carried on into it."""
+        ``held``: the group has been admitted to the step, or passed on into it."""
         if step == self._next_step and None in self._admitted:
             self._admitted[self._admitted.index(None)] = samples
             return []

@@ -20,7 +20,7 @@ class Plan:
     ``max_staleness``: versions, at least 1 under ``async`` and 0 otherwise. ``global_batch``: samples of an optimizer
     step, by policy, under ``async``; a policy that is not in it takes all samples of a step. ``whole_step``: policies
     that train a step only once it is rolled out. ``replacement_queries``: the most further queries of a step.
-    ``extra_queries``: those beyond ``queries`` that are begun under ``async``, and carried on into the next step.
+    ``extra_queries``: those beyond ``queries`` that are begun under ``async``, and passed on into the next step.
     ``barrier``: of ``strict``; see ``TrainingConfig``.
     """
 

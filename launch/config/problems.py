@@ -97,7 +97,7 @@ def staleness_problem(config: "RunConfig") -> str | None:
 
 
 def extra_queries_problem(config: "RunConfig") -> str | None:
-    """Refuses queries beyond a step's where none may be carried into the next step."""
+    """Refuses queries beyond those of a step if the next step can't have them, or too many of them."""
     extra, queries = config.rollout.extra_queries, config.training.queries_per_step
     if not extra:
         return None
@@ -114,12 +114,12 @@ def extra_queries_problem(config: "RunConfig") -> str | None:
     if config.rollout.replacement_queries:
         return (
             f"{key} can't be used with rollout.replacement_queries={config.rollout.replacement_queries}: a step that "
-            "has closed draws no query in place of one that it has carried on; leave one of them out"
+            "has closed draws no query in place of one that it has passed on; leave one of them out"
         )
     carries = any(policy.global_batch is not None for policy in config.policies.values())
     if config.staleness <= carries:
         return (
-            f"{key} with global_batch needs max_staleness=2: samples may be carried on twice, as part of a query and "
+            f"{key} with global_batch needs max_staleness=2: samples may be passed on twice, as part of a query and "
             f"as rows beyond the batch, and max_staleness is {config.staleness}"
         )
     return None

@@ -55,7 +55,7 @@ class Options:
 
 
 def played(seed: int, *settings: str) -> tuple[float, float]:
-    """Seconds of a step, and queries that it carries on, without the first step and the last."""
+    """Seconds of a step, and queries that it passes on, without the first step and the last."""
     config = resolve(str(_RECIPE), [f"seed={seed}", *settings])
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(config, Path(folder) / "run", seed)
@@ -100,7 +100,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """Prints the result as tables."""
     table = Table(
-        "seed", "without", "sync", "with", "carried on", "trained", title="virtual seconds of a step"
+        "seed", "without", "sync", "with", "passed on", "trained", title="virtual seconds of a step"
     )
     for line in result["rounds"]:
         table.add_row(

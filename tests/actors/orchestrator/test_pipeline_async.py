@@ -256,9 +256,7 @@ class Cluster:
             "stepped before it was rolled out"
         )
         assert used
-        if (
-            not self.by_version and not self.plan.extra_queries
-        ):  # else rows of later steps may have been taken for some of this one
+        if not self.by_version and not self.plan.extra_queries:
             left = sum(s <= step for s, _ in self.ready[policy])
             assert (
                 len(used) == max(size, self.passed_over[policy]) if size is not None and left else left == 0
@@ -366,7 +364,7 @@ def test_a_saved_step_takes_all_groups_and_a_lost_one_is_waited_for_again() -> N
     pipeline.group_closed(S(1), {A: 4})
     for _ in range(2):
         pipeline.trained(A, S(1), 4)
-    assert pipeline.group_closed(S(2), {A: 2}, held=True) == [], "carried on, and closed before step 2 begins"
+    assert pipeline.group_closed(S(2), {A: 2}, held=True) == [], "passed on, and closed before step 2 begins"
     pipeline.group_lost(S(2), {A: 2}, held=True)
     pipeline.stepped(A, S(1))
     *_, start = pipeline.applied(A, S(1), V(1))

@@ -79,5 +79,5 @@ def test_queries_beyond_a_step_shorten_it_and_a_result_depends_on_the_seed_alone
     assert 0 < result["carried"] <= 16 and result["trained"] == pytest.approx(
         48 - result["carried"], rel=1e-2
     )
-    assert "carried on" in drawn(slot_extra_queries.show, result)
+    assert "passed on" in drawn(slot_extra_queries.show, result)
     assert slot_extra_queries.measure(options, lambda part: None) == result
