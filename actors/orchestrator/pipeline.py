@@ -166,9 +166,7 @@ class Pipeline:
         if not state.rolled_out:
             return decisions
         after = self._steps.get(_after(step))
-        if (
-            after is not None and not after.rolled_out and self._has_closed(_after(step))
-        ):  # it has waited for this
+        if after is not None and not after.rolled_out and self._has_closed(_after(step)):
             decisions += self._roll_out(_after(step))
         return decisions + self._advance()
 
