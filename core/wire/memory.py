@@ -385,6 +385,8 @@ class _Outgoing(OutgoingLink):
             self._changing = False
             if self._state is not OutgoingState.CLOSED:
                 change()
+                # The connection may have been lost meanwhile in another way, for which there was no attempt then.
+                self.check()
 
         self._changing = True
         delay_s = self.node.network.delay_s()

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -125,6 +125,23 @@ async def test_a_crash_ends_all_that_runs_and_is_told_after_the_delay(world: Wor
     await world.start("b")
     assert await ref.api.all_heard() == []
     assert world.systems["b"]._wire.epoch > its_system._wire.epoch
+
+
+@in_virtual_time
+async def test_a_peer_connects_again_however_it_hears_first_of_the_end_and_of_the_next_start(
+    world: World,
+) -> None:
+    """By the last message of the connection, or by the listener that has come in place of the other."""
+    a = await world.start("a")
+    ref = a.ref("worker", "memory://b", Worker)
+    world.network.faults = Faults(delay_s=(0.0, 1.0))
+    for _ in range(30):
+        async with AsyncExitStack() as life, asyncio.timeout(60.0):
+            await World(life, world.network).start("b")
+            while True:
+                with suppress(ActorDead):  # the goodbye of the one before is on the way
+                    assert await ref.api.all_heard() == []
+                    break
 
 
 @in_virtual_time

@@ -55,8 +55,8 @@ class Worker(Actor):
 
 
 class World:
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self.network = MemoryNetwork(seed=1)
+    def __init__(self, stack: AsyncExitStack, network: MemoryNetwork | None = None) -> None:
+        self.network = network or MemoryNetwork(seed=1)
         self.systems: dict[str, ActorSystem] = {}
         self.workers: dict[str, Worker] = {}
         self._stack = stack
