@@ -314,6 +314,12 @@ class Block:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def __del__(self) -> None:
+        # Nobody closes a mapping of memory that another process lends: it is only forgotten. Without ``close``, which
+        # ends locks: a fork that drops its copy must not end those of its parent.
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
 
 def populate(block: Block, share: Share) -> None:
     """Gives all pages of a block to this process, by several threads."""

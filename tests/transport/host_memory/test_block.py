@@ -64,6 +64,19 @@ def test_what_a_user_writes_is_seen_by_nobody_else(tmp_path: Path) -> None:
     assert writer.payload[0] == 0
 
 
+def test_a_mapping_for_writing_that_is_forgotten_leaves_no_descriptor(tmp_path: Path) -> None:
+    block = Block.create(tmp_path, "1-0-a.arena", 100)
+
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    before = descriptors()
+    for _ in range(3):
+        assert Block.open(tmp_path, block.name, writable=True).is_writable
+    assert descriptors() == before
+    block.close()
+
+
 def test_two_writers_of_one_block_exclude_each_other(tmp_path: Path) -> None:
     owner = Block.create(tmp_path, "a.arena", 10)
     other = Block.open(tmp_path, "a.arena", writable=True)
