@@ -69,9 +69,8 @@ class PolicyStep:
 
 @dataclass(slots=True)
 class StepState:
-    """``groups``: those of the step, closed ones included. ``held``: open ones that the step must wait for, which
-    come from outside or from the step before. ``lets_go``: it waits no longer for some groups,
-    whose rewards are missing."""
+    """``groups``: those of the step, closed ones included. ``held``: open ones that the step must wait for, which come
+    from outside or from the step before. ``lets_go``: it waits no longer for some groups, whose rewards are missing."""
 
     policies: dict[PolicyName, PolicyStep]
     groups: int

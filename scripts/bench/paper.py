@@ -92,7 +92,7 @@ def _measure_mode(options: Options, name: str, mode: str, report: Report) -> dic
             scenario = options.scenario(name, seed, mode)
             summary = asdict(run_scenario(scenario, Path(folder) / "run", records_spans=False))
         figures = summary | summary.pop("transfers")
-        rounds.append({key: figure for key, figure in figures.items() if isinstance(figure, float)})
+        rounds.append({key: figure for key, figure in figures.items() if isinstance(figure, int | float)})
     return {key: rounded(fmean(figures[key] for figures in rounds)) for key in rounds[0]}
 
 
