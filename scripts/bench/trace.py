@@ -54,7 +54,7 @@ def best_s(work: Callable[[], object], rounds: int = 5) -> float:
 
 
 class SpanCost(NamedTuple):
-    """Microseconds of one span: ``add``, until it is in the recorder's memory; ``take``, packed for the launcher;
+    """Microseconds of one span: ``add``, until it is in the recorder's memory; ``take``, until they are handed to the launcher;
     ``write``, by the launcher into the run's folder."""
 
     add: float

@@ -25,19 +25,14 @@ def rows_of(batch: SpanBatch) -> list[Row]:
     """The spans of a batch, in their order."""
     rows: list[Row] = []
     for part in batch.parts:
-        count = part.spans
-        columns = struct.unpack(f"<{2 * count}d{(2 + NUMBERS) * count}i", part.columns.view)
-        begin, end, label, name, *numbers = (
-            columns[first : first + count] for first in range(0, len(columns), count)
-        )
-        rows += [
-            Row(
-                begin[place] + part.offset_s,
-                end[place] + part.offset_s,
-                part.labels[label[place]],
-                part.names[name[place]] if name[place] >= 0 else "",
-                tuple(column[place] for column in numbers),
+        for begin, end, label, name, *numbers in struct.iter_unpack(f"<2d{2 + NUMBERS}i", part.rows.view):
+            rows.append(
+                Row(
+                    begin + part.offset_s,
+                    end + part.offset_s,
+                    part.labels[label],
+                    part.names[name] if name >= 0 else "",
+                    (*numbers,),
+                )
             )
-            for place in range(count)
-        ]
     return rows

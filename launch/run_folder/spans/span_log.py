@@ -20,7 +20,7 @@ import numpy as np
 
 from ....actors.spans import NAMES, NUMBERS, OF_LABEL, OF_NAME
 from ....core.durable.files import FOLDER_MODE, open_descriptor
-from ....core.spans import LABEL, SpanBatch, SpanPart
+from ....core.spans import LABEL, SPAN_BYTES, SpanBatch, SpanPart
 from .trace_config import TraceConfig
 
 RECORD: Final = np.dtype(
@@ -32,6 +32,11 @@ RECORD: Final = np.dtype(
     ]
 )
 """Names are entries of the table; -1: none."""
+
+_ROW: Final = np.dtype(
+    [("begin", "<f8"), ("end", "<f8"), *((name, "<i4") for name in ("label", "name", *NUMBERS))]
+)
+"""As a recorder writes them."""
 
 DAMAGED: Final = "?"
 """The name of an entry that can't be read."""
@@ -90,7 +95,7 @@ class SpanLog:
         before = self._dropped_by.get(process, 0)
         self._dropped_by[process] = batch.dropped
         lost = batch.dropped - before if batch.dropped >= before else batch.dropped  # else it has begun again
-        parts, spans = batch.parts, sum(part.spans for part in batch.parts)
+        parts, spans = batch.parts, sum(len(part.rows.view) // SPAN_BYTES for part in batch.parts)
         if not self.share:  # it was recorded before its process has heard that the limit is reached
             lost, parts, spans = lost + spans, (), 0
         if not self._config.enabled or (not spans and not lost):
@@ -196,17 +201,17 @@ class SpanLog:
             if number not in self._lanes:
                 self._lanes.add(number)
                 lines.append({"lane": lane, "node": host})
-        times, numbers = _columns(part)
-        label, name = labels[numbers[0]], names[numbers[1]]
-        records = np.empty(part.spans, RECORD)
-        records["begin"] = times[0] + part.offset_s
+        rows = np.frombuffer(part.rows.view, _ROW)
+        label, name = labels[rows["label"]], names[rows["name"]]
+        records = np.empty(len(rows), RECORD)
+        records["begin"] = rows["begin"] + part.offset_s
         # A clock that was set back makes no negative time.
-        records["end"] = np.maximum(times[1], times[0]) + part.offset_s
+        records["end"] = np.maximum(rows["end"], rows["begin"]) + part.offset_s
         for place, column in enumerate(OF_LABEL):
             records[column] = label[:, place]
         records[OF_NAME] = name
-        for column, values in zip(NUMBERS, numbers[2:], strict=True):
-            records[column] = values
+        for column in NUMBERS:
+            records[column] = rows[column]
         return records
 
     def _append(self, file: int, data: bytes) -> None:
@@ -214,13 +219,6 @@ class SpanLog:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file, rest) :]
-
-
-def _columns(part: SpanPart) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
-    """Begins and ends, float64 [2, spans], and label, name and numbers, int32 [2 + numbers, spans]."""
-    data, split = part.columns.view, 2 * 8 * part.spans
-    times = np.frombuffer(data[:split], "<f8").reshape(2, part.spans)
-    return times, np.frombuffer(data[split:], "<i4").reshape(2 + len(NUMBERS), part.spans)
 
 
 def parse_names(text: bytes) -> list[str | dict[str, Any]]:
