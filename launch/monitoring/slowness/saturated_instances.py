@@ -23,11 +23,15 @@ def saturated_instances(evidence: Evidence) -> Iterator[Finding]:
             continue
         instances = evidence.config.get(f"policies.{policy}.instances")
         number = count(instances, "instance") if isinstance(instances, int) else "instances"
-        verb = "is" if instances == 1 else "are"
+        full = (
+            f"the only instance of {policy} is full"
+            if instances == 1
+            else f"the {number} of {policy} are full"
+        )
         yield Finding(
             "saturated instances",
             queue_s / whole * evidence.parts["rollout only"],
-            f"the {number} of {policy} {verb} full: a turn waits {duration(queue_s / turns)} for room, and takes "
+            f"{full}: a turn waits {duration(queue_s / turns)} for room, and takes "
             f"{duration(service_s / turns)} then; rollouts are {evidence.of_step(evidence.parts['rollout only'])}",
             f"policies.{policy}.instances",
         )

@@ -117,9 +117,10 @@ function lost({ failed }) {
 }
 
 function policies(view) {
-  const rows = Object.entries(view.policies).map(([name, version]) => [name, String(version), String(view.live?.instances[name] ?? "–")]);
+  // A run that has ended has no instances: a column of zeros would look like a fault.
+  const live = view.live, rows = Object.entries(view.policies).map(([name, version]) => [name, String(version), ...(live ? [String(live.instances[name] ?? 0)] : [])]);
   if (!rows.length) return null;
-  return card("Policies", table(["policy", { head: "version", number: true }, { head: "instances", number: true }], rows, "policies"));
+  return card("Policies", table(["policy", { head: "version", number: true }, ...(live ? [{ head: "instances", number: true }] : [])], rows, "policies"));
 }
 
 function processes(view) {

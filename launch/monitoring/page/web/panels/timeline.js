@@ -21,7 +21,9 @@ export function open(place, page) {
   const legend = element("ul", { class: "legend" });
   const kind = (name) => {
     if (!hues.includes(name)) hues.push(name);
-    return `hsl(${(hues.indexOf(name) * 137.5 + 215) % 360} 55% ${isDark() ? 62 : 46}%)`;
+    // Hues alone are too near to each other from the fourth kind on.
+    const place = hues.indexOf(name), lightness = (isDark() ? [62, 78, 48] : [46, 62, 32])[place % 3];
+    return `hsl(${(place * 137.5 + 215) % 360} 55% ${lightness}%)`;
   };
   const strips = page.runs.map((run) => new Strip(run, { page, state, kind, isSeveral, say: (text) => { words.textContent = text; }, show, zoom, pan, choose, whole }));
   const button = (label, text, click) => element("button", { type: "button", class: "plain", "aria-label": label, click }, text);

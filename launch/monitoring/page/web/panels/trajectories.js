@@ -252,6 +252,7 @@ function turnOf(turn, agent, shade, rest) {
   return element("section", { class: "turn" },
     turn.prompt.map((part, place) => prompt(part, (from) => rest(`${turn.number}.${place}`, from).then((answer) => answer.text))),
     head, shade && turn.tokens ? tokens(turn, shade)
+      : !turn.text.total ? element("p", { class: "hint" }, "an empty answer")
       : longText(turn.text.text, { total: turn.text.total, rest: (from) => rest(String(turn.number), from).then((answer) => answer.text), tag: "div" }));
 }
 
