@@ -54,8 +54,8 @@ def best_s(work: Callable[[], object], rounds: int = 5) -> float:
 
 
 class SpanCost(NamedTuple):
-    """Microseconds of one span: ``add``, until it is in the recorder's memory; ``take``, until they are handed to the launcher;
-    ``write``, by the launcher into the run's folder."""
+    """Microseconds of one span: ``add``, until it is in the recorder's memory; ``take``, until it is handed to the
+    launcher; ``write``, by the launcher into the run's folder."""
 
     add: float
     take: float
