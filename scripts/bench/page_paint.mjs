@@ -1,6 +1,7 @@
 // Opens a page twice in a headless Chromium. Arguments: the folder with node_modules, one for Chromium's files, the
 // address. Prints for each visit the milliseconds from the begin of the navigation until the first paint of content, and
-// until a frame after the tiles of the panel Now are there.
+// until a frame after the tiles of the panel Now are there. Then the frames a second while the timeline is zoomed and
+// panned, and the slowest tenth of these frames, in milliseconds.
 
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -35,10 +36,33 @@ async function visit() {
   return times;
 }
 
+async function turnWheel() {
+  const page = await browser.newPage();
+  await page.goto(`${address}#timeline`, patience);
+  await page.locator(".panel.timeline p", { hasText: "are shown" }).waitFor(patience);
+  const frames = await page.evaluate((most) => new Promise((end) => {
+    const canvas = document.querySelector(".panel.timeline canvas"), { left, width, top } = canvas.getBoundingClientRect();
+    const times = [];
+    const step = (now) => {
+      times.push(now);
+      if (now - times[0] >= most) return end(times.slice(1).map((time, place) => time - times[place]));
+      // Half a second in, half a second along, half a second out.
+      const part = Math.floor((now - times[0]) / 500) % 3;
+      const wheel = [{ deltaY: -30 }, { deltaX: 20 }, { deltaY: 30 }][part];
+      canvas.dispatchEvent(new WheelEvent("wheel", { ...wheel, clientX: left + width / 3, clientY: top + 30, bubbles: true, cancelable: true }));
+      requestAnimationFrame(step);
+    };
+    requestAnimationFrame(step);
+  }), 6000);
+  await page.close();
+  const sum = frames.reduce((all, ms) => all + ms, 0), sorted = frames.toSorted((one, other) => one - other);
+  return { perSecond: 1000 * frames.length / sum, slow: sorted[Math.floor(0.9 * sorted.length)] };
+}
+
 try {
   const warm = await browser.newPage(); // the browser's own start is no part of the page
   await warm.close();
-  console.log(JSON.stringify([await visit(), await visit()]));
+  console.log(JSON.stringify([await visit(), await visit(), await turnWheel()]));
 } finally {
   await browser.close();
 }

@@ -1,4 +1,5 @@
-"""The page of a run in a headless Chromium: its first paint, and the time until the tiles of the first panel are there.
+"""The page of a run in a headless Chromium: its first paint, the time until the tiles of the first panel are there, and
+the frames a second of a timeline that is zoomed.
 
 Chromium is driven by ``page_paint.mjs`` with the modules of the page's tests, which ``.ci/run`` installs.
 """
@@ -32,7 +33,8 @@ def missing_parts() -> list[str]:
 
 def paint_times(address: str) -> dict[str, float]:
     """Seconds from the begin of the navigation to ``address``: ``first_paint_s`` and ``tiles_s`` of the first visit,
-    ``tiles_again_s`` of the second. Raises RuntimeError with the words of Chromium if it can't show the page,
+    ``tiles_again_s`` of the second. ``frames_per_s`` of a timeline that is zoomed and panned for six seconds, and
+    ``slow_frame_ms``, which nine of ten frames do not take. Raises RuntimeError with the words of Chromium if it can't show the page,
     subprocess.TimeoutExpired if it does not end."""
     chromium, node = shutil.which("chromium"), shutil.which("node")
     assert chromium and node, "missing_parts was asked"
@@ -53,9 +55,11 @@ def paint_times(address: str) -> dict[str, float]:
         )
     if done.returncode:
         raise RuntimeError(f"Chromium could not show the page {address}: {done.stderr.strip()}")
-    first, second = json.loads(done.stdout)
+    first, second, frames = json.loads(done.stdout)
     return {
         "first_paint_s": first["paint"] / 1000,
         "tiles_s": first["tiles"] / 1000,
         "tiles_again_s": second["tiles"] / 1000,
+        "frames_per_s": frames["perSecond"],
+        "slow_frame_ms": frames["slow"],
     }
