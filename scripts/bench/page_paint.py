@@ -34,8 +34,8 @@ def missing_parts() -> list[str]:
 def paint_times(address: str) -> dict[str, float]:
     """Seconds from the begin of the navigation to ``address``: ``first_paint_s`` and ``tiles_s`` of the first visit,
     ``tiles_again_s`` of the second. ``frames_per_s`` of a timeline that is zoomed and panned for six seconds, and
-    ``slow_frame_ms``, which nine of ten frames do not take. Raises RuntimeError with the words of Chromium if it can't show the page,
-    subprocess.TimeoutExpired if it does not end."""
+    ``slow_frame_ms``, which nine of ten frames do not take. Raises RuntimeError with the words of Chromium if it can't
+    show the page, subprocess.TimeoutExpired if it does not end."""
     chromium, node = shutil.which("chromium"), shutil.which("node")
     assert chromium and node, "missing_parts was asked"
     # A short path: that of a socket in it may have a hundred characters.
