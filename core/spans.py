@@ -83,7 +83,7 @@ class SpanRecorder:
         self._labels: dict[Label, int] = {}
         self._names = {"": -1}
         self._characters = 0
-        """Of the names in both."""
+        """Those of the names in both."""
         self._sent: list[SpanPart] = []
         self._sent_used = 0
         """Bytes of the parts, with their names."""

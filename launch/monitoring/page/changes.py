@@ -9,7 +9,7 @@ from ....core.errors import FlexmarlError
 from .recorded_run import RecordedRun
 
 MOST_LISTENERS: Final = 200
-_LOOK_S: Final = 0.5
+_LOOK_S: Final = 1.0
 _QUIET_S: Final = 15.0
 """A connection without a byte for longer may be closed on its way."""
 
@@ -24,7 +24,7 @@ class TooManyListeners(FlexmarlError):
 
 
 class Changes:
-    """Looks at the folders while a page is open: twice a second, for any number of pages."""
+    """Looks at the folders while a page is open: once a second, for any number of pages."""
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self._runs = runs
