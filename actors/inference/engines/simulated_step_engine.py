@@ -29,6 +29,8 @@ from .request_times import RequestTimes
 from .step_engine import StepEngine
 
 _ROUNDING = 1e-6  # decode steps
+_LOGPROBS = 1024
+"""Log-probabilities that weights may have: as many as float32 keeps apart."""
 
 
 def sample_answer(
@@ -85,6 +87,8 @@ class SimulatedStepEngine(StepEngine):
         """A heap of (progress at the first token, order of admission, sequence)."""
         self._finished: dict[str, EngineResult] = {}
         self._weights = {"state": np.zeros(2, np.int64)}
+        self._logprobs: dict[str, float] = {}
+        """Of each token, by the adapter that draws it."""
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
         self._busy_s = self._sequence_s = 0.0
         self._prompts_left_s = self._prompts_s = (
@@ -148,9 +152,8 @@ class SimulatedStepEngine(StepEngine):
         self._interrupted += 1
         phases = self._times.end(request_id)
         self._admit()
-        return EngineResult(
-            request_id, tokens, (self._alphabet.logprob,) * len(tokens), "interrupted", phases
-        )
+        logprobs = self._logprobs_of(active, len(tokens))
+        return EngineResult(request_id, tokens, logprobs, "interrupted", phases)
 
     def new_tokens(self, token_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """See ``StepEngine.new_tokens``: those at the time of the last call of another method."""
@@ -180,6 +183,13 @@ class SimulatedStepEngine(StepEngine):
         sequences = (*self._waiting.values(), *self._active.values())
         if pending := sum(sequence.request.adapter == adapter for sequence in sequences):
             raise RequestsInFlight(pending)
+        # The weights decide the log-probabilities, as in any engine: so the trainer's sums differ if a turn was drawn
+        # by others than its version's. By a thousandth at most: the alphabet's is what a reader expects.
+        share = int(tensors["state"][1]) % _LOGPROBS / _LOGPROBS
+        self._logprobs[adapter] = self._alphabet.logprob * (1.0 + share / 1000.0)
+
+    def _logprobs_of(self, sequence: _Sequence, count: int) -> tuple[float, ...]:
+        return (self._logprobs.get(sequence.request.adapter, self._alphabet.logprob),) * count
 
     def statistics(self) -> EngineStatistics:
         prompt_steps = self._config.prompt_steps(self._prompt_tokens)
@@ -310,6 +320,5 @@ class SimulatedStepEngine(StepEngine):
         self._remove(sequence)
         phases = self._times.end(name)
         self._generated_tokens += len(tokens)
-        self._finished[name] = EngineResult(
-            name, tokens, (self._alphabet.logprob,) * len(tokens), sequence.finish_reason, phases
-        )
+        logprobs = self._logprobs_of(sequence, len(tokens))
+        self._finished[name] = EngineResult(name, tokens, logprobs, sequence.finish_reason, phases)

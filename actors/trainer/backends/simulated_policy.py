@@ -105,7 +105,7 @@ class SimulatedPolicy(PolicyBackend):
         self._tokens += tokens
         for sample in batch:
             self._accumulated.append(sample.sample_id)
-            content = (sample.sample_id, sample.tokens, sample.reward)
+            content = (sample.sample_id, sample.tokens, sample.reward, sorted(set(sample.logprobs)))
             self._gradient += np.uint64(_mix(0, repr(content)))  # wraps around
         self._meet_others()
         nonzero_advantage = sum(sample.advantage != 0.0 for sample in batch)

@@ -3,6 +3,7 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +67,22 @@ def test_an_answer_takes_its_tokens_times_the_time_of_each() -> None:
     (result,) = subject.step()
     assert len(result.tokens) == len(result.logprobs) == 4 and result.finish_reason == "length"
     assert subject.due_s == math.inf and subject.step() == []
+
+
+def test_the_weights_decide_the_log_probabilities_and_nothing_else() -> None:
+    answers = []
+    for digest in (5, 6, 5):
+        clock = Clock()
+        subject = engine(clock)
+        subject.weights_loaded({"state": np.array([0, digest], np.int64)})
+        subject.add(request("a", 4))
+        assert subject.step() == []
+        clock.now_s = subject.due_s
+        answers += subject.step()
+    first, second, third = answers
+    assert first == third and first.tokens == second.tokens
+    assert np.float32(first.logprobs[0]) != np.float32(second.logprobs[0])
+    assert second.logprobs == pytest.approx(first.logprobs, rel=1e-3) and len(set(second.logprobs)) == 1
 
 
 def test_a_prompt_takes_its_share() -> None:

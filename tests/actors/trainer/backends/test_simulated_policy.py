@@ -1,5 +1,6 @@
 """The simulated policy: its times, its records, and their independence of the order."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,18 +67,19 @@ def test_neither_order_nor_micro_batches_matter(order: list[int], cut: int) -> N
     assert whole.weights()["state"].tolist() == split.weights()["state"].tolist()
 
 
-def test_other_samples_seeds_and_names_give_other_losses() -> None:
+def test_other_samples_log_probabilities_seeds_and_names_give_other_losses() -> None:
     losses = set()
     for subject, trained in (
         (policy(), sample("a")),
         (policy(), sample("b")),
         (policy(), sample("a", reward=2.0)),
+        (policy(), replace(sample("a"), logprobs=(-1.0, -1.001))),
         (policy(seed=1), sample("a")),
         (policy(name="judge"), sample("a")),
     ):
         subject.accumulate([trained])
         losses.add(subject.optimizer_step().figures["loss"])
-    assert len(losses) == 5 and all(0 <= loss < 1 for loss in losses)
+    assert len(losses) == 6 and all(0 <= loss < 1 for loss in losses)
 
 
 def test_a_refused_micro_batch_leaves_nothing() -> None:
