@@ -18,13 +18,14 @@ OBSERVED_STORE: Final = f"{__name__}:ObservedStore"
 
 
 class ObservedStore(Store):
-    """A store whose acknowledged rows and commits are compared with its journal at its end."""
+    """A store whose acknowledged rows, commits and ends of writers are compared with its journal at its end."""
 
     def __init__(self, setup: StoreSetup) -> None:
         super().__init__(setup)
         self._acknowledged: dict[str, str] = {}
         """The agent of each sample."""
         self._committed: dict[PolicyName, int] = {}
+        self._retired: list[str] = []
 
     @endpoint
     async def put(
@@ -40,6 +41,12 @@ class ObservedStore(Store):
         self._committed[policy] = self._committed.get(policy, 0) + rows
         return rows
 
+    @endpoint
+    async def retire(self, writer: str) -> list[GroupClosed]:
+        reports = await super().retire(writer)
+        self._retired.append(writer)
+        return reports
+
     async def on_stop(self) -> None:
         await super().on_stop()
         lost = self._find_lost()
@@ -48,7 +55,8 @@ class ObservedStore(Store):
                 file.write("".join(f"{line}\n" for line in lost))
 
     def _find_lost(self) -> list[str]:
-        """Acknowledged rows that a store which starts with this journal would not have, nor have had."""
+        """Acknowledged rows that a store which starts with this journal would not have, nor have had; commits that it
+        would not count; and retired writers from which it would accept rows."""
         again = Store(self._setup)
 
         def read(record: bytes) -> bool:
@@ -67,6 +75,8 @@ class ObservedStore(Store):
             agents = [agent for agent, of in self._setup.policies.items() if of == policy]
             if sum(consumed[agent] for agent in agents) < rows:
                 lost.append(f"{rows} rows that policy {policy} has committed")
+        # None of the other checks sees it before such a writer puts something, which is rare.
+        lost += [f"the end of writer {name}" for name in self._retired if not again._writers.is_retired(name)]
         return lost
 
 

@@ -14,6 +14,7 @@ from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
 from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.rollout.rollout import Rollout
+from flexmarl.actors.store.writers import Writers
 from flexmarl.actors.trainer.backends.policy_backend import MicroBatchStats
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
 from flexmarl.core.durable.record_file import RecordFile
@@ -154,6 +155,28 @@ def test_a_check_finds_a_defect_of_the_product(
     plant(monkeypatch, *DEFECTS[check])
     late = fault(FaultKind.FATAL_KILL, 2.5)  # behind the first checkpoint
     assert check in {problem.check for problem in problems_of(play(case_of(late), tmp_path))}
+
+
+def test_turns_that_are_drawn_by_other_weights_than_their_version_says_change_the_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def acknowledge_alone(*_: Any, **__: Any) -> LoadTimes:
+        return LoadTimes(0.0, 0.0)
+
+    plant(monkeypatch, (SimulatedEngine, "load", acknowledge_alone))
+    problems = problems_of(play(case_of(), tmp_path))
+    assert [problem.check for problem in problems] == ["has equal sums"]
+
+
+@pytest.mark.parametrize("defect", [None, lambda *_: None], ids=["without a defect", "with a defect"])
+def test_a_writer_that_may_put_after_its_end_is_a_lost_write(
+    defect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, *([(Writers, "retire", defect)] if defect else []))
+    of_a_worker = PlannedFault(0.5, FaultKind.KILL, 0.3, 0.2)
+    outcome = play(case_of(of_a_worker), tmp_path)
+    assert "worker_lost" in {event["event"] for event in outcome.events}
+    assert [problem.check for problem in problems_of(outcome)] == (["loses no write"] if defect else [])
 
 
 def test_a_failure_is_shrunk_to_the_fault_that_causes_it(monkeypatch: pytest.MonkeyPatch) -> None:
