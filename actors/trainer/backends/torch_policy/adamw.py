@@ -1,6 +1,6 @@
 """AdamW over parameters whose gradient is a sum: allocated once, divided and clipped at the step.
 
-In a gang they are a rank's parts: AdamW takes each element by itself, and only the norm is over all ranks.
+In a gang they are a rank's parts: AdamW takes each element by itself, and only the norm is over all parts.
 """
 
 from collections.abc import Callable
@@ -99,10 +99,10 @@ def configure(optimizer: optim.AdamW, config: OptimizerConfig) -> None:
 
 
 def gradient_norm(parameters: Parameters, divisor: int, gang: GangRank) -> float:
-    """The norm of the accumulated gradient divided by ``divisor``, over all ranks."""
+    """The norm of the accumulated gradient divided by ``divisor``, over all parts of it."""
     norm = nn.utils.get_total_norm(gradients(parameters).values())
     if gang.size > 1:
-        norm = gang.sum(norm.double().square()).sqrt()
+        norm = gang.sum_of_parts(norm.double().square()).sqrt()
     return float(norm) / divisor
 
 

@@ -141,7 +141,7 @@ class CriticModel:
             local(body[name]).copy_(local(tensor))
 
     def gradient_norm(self, tokens: int) -> float:
-        """The norm of the critic's gradient, divided by ``tokens``, over all ranks of its gang."""
+        """The norm of the critic's gradient, divided by ``tokens``, over all parts of it."""
         return gradient_norm(self._parameters, tokens, self._gang)
 
     def optimizer_step(self, tokens: int, norm: float, step: int, total_steps: int) -> None:

@@ -38,7 +38,7 @@ class FrozenBase:
         self._starts = {
             name: gang.rows(parameter.shape) for name, parameter in self.outline.named_parameters()
         }
-        self._is_first = gang.rank == 0
+        self._is_first = gang.rank_in_replica == 0
 
     def rows_in(self, model: nn.Module) -> Rows:
         """The rows by their names in ``model``, the outline with an adapter. They are shared, not copied."""
@@ -61,7 +61,7 @@ class FrozenBase:
         ranks of ``gang`` call this."""
         sums = torch.tensor(self._sums, dtype=torch.int64, device=self._config.device)
         names = sorted(self.rows)
-        totals = zip(names, gang.sum(sums).tolist(), strict=True)
+        totals = zip(names, gang.sum_of_parts(sums).tolist(), strict=True)
         return joined_digest((name, self._starts[name].shape, total) for name, total in totals)
 
     @cached_property
@@ -114,8 +114,8 @@ class FrozenBases:
         self._bases: dict[str, tuple[tuple[int, int], FrozenBase]] = {}
 
     def base_of(self, config: ModelConfig, gang: GangRank = ALONE) -> FrozenBase:
-        """The same object for equal configs and the same rank of as many."""
-        key, rank = config.model_dump_json(), (gang.rank, gang.size)
+        """The same object for equal configs and the same part of the tensors."""
+        key, rank = config.model_dump_json(), (gang.rank_in_replica, gang.replica_size)
         if key not in self._bases or self._bases[key][0] != rank:
             self._bases.pop(key, None)  # before the other rows take memory
             self._bases[key] = rank, FrozenBase(config, config.weights_seed(self._seed), gang)

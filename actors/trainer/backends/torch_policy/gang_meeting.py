@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import torch
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from ....errors import GangIncomplete
-from .gang_rank import ALONE, GangRank
+from .gang_rank import ALONE, GangRank, mesh_of
 from .tcp_connections import Connection, Endpoint, cut_connections, tcp_connections
 
 MEETING_S: Final = 120.0
@@ -69,17 +69,24 @@ class Meeting:
 
 
 class Membership:
-    """This process as ``rank`` of a gang of ``size``, which meets at ``meeting``: an address that no gang has used
-    before. A process can be in one gang at a time, and in any number one after the other."""
+    """This process as ``rank`` of a gang of ``size``, in ``replicas``, which meets at ``meeting``: an address that no
+    gang has used before. A process can be in one gang at a time, and in any number one after the other."""
 
     def __init__(
-        self, rank: int, size: int, meeting: str, device: torch.device, meeting_s: float = MEETING_S
+        self,
+        rank: int,
+        size: int,
+        meeting: str,
+        device: torch.device,
+        meeting_s: float = MEETING_S,
+        *,
+        replicas: int = 1,
     ) -> None:
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._replicas = rank, size, replicas
         self._meeting, self._meeting_s = meeting, meeting_s
         self._device = device
         self._connections: set[Connection] = set()
-        self._group: Any = None
+        self._groups: list[Any] = []
         self._is_aborted = False
 
     def join(self) -> GangRank:
@@ -103,16 +110,17 @@ class Membership:
         # torch numbers groups, and caches meshes by their ranks alone: each gang of a process must get the same number.
         distributed_c10d._world.group_count = 0
         if self._device.type == "cuda":
-            self._init_nccl(store)
+            mesh = self._init_nccl(store)
         else:
-            self._init_gloo(store, next(iter(to_store)).local[0])
+            mesh = self._init_gloo(store, next(iter(to_store)).local[0])
+        self._groups = [*dict.fromkeys([distributed.group.WORLD, *mesh.get_all_groups()])]
         self._check()
-        return GangRank(self._rank, self._size, init_device_mesh(self._device.type, (self._size,)))
+        return GangRank(self._rank, self._size, mesh, replicas=self._replicas)
 
     def leave(self) -> None:
         """Ends the process group, if there is one. To be called by the thread that has joined."""
-        if self._group is not None:
-            self._group = None
+        if self._groups:
+            self._groups.clear()
             distributed.destroy_process_group()
         self._connections.clear()
 
@@ -125,9 +133,9 @@ class Membership:
         self._is_aborted = True
         # gloo's own ``abort`` does not end a collective that waits: its connections have to.
         cut_connections(set(self._connections))
-        group = self._group
-        if group is not None and self._device.type == "cuda":
-            group._get_backend(self._device).abort()
+        if self._device.type == "cuda":
+            for group in list(self._groups):
+                group._get_backend(self._device).abort()
 
     def _check(self) -> None:
         if self._is_aborted:
@@ -160,7 +168,7 @@ class Membership:
             place, _, _ = self._meeting.partition("/")
             raise GangIncomplete(missing, self._size, place, self._meeting_s) from error
 
-    def _init_gloo(self, store: Any, host: str) -> None:
+    def _init_gloo(self, store: Any, host: str) -> DeviceMesh:
         """``host``: the address of this rank's connections."""
 
         options = c10d.ProcessGroupGloo._Options()
@@ -169,12 +177,15 @@ class Membership:
         options._timeout = timedelta(seconds=self._meeting_s)
         before = tcp_connections()
         self._init_group(_GLOO, store, options=options)
+        mesh = mesh_of("cpu", self._size, self._replicas, options)
         self._connections |= self._shared_with_others(store, tcp_connections() - before)
+        return mesh
 
-    def _init_nccl(self, store: Any) -> None:
+    def _init_nccl(self, store: Any) -> DeviceMesh:
         device = torch.device("cuda", self._device.index or 0)
         torch.cuda.set_device(device)
         self._init_group("nccl", store, device=device)
+        return mesh_of("cuda", self._size, self._replicas)
 
     def _init_group(
         self, backend: str, store: Any, *, device: torch.device | None = None, options: Any = None
@@ -192,7 +203,7 @@ class Membership:
         finally:
             # Also if a rank is lost while the others wait for it there: torch keeps the group, and would make no other.
             if distributed.is_initialized():
-                self._group = distributed.group.WORLD
+                self._groups = [distributed.group.WORLD]
 
     def _shared_with_others(self, store: Any, candidates: set[Connection]) -> set[Connection]:
         """The ``candidates`` whose other ends are at ranks of this gang: other threads connect too."""
@@ -205,9 +216,10 @@ class Membership:
 
 
 def _make_gloo(about: Any, options: Any) -> Any:
-    """Gloo that connects within the timeout of ``options``, and computes within that of the process group."""
+    """Gloo that connects within the timeout of ``options``, and computes within ``COLLECTIVE_S``."""
+    # Not ``about.timeout``: a mesh makes its groups with the timeout of the options.
     group = c10d.ProcessGroupGloo(about.store, about.group_rank, about.group_size, options)
-    group._set_default_timeout(about.timeout)
+    group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))
     return group
 
 

@@ -1,14 +1,19 @@
-"""The ranks of one policy: processes that compute it together, each with a part of every tensor.
+"""The ranks of one policy: processes that compute it together, each with samples of its own and a part of every tensor.
 
 They join a process group for as long as the policy is bound to their slots. All of them make the same calls of the
 policy's backend in the same order; each call that computes is a collective one.
+
+The tensors are divided over all ranks, or over those of a replica: then each replica has all of them, and gradients are
+summed within the replicas first, and then over them (hybrid sharding: Zhao et al., "PyTorch FSDP", arXiv 2304.11277,
+section 3.2.2). What is the same in all replicas, such as the whole weights, is read from the first.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -17,27 +22,47 @@ from .layers import layers_of
 
 
 class GangRank:
-    """This process in a gang: ``rank``, from 0, of ``size``. One rank alone has no process group."""
+    """This process in a gang: ``rank``, from 0, of ``size``. One rank alone has no process group.
 
-    def __init__(self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None) -> None:
+    Samples are divided over all ranks, tensors over those of a replica: ``rank_in_replica``, from 0, of
+    ``replica_size``. The first ranks are those of the first replica, and so on.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None, *, replicas: int = 1
+    ) -> None:
+        """``mesh``: see ``mesh_of``."""
         self.rank, self.size = rank, size
+        self.replica_size = size // replicas
+        self.rank_in_replica = rank % self.replica_size
         self._mesh = mesh
 
     @property
-    def group(self) -> distributed.ProcessGroup | None:
-        """The process group; None for one rank alone."""
-        return None if self._mesh is None else self._mesh.get_group()
+    def is_in_first_replica(self) -> bool:
+        """True on the ranks that speak for all: the others have the same parts."""
+        return self.rank < self.replica_size
+
+    @property
+    def replica_group(self) -> distributed.ProcessGroup | None:
+        """The process group of the replica; None for one rank alone."""
+        return None if self._mesh is None else self._mesh.get_group(self._mesh.ndim - 1)
 
     def sum(self, values: Tensor) -> Tensor:
-        """``values`` (on the gang's device) summed over the ranks, in place."""
+        """``values`` (on the gang's device), each of a rank's samples, summed over all ranks, in place."""
         if self._mesh is not None:
-            distributed.all_reduce(values, group=self._mesh.get_group())
+            distributed.all_reduce(values)
+        return values
+
+    def sum_of_parts(self, values: Tensor) -> Tensor:
+        """``values`` (on the gang's device), each of a rank's parts of tensors, summed over its replica, in place."""
+        if self._mesh is not None:
+            distributed.all_reduce(values, group=self.replica_group)
         return values
 
     def shard(self, model: nn.Module, *, keep_root: bool, bfloat16: bool) -> None:
-        """Divides the parameters of ``model`` over the ranks: each layer of its own is gathered for its forward alone.
+        """Divides the parameters of ``model`` over the replica. A layer is gathered for its forward alone.
 
-        Gradients are summed over the ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
+        Gradients are summed over all ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
         parameters outside the layers stay gathered from a forward to its backward. ``bfloat16``: the layers
         compute in it.
         """
@@ -65,7 +90,7 @@ class GangRank:
 
     def rows(self, shape: Sequence[int]) -> Shard:
         """This rank's part of a tensor with ``shape`` that is divided."""
-        return shard_of(shape, self.rank, self.size)
+        return shard_of(shape, self.rank_in_replica, self.replica_size)
 
     def part(self, tensor: Tensor) -> Shard:
         """This rank's part of a model's tensor."""
@@ -76,6 +101,17 @@ class GangRank:
 
 ALONE = GangRank()
 """One rank."""
+
+
+def mesh_of(device: str, size: int, replicas: int, options: Any = None) -> DeviceMesh:
+    """The mesh of a gang, by its process group: ``[size]``, or ``[replicas, size / replicas]``, whose groups are made
+    now. ``options``: of those."""
+    if replicas == 1:
+        return init_device_mesh(device, (size,))
+    dimensions = ("replicate", "shard")
+    overrides = None if options is None else dict.fromkeys(dimensions, options)
+    shape = (replicas, size // replicas)
+    return init_device_mesh(device, shape, mesh_dim_names=dimensions, backend_override=overrides)
 
 
 def gather(tensor: Tensor) -> Tensor:

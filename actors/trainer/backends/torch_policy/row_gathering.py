@@ -1,7 +1,7 @@
 """Tensors of a gang on their way into memory of its first rank, which never has a whole copy beside that.
 
-Rows of all ranks move a range at a time. A rank sends its own, in the type of the destination; the first one receives
-them where they belong, or, for memory of the host and rows on a device, in a buffer for that range.
+Rows of all ranks of the first replica move a range at a time. A rank sends its own, in the type of the destination; the
+first one receives them where they belong, or, for memory of the host and rows on a device, in a buffer for that range.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,10 +52,13 @@ def gather_rows(
 ) -> None:
     """Copies every tensor into that of the same name on the first rank, and returns when all is there.
 
-    All ranks call this, with the same names in the same order; ``into`` is of interest on the first one. A tensor that
-    is not divided is the first rank's. ``dtype``: of those in ``into`` whose numbers have fractions; None: that of
-    ``tensors``. Each range has ``most_bytes``, or one row of each rank. Raises WeightsNotGathered.
+    All ranks of the first replica call this, with the same names in the same order; for the others it does nothing.
+    ``into`` is of interest on the first rank. A tensor that is not divided is the first rank's. ``dtype``: of those in
+    ``into`` whose numbers have fractions; None: that of ``tensors``. Each range has ``most_bytes``, or one row of each
+    rank. Raises WeightsNotGathered.
     """
+    if not gang.is_in_first_replica:
+        return
     batch: list[_Range] = []
     size_bytes = 0
     device = torch.device("cpu")
@@ -76,17 +79,17 @@ def gather_rows(
 def _ranges(
     gang: GangRank, name: str, tensor: Tensor, dtype: torch.dtype | None, most_bytes: int
 ) -> Iterator[tuple[_Range, int]]:
-    """All rows of a tensor, and the bytes of each range on all ranks."""
+    """All rows of a tensor, and the bytes of each range on all ranks of a replica."""
     is_divided = isinstance(tensor, DTensor)
     if dtype is None or not tensor.is_floating_point():
         dtype = tensor.dtype
     part = local(tensor)
     part = part if part.dim() else part.view(1)
     shape = tensor.shape if tensor.dim() else torch.Size((1,))
-    rows = shard_of(shape, 0, gang.size).stop if is_divided else shape[0]
+    rows = shard_of(shape, 0, gang.replica_size).stop if is_divided else shape[0]
     # Of the wider type: a rank has rows in both for a moment.
     row_bytes = shape[1:].numel() * max(dtype.itemsize, tensor.element_size())
-    row_bytes *= gang.size if is_divided else 1
+    row_bytes *= gang.replica_size if is_divided else 1
     step = max(1, most_bytes // max(1, row_bytes))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
@@ -106,8 +109,8 @@ def _move(gang: GangRank, batch: list[_Range], into: Mapping[str, Tensor]) -> No
         target = into[part.name]
         target = target if target.dim() else target.view(1)
         copied.append((target[part.start : part.start + len(part.own_rows())], part.own_rows()))
-        for rank in range(1, gang.size) if part.is_divided else ():
-            rows = target[slice(*part.rows_of(shard_of(part.shape, rank, gang.size)))]
+        for rank in range(1, gang.replica_size) if part.is_divided else ():
+            rows = target[slice(*part.rows_of(shard_of(part.shape, rank, gang.replica_size)))]
             if rows.device == part.tensor.device:
                 received.append((part.name, rank, rows))
             else:
@@ -132,7 +135,7 @@ def _begin(gang: GangRank, operation: Any, moves: list[_Move]) -> list[tuple[_Mo
         return []
     name, rank, _ = moves[0]
     with _name_failure(name, rank):
-        operations = [c10d.P2POp(operation, rows, peer, gang.group) for _, peer, rows in moves]
+        operations = [c10d.P2POp(operation, rows, peer, gang.replica_group) for _, peer, rows in moves]
         # NCCL has one for all of them. The rows are kept: they must not be freed before.
         return list(zip(moves, c10d.batch_isend_irecv(operations), strict=False))
 

@@ -269,10 +269,13 @@ class TrainedModels:
         """See ``PolicyBackend.save``. ``folder`` is created; the weights are written in float32. ``role_means``: of
         ``RoleBaselines``.
 
-        The files are those of one rank: each rank writes its own rows of every tensor, the first one everything else.
+        The files are those of one rank: each rank of the first replica writes its own rows of every tensor, the first
+        one everything else.
         """
         model, first = self.completions.model, self.gang.rank == 0
         base = _plain_base(self._base, self.gang)
+        if not self.gang.is_in_first_replica:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         if first:
             if self._base is None:

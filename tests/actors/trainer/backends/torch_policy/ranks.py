@@ -86,8 +86,9 @@ def _serve(connection: Connection, host: Host) -> None:
     enter(host)
     torch.set_num_threads(1)
     while (call := connection.recv()) is not None:
-        function, rank, size, meeting, arguments = call
-        membership = Membership(rank, size, meeting, torch.device("cpu"), PATIENCE_S)
+        function, rank, size, replicas, meeting, arguments = call
+        device = torch.device("cpu")
+        membership = Membership(rank, size, meeting, device, PATIENCE_S, replicas=replicas)
         _memberships[:] = [membership]
         try:
             connection.send((function(membership.join(), *arguments), None))
@@ -111,12 +112,12 @@ class Ranks:
             self._processes.append(process)
             self._connections.append(connection)
 
-    def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def run(self, size: int, function: Callable[..., Any], *arguments: Any, replicas: int = 1) -> list[Any]:
         """The results of ``function(gang, *arguments)`` by rank. The gang ends with the call."""
         with ThreadPoolExecutor(1, initializer=enter, initargs=(self._host,)) as thread:
             meeting = thread.submit(Meeting, self._host.address).result(PATIENCE_S)
         for rank in range(size):
-            self._connections[rank].send((function, rank, size, meeting.address, arguments))
+            self._connections[rank].send((function, rank, size, replicas, meeting.address, arguments))
         results = self._results(size)
         meeting.close()
         return results
@@ -124,7 +125,7 @@ class Ranks:
     def run_alone(self, function: Callable[..., Any], *arguments: tuple[Any, ...]) -> list[Any]:
         """The results of ``function(ALONE, *arguments[i])``, each in a process of its own."""
         for connection, arguments_of_one in zip(self._connections, arguments, strict=False):
-            connection.send((function, 0, 1, "", arguments_of_one))
+            connection.send((function, 0, 1, 1, "", arguments_of_one))
         return self._results(len(arguments))
 
     def _results(self, size: int) -> list[Any]:

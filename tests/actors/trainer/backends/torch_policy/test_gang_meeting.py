@@ -22,14 +22,14 @@ CPU = torch.device("cpu")
 
 
 def wait_in_a_collective(
-    connection: Connection, rank: int, size: int, meeting: str, meeting_s: float
+    connection: Connection, rank: int, size: int, replicas: int, meeting: str, meeting_s: float
 ) -> None:
-    """Sums once with the others, and again when the parent has said so; with its word ``abort``, from another thread.
-    Sends the end of that."""
+    """Sums once with all others, and again over its replica when the parent has said so; with its word ``abort``, from
+    another thread. Sends the end of that."""
     torch.set_num_threads(1)
     connection.send("started")
     connection.recv()
-    membership = Membership(rank, size, meeting, CPU, meeting_s)
+    membership = Membership(rank, size, meeting, CPU, meeting_s, replicas=replicas)
     gang = membership.join()
     gang.sum(torch.ones(1))
     connection.send("joined")
@@ -42,7 +42,7 @@ def wait_in_a_collective(
     threading.Thread(target=obey, daemon=True).start()
     connection.send("begins")
     try:
-        connection.send(float(gang.sum(torch.ones(1))))
+        connection.send(float(gang.sum_of_parts(torch.ones(1))))
     except RuntimeError as error:
         connection.send(str(error))
     membership.leave()
@@ -63,10 +63,12 @@ class Member:
 
 
 @contextmanager
-def gang_of(size: int, host: str = LOOPBACK, meeting_s: float = PATIENCE_S) -> Iterator[list[Member]]:
+def gang_of(
+    size: int, host: str = LOOPBACK, meeting_s: float = PATIENCE_S, replicas: int = 1
+) -> Iterator[list[Member]]:
     meeting = Meeting(host)
     members = [
-        Member(*SERVER.fork(wait_in_a_collective, rank, size, meeting.address, meeting_s))
+        Member(*SERVER.fork(wait_in_a_collective, rank, size, replicas, meeting.address, meeting_s))
         for rank in range(size)
     ]
     try:
@@ -109,6 +111,19 @@ def test_a_killed_rank_ends_the_collective_that_others_wait_in(size: int) -> Non
         for member in waiting:
             assert is_cut(str(member.receive()))
             assert member.receive() == "left"
+
+
+def test_a_killed_rank_ends_the_collective_of_its_replica_and_an_abort_that_of_another() -> None:
+    with gang_of(4, replicas=2) as (first, second, waiting, dying):
+        waiting.begin()
+        first.begin()
+        dying.process.kill()
+        assert is_cut(str(waiting.receive()))
+        first.connection.send("abort")  # it waits for the second, which has not begun
+        assert is_cut(str(first.receive()))
+        assert [member.receive() for member in (first, waiting)] == ["left"] * 2
+        second.begin()
+        assert is_cut(str(second.receive()))
 
 
 def test_a_collective_outlives_the_deadline_of_the_meeting_and_ends_by_an_abort() -> None:

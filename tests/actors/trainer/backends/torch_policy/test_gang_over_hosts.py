@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE
-from flexmarl.launch.bench.namespaces import two_hosts
+from flexmarl.launch.bench.namespaces import Host, two_hosts
 
 from .gang_cases import SETUPS, error
 from .policies import make_samples
@@ -23,11 +23,16 @@ CALLS = [call for part in PARTS for call in part]
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[Ranks]:
-    with two_hosts() as hosts:
-        ranks = Ranks(4, hosts)
-        yield ranks
-        ranks.close()
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as (near, far):
+        yield near, far
+
+
+@pytest.fixture(scope="module")
+def apart(hosts: tuple[Host, Host]) -> Iterator[Ranks]:
+    ranks = Ranks(4, hosts)
+    yield ranks
+    ranks.close()
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +74,28 @@ def test_two_ranks_on_two_hosts_suspended_in_mid_step_have_the_bits_of_two_on_on
         assert each.state.tensors.keys() == other.state.tensors.keys()
         for name, tensor in each.state.tensors.items():
             assert np.array_equal(tensor, other.state.tensors[name]), name
+
+
+@pytest.fixture(scope="module")
+def pairs(hosts: tuple[Host, Host]) -> Iterator[Ranks]:
+    """The first two ranks are on one host, the other two on another."""
+    near, far = hosts
+    ranks = Ranks(4, (near, near, far, far))
+    yield ranks
+    ranks.close()
+
+
+def test_a_replica_on_each_host_computes_what_one_rank_and_four_do(pairs: Ranks) -> None:
+    found: list[Trained] = pairs.run(4, train, SETUP, CALLS, replicas=2)
+    divided: list[Trained] = pairs.run(4, train, SETUP, CALLS)
+    for other in (train(ALONE, SETUP, CALLS), divided[0]):
+        assert error(found[0].gradients, other.gradients) < 1e-6
+        assert error(found[0].weights, other.weights) < 1e-6
+
+
+def test_a_state_of_replicas_on_two_hosts_moves_to_one_host_and_back(pairs: Ranks) -> None:
+    states = None
+    for (size, replicas), calls in zip(((4, 2), (2, 1), (4, 2)), PARTS, strict=True):
+        found: list[Trained] = pairs.run(size, train, SETUP, calls, states, replicas=replicas)
+        states = [each.state for each in found[:2]]
+    assert error(found[0].weights, train(ALONE, SETUP, CALLS).weights) < 1e-6
