@@ -5,7 +5,7 @@ policy's backend in the same order; each call that computes is a collective one.
 
 The tensors are divided over all ranks, or over those of a replica: then each replica has all of them, and gradients are
 summed within the replicas first, and then over them (hybrid sharding: Zhao et al., "PyTorch FSDP", arXiv 2304.11277,
-section 3.2.2). What is the same in all replicas, such as the whole weights, is read from the first.
+section 3.2.2). Numbers that all replicas have, such as the whole weights, are read from the first.
 """
 
 from collections.abc import Sequence
