@@ -1,7 +1,7 @@
 """The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
-``Ask``, ``LimitReached``, ``McpServer``, ``ProgramFailed``, ``in_process``, ``open_gateway``, ``run_tools``; of a query
-source: ``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group filter: ``Exclusion``, ``FinishedGroup``; for a
-client of the experience store: ``StoreApi``.
+``Ask``, ``LimitReached``, ``McpServer``, ``ProgramFailed``, ``compute_reward``, ``in_process``, ``open_gateway``,
+``run_tools``; of a query source: ``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group filter: ``Exclusion``,
+``FinishedGroup``; for a client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .environments.openenv_environment import OpenEnvEnvironment
     from .environments.parallel_environment import ParallelEnvironment
     from .environments.process_pool import in_process
+    from .environments.reward_calls import compute_reward
     from .environments.tool_runs import run_tools
     from .environments.verifiers_environment import verifiers_workflow
     from .errors import LimitReached, ProgramFailed
@@ -38,6 +39,7 @@ else:
             "environments.openenv_environment": ["OpenEnvEnvironment"],
             "environments.parallel_environment": ["ParallelEnvironment"],
             "environments.process_pool": ["in_process"],
+            "environments.reward_calls": ["compute_reward"],
             "messages": ["Query", "StoreApi"],
             "recipe.query_source": ["GroupEnd", "QuerySource"],
             "recipe.sources.replay_source": ["ReplaySource"],
@@ -67,6 +69,7 @@ __all__ = [
     "Rewards",
     "StoreApi",
     "Turn",
+    "compute_reward",
     "in_process",
     "open_gateway",
     "run_tools",

@@ -128,6 +128,15 @@ _STEP: Final = (
            "[sessions](programs.md#from-a-service) that got no rewards before they expired", "sum", hides_zero=True),
     Figure("closed_sessions", "count", "sessions that were closed without rewards", "sum", hides_zero=True),
     Figure("lost_sessions", "count", "sessions whose rollout worker was lost", "sum", hides_zero=True),
+    Figure("reward_calls", "count",
+           "calls of [reward functions](environments.md#rewards-that-compute), also of trajectories that failed; left "
+           "out if it is 0, as are the next four", "sum", hides_zero=True),
+    Figure("reward_queue_s", "s", "seconds that these calls waited for a process, the sum", "sum", hides_zero=True),
+    Figure("reward_compute_s", "s", "seconds that they were in one, the sum", "sum", hides_zero=True),
+    Figure("repeated_rewards", "count",
+           "times that such a call was begun again, because its process or its service was lost", "sum",
+           hides_zero=True),
+    Figure("overrun_rewards", "count", "such calls that passed a deadline", "sum", hides_zero=True),
     Figure("branch_points", "count",
            "prompts that several turns answered in [trees](environments.md#trees); left out if it is 0, as are the "
            "next two", "sum", hides_zero=True),

@@ -28,7 +28,7 @@ TYPES_ACROSS = frozenset({
     ("core/supervision/process_node.py", "core/system.py"),
     ("core/supervision/supervisor.py", "core/system.py"),
 })  # fmt: skip
-ROLES = ("orchestrator", "inference", "rollout", "trainer", "store")
+ROLES = ("orchestrator", "inference", "rewards", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
     "chat", "columns", "compared_logprobs", "config_base", "credit", "deadline", "environments", "errors", "figures",
     "filters", "gateway", "json_files", "messages", "model_shape", "model_sources", "names", "pretrained", "recipe",

@@ -153,6 +153,7 @@ BAD = [
     ("actors/orchestrator/x.py", "from ..store.actor import Store  #!"),
     ("actors/inference/engines/x.py", "from ...trainer import loss  #!"),
     ("actors/rollout/x.py", "from ..inference.instance import Instance  #!"),
+    ("actors/rewards/x.py", "from ..rollout.trajectory import Trajectory  #!"),
     ("actors/credit/x.py", "from ..rollout.trajectory import Trajectory  #!"),
     ("actors/trainer/backends/x.py", "from ... import rollout  #!"),
     ("actors/store/x.py", "from ..secrets import key  #!"),

@@ -36,8 +36,9 @@ def main() -> None:
     sys.path += [path for path in init["paths"] if path not in sys.path]
     answers.write(frame(_load_recipe(init["recipe"])))
     answers.flush()
+    folder = Path(init["recipe"]).resolve() if init["recipe"] else None
     while (call := _read(calls)) is not None:
-        answers.write(_answer(call, init))
+        answers.write(answer_call(call, folder, whole_tracebacks=init["whole_tracebacks"]))
         answers.flush()
 
 
@@ -59,15 +60,16 @@ def _read(stream: BinaryIO) -> Any:
     return message_of(stream.read(LENGTH.unpack(head)[0]))
 
 
-def _answer(call: Any, init: Any) -> bytes:
+def answer_call(call: Any, folder: Path | None, *, whole_tracebacks: bool) -> bytes:
+    """Calls a function. Returns the frame of its result, or of the error that it raised. ``folder``: the recipe's, as
+    for ``user_traceback``."""
     try:
         target: Any = importlib.import_module(call["module"])
         for part in call["name"].split("."):
             target = getattr(target, part)
         return frame({"result": target(*arguments_of(target, call["args"]))})
     except BaseException as error:  # noqa: BLE001  # of the caller's function: the caller raises it
-        folder = Path(init["recipe"]).resolve() if init["recipe"] else None
-        frames = user_traceback(error, folder, whole=init["whole_tracebacks"])
+        frames = user_traceback(error, folder, whole=whole_tracebacks)
         return frame({"kind": type(error).__name__, "text": text_of(error), "traceback": frames})
 
 

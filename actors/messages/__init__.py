@@ -30,6 +30,7 @@ from .generating import (
 )
 from .model_config import LoraConfig, ModelConfig
 from .recording import ArchiveApi
+from .rewarding import Computed, FunctionCall, RewardsApi
 from .rollouts import (
     AgentTurns,
     AnsweredTrajectory,
@@ -99,11 +100,13 @@ __all__ = [
     "CarriedRequest",
     "CarrierApi",
     "Chat",
+    "Computed",
     "ConsoleApi",
     "Constraint",
     "EvaluationEnd",
     "EvaluationSampling",
     "EvaluationTrajectory",
+    "FunctionCall",
     "GangPlace",
     "GenerateRequest",
     "Generation",
@@ -128,6 +131,7 @@ __all__ = [
     "Query",
     "QueryAnswer",
     "RewardUse",
+    "RewardsApi",
     "RolloutApi",
     "RouteAssigned",
     "RouteRefused",

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ...core.base.texts import half_problem, text_of
 from ..chat.conversation import Conversation, conversation_of
@@ -35,7 +35,10 @@ from .sources.plain_source import PlainSourceConfig
 from .sources.source_config import SourceConfig
 from .user_traceback import user_line, user_traceback
 
-__all__ = ["Recipe", "RecipeConfig", "module_of"]
+__all__ = ["MODULE_PREFIX", "Recipe", "RecipeConfig", "module_of"]
+
+MODULE_PREFIX: Final = "flexmarl_recipe_"
+"""The begin of the name of the module that ``workflow.py`` becomes; the name of its folder follows."""
 
 
 def module_of(file: Path, name: str) -> ModuleType:
@@ -228,7 +231,7 @@ class Recipe:
                 f"{self.file} does not exist: a recipe is a folder with workflow.py and config.yaml"
             )
         with self.users_code("loading"):
-            return module_of(self.file, f"flexmarl_recipe_{Path(self._config.folder).name}")
+            return module_of(self.file, f"{MODULE_PREFIX}{Path(self._config.folder).name}")
 
     @contextmanager
     def users_code(self, what: str) -> Iterator[None]:

@@ -29,6 +29,7 @@ from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
 from ..deadline import Deadline
 from ..environments.process_pool import Processes, current_pool
+from ..environments.reward_calls import current_reward_pool
 from ..environments.tree_play import TreeEnd, branch_problem, play_tree
 from ..errors import (
     EngineFailed,
@@ -80,6 +81,7 @@ from .outside_rewards import OutsideRewards
 from .outside_sessions import LIMIT as SESSION_LIMIT
 from .outside_sessions import OutsideSessions
 from .resumable_turn import ResumableTurn
+from .reward_pool import RewardPool
 from .rollout_setup import RolloutSetup, sides_of
 from .rollout_spans import RolloutSpans
 from .rollout_waits import RolloutWaits
@@ -159,7 +161,11 @@ class Rollout(Actor, RolloutApi):
             whole_tracebacks=self._setup.recipe.whole_tracebacks,
         )
         current_pool.set(self._processes)
-        self._gateways = GatewayServer(self._config.gateway, _worker_number(self.ref.name))
+        number = _worker_number(self.ref.name)
+        self._rewards = RewardPool(
+            self._setup.reward_services, self._setup.rewards, number, self._processes, self._waits
+        )
+        self._gateways = GatewayServer(self._config.gateway, number)
         self._sessions = OutsideSessions(self._setup.gateway, self._gateways, self._agents, self.ref)
         self._carried_to = self._gateways.application
         if self._setup.serves:
@@ -434,6 +440,7 @@ class Rollout(Actor, RolloutApi):
 
     async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
         current_pool.set(self._processes)
+        current_reward_pool.set(self._rewards.of(trajectory))
         current_server.set(self._gateways)
         current_programs.set(trajectory.programs)
         trajectory.programs.sampling = {

@@ -7,7 +7,16 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..columns.declared_columns import Column
 from ..credit.credit_config import CreditConfig
-from ..messages import ArchiveApi, ConsoleApi, OrchestratorApi, RouterApi, SessionsApi, StoreApi
+from ..environments.rewards_config import RewardsConfig
+from ..messages import (
+    ArchiveApi,
+    ConsoleApi,
+    OrchestratorApi,
+    RewardsApi,
+    RouterApi,
+    SessionsApi,
+    StoreApi,
+)
 from ..names import AgentName, PolicyName
 from ..recipe.recipe import RecipeConfig
 from .rollout_config import RolloutConfig, SamplingConfig
@@ -52,7 +61,8 @@ class RolloutSetup:
     ``console``: is notified if the recipe's ``teardown`` fails. ``steps_wait``: a step waits for all of its groups
     (``strict``, ``sync``); else some, whose rewards come late, may be in another one, or in none. ``gateway``:
     at which programs outside the run open sessions. ``serves``: requests go to the agents, and no session is opened.
-    ``replays``: the reports of groups have their trajectories, which may come again."""
+    ``replays``: the reports of groups have their trajectories, which may come again. ``reward_services``: for reward
+    functions; without any, the worker computes them in its own processes."""
 
     recipe: RecipeConfig
     agents: dict[AgentName, RolloutAgent]
@@ -70,3 +80,5 @@ class RolloutSetup:
     gateway: ActorRef[SessionsApi] | None = None
     serves: bool = False
     replays: bool = False
+    rewards: RewardsConfig = field(default_factory=RewardsConfig)
+    reward_services: list[ActorRef[RewardsApi]] = field(default_factory=list)

@@ -12,6 +12,7 @@ from ..columns.declared_columns import Columns
 from ..deadline import Deadline
 from ..environments.tree_play import TreeEnd
 from ..errors import InvalidColumn, InvalidReward, RecipeError
+from ..figures import Numbers
 from ..gateway.trajectory_programs import TrajectoryPrograms
 from ..messages import (
     AgentTurns,
@@ -71,6 +72,10 @@ class Trajectory:
         self.retried_turns = 0
         self.turns_open = 0
         """Turns under way."""
+        self.rewards_open = 0
+        """Calls of reward functions under way."""
+        self.reward_figures: Numbers = {}
+        """Figures of those that have ended, by their names in ``figures.py``."""
         self.judge_limit = ""
         """The settings that end its wait for rewards from outside the run; empty while it waits for none."""
         self.awaits_rewards: Callable[[], None] = lambda: None
@@ -127,6 +132,11 @@ class Trajectory:
         """Adds the seconds of a turn, or a part of one, that waited for room and was at an instance."""
         self._queue_s[agent] += queue_s
         self._service_s[agent] += service_s
+
+    def computed_reward(self, figures: Mapping[str, float]) -> None:
+        """Adds the figures of a call of a reward function that has ended."""
+        for name, value in figures.items():
+            self.reward_figures[name] = self.reward_figures.get(name, 0) + value
 
     def used(self, agent: AgentName | None) -> tuple[int, int]:
         """Returns the number of turns of ``agent`` that have begun, and of tokens in turns that have ended; None: of

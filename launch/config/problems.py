@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .run_config import RunConfig
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
-RESERVED_POLICY_NAMES: Final = ("rollout", "slot")
-"""``rollout-0`` and ``slot-0`` are the names of other actors than instances."""
+RESERVED_POLICY_NAMES: Final = ("rewards", "rollout", "slot")
+"""``rewards-0``, ``rollout-0`` and ``slot-0`` are the names of other actors than instances."""
 
 
 def problems_of(config: "RunConfig") -> list[str]:
@@ -77,8 +77,8 @@ def name_problem(config: "RunConfig") -> str | None:
         return "agent name 'metrics' is taken: Rewards(metrics=...) means something else"
     if reserved := [name for name in config.policies if name in RESERVED_POLICY_NAMES]:
         return (
-            f"policy name {reserved[0]!r} is taken: its instances would have the names of rollout workers or slots; "
-            "choose another"
+            f"policy name {reserved[0]!r} is taken: its instances would have the names of rollout workers, reward "
+            "services or slots; choose another"
         )
     return None
 

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from ...actors.columns.declared_columns import Column
 from ...actors.config_base import Config, Count, Natural, Unit
+from ...actors.environments.rewards_config import RewardsConfig
 from ...actors.inference.router.rebalancer import BalanceConfig
 from ...actors.inference.router.router_config import RouterConfig
 from ...actors.messages import MOST_VERSION_CHANGES, WeightsConfig
@@ -69,6 +70,7 @@ class RunConfig(Config):
     pool: PoolConfig = StaticPoolConfig()
     weights: WeightsConfig = WeightsConfig()
     rollout: RolloutConfig = RolloutConfig()
+    rewards: RewardsConfig = RewardsConfig()
     router: RouterConfig = RouterConfig()
     balance: BalanceConfig = BalanceConfig()
     store: StoreConfig = StoreConfig()

@@ -18,6 +18,7 @@ from ...actors.messages import (
     ArchiveApi,
     InstanceApi,
     OrchestratorApi,
+    RewardsApi,
     RolloutApi,
     RouterApi,
     RunResult,
@@ -140,6 +141,7 @@ class ActorLauncher:
             slots=[await reserve(f"slot-{n}", SlotApi) for n in range(slots)],
             archive=self.archive,
             gateway=self.gateway,
+            rewards=[await reserve(f"rewards-{n}", RewardsApi) for n in range(config.rewards.services)],
         )
 
     def _prepare_store(self) -> bool:

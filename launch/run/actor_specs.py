@@ -15,6 +15,7 @@ from ...actors.messages import (
     ConsoleApi,
     InstanceApi,
     OrchestratorApi,
+    RewardsApi,
     RolloutApi,
     RouterApi,
     SessionsApi,
@@ -28,6 +29,7 @@ from ...actors.orchestrator.checkpoint import RunState
 from ...actors.orchestrator.evaluation import EvaluationRules
 from ...actors.orchestrator.opponents.opponents import FrozenPolicy, OpponentsSetup
 from ...actors.orchestrator.orchestrator_setup import OrchestratorPolicy, OrchestratorSetup
+from ...actors.rewards.reward_service import RewardServiceSetup
 from ...actors.rollout.rollout_setup import RolloutAgent, RolloutPolicy, RolloutSetup
 from ...actors.store.store_setup import StoreSetup
 from ...actors.trainer.backends.backend_config import has_simulated_gangs
@@ -45,6 +47,7 @@ _SLOT: Final = "flexmarl.actors.trainer.pool.slot_worker:SlotWorker"
 _INSTANCE: Final = "flexmarl.actors.inference.instance:Instance"
 _ROUTER: Final = "flexmarl.actors.inference.router.router_actor:RouterActor"
 _ROLLOUT: Final = "flexmarl.actors.rollout.rollout:Rollout"
+_REWARDS: Final = "flexmarl.actors.rewards.reward_service:RewardService"
 _ORCHESTRATOR: Final = "flexmarl.actors.orchestrator.orchestrator:Orchestrator"
 _EMBEDDED_ENGINE: Final = "flexmarl.actors.inference.engines.embedded.embedded_factory"
 _TORCH_TRAINER: Final = "flexmarl.actors.trainer.backends.torch_policy.torch_factory"
@@ -68,8 +71,9 @@ class ActorSpec:
 class References:
     """References to all actors of a run; ``workers`` are named ``rollout-<number>``; ``instances`` by policy,
     ``<policy>-<number>``, those of several policies by the first of them; ``slots``, of a shared pool,
-    ``slot-<number>``. ``supervisor``: of the actors that are restarted alone. ``archive``: of recorded
-    trajectories; None if they are not recorded. ``gateway``: None if programs outside the run open no sessions."""
+    ``slot-<number>``; ``rewards``, the reward services, ``rewards-<number>``. ``supervisor``: of the actors that are
+    restarted alone. ``archive``: of recorded trajectories; None if they are not recorded. ``gateway``: None if programs
+    outside the run open no sessions."""
 
     store: ActorRef[StoreApi]
     trainer: ActorRef[TrainerApi]
@@ -82,6 +86,7 @@ class References:
     slots: list[ActorRef[SlotApi]] = field(default_factory=list)
     archive: ActorRef[ArchiveApi] | None = None
     gateway: ActorRef[SessionsApi] | None = None
+    rewards: list[ActorRef[RewardsApi]] = field(default_factory=list)
 
 
 def actor_specs(
@@ -110,6 +115,10 @@ def actor_specs(
         references.orchestrator.name: ActorSpec(_ORCHESTRATOR, orchestrator),
     }
     specs |= {worker.name: ActorSpec(_ROLLOUT, rollout, restarted=True) for worker in references.workers}
+    rewards = RewardServiceSetup(
+        config.recipe, config.rewards.processes, config.recipe_config().whole_tracebacks
+    )
+    specs |= {ref.name: ActorSpec(_REWARDS, rewards, restarted=True) for ref in references.rewards}
     slot = replace(trainer, pool=None)
     specs |= {
         ref.name: ActorSpec(_SLOT, slot, restarted=True, env=dict(env.SLOT_VARIABLES))
@@ -130,7 +139,7 @@ def actor_specs(
 
 def modules_of(config: RunConfig) -> tuple[str, ...]:
     """The modules that the actors of a run need, those of large libraries included: to be imported once for all."""
-    roles = (_STORE, _TRAINER, _SLOT, _INSTANCE, _ROUTER, _ROLLOUT, _ORCHESTRATOR)
+    roles = (_STORE, _TRAINER, _SLOT, _INSTANCE, _ROUTER, _ROLLOUT, _REWARDS, _ORCHESTRATOR)
     modules = [role.partition(":")[0] for role in roles]
     if any(policy.engine.name == "embedded" for policy in config.policies.values()):
         modules.append(_EMBEDDED_ENGINE)
@@ -171,6 +180,8 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
         gateway=references.gateway,
         serves=config.gateway.serves,
         replays=config.replay.name != "none",
+        rewards=config.rewards,
+        reward_services=references.rewards,
     )
 
 

@@ -70,6 +70,10 @@ STALLED = {
         ("data.hang=process",),
         r"rollout-0: 4 trajectories .* in _stand_still: await in_process\(_compute_for_ever",
     ),
+    "a reward": Stall(
+        ("data.hang=reward", "rewards={services: 1, timeout_s: 3600}"),
+        r"rewards-0: workflow._compute_for_ever, which computes \(4 times\), for .*; rewards.timeout_s=3600 ends it",
+    ),
     "a loop that is blocked": Stall(
         ("data.hang=blocked", "supervision.missed_heartbeats=100"),
         r"rollout-0 \(process \d+\) does not answer; the workflow blocks its event loop: workflow.py:\d+, in "

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from ...credit.credit_config import CreditConfig
 from ...errors import SessionUnrewarded
-from ...figures import StepFigures
+from ...figures import Numbers, StepFigures
 from ...filters.group_filter import FinishedGroup, FinishedTurn, GroupFilter, apply_filters
 from ...messages import (
     AgentTurns,
@@ -225,6 +225,7 @@ class GroupRun:
                 "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
                 "environment_s": sum(member.environment_s for member in members),
                 "reward_s": sum(member.reward_s for member in members),
+                **_reward_figures(self.trajectories.values()),
                 **self._gateway_figures(),
                 **_tree_figures(members),
                 **Counter(f"{unrewarded.fate}_sessions" for unrewarded in self._unrewarded),
@@ -375,6 +376,15 @@ def _metrics(members: Sequence[Trajectory]) -> dict[str, list[float]]:
         for name, value in member.rewards.metrics.items():
             values_of.setdefault(name, []).append(value)
     return values_of
+
+
+def _reward_figures(trajectories: Iterable[Trajectory]) -> Numbers:
+    """Sums over all calls of reward functions, also those of trajectories that have failed."""
+    sums: Numbers = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.reward_figures.items():
+            sums[name] = sums.get(name, 0) + value
+    return sums
 
 
 def _tree_figures(members: Sequence[Trajectory]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from ....actors.run_events import ActorGivenUp, ActorMoved, NodeJoined, NodeLost, RunEvent
 from ....core.errors import ActorDead
@@ -56,9 +57,9 @@ class Cluster:
     def another_node(self, actor: str, lost: ActorDead) -> tuple[Node, Mapping[str, str]] | None:
         """The next place of an actor whose node is lost, with the variables that name its devices; None: it is given
         up. An instance joins the router from any host, and the trainer asks for the addresses of its slots; rollout
-        workers do not move, as other actors know their addresses."""
+        workers and reward services do not move, as other actors know their addresses."""
         need = self._places.pop(actor).need
-        place = None if actor.startswith("rollout-") else self._place_again(need, lost)
+        place = None if actor.startswith(_NOT_MOVED) else self._place_again(need, lost)
         if place is None:
             self._give_up(need, lost)
         return place
@@ -112,6 +113,9 @@ class Cluster:
 
     def _report_lost(self, joined: Joined, lost: ActorDead) -> None:
         self.report(NodeLost(joined.node.name, lost.reason))
+
+
+_NOT_MOVED: Final = ("rollout-", "rewards-")
 
 
 def _is_slot(actor: str) -> bool:

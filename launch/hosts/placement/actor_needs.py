@@ -39,7 +39,18 @@ def needs_of(
         Need(f"rollout-{n}", f"rollout.workers={workers}", on_head=n == 0 or not spread)
         for n in range(workers)
     ]
-    return [*head, _trainer(config, sizes), *_slots(config, sizes), *_instances(config, sizes), *rollout]
+    services = config.rewards.services
+    rewards = [
+        Need(
+            f"rewards-{n}",
+            f"rewards.services={services}",
+            on_head=not spread,
+            beside=f"rollout-{n % workers}",
+        )
+        for n in range(services)
+    ]
+    trainer, slots, instances = _trainer(config, sizes), _slots(config, sizes), _instances(config, sizes)
+    return [*head, trainer, *slots, *instances, *rollout, *rewards]
 
 
 def _device_of(policy: PolicyConfig) -> str:

@@ -187,7 +187,8 @@ class _Attempt:
     def _preference(self, room: HostCapacity, need: Need, gpus: int) -> tuple[float, float, str]:
         load = room.cores_used / room.cores
         if not gpus:
-            return load, 0, room.name
+            beside = self.placed.get(need.beside)
+            return float(beside is not None and beside.node != room.name), load, room.name
         if need.purpose == "training":
             # A gang goes where it leaves the fewest free GPUs; single slots fill one host after the other.
             order = room.free["training"] if need.gang is not None else -room.training

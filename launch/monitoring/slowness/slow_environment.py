@@ -42,6 +42,10 @@ def slow_environment(evidence: Evidence) -> Iterator[Finding]:
 
 def _remedy(evidence: Evidence) -> tuple[str, str]:
     """In words, and the key."""
+    queue_s, compute_s = (sum(evidence.of_steps(f"reward_{part}_s")) for part in ("queue", "compute"))
+    if queue_s > compute_s:
+        key = "rewards.processes" if evidence.config.get("rewards.services") else "rollout.processes"
+        return f"reward functions wait {queue_s / (queue_s + compute_s):.0%} of their time for a process", key
     for process in evidence.names("process"):
         cpu_s = evidence.values("process", process, "cpu_s") if process.startswith("rollout-") else []
         elapsed_s = evidence.steps[-1].time_s - evidence.steps[0].time_s

@@ -105,7 +105,7 @@ def fails():
 
 async def test_a_process_that_does_not_begin_is_named_and_killed() -> None:
     pool = Processes(1, start_s=0.0)
-    with pytest.raises(ProcessFailed, match="in_process: its process is not ready after 0 s"):
+    with pytest.raises(ProcessFailed, match="moved: its process is not ready after 0 s"):
         await pool.run(moved, [Point(1)], PATIENCE_S)
     assert not pool._all
     await pool.close()

@@ -12,6 +12,7 @@ from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import (
     InstanceApi,
     OrchestratorApi,
+    RewardsApi,
     RolloutApi,
     RouterApi,
     SlotApi,
@@ -39,6 +40,7 @@ APIS = {
     "router": RouterApi,
     "rollout-0": RolloutApi,
     "orchestrator": OrchestratorApi,
+    "rewards-0": RewardsApi,
 }
 SHARED = (
     "agents={solver: {policy: shared}, checker: {policy: shared}}",
@@ -70,6 +72,7 @@ def specs(
         ref("supervisor"),
         instances,
         [ref(f"slot-{n}") for n in range(config.pool.slot_count)] if config.pool.name == "shared" else [],
+        rewards=[ref(f"rewards-{n}") for n in range(config.rewards.services)],
     )
     state = RunState(Step(4), dict.fromkeys(config.policies, Version(3)), {0: {"accuracy": 0.5}})
     resume = (tmp_path / "checkpoints" / "step_000004", state)
@@ -80,8 +83,8 @@ def specs(
 def test_every_class_takes_its_setup_after_a_message_and_has_its_api(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    found = specs(tmp_path, *overrides)
-    assert APIS.keys() < found.keys() and len(found) == 7
+    found = specs(tmp_path, *overrides, "rewards.services=1")
+    assert APIS.keys() < found.keys() and len(found) == 8
     for name, spec in found.items():
         actor_class = import_class(spec.actor_class)
         assert APIS.get(name, InstanceApi) in actor_class.__mro__

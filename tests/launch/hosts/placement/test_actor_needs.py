@@ -55,6 +55,18 @@ def test_the_needs_are_named_as_the_actors_are() -> None:
     assert on_head == ["store", "router", "orchestrator", "trainer", "slot-0", "slot-1", "rollout-0"]
 
 
+def test_reward_services_are_placed_beside_the_workers_in_turn() -> None:
+    services = ("rollout.workers=2", "rewards.services=3", "hosts.spread=true")
+    found = needs(config(*services), lambda need: need.actor.startswith("rewards-"))
+    assert {actor: need.beside for actor, need in found.items()} == {
+        "rewards-0": "rollout-0", "rewards-1": "rollout-1", "rewards-2": "rollout-0",
+    }  # fmt: skip
+    hosts = [host("head", cores=4), host("node", cores=4)]
+    plan = place_run(config(*services), hosts).plan.actors
+    assert plan["rollout-0"].node == plan["rewards-0"].node == plan["rewards-2"].node == "head"
+    assert plan["rollout-1"].node == plan["rewards-1"].node == "node"
+
+
 def test_instances_share_a_gpu_if_the_config_names_one() -> None:
     found = config("agent_defaults.model.device='cuda:1'", "agents.sorter.instances=2")
     named = needs(found, lambda need: bool(need.named))

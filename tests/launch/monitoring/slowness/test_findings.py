@@ -95,6 +95,21 @@ def test_a_worker_that_computes_all_the_time_is_named_with_the_number_of_workers
     assert first.sentence.endswith("rollout-0 computes 95% of the time, and more workers share it")
 
 
+@pytest.mark.parametrize(("services", "key"), [(0, "rollout.processes"), (2, "rewards.processes")])
+def test_reward_functions_that_wait_for_a_process_are_named(services: int, key: str) -> None:
+    steps = [
+        replace(
+            step,
+            figures={"environment_s": 10.0, "reward_s": 0.0, "reward_queue_s": 6.0, "reward_compute_s": 2.0},
+            by_agent={AgentName("solver"): {"queue_s": 0.0, "service_s": 10.0}},
+        )
+        for step in plain_steps(9)
+    ]
+    first, *_ = findings(steps, {"rewards.services": services})
+    assert (first.cause, first.key) == ("slow environment", key)
+    assert first.sentence.endswith("reward functions wait 75% of their time for a process")
+
+
 SWAPS = (
     "agent_defaults.trainer.times={token_s: 1.0e-4, pair_s: 0, spare_tokens: 0, exchange_s: 0, tokens_per_forward: "
     "4096, optimizer_s: 0.1, save_s: 0}",

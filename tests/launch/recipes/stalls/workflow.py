@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from flexmarl.actors import Query, Rewards, in_process
+from flexmarl.actors import Query, Rewards, compute_reward, in_process
 
 _lock = asyncio.Lock()
 _begun: Counter[str] = Counter()
@@ -34,6 +34,8 @@ async def _stand_still(how: str, number: int) -> None:
             await _lock.acquire()
         case "process":
             await in_process(_compute_for_ever, timeout_s=3600.0)
+        case "reward":
+            await compute_reward(_compute_for_ever)
         case "blocked":
             _compute_for_ever()
 

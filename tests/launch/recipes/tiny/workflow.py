@@ -7,6 +7,8 @@ The config's ``data`` section says what; every query carries it along:
     faults: [what]   the first ``faulty`` (default 1) trajectories of the n-th query do the n-th: see ``_misbehave``;
                      null: nothing
     shape: how       who is asked what: see ``_SHAPES``
+    hold_rewards: file  the same of the function ``score``, by which the shape ``scored`` has its rewards computed;
+                     a process in which it waits leaves a file ``<file>.<process id>``
     digits: file     the queries' texts, instead of random ones
     warm_up_pause_s  each supervised batch takes that much longer
 """
@@ -20,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from flexmarl.actors import compute_reward
 from flexmarl.actors.workflow import Agents, Query, Rewards, Turn
 
 _started: Counter[str] = Counter()
@@ -101,6 +104,21 @@ async def _graded(query: Query, agents: Agents, asked: dict[str, Any]) -> Reward
     return Rewards(solver=_share(draft, "1"), checker=1.0)
 
 
+async def _scored(query: Query, agents: Agents, asked: dict[str, Any]) -> Rewards:
+    """As ``_alone``, with a reward that another process computes."""
+    (agent,) = agents
+    turn = await agents[agent].generate(f"{query.text}=")
+    hold = "" if query.id.startswith("e") else asked.get("hold_rewards", "")
+    return Rewards(**{agent: await compute_reward(score, turn.text, asked["position"], hold)})  # type: ignore[arg-type]
+
+
+def score(text: str, position: int, hold: str) -> float:
+    while hold and position >= _held_from(Path(hold)):
+        Path(f"{hold}.{os.getpid()}").touch()
+        time.sleep(0.02)
+    return text.count("1") / 3
+
+
 async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     turn = await agents["solver"].generate(f"{query.text}=")
     match what:
@@ -130,7 +148,10 @@ async def _misbehave(what: str, query: Query, agents: Agents) -> Rewards:
     return Rewards(solver=0.0)
 
 
-_SHAPES = {"pair": _pair, "alone": _alone, "uneven": _uneven, "trio": _trio, "talk": _talk, "graded": _graded}
+_SHAPES = {
+    "pair": _pair, "alone": _alone, "uneven": _uneven, "trio": _trio, "talk": _talk, "graded": _graded,
+    "scored": _scored,
+}  # fmt: skip
 
 
 def _share(turn: Turn, digit: str) -> float:
