@@ -88,7 +88,7 @@ class SimulatedStepEngine(StepEngine):
         self._finished: dict[str, EngineResult] = {}
         self._weights = {"state": np.zeros(2, np.int64)}
         self._logprobs: dict[str, float] = {}
-        """Of each token, by the adapter that draws it."""
+        """The log-probability of each token, by the adapter that draws the token."""
         self._admitted = self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
         self._busy_s = self._sequence_s = 0.0
         self._prompts_left_s = self._prompts_s = (

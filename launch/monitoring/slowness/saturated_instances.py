@@ -22,16 +22,15 @@ def saturated_instances(evidence: Evidence) -> Iterator[Finding]:
         if not turns or not whole:
             continue
         instances = evidence.config.get(f"policies.{policy}.instances")
-        number = count(instances, "instance") if isinstance(instances, int) else "instances"
-        full = (
-            f"the only instance of {policy} is full"
-            if instances == 1
-            else f"the {number} of {policy} are full"
-        )
+        number, verb = "instances", "are"
+        if isinstance(instances, int):
+            number, verb = (
+                ("only instance", "is") if instances == 1 else (count(instances, "instance"), "are")
+            )
         yield Finding(
             "saturated instances",
             queue_s / whole * evidence.parts["rollout only"],
-            f"{full}: a turn waits {duration(queue_s / turns)} for room, and takes "
+            f"the {number} of {policy} {verb} full: a turn waits {duration(queue_s / turns)} for room, and takes "
             f"{duration(service_s / turns)} then; rollouts are {evidence.of_step(evidence.parts['rollout only'])}",
             f"policies.{policy}.instances",
         )
