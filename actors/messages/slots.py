@@ -40,11 +40,13 @@ class SlotLife:
 @dataclass(frozen=True, slots=True)
 class GangPlace:
     """A slot's place in the gang of a policy: ``rank``, from 0, of ``size``. ``meeting``: the address at which
-    the gang's processes find one another (``Meeting``); new for each binding. Empty if there is nothing to find."""
+    the gang's processes find one another (``Meeting``); new for each binding. Empty if there is nothing to find.
+    ``replicas``: of the policy; the first ranks are those of the first one, and so on."""
 
     rank: int
     size: int
     meeting: str
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)

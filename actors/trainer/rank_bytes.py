@@ -1,6 +1,7 @@
 """The memory that a rank of a policy takes on its device at most, predicted from the shape of its model. Pure.
 
-With P parameters, N ranks, T tokens of a forward, hidden size H, and w bytes of a number that is computed with:
+With P parameters, N ranks of a replica, T tokens of a forward, hidden size H, and w bytes of a number that is computed
+with:
 
     weights, gradients, moments      4, 4 and 8 bytes a parameter, divided by N: all of them are float32
     activations of a layer           a sum of the tensors that autograd keeps, below; with checkpointing w T H bytes for
@@ -15,7 +16,7 @@ Measured beside it: see ``tests/actors/trainer/test_rank_bytes.py``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..model_shape import ModelShape
@@ -62,8 +63,8 @@ def wants_compilation(setting: bool | None, parameters: int) -> bool:
 class RankLoad:
     """The part of a policy's settings that decides about the memory of a rank.
 
-    ``tokens``: of a forward, padding included. ``item_bytes``: of a number that is computed with, 2 or 4.
-    ``logits_bytes``: see ``logits_limit``. ``is_compiled``: layers and log-probabilities are.
+    ``ranks``: of all ``replicas``. ``tokens``: of a forward, padding included. ``item_bytes``: of a number that is
+    computed with, 2 or 4. ``logits_bytes``: see ``logits_limit``. ``is_compiled``: layers and log-probabilities are.
     ``has_reference``, ``has_critic``: models beside the policy's. ``has_entropy``: the loss has an entropy bonus, whose
     log-probabilities are not compiled. ``adapter``: rank and targets of a LoRA policy.
     ``in_shared_pool``: published weights are made in the host's memory, a range at a time, as those of several ranks
@@ -85,6 +86,16 @@ class RankLoad:
     in_shared_pool: bool = False
     publishes: int = 0
     publishes_adapter: bool = False
+    replicas: int = 1
+
+    @property
+    def parts(self) -> int:
+        """The parts that tensors are divided into: the ranks of a replica."""
+        return self.ranks // self.replicas
+
+    def alone(self) -> "RankLoad":
+        """The same on one rank."""
+        return replace(self, ranks=1, replicas=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +152,7 @@ class RankBytes:
 def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
     """The prediction for each rank of a policy: the largest parts, which need not be those of one rank."""
     trained = _trained_parameters(shape, load)
-    part = -(-trained // load.ranks)
+    part = -(-trained // load.parts)
     largest = shape.largest_tensor if load.adapter is None else shape.hidden * load.adapter[0]
     logits = _logits_bytes(shape, load)
     kept = _kept_bytes(shape, load)
@@ -161,7 +172,7 @@ def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
         logits=logits,
         publishing=_publishing_bytes(shape, load),
         largest=largest * _MASTER,
-        padded=-(-largest // load.ranks) * _MASTER * (load.ranks > 1),
+        padded=-(-largest // load.parts) * _MASTER * (load.ranks > 1),
     )
 
 
@@ -175,8 +186,8 @@ def _trained_parameters(shape: ModelShape, load: RankLoad) -> int:
 def _frozen_bytes(shape: ModelShape, load: RankLoad) -> int:
     if load.adapter is not None:
         reference = shape.adapter_parameters(*load.adapter) * load.has_reference
-        return -(-shape.parameters // load.ranks) * load.item_bytes + -(-reference // load.ranks) * _MASTER
-    return -(-shape.parameters // load.ranks) * load.item_bytes * load.has_reference
+        return -(-shape.parameters // load.parts) * load.item_bytes + -(-reference // load.parts) * _MASTER
+    return -(-shape.parameters // load.parts) * load.item_bytes * load.has_reference
 
 
 # ----------------------------------------------------------------------- activations
@@ -252,8 +263,11 @@ def _gathered_bytes(shape: ModelShape, load: RankLoad) -> _Gathered:
         return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0)
     outside = _MASTER * shape.outside_parameters
     # Then a layer's gradient, the float32 input of its reduction, and this rank's part of the result.
-    reduction = w * layer + _MASTER * layer + _MASTER * layer // load.ranks
-    end = 3 * outside + outside // load.ranks
+    reduced = _MASTER * layer // load.parts
+    reduction = w * layer + _MASTER * layer + reduced
+    end = 3 * outside + outside // load.parts
+    if load.replicas > 1:  # that of the layer before is on its way between the replicas
+        reduction, end = reduction + reduced, end + reduced
     return _Gathered(
         outside + output + _MASTER * head + layers, outside + _MASTER * head + layers + reduction, end
     )
@@ -265,7 +279,7 @@ def _publishing_bytes(shape: ModelShape, load: RankLoad) -> int:
         parameters = shape.adapter_parameters(*load.adapter)
         return _MASTER * parameters * (1 + load.publishes)
     # The product of an adapter's matrices, scaled, and added to the rows of the base: in float32.
-    merging = 0 if load.adapter is None else 3 * _MASTER * shape.hidden * shape.intermediate // load.ranks
+    merging = 0 if load.adapter is None else 3 * _MASTER * shape.hidden * shape.intermediate // load.parts
     if load.ranks == 1 and load.adapter is None and w == _MASTER:  # the live ones
         return load.publishes * w * shape.parameters
     if load.ranks == 1 and not load.in_shared_pool:  # a whole copy

@@ -122,7 +122,7 @@ def _divide(raw: dict[str, Any], config: RunConfig, pool: Pool) -> None:
         raw["pool"]["slots"] = slots = min(slots, config.training.micro_batch)
         ranks = dict.fromkeys(config.trained, slots)
     for policy, count in ranks.items():
-        raw["policies"][policy]["trainer"] |= {"ranks": count, "min_ranks": None}
+        raw["policies"][policy]["trainer"] |= {"ranks": count, "min_ranks": None, "replicas": 1}
 
 
 def _spread_instances(raw: dict[str, Any], scenario: Scenario) -> int:

@@ -17,6 +17,10 @@ class _Ranks(Config):
     that fit the GPUs, by [the plan](gpus.md#ranks-and-slots-by-the-plan); 1 on CPUs."""
     min_ranks: Annotated[Count, Unit("slots")] | None = None
     """Slots on which the policy is resumed if no more are free. `null`: always `ranks`."""
+    replicas: Annotated[Count, Unit("replicas")] = 1
+    """Groups of equally many ranks that each have the whole policy, divided within the group (hybrid sharding). Weights
+    are gathered within a group, which lies on one host, and gradients summed over all: see
+    [Replicas](gpus.md#replicas)."""
 
     @property
     def most_ranks(self) -> int:
@@ -28,10 +32,29 @@ class _Ranks(Config):
     def fewest_ranks(self) -> int:
         return self.most_ranks if self.min_ranks is None else self.min_ranks
 
+    @property
+    def replica_size(self) -> int:
+        """The ranks of a replica."""
+        return self.most_ranks // self.replicas
+
+    @property
+    def fewest_parts(self) -> int:
+        """The fewest parts that the policy's state is ever divided into: a replica has all of them."""
+        return min(self.fewest_ranks, self.replica_size)
+
+    def replicas_of(self, ranks: int) -> int:
+        """The replicas of a gang of ``ranks``, which may be fewer than all: 1 if they can't have ``replica_size`` each,
+        so that no rank has more of the policy than in a whole gang."""
+        return 1 if ranks % self.replica_size else ranks // self.replica_size
+
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.ranks != AUTO and self.fewest_ranks > self.most_ranks:
             raise ValueError(f"min_ranks={self.min_ranks} is more than ranks={self.ranks}")
+        if self.ranks != AUTO and self.ranks % self.replicas:
+            raise ValueError(
+                f"replicas={self.replicas} do not divide ranks={self.ranks}: each needs as many ranks as the others"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....transport.handle import TensorSpec
 from ...chat.text_codec import TextCodec
+from ...messages import GangPlace
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .policy_backend import PolicyBackend
@@ -68,9 +69,9 @@ class BackendFactory(ABC):
         computation. None: gangs have no process group."""
         return None
 
-    def membership(self, setup: PolicySetup, rank: int, size: int, meeting: str) -> "Membership | None":
-        """This process in a gang, for ``build`` and ``host``; ``meeting``: the address of its meeting. To be joined and
-        left within ``compute``, by all of the gang. None: without a process group."""
+    def membership(self, setup: PolicySetup, place: GangPlace) -> "Membership | None":
+        """This process in a gang, for ``build`` and ``host``. To be joined and left within ``compute``, by all of the
+        gang. None: without a process group."""
         return None
 
     @abstractmethod

@@ -14,6 +14,7 @@ from ....core.base.collector import importing
 from ....core.base.threads import in_thread
 from ....transport.handle import TensorSpec
 from ...chat.byte_codec import END_OF_SEQUENCE, ByteCodec
+from ...messages import GangPlace
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
@@ -89,12 +90,12 @@ class SimulatedFactory(BackendFactory):
 
         return open_meeting(host)
 
-    def membership(self, setup: PolicySetup, rank: int, size: int, meeting: str) -> "Membership | None":
+    def membership(self, setup: PolicySetup, place: GangPlace) -> "Membership | None":
         if not self._has_groups:
             return None
         from .simulated_gang import membership_of
 
-        return membership_of(rank, size, meeting)
+        return membership_of(place)
 
     def tokenizer(self, setup: PolicySetup) -> "PreTrainedTokenizerBase":
         return cast("PreTrainedTokenizerBase", _Bytes())

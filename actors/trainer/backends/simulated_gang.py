@@ -6,6 +6,7 @@ Imports PyTorch, which a simulated trainer otherwise does not have.
 import torch
 
 from ...errors import ProtocolViolation
+from ...messages import GangPlace
 from ...names import PolicyName
 from .torch_policy.gang_meeting import Meeting, Membership
 from .torch_policy.gang_rank import GangRank
@@ -18,9 +19,10 @@ def open_meeting(host: str) -> Meeting:
     return Meeting(host)
 
 
-def membership_of(rank: int, size: int, meeting: str) -> Membership:
+def membership_of(place: GangPlace) -> Membership:
     """See ``BackendFactory.membership``."""
-    return Membership(rank, size, meeting, torch.device("cpu"))
+    device = torch.device("cpu")
+    return Membership(place.rank, place.size, place.meeting, device, replicas=place.replicas)
 
 
 def meet(gang: GangRank, policy: PolicyName, digest: int) -> None:

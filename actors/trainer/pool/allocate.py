@@ -56,15 +56,20 @@ class Allocator:
         ranks: Mapping[PolicyName, int],
         config: AllocatorConfig | None = None,
         fewest: Mapping[PolicyName, int] | None = None,
+        replica_sizes: Mapping[PolicyName, int] | None = None,
     ) -> None:
-        """``fewest``: ranks of a policy that may have less than ``ranks``. Raises GangTooLarge."""
+        """``slots``: those of a host are neighbours. ``fewest``: ranks of a policy that may have less than ``ranks``.
+        ``replica_sizes``: ranks of each replica of a policy that has several. Raises GangTooLarge."""
         for policy, count in ranks.items():
             if count > len(slots):
                 raise GangTooLarge(policy, count, len(slots))
         self._config = config or AllocatorConfig()
         self._slots = list(slots)
         self._gangs = {
-            policy: Gang(policy, count, (fewest or {}).get(policy, count)) for policy, count in ranks.items()
+            policy: Gang(
+                policy, count, (fewest or {}).get(policy, count), (replica_sizes or {}).get(policy, 1)
+            )
+            for policy, count in ranks.items()
         }
         self._expected = ExpectedSeconds(self._gangs.values())
         self._now: float | None = None
@@ -152,6 +157,7 @@ class Allocator:
             raise ProtocolViolation(f"slot {slot} was reported joined, but it is in the pool")
         self._pass_time(now)
         self._slots.append(slot)
+        self._occupancy.sort(self._slots)
         return self._decide(now)
 
     # ------------------------------------------------------------------ readers
@@ -240,7 +246,7 @@ class Allocator:
             elif gang.fewest < gang.ranks:
                 continue  # its number of ranks is not known yet
             else:
-                slots = self._occupancy.earliest_free(gang.ranks, self._expected, now)
+                slots = self._occupancy.earliest_free(gang, self._expected, now)
                 reason = f"{chosen.claim(gang)}; these slots are expected to be free first"
             if gang.fewest <= len(slots) and all(map(self._occupancy.has_room_beside, slots)):
                 gang.enter(Phase.PREFETCHING, now, slots)

@@ -99,7 +99,8 @@ class GangSeconds:
 class Gang:
     """The state of one policy in the pool.
 
-    ``ranks``: at most, ``fewest``: at least; while it has slots, it has as many ranks as slots.
+    ``ranks``: at most, ``fewest``: at least; while it has slots, it has as many ranks as slots. ``replica_size``:
+    ranks of a replica, whose slots are to be neighbours.
     ``ready``: computations that may run and don't yet. ``runs``: begun since the gang was bound last.
     ``waiting_since``: a computation is ready since then, and the gang has no slots. ``passed``: computations of others
     that began meanwhile. ``keeps_others_out``: no other gang may compute on its slots.
@@ -108,6 +109,7 @@ class Gang:
     policy: PolicyName
     ranks: int
     fewest: int
+    replica_size: int = 1
     phase: Phase = Phase.OUT
     slots: Slots = ()
     # Not a function of the phase: a gang that is dropped keeps others out if it was bound before.

@@ -6,7 +6,7 @@ the listener is notified.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -55,7 +55,7 @@ def _is_set() -> asyncio.Event:
 @dataclass(eq=False, slots=True)
 class HostedGang:
     """A policy on slots. ``lives``: of each rank's slot, empty if it was just lost. ``places``: the ranks, without
-    their meeting before ``PoolSlots.enter``.
+    their meeting before ``PoolSlots.enter``. ``replicas``: of the policy, on as many slots each.
 
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_dropped``: nothing of it is needed any more.
     ``is_prefetched``: its state is there, and its processes have not met. ``is_loaded``: it can compute.
@@ -68,6 +68,7 @@ class HostedGang:
     slots: Slots
     lives: tuple[str, ...]
     places: tuple[GangPlace, ...]
+    replicas: int = 1
     is_torn: bool = False
     is_dropped: bool = False
     is_prefetched: bool = False
@@ -75,6 +76,12 @@ class HostedGang:
     has_computed: bool = False
     remaining: set[SlotName] = field(default_factory=set)
     is_saved: asyncio.Event = field(default_factory=_is_set)
+
+    @property
+    def parts(self) -> int:
+        """The parts that the policy's state is divided into: the first ranks have one each, and those of further
+        replicas the same."""
+        return len(self.slots) // self.replicas
 
 
 class SlotListener(Protocol):
@@ -119,10 +126,11 @@ class PoolSlots:
         self._all_joined = True
         return [*self._refs]
 
-    def gang(self, slots: Slots, *, is_torn: bool = False) -> HostedGang:
+    def gang(self, slots: Slots, replicas: int = 1, *, is_torn: bool = False) -> HostedGang:
         """A new binding of a policy, or the rest of a torn one."""
         lives = tuple(self._life_of(slot) for slot in slots)
-        return HostedGang(slots, lives, _places(len(slots)), is_torn, remaining=set(slots))
+        places = _places(len(slots), replicas)
+        return HostedGang(slots, lives, places, replicas, is_torn, remaining=set(slots))
 
     async def enter(self, policy: PolicyName, gang: HostedGang) -> None:
         """Has the slots' processes in this gang, as soon as they are in no other, and its meeting open. Raises as
@@ -131,28 +139,29 @@ class PoolSlots:
             return
         over_hosts = len({life.node for slot in gang.slots if (life := self._lives.get(slot))}) > 1
         meeting, *_ = await self.at(gang, lambda slot, life, rank: slot.enter(life, policy, rank, over_hosts))
-        gang.places = _places(len(gang.slots), meeting)
+        gang.places = _places(len(gang.slots), gang.replicas, meeting)
 
     async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
         """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
         ``timeout_s``, and the errors of the call."""
-        ends = await self._ends(gang, call, timeout_s)
-        errors = [end for end in ends if isinstance(end, BaseException)]
-        # The other ranks of a gang fail too when one of them is lost.
-        for error in sorted(errors, key=lambda error: not isinstance(error, SlotLost)):
-            raise error
-        return [end for end in ends if not isinstance(end, BaseException)]
+        return _results(await self._ends(gang, call, timeout_s, len(gang.slots)))
+
+    async def at_first_replica(self, gang: HostedGang, call: SlotCall[T]) -> list[T]:
+        """The same at the ranks of the first replica, which have all parts of the state."""
+        return _results(await self._ends(gang, call, WORK_TIMEOUT_S, gang.parts))
 
     async def at_those_left(self, gang: HostedGang, call: SlotCall[Any], timeout_s: float) -> None:
         """The same for slots that may be lost: those that don't answer are, when this returns."""
-        for end in await self._ends(gang, call, timeout_s):
+        for end in await self._ends(gang, call, timeout_s, len(gang.slots)):
             if isinstance(end, SlotLost):
                 await self.lose(end)
             elif isinstance(end, BaseException):
                 raise end
 
-    async def _ends(self, gang: HostedGang, call: SlotCall[T], timeout_s: float) -> list[T | BaseException]:
-        members = enumerate(zip(gang.slots, gang.lives, strict=True))
+    async def _ends(
+        self, gang: HostedGang, call: SlotCall[T], timeout_s: float, ranks: int
+    ) -> list[T | BaseException]:
+        members = enumerate([*zip(gang.slots, gang.lives, strict=True)][:ranks])
         return await asyncio.gather(
             *(self._call(slot, life, rank, call, timeout_s) for rank, (slot, life) in members),
             return_exceptions=True,
@@ -235,8 +244,17 @@ class PoolSlots:
                 self._listener.slot_lost(slot, lost.reason)
 
 
-def _places(size: int, meeting: str = "") -> tuple[GangPlace, ...]:
-    return tuple(GangPlace(rank, size, meeting) for rank in range(size))
+def _results(ends: Sequence[T | BaseException]) -> list[T]:
+    """All of them, or raises an error among them."""
+    errors = [end for end in ends if isinstance(end, BaseException)]
+    # The other ranks of a gang fail too when one of them is lost.
+    for error in sorted(errors, key=lambda error: not isinstance(error, SlotLost)):
+        raise error
+    return [end for end in ends if not isinstance(end, BaseException)]
+
+
+def _places(size: int, replicas: int, meeting: str = "") -> tuple[GangPlace, ...]:
+    return tuple(GangPlace(rank, size, meeting, replicas) for rank in range(size))
 
 
 def _reason(error: FlexmarlError) -> str:

@@ -66,14 +66,19 @@ class SharedPool(TrainingPool, SlotListener):
         self._policies = list(setup.policies)
         self._ranks = {name: policy.trainer.most_ranks for name, policy in setup.policies.items()}
         self._fewest_ranks = {name: policy.trainer.fewest_ranks for name, policy in setup.policies.items()}
+        self._replica_sizes = {
+            name: policy.trainer.replica_size
+            for name, policy in setup.policies.items()
+            if policy.trainer.replicas > 1
+        }
+        self._replicas_of = {name: policy.trainer.replicas_of for name, policy in setup.policies.items()}
+        fewest_parts = {name: policy.trainer.fewest_parts for name, policy in setup.policies.items()}
         self._pool = pool
         self._clock = system.clock
         self._background = background
         self._transport = StateTransport(system.directory, bulk=Bulk.of(system, encrypted=setup.encrypted))
         self._slots = PoolSlots(pool, self, system, background, watch)
-        self._moves = StateMoves(
-            pool, self._transport, self._slots, self._fewest_ranks, self._hosts, system.clock
-        )
+        self._moves = StateMoves(pool, self._transport, self._slots, fewest_parts, self._hosts, system.clock)
         self._memory = self._moves.memory
         self._move_times = MoveTimes(system.clock)
         self._allocator: Allocator | None = None
@@ -87,9 +92,8 @@ class SharedPool(TrainingPool, SlotListener):
         await self._transport.__aenter__()
         self._background(self._moves.send_news(), "events")
         self._moves.clear_disk()
-        self._allocator = Allocator(
-            await self._slots.start(), self._ranks, self._pool.config, self._fewest_ranks
-        )
+        slots, config = await self._slots.start(), self._pool.config
+        self._allocator = Allocator(slots, self._ranks, config, self._fewest_ranks, self._replica_sizes)
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._policies:
@@ -231,8 +235,9 @@ class SharedPool(TrainingPool, SlotListener):
         gang = self._gangs.get(decision.policy)
         if gang is None:
             assert isinstance(decision, Bind | Prefetch | Drop), "the others are of a policy that is bound"
-            is_torn = isinstance(decision, Drop)
-            gang = self._gangs[decision.policy] = self._slots.gang(decision.slots, is_torn=is_torn)
+            replicas = self._replicas_of[decision.policy](len(decision.slots))
+            gang = self._slots.gang(decision.slots, replicas, is_torn=isinstance(decision, Drop))
+            self._gangs[decision.policy] = gang
             self._memory.is_in(decision.policy)
         return gang
 

@@ -157,7 +157,7 @@ class Slot:
         if place.size == 1:
             return None
         setup = self._setup.policies[policy]
-        membership = self._factory.membership(setup, place.rank, place.size, place.meeting)
+        membership = self._factory.membership(setup, place)
         if membership is None:
             return None
         self._memberships[policy] = membership

@@ -1,8 +1,8 @@
 """The choice of slots for the policies that wait, by the three rules of ``allocate.py``. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...config_base import Config, Count, NonNegative, Unit
 from ...names import PolicyName, SlotName
@@ -32,12 +32,34 @@ class AllocatorConfig(Config):
 
 
 class Occupancy:
-    """Policies by slot. ``slots`` and ``gangs`` are the allocator's own, as they are at each call."""
+    """Policies by slot. ``slots`` and ``gangs`` are the allocator's own, as they are at each call. The order of the
+    slots is that of the first ones."""
 
     def __init__(
         self, slots: Sequence[SlotName], gangs: Mapping[PolicyName, Gang], states_per_slot: int
     ) -> None:
         self._slots, self._gangs, self._room = slots, gangs, states_per_slot
+        self._numbers = {slot: number for number, slot in enumerate(slots)}
+
+    def sort(self, slots: list[SlotName]) -> None:
+        """Sorts ``slots``: one that comes back has its old place, and a new one the last."""
+        # The rank that a slot gets follows from the order, and its host from its place in it.
+        slots.sort(key=lambda slot: self._numbers.setdefault(slot, len(self._numbers)))
+
+    def cheapest_first(
+        self, slots: Iterable[SlotName], replica_size: int, cost: Callable[[SlotName], Any]
+    ) -> list[SlotName]:
+        """``slots`` by their cost. Neighbours that a replica may have, ``replica_size`` of them, cost as much as the
+        dearest, and come before all others."""
+        blocks: dict[int, list[SlotName]] = {}
+        for slot in slots:
+            blocks.setdefault(self._numbers[slot] // replica_size, []).append(slot)
+
+        def key(block: tuple[int, list[SlotName]]) -> tuple[Any, ...]:
+            number, members = block
+            return len(members) < replica_size, max(map(cost, members)), number
+
+        return [slot for _, members in sorted(blocks.items(), key=key) for slot in members]
 
     def holder(self, slot: SlotName) -> Gang | None:
         """Returns the gang that keeps others from computing on ``slot``; None if no gang does."""
@@ -61,14 +83,16 @@ class Occupancy:
         """A state may be prefetched on ``slot``, and the gang that is bound there next has room for its own."""
         return self.has_room(slot) and self.will_have_room_beside(slot)
 
-    def earliest_free(self, count: int, expected: ExpectedSeconds, now: float) -> Slots:
-        """Finds slots with room for a state that waits: those whose gangs are expected to be without work first."""
+    def earliest_free(self, gang: Gang, expected: ExpectedSeconds, now: float) -> Slots:
+        """Finds slots with room for the state of a ``gang`` that waits: those whose gangs are expected to be without
+        work first."""
 
         def free_s(slot: SlotName) -> float:
             holder = self.holder(slot)
             return 0.0 if holder is None else expected.work_left(holder, now)
 
-        first = sorted(filter(self.has_room_beside, self._slots), key=free_s)[:count]
+        free = filter(self.has_room_beside, self._slots)
+        first = self.cheapest_first(free, gang.replica_size, free_s)[: gang.ranks]
         # In the order of the slots: the rank that a slot gets follows from the set of slots alone.
         return tuple(slot for slot in self._slots if slot in first)
 
@@ -136,7 +160,9 @@ class SlotChoice:
         # While its state is loaded, no other slots; then those first, and those from which no state must leave.
         allowed = gang.slots if gang.phase is Phase.PREFETCHING else self.slots
         free = [slot for slot in allowed if slot not in self.occupied and self._opens(slot)]
-        free.sort(key=lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot)))
+        free = self.occupancy.cheapest_first(
+            free, gang.replica_size, lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot))
+        )
         count = self._ranks_now(gang, allowed)
         target, reason = free[:count], "its slots are free"
         if len(target) < count:

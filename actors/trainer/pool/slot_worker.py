@@ -270,7 +270,6 @@ class SlotWorker(Actor, SlotApi):
     async def set_rest(self, life: str, policy: PolicyName, rest: LentMemory, live: list[str]) -> SavedRest:
         self._check_life(life)
         async with self._moving[policy], self._record_move("copy", policy):
-            self._slot.forget_consumed()
             base = self._bases.pop(policy)
             tensors = {name: tensor for name, tensor in base.tensors.items() if name not in live}
             handle = await self._set(f"{policy}/rest", tensors, base.version, rest, base.point)
@@ -367,6 +366,7 @@ class SlotWorker(Actor, SlotApi):
     @endpoint
     async def accumulate(self, life: str, policy: PolicyName, leased: LeasedBatch) -> MicroBatchTrained:
         self._check_life(life)
+        self._slot.forget_consumed()
         return await self._slot.accumulate(policy, leased)
 
     @endpoint

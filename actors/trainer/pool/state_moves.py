@@ -14,7 +14,7 @@ from ....core.waits import OpenWaits, Wait
 from ....transport.errors import TransportError
 from ....transport.state import StateTransport
 from ...errors import FetchNotStopped, StateTooLarge
-from ...messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes
+from ...messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes, Suspended
 from ...names import PolicyName
 from ...run_events import PolicyResumed, PolicySuspended, RunEvent
 from ..trainer_setup import SharedPoolSetup
@@ -34,23 +34,24 @@ StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
 
 
 class StateMoves:
-    """``memory``: the host's. ``records``: of all policies. ``fewest_ranks``: of each policy. ``hosts``: is the gang
-    still the policy's? None of its slots was lost. One class: all moves share the turns, the fetches and the waits."""
+    """``memory``: the host's. ``records``: of all policies. ``fewest_parts``: of each policy's state. ``hosts``: is
+    the gang still the policy's? None of its slots was lost. One class: all moves share the turns, the fetches and the
+    waits."""
 
     def __init__(
         self,
         pool: SharedPoolSetup,
         transport: StateTransport,
         slots: PoolSlots,
-        fewest_ranks: Mapping[PolicyName, int],
+        fewest_parts: Mapping[PolicyName, int],
         hosts: Callable[[PolicyName, HostedGang], bool],
         clock: Callable[[], float],
     ) -> None:
         limit_gib = pool.config.host_memory_gib
         limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
-        self.memory = HostMemory(transport, [*fewest_ranks], limit_bytes, pool.spill_dir)
-        self.records = {policy: PoolRecord() for policy in fewest_ranks}
-        self._fewest_ranks = fewest_ranks
+        self.memory = HostMemory(transport, [*fewest_parts], limit_bytes, pool.spill_dir)
+        self.records = {policy: PoolRecord() for policy in fewest_parts}
+        self._fewest_parts = fewest_parts
         self._clock = clock
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
@@ -72,7 +73,7 @@ class StateMoves:
         errors of the transport."""
         if len(gang.slots) == 1 and len(self.memory[policy]) <= 1:
             await self.load(policy, gang, reason)
-        elif len(self.memory[policy]) == len(gang.slots):  # else Bind builds it, or divides it differently
+        elif self._is_divided_alike(policy, gang):  # else Bind builds it, or divides it differently
             await self._copy_ahead(policy, gang, reason)
 
     async def _copy_ahead(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
@@ -92,7 +93,7 @@ class StateMoves:
             return slot.resume(life, policy, gang.places[rank], state)
 
         states = self.memory.states(policy)
-        is_divided_alike = states is not None and len(states) == len(gang.slots)
+        is_divided_alike = self._is_divided_alike(policy, gang)
         if is_divided_alike and len(gang.slots) > 1 and not gang.is_prefetched:
             await self._copy_ahead(policy, gang, reason)
         await self._slots.enter(policy, gang)
@@ -102,10 +103,20 @@ class StateMoves:
             await self._reshard(policy, gang, reason)
         elif gang.is_prefetched:
             states = self.memory.states(policy) or []
-            await self._slots.at(gang, lambda slot, life, rank: resume(slot, life, rank, states[rank]))
+            await self._slots.at(
+                gang, lambda slot, life, rank: resume(slot, life, rank, states[rank % gang.parts])
+            )
         else:
             await self._resume(policy, gang, reason, resume)
         gang.is_loaded = True
+
+    def _is_divided_alike(self, policy: PolicyName, gang: HostedGang) -> bool:
+        """The ranks of a replica have the parts in which the state lies in the host's memory."""
+        states = self.memory.states(policy)
+        if states is None or len(states) != gang.parts:
+            return False
+        # The ranks of a gang have their weights in the rest.
+        return len(gang.slots) == 1 or not states[0].base.weights_are_live
 
     async def _wait_stopped(self, policy: PolicyName) -> None:
         """Returns when a fetch of the policy that was stopped has ended: it writes where the next state will be set.
@@ -127,7 +138,9 @@ class StateMoves:
         began = self._clock()
         was_on_disk = await self.memory.bring_back(policy)
         states = self.memory.states(policy) or []
-        moved = await self._slots.at(gang, lambda slot, life, rank: call(slot, life, rank, states[rank]))
+        moved = await self._slots.at(
+            gang, lambda slot, life, rank: call(slot, life, rank, states[rank % gang.parts])
+        )
         if was_on_disk:
             moved = [replace(copy, path=f"disk, {copy.path}") for copy in moved]
         self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
@@ -142,10 +155,10 @@ class StateMoves:
         moved = await self._slots.at(
             gang, lambda slot, life, rank: slot.reshard(life, policy, gang.places[rank], ranks)
         )
-        needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
+        needed = await self._ask_needed(policy, gang)
         await self._save_resharded(policy, gang, needed)
         gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
-        reason = f"{reason}; its state is divided over {len(gang.slots)} slots, before over {len(before)}"
+        reason = f"{reason}; its state is divided over {gang.parts} slots, before over {len(before)}"
         self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
 
     async def _save_resharded(
@@ -156,7 +169,7 @@ class StateMoves:
         async with self._turn(policy):
             try:
                 lent = [await rank.for_rest() for rank in memory]
-                saved = await self._slots.at(
+                saved = await self._slots.at_first_replica(
                     gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], [])
                 )
                 if self._hosts(policy, gang):
@@ -172,15 +185,19 @@ class StateMoves:
     async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
         await self._slots.at(gang, lambda slot, life, rank: slot.build(life, policy, gang.places[rank]))
-        needed = await self._slots.at(gang, lambda slot, life, _: slot.state_bytes(life, policy))
+        needed = await self._ask_needed(policy, gang)
         self._check_room(policy, needed)
         self.memory.was_built(policy, needed)
         await self.set_weights(policy, gang)
         await self.save(policy, gang)
 
+    async def _ask_needed(self, policy: PolicyName, gang: HostedGang) -> list[StateBytes]:
+        """The memory that the state needs, by its parts."""
+        return await self._slots.at_first_replica(gang, lambda slot, life, _: slot.state_bytes(life, policy))
+
     def _check_room(self, policy: PolicyName, needed: Sequence[StateBytes]) -> None:
         """Raises StateTooLarge if a slot has too little memory for the policy on its fewest ranks."""
-        room_gib, ranks = self._pool.config.slot_memory_gib, self._fewest_ranks[policy]
+        room_gib, ranks = self._pool.config.slot_memory_gib, self._fewest_parts[policy]
         largest = max(needed, key=lambda size: size.on_slot)
         more = len(needed) / ranks  # it may be resumed on fewer slots than it was built on
         base, step = math.ceil(largest.base * more), math.ceil(largest.step * more)
@@ -194,7 +211,7 @@ class StateMoves:
         """Copies the weights to the host's memory, to be published. The policy's state there is the one before."""
         memory = self.memory[policy]
         lent = [await rank.for_weights() for rank in memory]
-        parts = await self._slots.at(
+        parts = await self._slots.at_first_replica(
             gang, lambda slot, life, rank: slot.set_weights(life, policy, lent[rank])
         )
         if not self._hosts(policy, gang):
@@ -218,7 +235,7 @@ class StateMoves:
             lent = [await rank.for_rest() for rank in memory]
             live = [[*rank.needed.live.values()] for rank in memory]
             with self._copy(policy, gang):
-                rests = await self._slots.at(
+                rests = await self._slots.at_first_replica(
                     gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], live[rank])
                 )
                 if not self._hosts(policy, gang):
@@ -268,9 +285,13 @@ class StateMoves:
         if gang.has_computed:
             memory = self.memory[policy]
             lent = [await rank.for_step() for rank in memory]
-            steps = await self._slots.at(
-                gang, lambda slot, life, rank: slot.suspend(life, policy, lent[rank])
-            )
+
+            def leave(slot: SlotApi, life: str, rank: int) -> Awaitable[Suspended | None]:
+                if rank < gang.parts:
+                    return slot.suspend(life, policy, lent[rank])
+                return slot.drop(life, policy)  # the first replica has the same
+
+            steps = [step for step in await self._slots.at(gang, leave) if step is not None]
             moved = [step.moved for step in steps]
             if self._hosts(policy, gang):
                 taking = [

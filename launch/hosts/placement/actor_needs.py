@@ -1,7 +1,7 @@
 """The needs of each actor of a run, from its config. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ....actors.inference.engine_bytes import engine_bytes
@@ -79,23 +79,26 @@ def _trainer(config: RunConfig, sizes: "_Sizes") -> Need:
 
 
 def _slots(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
-    """The needs of the slots. On GPUs as many slots as the largest policy has ranks are planned as a gang, from the
-    first slot on. During the run any slots may become one. On CPUs no gang is planned: a rank computes fastest on the
-    host with the most cores for it, as every other actor does."""
+    """The needs of the slots. On GPUs as many slots as the largest policy has ranks, or a replica of it, are planned as
+    a gang, from the first slot on. During the run any slots may become one. On CPUs only replicas are: else a rank
+    computes fastest on the host with the most cores for it, as every other actor does."""
     if not isinstance(config.pool, SharedPoolConfig):
         return
     slots = config.pool.slot_count
     trained = config.trained
-    ranks = max(policy.trainer.most_ranks for policy in trained.values())
+    trainers = [policy.trainer for policy in trained.values()]
+    largest = max(trainers, key=lambda trainer: (trainer.most_ranks, trainer.replicas))
+    size = largest.replica_size
     on_gpus = any(_device_of(policy) != "cpu" for policy in trained.values())
     on_cpu = (
         0
         if on_gpus
-        else max(sizes.on_cpu(name) // policy.trainer.most_ranks for name, policy in trained.items())
+        else max(sizes.on_cpu(name) // policy.trainer.replica_size for name, policy in trained.items())
     )
     parts, remedy = sizes.on_slot() if on_gpus else ((), "")
     for slot in range(slots):
-        gang = slot // ranks if on_gpus and ranks > 1 and slot < slots // ranks * ranks else None
+        is_planned = (on_gpus or largest.replicas > 1) and size > 1 and slot < slots // size * size
+        gang = slot // size if is_planned else None
         yield Need(
             f"slot-{slot}", f"pool.slots={slots}", on_head=not config.hosts.spread, purpose="training",
             gpus=int(on_gpus), gpu_bytes=_total(parts), memory_bytes=on_cpu, gang=gang, parts=parts, remedy=remedy,
@@ -145,7 +148,7 @@ class _Sizes:
         policy, shape = self.config.policies[name], self.shapes.get(name)
         if shape is None or (load := load_of(self.config, policy, shape, None)) is None:
             return 0
-        return rank_bytes(shape, replace(load, ranks=1)).state
+        return rank_bytes(shape, load.alone()).state
 
     def on_one_gpu(self, names: Sequence[PolicyName]) -> tuple[Parts, str]:
         """The parts of policies on one GPU, which compute in turn: all that stays of each, and the most that comes; and

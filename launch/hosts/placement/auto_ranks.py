@@ -2,7 +2,7 @@
 
 A policy gets the fewest ranks with which each fits 95 % of a GPU; one on CPUs, where a division leaves the memory of
 the host as it is. A pool gets as many slots as the policy with the most ranks needs. If the instances on the same GPUs
-leave no room for that, the policy with the largest ranks gets one more, until there is a plan.
+leave no room for that, the policy with the largest ranks gets one more, each replica of it, until there is a plan.
 
 Fewest, not as many as there are GPUs: more ranks are faster, but only the author of a config knows whether policies,
 other runs or instances are to have what is left over.
@@ -59,9 +59,9 @@ def is_left_to_the_plan(key: str, value: object) -> bool:
 
 
 def _least_ranks(config: RunConfig) -> dict[PolicyName, int]:
-    """The least ranks of the policies whose ranks are left to the plan."""
+    """The least ranks of the policies whose ranks are left to the plan: their replicas have as many each."""
     return {
-        name: policy.trainer.min_ranks or 1
+        name: -(-(policy.trainer.min_ranks or 1) // policy.trainer.replicas) * policy.trainer.replicas
         for name, policy in config.trained.items()
         if policy.trainer.ranks == AUTO
     }
@@ -86,26 +86,29 @@ class _Choice:
 
     def choose(self, least: Mapping[PolicyName, int], on_gpus: Sequence[PolicyName]) -> RunConfig:
         plain, limit = _with_ranks(self.config, least), self._limit()
+        more = {name: self.config.policies[name].trainer.replicas for name in on_gpus}
         ranks = {**least, **{name: self._fewest(plain, name, least[name], limit) for name in on_gpus}}
         first = chosen = _with_ranks(self.config, ranks)
         while True:
             try:
                 place_shapes(chosen, self.hosts, self.shapes)
             except DoesNotFit:
-                growing = [name for name in on_gpus if ranks[name] < limit]
+                growing = [name for name in on_gpus if ranks[name] + more[name] <= limit]
                 if not growing:
                     return first
-                ranks[max(growing, key=lambda name: self._peak(plain, name, ranks[name]))] += 1
+                largest = max(growing, key=lambda name: self._peak(plain, name, ranks[name]))
+                ranks[largest] += more[largest]
                 chosen = _with_ranks(self.config, ranks)
             else:
                 return chosen
 
     def _fewest(self, plain: RunConfig, name: PolicyName, least: int, limit: int) -> int:
-        """``plain``: the config with any ranks. At most ``limit``, if none fit."""
+        """``plain``: the config with any ranks. The most within ``limit``, if none fit."""
+        numbers = range(least, max(least, limit) + 1, self.config.policies[name].trainer.replicas)
         cards = cards_of(self.hosts, share_gpus=self.config.hosts.share_gpus)
         room = 0 if cards is None else int(cards.room_bytes * _USED_SHARE) - CONTEXT_BYTES
-        fit = (ranks for ranks in range(least, limit + 1) if self._peak(plain, name, ranks) <= room)
-        return next(fit, max(least, limit))
+        fit = (ranks for ranks in numbers if self._peak(plain, name, ranks) <= room)
+        return next(fit, numbers[-1])
 
     def _peak(self, plain: RunConfig, name: PolicyName, ranks: int) -> int:
         cards = cards_of(self.hosts, share_gpus=self.config.hosts.share_gpus)

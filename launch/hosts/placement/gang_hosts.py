@@ -1,12 +1,14 @@
 """The reasons why the ranks of a policy can't lie on the hosts of a plan."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ....actors.errors import PlainGang
+from ....actors.names import PolicyName
 from ....actors.trainer.pool.pool_config import SharedPoolConfig
 from ...config.run_config import RunConfig
 from ..host_description import HostDescription
-from .plan import Plan
+from .plan import Placed, Plan
 
 
 def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Plan) -> Iterator[str]:
@@ -19,6 +21,8 @@ def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Pla
     if not gangs or len(nodes) < 2:
         return
     # Any slots may become a gang: the plan does not say which ones will.
+    for name in gangs:
+        yield from _divided_replicas(config, name, slots)
     if config.network.encrypted:
         yield str(PlainGang(gangs[0]))
     on_gpus = {placed.node for placed in slots if placed.gpus}
@@ -29,3 +33,19 @@ def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Pla
             f"the ranks of policy {gangs[0]} lie on several hosts, with other versions of NVIDIA's driver: {listed}; "
             "install one version on all, or write hosts.spread=false"
         )
+
+
+def _divided_replicas(config: RunConfig, name: PolicyName, slots: Sequence[Placed]) -> Iterator[str]:
+    """The ranks of each replica are on consecutive slots."""
+    trainer = config.trained[name].trainer
+    size = trainer.replica_size
+    of_replicas = [slots[first : first + size] for first in range(0, len(slots), size)]
+    if trainer.replicas == 1 or all(len({placed.node for placed in replica}) == 1 for replica in of_replicas):
+        return
+    counts = Counter(placed.node for placed in slots)
+    listed = ", ".join(f"{count} on {node}" for node, count in counts.items())
+    yield (
+        f"policies.{name}.trainer.replicas={trainer.replicas}: the {size} ranks of a replica lie on one host, and "
+        f"the {len(slots)} slots do not divide so: {listed}; change ranks, replicas or pool.slots until each host has "
+        "whole replicas, or write replicas=1"
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 from ....actors.inference.inference_config import VllmEngineConfig
@@ -58,6 +59,7 @@ def load_of(
         in_shared_pool=in_shared_pool,
         publishes=2 if published and cards is not None else 0,
         publishes_adapter=policy.served_as_adapter,
+        replicas=trainer.replicas,
     )
 
 
@@ -94,7 +96,7 @@ class HostStateBytes:
 def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
     """Weights in float32 of one rank are the published ones themselves: no second copy of them is in the rest. The rest
     of several is the whole base part, so that it has room also for the newer one of another number of ranks."""
-    alone = replace(load, ranks=1)
+    alone = load.alone()
     state, weights = rank_bytes(shape, alone), rank_bytes(shape, replace(alone, has_critic=False)).weights
     published = (weights // 4 if load.publishes_adapter else shape.parameters) * load.item_bytes
     is_live = load.item_bytes == 4 and load.ranks == 1 and load.adapter is None
@@ -112,11 +114,14 @@ def pool_bytes(states: Sequence[HostStateBytes], *, are_suspended: bool) -> int:
 
 def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -> str | None:
     """The settings with which a rank fits into ``room`` bytes, with the fewest ranks that do; None if none do."""
-    for ranks in range(load.ranks, max(load.ranks, most_ranks) + 1):
+    numbers = range(load.ranks, max(load.ranks, most_ranks) + 1, load.replicas)
+    for ranks, replicas in product(numbers, dict.fromkeys((load.replicas, 1))):
         for checkpoints in sorted({load.has_checkpoints, True}):
             tokens = load.tokens
             while tokens >= min(_LEAST_TOKENS, load.tokens):
-                tried = replace(load, ranks=ranks, has_checkpoints=checkpoints, tokens=tokens)
+                tried = replace(
+                    load, ranks=ranks, replicas=replicas, has_checkpoints=checkpoints, tokens=tokens
+                )
                 if ranks > 1:  # a shared pool, which publishes from the host's memory
                     tried = replace(tried, in_shared_pool=True, publishes=0)
                 if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
@@ -134,6 +139,8 @@ def _changes(load: RankLoad, tried: RankLoad) -> Iterator[str]:
         if load.ranks == 1:
             yield f"pool={{name: shared, slots: {tried.ranks}}}"
         yield f"trainer.ranks={tried.ranks}"
+    if tried.replicas != load.replicas:
+        yield f"trainer.replicas={tried.replicas}"
     if tried.has_checkpoints != load.has_checkpoints:
         yield "trainer.activation_checkpointing=true"
     if tried.tokens != load.tokens:

@@ -49,6 +49,8 @@ def settings_of(candidate: Candidate, scenario: Scenario) -> list[str]:
         if name in ranks:
             if policy.trainer.min_ranks is not None:
                 set_key(name, "trainer.min_ranks", "null")
+            if policy.trainer.replicas != 1:
+                set_key(name, "trainer.replicas", 1)
             set_key(name, "trainer.ranks", ranks[name])
     return settings
 

@@ -161,7 +161,7 @@ def _ranks(
 
 def _rank_problems(shape: ModelShape, load: RankLoad, cards: Cards) -> Iterator[tuple[int, str]]:
     for ranks in _powers(cards.count):
-        needed = rank_bytes(shape, replace(load, ranks=ranks))
+        needed = rank_bytes(shape, replace(load, ranks=ranks, replicas=1))
         yield ranks, _problem(needed.peak + CONTEXT_BYTES, parts_of(needed), cards.room_bytes)
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from .....transport.handle import TensorSpec
 from ....chat.model_codec import model_codec
 from ....chat.tokenizer_codec import TokenizerCodec
+from ....messages import GangPlace
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ....recipe.named_function import named_function
@@ -111,8 +112,9 @@ class TorchFactory(BackendFactory):
     def open_meeting(self, host: str) -> Meeting:
         return Meeting(host)
 
-    def membership(self, setup: PolicySetup, rank: int, size: int, meeting: str) -> Membership:
-        return Membership(rank, size, meeting, torch.device(setup.real_model.device))
+    def membership(self, setup: PolicySetup, place: GangPlace) -> Membership:
+        device = torch.device(setup.real_model.device)
+        return Membership(place.rank, place.size, place.meeting, device, replicas=place.replicas)
 
     def tokenizer(self, setup: PolicySetup) -> PreTrainedTokenizerBase:
         return load_tokenizer(setup.real_model)

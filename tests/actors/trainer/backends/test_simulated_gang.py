@@ -6,7 +6,7 @@ import pytest
 
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import ProtocolViolation
-from flexmarl.actors.messages import Sample
+from flexmarl.actors.messages import GangPlace, Sample
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_factory import SimulatedFactory
@@ -50,4 +50,4 @@ def test_a_rank_that_has_trained_another_sample_is_noticed(ranks: Ranks) -> None
 def test_without_groups_a_gang_has_neither_meeting_nor_members() -> None:
     factory = SimulatedFactory(0)
     assert factory.open_meeting("127.0.0.1") is None
-    assert factory.membership(PolicySetup(credit={}), 0, 2, "unused") is None
+    assert factory.membership(PolicySetup(credit={}), GangPlace(0, 2, "unused")) is None

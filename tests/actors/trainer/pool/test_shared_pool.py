@@ -34,6 +34,10 @@ ELASTIC = {
     SOLVER: simulated_policy("solver", ranks=3, min_ranks=1, token_s=1.0, optimizer_s=3.0),
     JUDGE: simulated_policy("judge", ranks=2, token_s=2.0),
 }
+REPLICAS = {
+    SOLVER: simulated_policy("solver", ranks=4, replicas=2, min_ranks=1, token_s=1.0, optimizer_s=3.0),
+    JUDGE: simulated_policy("judge", ranks=2, replicas=2, token_s=2.0),
+}
 STEPS = 2
 
 
@@ -380,6 +384,39 @@ def test_gangs_that_take_turns_learn_the_same(tmp_path: Path, undisturbed: dict[
     assert fate.calls.count("suspend") > 3
 
 
+def test_the_state_of_replicas_is_in_the_hosts_memory_once_and_on_all_slots(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any]
+) -> None:
+    events: list[dict[str, Any]] = []
+    policies = {
+        **REPLICAS,
+        SOLVER: simulated_policy("solver", ranks=4, replicas=2, token_s=1.0, optimizer_s=3.0),
+    }
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=4), fate, events, policies) == undisturbed
+    assert "reshard" not in fate.calls and fate.calls.count("suspend") > 3
+
+    def moved(name: str, policy: PolicyName) -> set[int]:
+        return {one["size_bytes"] for one in events if (one["event"], one["policy"]) == (name, policy)}
+
+    # Each rank has version and digest, and a gradient of 8 bytes: see ``SimulatedPolicy``.
+    assert moved("policy_suspended", SOLVER) <= {0, 2 * 8} and moved("policy_suspended", JUDGE) <= {0, 8}
+    assert moved("policy_resumed", SOLVER) <= {4 * 16, 4 * 24}
+    assert moved("policy_resumed", JUDGE) <= {2 * 16, 2 * 24}
+
+
+def test_a_gang_with_other_numbers_of_replicas_has_its_state_as_it_lies(
+    tmp_path: Path, undisturbed: dict[PolicyName, Any]
+) -> None:
+    events: list[dict[str, Any]] = []
+    fate = Fate()
+    assert run(tmp_path, SharedPoolConfig(slots=4), fate, events, REPLICAS) == undisturbed
+    resumed = [event for event in events if event["event"] == "policy_resumed" and event["policy"] == SOLVER]
+    places = {len(event["slots"].split(", ")) for event in resumed}
+    assert {2, 4} <= places, "one replica, and two"
+    assert not any("divided over 2 slots, before over 2" in event["reason"] for event in resumed)
+
+
 def test_a_policy_resumed_on_fewer_slots_learns_the_same(
     tmp_path: Path, undisturbed: dict[PolicyName, Any]
 ) -> None:
@@ -495,14 +532,19 @@ def test_the_state_of_the_next_gang_is_loaded_while_another_computes(tmp_path: P
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before it acts", "before its answer"])
+@pytest.mark.parametrize(("policies", "slots"), [(GANGS, 3), (REPLICAS, 4)], ids=["gangs", "replicas"])
 def test_each_sample_counts_once_whenever_a_rank_of_a_gang_dies(
-    tmp_path: Path, undisturbed: dict[PolicyName, Any], before: bool
+    tmp_path: Path,
+    undisturbed: dict[PolicyName, Any],
+    policies: dict[PolicyName, PolicySetup],
+    slots: int,
+    before: bool,
 ) -> None:
     """Some of the calls, at any rank; the others of its gang are dropped."""
-    config, calls = SharedPoolConfig(slots=3), Fate()
-    run(tmp_path / "whole", config, calls, policies=GANGS)
+    config, calls = SharedPoolConfig(slots=slots), Fate()
+    run(tmp_path / "whole", config, calls, policies=policies)
     for number in range(1 + before, len(calls.calls) + 1, 5):
         fate = Fate(dies_at=number, before=before)
-        found = run(tmp_path / str(number), config, fate, policies=GANGS)
+        found = run(tmp_path / str(number), config, fate, policies=policies)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
         assert fate.killed, "and so do ranks that compute for longer than the pool waits for them"

@@ -104,3 +104,38 @@ class TestGrowth:
             if owner.now > 25.0:
                 break
         assert owner.count(Suspend, A) == 0
+
+
+class TestReplicas:
+    """A has two replicas of two ranks on six slots, of which each two are neighbours; B has one rank, and C another."""
+
+    C = PolicyName("c")
+    SLOTS = tuple(SlotName(f"slot-{n}") for n in range(6))
+
+    def allocator(self) -> Allocator:
+        config = AllocatorConfig(states_per_slot=1)
+        return Allocator(self.SLOTS, {A: 4, B: 1, self.C: 1}, config, replica_sizes={A: 2})
+
+    def bound(self, allocator: Allocator, policy: PolicyName, now: float) -> tuple[SlotName, ...]:
+        (bind,) = allocator.ready(policy, now)
+        assert isinstance(bind, Bind)
+        return bind.slots
+
+    def test_the_slots_of_a_replica_are_neighbours(self) -> None:
+        allocator = self.allocator()
+        assert self.bound(allocator, B, 0.0) == self.SLOTS[:1]
+        assert self.bound(allocator, A, 1.0) == self.SLOTS[2:], "not slot-1, whose neighbour computes"
+
+    def test_without_enough_neighbours_any_slots_do(self) -> None:
+        allocator = self.allocator()
+        allocator.slot_lost(self.SLOTS[3], 0.0)
+        assert self.bound(allocator, B, 1.0) == self.SLOTS[:1]
+        assert self.bound(allocator, A, 2.0) == (self.SLOTS[1], self.SLOTS[2], *self.SLOTS[4:])
+
+    def test_a_slot_that_comes_back_has_its_neighbour(self) -> None:
+        allocator = self.allocator()
+        for slot in (self.SLOTS[2], self.SLOTS[0]):
+            allocator.slot_lost(slot, 0.0)
+        for slot in (self.SLOTS[0], self.SLOTS[2]):
+            allocator.slot_joined(slot, 1.0)
+        assert self.bound(allocator, A, 2.0) == self.SLOTS[:4]

@@ -76,6 +76,22 @@ def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill(
         launched.assert_nothing_is_left()
 
 
+def test_a_replica_on_each_host_learns_what_one_rank_learns_also_after_a_kill(
+    launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
+) -> None:
+    hybrid = ("trainer={name: torch, ranks: 4, replicas: 2}", "pool={name: shared, slots: 4}")
+    run, nodes = begin(launcher, "replicas", hosts, *hybrid, f"data.hold={hold}")
+    run.wait_for_step(1)
+    replicas = [{"slot-0", "slot-1"}, {"slot-2", "slot-3"}]
+    assert sorted(map(slots_of, nodes.values()), key=sorted) == replicas
+    nodes["far"].actors()[min(slots_of(nodes["far"]))].kill()
+    hold.unlink()
+    assert_learns_the_same(run, undisturbed)
+    assert events(run, "slot_lost") and not events(run, "actor_moved")
+    for launched in (run, *nodes.values()):
+        launched.assert_nothing_is_left()
+
+
 def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
     launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:

@@ -51,6 +51,12 @@ def test_a_policy_gets_the_fewest_ranks_that_fit_and_the_pool_slots_for_the_larg
     assert chosen([host("a", 8, gpu_bytes=40 * GIB)], *ON_GPUS) == (5, 3, 5)
 
 
+def test_each_replica_gets_the_fewest_ranks_that_fit() -> None:
+    more = "agents.sorter.trainer.replicas=2"
+    assert chosen([host("a", 8)], *ON_GPUS, more) == (4, 1, 4)
+    assert chosen([host("a", 8)], *ON_GPUS, more, "agents.sorter.trainer.min_ranks=5") == (6, 1, 6)
+
+
 def test_a_number_that_is_written_stays() -> None:
     assert chosen([host("a", 8)], *ON_GPUS, "agents.checker.trainer.ranks=3") == (2, 3, 3)
     assert chosen([host("a", 8)], *ON_GPUS, "pool.slots=3") == (2, 1, 3)

@@ -65,3 +65,27 @@ def test_other_drivers_are_refused_with_their_versions() -> None:
     )
     place_run(config(*GANG, TRUSTED), [replace(each, driver="590.12") for each in hosts])
     place_run(config(*GANG, TRUSTED, "agent_defaults.model.device=cpu"), hosts)
+
+
+def hybrid(ranks: int) -> tuple[str, ...]:
+    """Two replicas."""
+    trainer = "agents.sorter.trainer"
+    pool = f"pool={{name: shared, slots: {ranks}}}"
+    return f"{trainer}.ranks={ranks}", f"{trainer}.replicas=2", pool, "hosts.spread=true", TRUSTED
+
+
+def test_the_slots_of_a_replica_are_on_one_host() -> None:
+    assert slot_hosts(config(*hybrid(4)), host("a", 3), host("b", 3)) == ["a", "a", "b", "b"]
+    on_cpus = config(*hybrid(4), "agent_defaults.model.device=cpu")
+    first, second, third, fourth = slot_hosts(on_cpus, host("a", cores=4), host("b", cores=4))
+    assert (first, third) == (second, fourth)
+
+
+def test_replicas_that_the_hosts_would_divide_are_refused_with_the_slots_of_each() -> None:
+    said = refusal(config(*hybrid(6)), host("a", 4), host("b", 2), host("c", 2))
+    assert said.startswith(
+        "policies.sorter.trainer.replicas=2: the 3 ranks of a replica lie on one host, and the 6 "
+    )
+    assert "do not divide so: " in said and " on a, " in said
+    assert said.endswith("until each host has whole replicas, or write replicas=1")
+    place_run(config(*hybrid(6)), [host("a", 4), host("b", 4)])
