@@ -45,12 +45,14 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class TrainerLoad:
-    """``tokens``: of a rank's forward at most. ``checkpoints``: activations are computed a second time."""
+    """``tokens``: of a rank's forward at most. ``checkpoints``: activations are computed a second time. ``replicas``:
+    of the policy, with as many of the ``ranks`` each."""
 
     ranks: int
     item_bytes: int
     tokens: int
     checkpoints: bool
+    replicas: int = 1
 
 
 def engine_times(shape: ModelShape, device: DeviceConfig, load: EngineLoad) -> RooflineTimes:
@@ -77,23 +79,33 @@ def engine_times(shape: ModelShape, device: DeviceConfig, load: EngineLoad) -> R
 
 def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) -> TrainerTimes:
     """The times of a policy whose ranks fill hosts one after the other."""
-    device, ranks, parameters = cluster.device, load.ranks, shape.parameters
-    hosts = -(-ranks // cluster.devices)
+    device, parameters = cluster.device, shape.parameters
+    parts = load.ranks // load.replicas
+    hosts = -(-parts // cluster.devices)  # of a replica: the first one saves
     compute_s = 1.0 / (device.tflops * _TERA * device.training_share)
     passes = 4 if load.checkpoints else 3
-    part = parameters / ranks
-    exchanged = (2 * load.item_bytes + 4) * parameters * (ranks - 1) / ranks
+    part = parameters / parts
+    gathered = (2 * load.item_bytes + 4) * parameters * (parts - 1) / parts
     return TrainerTimes(
         token_s=2 * passes * parameters * compute_s,
         element_token_s=shape.layers * shape.hidden * device.element_s,
         pair_s=4 * passes * shape.layers * shape.query_size * compute_s,
         spare_tokens=SPARE_TOKENS,
         forward_s=device.forward_s,
-        exchange_s=exchanged / _ring_bytes_s(cluster, hosts),
+        exchange_s=gathered / _ring_bytes_s(cluster, hosts) + _replicas_s(part, cluster, load),
         tokens_per_forward=load.tokens,
         optimizer_s=device.update_s + 28 * part / (device.memory_gb_s * _GIGA * device.update_share),
         save_s=12 * parameters / (hosts * cluster.disk_gb_s * _GIGA),
     )
+
+
+def _replicas_s(part: float, cluster: ClusterConfig, load: TrainerLoad) -> float:
+    """Seconds of the sum of gradients over the replicas, in a ring for each part of ``part`` parameters: both of its
+    passes move all but one of as many shares as there are replicas. All rings enter a host by its network."""
+    moved = 2 * 4 * part * (load.replicas - 1) / load.replicas
+    if load.ranks <= cluster.devices:
+        return moved / _ring_bytes_s(cluster, 1)
+    return moved * min(load.ranks // load.replicas, cluster.devices) / _ring_bytes_s(cluster, load.replicas)
 
 
 def _ring_bytes_s(cluster: ClusterConfig, hosts: int) -> float:

@@ -153,15 +153,16 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
         if policy.train:
             section["trainer"] = _trainer(policy, shapes[name], scenario.cluster)
     sizes = {
-        name: StateSizes.of(shapes[name], _item_bytes(policy), _ranks(policy))
+        name: StateSizes.of(shapes[name], _item_bytes(policy), _parts(policy))
         for name, policy in config.policies.items()
     }
     links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
     return SimulatedJob(check(raw, "the simulated run"), links)
 
 
-def _ranks(policy: PolicyConfig) -> int:
-    return policy.trainer.most_ranks if policy.train else 1
+def _parts(policy: PolicyConfig) -> int:
+    """Counts the parts of a policy's state."""
+    return policy.trainer.replica_size if policy.train else 1
 
 
 def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
@@ -253,10 +254,12 @@ def _trainer(policy: PolicyConfig, shape: ModelShape, cluster: ClusterConfig) ->
         _item_bytes(policy),
         trainer.tokens_per_forward,
         trainer.activation_checkpointing,
+        trainer.replicas,
     )
     return {
         "name": "simulated",
         "ranks": trainer.most_ranks,
         "min_ranks": trainer.min_ranks,
+        "replicas": trainer.replicas,
         "times": trainer_times(shape, cluster, load).model_dump(mode="json"),
     }
