@@ -4,6 +4,12 @@ A folder is read in two passes: ``check_tensors`` looks only at headers and rais
 ``read_tensors_into`` then copies into tensors that already exist.
 """
 
+# Not torch.distributed.checkpoint: its own format has a pickled index, and the safetensors of several ranks become a
+# Hugging Face folder only when they are written a second time (consolidate_safetensors_files). It plans a save and a
+# load by collective calls, where each rank computes its offsets from the shapes here. It would replace the two
+# functions that write and read rows; the parts of other numbers of ranks (shards.py, which the pool needs too), the
+# comparison with headers, and the commit of all policies of a step together (orchestrator/checkpoint.py) would stay.
+
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
