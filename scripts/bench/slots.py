@@ -46,7 +46,7 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 
-from . import league, replayed, slot_dispatch, slot_extra_queries, slot_trees
+from . import league, replayed, slot_dispatch, slot_extra_queries, slot_rewards, slot_trees
 from .skill_table import QUERIES, SkillTable
 
 _ROUNDS: Final = 3
@@ -76,6 +76,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.RULES},
     "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
     "extra_queries": Experiment(slot_extra_queries.of_rounds, slot_extra_queries.show),
+    "rewards": Experiment(slot_rewards.of_rounds, slot_rewards.show),
     "replay_recent": Experiment(replayed.of_recent, replayed.show),
     "replay_successes": Experiment(replayed.of_successes, replayed.show),
 }
