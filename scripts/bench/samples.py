@@ -50,8 +50,8 @@ _WORDS = ("agent_defaults.sft.batches=20", "evaluation.every=0", "data.eval_prob
 
 def group(step: int, query: int, rng: random.Random) -> list[RecordedTrajectory]:
     """Two turns of 64 tokens each."""
-    asked = Query(f"q{query:06}", f"{query} + {rng.randrange(1000)}")
-    found = []
+    question = Query(f"q{query:06}", f"{query} + {rng.randrange(1000)}")
+    trajectories = []
     for number in range(_TRAJECTORIES):
         turns = []
         for turn in range(_TURNS):
@@ -59,7 +59,7 @@ def group(step: int, query: int, rng: random.Random) -> list[RecordedTrajectory]
             logprobs = tuple(-rng.expovariate(1) for _ in tokens)
             text = " ".join(rng.choices(("the", "answer", "is", "not", "7", "so"), k=64))
             reward = rng.random()
-            prompt = (asked.text,) if turn == 0 else (0, "check it")
+            prompt = (question.text,) if turn == 0 else (0, "check it")
             name = ("solver", "checker")[turn]
             turns.append(
                 RecordedTurn(
@@ -67,8 +67,8 @@ def group(step: int, query: int, rng: random.Random) -> list[RecordedTrajectory]
                 )
             )
         rewards = {turn.agent: turn.reward or 0.0 for turn in turns}
-        found.append(RecordedTrajectory(step, False, asked, number, rewards, {}, "", tuple(turns)))
-    return found
+        trajectories.append(RecordedTrajectory(step, False, question, number, rewards, {}, "", tuple(turns)))
+    return trajectories
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -89,22 +89,22 @@ def listing(samples: int) -> dict[str, float]:
         wrote_s = 0.0
         with lines.open("wb") as plain:
             for number in range(groups):
-                one = group(1 + number // 128, number, rng)
+                trajectories = group(1 + number // 128, number, rng)
                 began = time.perf_counter()
-                file.add([compress_record(pack_record(one))])
+                file.add([compress_record(pack_record(trajectories))])
                 wrote_s += time.perf_counter() - began
-                for trajectory in one:
+                for trajectory in trajectories:
                     line = json.dumps(as_object(trajectory, tokens=True)) + "\n"
                     plain.write(pack.compress(line.encode()))
             plain.write(pack.flush())
         file.close()
-        found = _queries(directory.path)
-        found["of JSON lines: reward < 0.01, s"] = seconds(lambda: _filtered_lines(lines))
-        found["samples"] = groups * _TRAJECTORIES * _TURNS
-        found["written, us a group"] = 1e6 * wrote_s / groups
-        found["sqlite, MiB"] = directory.samples.stat().st_size / 2**20
-        found["JSON lines, MiB"] = lines.stat().st_size / 2**20
-    return found
+        figures = _queries(directory.path)
+        figures["of JSON lines: reward < 0.01, s"] = seconds(lambda: _filtered_lines(lines))
+        figures["samples"] = groups * _TRAJECTORIES * _TURNS
+        figures["written, us a group"] = 1e6 * wrote_s / groups
+        figures["sqlite, MiB"] = directory.samples.stat().st_size / 2**20
+        figures["JSON lines, MiB"] = lines.stat().st_size / 2**20
+    return figures
 
 
 def _queries(run: Path) -> dict[str, float]:
@@ -131,10 +131,10 @@ def _queries(run: Path) -> dict[str, float]:
 def _filtered_lines(path: Path) -> list[Any]:
     lines = zlib.decompress(path.read_bytes()).splitlines()
     return [
-        one
+        trajectory
         for line in lines
-        for one in [json.loads(line)]
-        if any(turn["reward"] < 0.01 for turn in one["turns"])
+        for trajectory in [json.loads(line)]
+        if any(turn["reward"] < 0.01 for turn in trajectory["turns"])
     ]
 
 
@@ -147,9 +147,9 @@ def paired_steps(
 ) -> dict[str, Any]:
     """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``.
     ``without``: the setting of runs that leave out what is measured. ``recipe``: its name or path, and settings."""
-    here = str(Path(sys.executable).with_name("flexmarl"))
-    sides = [(here, ()), (other, ())] if other else [(here, ()), (here, (without,))]
-    found: dict[str, Any] = {}
+    program = str(Path(sys.executable).with_name("flexmarl"))
+    sides = [(program, ()), (other, ())] if other else [(program, ()), (program, (without,))]
+    figures: dict[str, Any] = {}
     means = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(pairs):
@@ -163,24 +163,27 @@ def paired_steps(
                 run.start()
             means.append(_beside_each_other(runs, steps))
             print(
-                *(f"{of.time_s:.3f} s, CPU {of.cpu_s:.4f} s" for of in means[-1]), sep="; ", file=sys.stderr
+                *(f"{step.time_s:.3f} s, CPU {step.cpu_s:.4f} s" for step in means[-1]),
+                sep="; ",
+                file=sys.stderr,
             )
-    figures: dict[str, Callable[[_Step], float]] = {
+    measures: dict[str, Callable[[_Step], float]] = {
         "time": lambda step: step.time_s,
         "CPU time": lambda step: step.cpu_s,
     }
-    for name, of in figures.items():
-        ratios = sorted(of(one) / of(two) for one, two in means)
-        found[f"{name}, ratio"] = statistics.median(ratios)
-        found[f"{name}, of each pair"] = [round(ratio, 4) for ratio in ratios]
-        found[f"{name} of a step, s"] = statistics.median(of(two) for _, two in means)
+    for name, measure in measures.items():
+        ratios = sorted(measure(with_it) / measure(without_it) for with_it, without_it in means)
+        figures[f"{name}, ratio"] = statistics.median(ratios)
+        figures[f"{name}, of each pair"] = [round(ratio, 4) for ratio in ratios]
+        figures[f"{name} of a step, s"] = statistics.median(measure(without_it) for _, without_it in means)
     more = {
         process: statistics.median(
-            1e3 * (one.cpu_s_by[process] - two.cpu_s_by.get(process, 0.0)) for one, two in means
+            1e3 * (with_it.cpu_s_by[process] - without_it.cpu_s_by.get(process, 0.0))
+            for with_it, without_it in means
         )
         for process in means[0][0].cpu_s_by
     }
-    return found | {f"CPU time more, ms: {process}": value for process, value in more.items()}
+    return figures | {f"CPU time more, ms: {process}": value for process, value in more.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,7 @@ class _RunBeside:
 
     def _cpu_by_actor(self) -> dict[str, float]:
         """A step's, between the first and the last reading: a figure is read once a second, and stays until then."""
-        found = {}
+        cpu_s = {}
         lines = [json.loads(line) for line in self._metrics.read_text().splitlines()][_WARM_UP:]
         for key in (key for key in lines[-1] if key.startswith(_CPU)):
             readings = [
@@ -249,8 +252,8 @@ class _RunBeside:
             ]
             if len(readings) > 1:
                 (first, at_first), (last, at_last) = readings[0], readings[-1]
-                found[key.removeprefix(_CPU)] = (at_last - at_first) / (last - first)
-        return found
+                cpu_s[key.removeprefix(_CPU)] = (at_last - at_first) / (last - first)
+        return cpu_s
 
 
 def _beside_each_other(runs: Sequence[_RunBeside], steps: int) -> list[_Step]:
