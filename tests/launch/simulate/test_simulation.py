@@ -156,7 +156,7 @@ def test_a_seed_decides_every_byte_of_the_log_in_any_process(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.FATAL_KILL])
-def test_a_run_survives_each_kind_of_fault_alone(kind: FaultKind, collector: None) -> None:
+def test_a_run_survives_each_kind_of_fault_alone(kind: FaultKind) -> None:
     """Those that do not end included, for which a host is left out of the next attempt."""
     drawn = []
     for seed in range(3):

@@ -12,7 +12,7 @@ AT_ONCE = 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
-def test_a_run_under_faults_trains_what_it_trains_without_them(first: int, collector: None) -> None:
+def test_a_run_under_faults_trains_what_it_trains_without_them(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         failure = examine_seed(seed)
         assert failure is None, failure.text()

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from flexmarl.launch.simulate.chaos import outcome as outcome_module
 from flexmarl.launch.simulate.chaos.chaos_case import ChaosCase, draw_case
 from flexmarl.launch.simulate.chaos.checks import CHECKS, problems_of
 from flexmarl.launch.simulate.chaos.examination import examine
-from flexmarl.launch.simulate.chaos.outcome import Outcome, outcome_of, play_without_faults
+from flexmarl.launch.simulate.chaos.outcome import Outcome, SavedPolicy, outcome_of, play_without_faults
 from flexmarl.launch.simulate.simulated_faults import FaultKind, PlannedFault
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
@@ -49,8 +49,14 @@ def case_of(*faults: PlannedFault) -> ChaosCase:
     return replace(case, settings=settings, hosts=2, faults=faults)
 
 
-def play(case: ChaosCase, folder: Path) -> Outcome:
-    return outcome_of(case, folder / "run", play_without_faults(case, folder / "without"))
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, SavedPolicy]:
+    """Of all cases here, which differ in their faults."""
+    return play_without_faults(case_of(), tmp_path_factory.mktemp("without") / "run")
+
+
+def play(case: ChaosCase, folder: Path, expected: Mapping[str, SavedPolicy]) -> Outcome:
+    return outcome_of(case, folder / "run", expected)
 
 
 def fault(kind: FaultKind, at_s: float) -> PlannedFault:
@@ -120,26 +126,28 @@ DEFECTS: dict[str, list[tuple[Any, str, Any]]] = {
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *defects: tuple[Any, str, Any]) -> None:
-    """The run under faults has the defects, and the run beside it has not."""
+    """The run under faults has the defects."""
 
     def simulate_with_defects(config: Any, folder: Path, *arguments: Any, **options: Any) -> Simulation:
         with monkeypatch.context() as patch:
-            for owner, name, value in defects if folder.name == "run" else ():
+            for owner, name, value in defects:
                 patch.setattr(owner, name, value)
             return simulate(config, folder, *arguments, **options)
 
     monkeypatch.setattr(outcome_module, "simulate", simulate_with_defects)
 
 
-def test_a_case_without_defects_is_clean(tmp_path: Path) -> None:
-    outcome = play(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path)
+def test_a_case_without_defects_is_clean(tmp_path: Path, expected: Mapping[str, SavedPolicy]) -> None:
+    outcome = play(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path, expected)
     assert problems_of(outcome) == [] and len(outcome.injected) == 2 and outcome.seconds > 0.0
     assert outcome.saved == outcome.expected and outcome.saved
 
 
-def test_a_run_that_begins_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
+def test_a_run_that_begins_on_a_full_disk_waits_for_room(
+    tmp_path: Path, expected: Mapping[str, SavedPolicy]
+) -> None:
     full = PlannedFault(0.0, FaultKind.FULL_DISK, 1.5, 0.0)
-    outcome = play(case_of(full), tmp_path)
+    outcome = play(case_of(full), tmp_path, expected)
     assert problems_of(outcome) == [] and outcome.seconds > 1.5
     assert {"store_blocked", "store_unblocked"} <= {event["event"] for event in outcome.events}
 
@@ -150,11 +158,11 @@ def test_every_check_has_a_defect() -> None:
 
 @pytest.mark.parametrize("check", DEFECTS)
 def test_a_check_finds_a_defect_of_the_product(
-    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Mapping[str, SavedPolicy]
 ) -> None:
     plant(monkeypatch, *DEFECTS[check])
     late = fault(FaultKind.FATAL_KILL, 2.5)  # behind the first checkpoint
-    assert check in {problem.check for problem in problems_of(play(case_of(late), tmp_path))}
+    assert check in {problem.check for problem in problems_of(play(case_of(late), tmp_path, expected))}
 
 
 def test_turns_that_are_drawn_by_other_weights_than_their_version_says_change_the_sums(
