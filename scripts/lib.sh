@@ -30,7 +30,7 @@ install() {
     (
         flock -n 9 || { say "waiting for another installation into $venv" && flock 9; }
         _install_locked "${1:-}"
-    ) 9>"$root/.cache/install.lock"
+    ) 9>"$root/.cache/install-${venv##*/}.lock" # several environments at once
     if _has_gpu && [[ $(_torch_version) == *+cpu ]]; then # for example, made on a login node
         say "note: there is a GPU here, but $venv holds the CPU build of torch: remove it, then it is made again"
     fi
