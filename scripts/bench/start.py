@@ -149,7 +149,8 @@ class _Command:
                 await self._process.communicate()
         except TimeoutError:
             self._process.kill()
-            await self._process.wait()
+            # Also reads to the end: from Python 3.12 on wait() alone may return with the pipe's transport still open.
+            await self._process.communicate()
 
     async def until(self, found: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The next object of its output for which ``found`` is true. Raises BenchmarkFailed if it ends before."""

@@ -121,9 +121,16 @@ def test_every_figure_is_there_and_possible(run: tuple[dict[str, Any], str]) -> 
     assert [(goal["key"], goal["goal"]) for goal in result["goals"]] == [
         ("strict_s", "<= 0.6x sync"), ("strict_s", "<= 1.1x bound"), ("orchestrator_core_share", "<= 0.1"),
     ]  # fmt: skip
-    reported = [line for line in err.splitlines() if line]
-    assert len(reported) == parts(Options(rounds=1))
-    assert "sync, round 1 of 1" in reported and "strict, round 1 of 1" in reported
+    names = [
+        "how busy the machine is with other things",
+        "the lower bound, in virtual time",
+        "sync, round 1 of 1",
+        "strict, round 1 of 1",
+        "the orchestrator under load",
+    ]
+    # A busy machine has warnings of the runtime there too.
+    assert [line for line in err.splitlines() if line in names] == names
+    assert len(names) == parts(Options(rounds=1))
 
 
 def test_table(run: tuple[dict[str, Any], str]) -> None:
