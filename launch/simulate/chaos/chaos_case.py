@@ -18,11 +18,18 @@ from typing import Any, Final
 from ....core.wire.faults import Faults
 from ...config.config_reading import resolve_mapping
 from ...config.run_config import RunConfig
-from ..simulated_faults import ALL_KINDS, FaultPlan, PlannedFault
+from ..simulated_faults import ALL_KINDS, FaultKind, FaultPlan, PlannedFault
 
 _RECIPE: Final = Path(__file__).parents[1] / "workload_recipe"
-_MOST_FAULTS: Final = 8
+_MOST_FAULTS: Final = 10
 _SEEDS_OF_A_RUN: Final = 8
+
+_FOCUSED: Final = (
+    # Slots are the last role of actors. Workers are, without slots.
+    FaultPlan(every_s=0.3, most=_MOST_FAULTS, lasts_s=0.5, kinds={FaultKind.KILL: 1.0}, least_place=0.7),
+    FaultPlan(every_s=0.3, most=4, lasts_s=2.0, for_good=0.7, kinds={FaultKind.CUT_NODES: 1.0}),
+)
+"""Faults that all have to hit one kind of actors or links before they show anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +64,15 @@ class ChaosCase:
 def draw_case(seed: int) -> ChaosCase:
     """The case that a seed decides."""
     draw = random.Random(f"case {seed}")
+    faults = _fault_plan(draw).draw(draw.getrandbits(32))
+    # Of three hosts two have a link without the head.
+    least = 3 if any(fault.kind is FaultKind.CUT_NODES for fault in faults) else 1
     return ChaosCase(
         seed,
         _settings(seed // _SEEDS_OF_A_RUN),
-        draw.randint(1, 4),
+        draw.randint(least, 4),
         _link_faults(draw),
-        _fault_plan(draw).draw(draw.getrandbits(32)),
+        faults,
     )
 
 
@@ -72,7 +82,7 @@ def _settings(run: int) -> dict[str, Any]:
     policies = [f"p{number}" for number in range(draw.randint(1, 3))]
     agents = [f"a{number}" for number in range(len(policies) + draw.choice((0, 0, 1)))]
     policy_of = dict(zip(agents, [*policies, draw.choice(policies)], strict=False))
-    slots = draw.choice((0, 0, 1, 2, 3))
+    slots = draw.choice((0, 0, 1, 1, 2, 3))
     return {
         "recipe": str(_RECIPE),
         "seed": run,
@@ -156,7 +166,7 @@ def _training(draw: random.Random) -> dict[str, Any]:
             "steps": draw.randint(2, 4),
             "queries_per_step": queries,
             "trajectories_per_query": trajectories,
-            "micro_batch": draw.randint(1, min(4, queries * trajectories)),
+            "micro_batch": draw.choice((1, draw.randint(1, min(4, queries * trajectories)))),
         }
     }
 
@@ -172,12 +182,18 @@ def _link_faults(draw: random.Random) -> Faults:
 
 
 def _fault_plan(draw: random.Random) -> FaultPlan:
-    """Often of a few kinds alone: so they come together in ways that a mixture of all seldom has."""
-    kinds = draw.sample([*ALL_KINDS], draw.choice((1, 2, 3, len(ALL_KINDS))))
+    """Often of a few kinds alone: so they come together in ways that a mixture of all seldom has. Runs train for some
+    seconds, of which a row of faults hits a part: it may begin in the middle."""
+    names, weights = [*ALL_KINDS], [*ALL_KINDS.values()]
+    count = draw.choice((1, 2, 3, len(names)))
+    kinds = dict.fromkeys(names if count == len(names) else draw.choices(names, weights, k=count))
+    if (focus := draw.choice((None, None, *_FOCUSED))) is not None:
+        return replace(focus, begin_s=draw.uniform(0.0, 3.0))
     return FaultPlan(
+        begin_s=draw.choice((0.0, draw.uniform(0.0, 3.0), draw.uniform(0.0, 10.0))),
         every_s=draw.choice((0.1, 0.3, 1.0)),
         most=draw.randint(1, _MOST_FAULTS),
         lasts_s=draw.choice((0.1, 0.5, 2.0)),
-        for_good=draw.choice((0.0, 0.1, 0.3)),
+        for_good=draw.choice((0.0, 0.1, 0.5)),
         kinds={kind: ALL_KINDS[kind] for kind in kinds},
     )

@@ -127,8 +127,20 @@ def lost_write_problem(outcome: Outcome) -> str | None:
     return None
 
 
+def early_checkpoint_problem(outcome: Outcome) -> str | None:
+    """A policy is saved for a checkpoint only when the store has the commit of its last step."""
+    if outcome.early_checkpoints:
+        return f"a policy was saved too early: {_names(outcome.early_checkpoints)}"
+    return None
+
+
 def checkpoint_problem(outcome: Outcome) -> str | None:
-    """A checkpoint that was reported as saved is there in later attempts: no step before it is saved again."""
+    """The newest checkpoint is whole, and a run that has ended has one. One that was reported as saved is there in
+    later attempts: no step before it is saved again."""
+    if outcome.damage:
+        return outcome.damage
+    if outcome.error is None and not outcome.saved:
+        return "it ended without a checkpoint"
     newest = 0
     for event in outcome.events:
         if event["event"] == "checkpoint_saved":
@@ -152,5 +164,6 @@ CHECKS: Final[Mapping[str, Callable[[Outcome], str | None]]] = {
     "has all versions": version_problem,
     "has equal sums": sum_problem,
     "loses no write": lost_write_problem,
+    "commits before checkpoints": early_checkpoint_problem,
     "keeps checkpoints": checkpoint_problem,
 }

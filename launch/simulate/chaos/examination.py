@@ -12,7 +12,8 @@ from ....core.base.collector import collecting_afterwards
 from ...hosts import env
 from .chaos_case import ChaosCase, draw_case
 from .checks import Problem, problems_of
-from .outcome import SavedPolicy, outcome_of, play_without_faults
+from .outcome import outcome_of, play_without_faults
+from .saved_policies import SavedPolicy
 from .shrinking import shrink
 
 

@@ -1,5 +1,10 @@
-"""The store, and a record of its promises: when it ends, killed or not, its journal has to hold all of them."""
+"""The store, and a record of its promises: when it ends, killed or not, its journal has to hold all of them.
 
+And of a promise to it: a policy is saved for a checkpoint only when the store has the commit of its last step. Else a
+run that ends in between has samples that are trained and not consumed.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +18,8 @@ from ....actors.store.table import Table
 from ....core.actor import endpoint
 from ....core.durable.files import open_private
 from ....core.durable.record_file import read_records
+from ...run_folder.run_directory import RunDirectory
+from .saved_policies import newest_version
 
 OBSERVED_STORE: Final = f"{__name__}:ObservedStore"
 
@@ -22,6 +29,7 @@ class ObservedStore(Store):
 
     def __init__(self, setup: StoreSetup) -> None:
         super().__init__(setup)
+        self._run = setup.store_dir.parent
         self._acknowledged: dict[str, str] = {}
         """The agent of each sample."""
         self._committed: dict[PolicyName, int] = {}
@@ -37,6 +45,12 @@ class ObservedStore(Store):
 
     @endpoint
     async def commit(self, policy: PolicyName, fences: list[int], policy_version: int) -> int:
+        saved = newest_version(RunDirectory(self._run), policy)
+        if saved >= policy_version:
+            _add_lines(
+                early_checkpoints(self._run),
+                [f"version {saved} of policy {policy} before the commit of {policy_version}"],
+            )
         rows = await super().commit(policy, fences, policy_version)
         self._committed[policy] = self._committed.get(policy, 0) + rows
         return rows
@@ -49,10 +63,7 @@ class ObservedStore(Store):
 
     async def on_stop(self) -> None:
         await super().on_stop()
-        lost = self._find_lost()
-        if lost:
-            with open_private(lost_writes(self._setup.store_dir.parent), "a") as file:
-                file.write("".join(f"{line}\n" for line in lost))
+        _add_lines(lost_writes(self._run), self._find_lost())
 
     def _find_lost(self) -> list[str]:
         """Acknowledged rows that a store which starts with this journal would not have, nor have had; commits that it
@@ -87,5 +98,21 @@ def _has(table: Table, row: Row) -> bool:
 
 
 def lost_writes(run: Path) -> Path:
-    """The file in a run's folder that names its lost writes. A run without lost writes has no such file."""
-    return run / "lost_writes.txt"
+    """The file that names the lost writes of the run in the folder ``run``. A run without any has no such file."""
+    return _beside(run, "lost_writes")
+
+
+def early_checkpoints(run: Path) -> Path:
+    """The file that names the policies that were saved before the store had their commits, in the same way."""
+    return _beside(run, "early_checkpoints")
+
+
+def _beside(run: Path, what: str) -> Path:
+    # Not in the folder, of which a loss of power leaves a part.
+    return run.with_name(f"{run.name}_{what}.txt")
+
+
+def _add_lines(file: Path, lines: Sequence[str]) -> None:
+    if lines:
+        with open_private(file, "a") as opened:
+            opened.write("".join(f"{line}\n" for line in lines))

@@ -3,7 +3,7 @@
 import math
 
 from flexmarl.launch.simulate.chaos.chaos_case import draw_case
-from flexmarl.launch.simulate.simulated_faults import ALL_KINDS
+from flexmarl.launch.simulate.simulated_faults import ALL_KINDS, FaultKind
 
 SEEDS = range(300)
 
@@ -26,6 +26,16 @@ def test_the_cases_have_all_kinds_of_runs_and_faults() -> None:
     assert {fault.kind for case in cases for fault in case.faults} == set(ALL_KINDS)
     assert any(fault.lasts_s == math.inf for case in cases for fault in case.faults)
     assert {case.hosts for case in cases} == {1, 2, 3, 4}
+    assert any(
+        config.pool.name == "shared" and config.pool.slot_count < len(config.policies) for config in configs
+    )
+
+
+def test_a_case_whose_links_between_nodes_are_cut_has_two_nodes() -> None:
+    cut = [
+        case for case in map(draw_case, SEEDS) if FaultKind.CUT_NODES in {fault.kind for fault in case.faults}
+    ]
+    assert cut and min(case.hosts for case in cut) == 3
 
 
 def test_neighbouring_seeds_share_a_run_and_each_has_faults_of_its_own() -> None:

@@ -8,7 +8,8 @@ import pytest
 from flexmarl.core.errors import VirtualTimeExceeded
 from flexmarl.launch.errors import LeftBehind
 from flexmarl.launch.simulate.chaos.checks import CHECKS, problems_of
-from flexmarl.launch.simulate.chaos.outcome import Outcome, SavedPolicy
+from flexmarl.launch.simulate.chaos.outcome import Outcome
+from flexmarl.launch.simulate.chaos.saved_policies import SavedPolicy
 
 
 def policy(trained: Mapping[int, Sequence[str]], digest: int = 1) -> SavedPolicy:
@@ -46,6 +47,10 @@ CASES = {
     "has all versions": (with_trained({0: WHOLE.trained[1], 1: WHOLE.trained[0]}), "other steps"),
     "has equal sums": (with_trained(WHOLE.trained, digest=2), "other sums"),
     "loses no write": (replace(CLEAN, lost_writes=("1:q0_0_0 of agent a",)), "1:q0_0_0 of agent a"),
+    "commits before checkpoints": (
+        replace(CLEAN, early_checkpoints=("version 2 of policy p before the commit of 2",)),
+        "too early: version 2 of policy p",
+    ),
     "keeps checkpoints": (
         replace(CLEAN, events=[{"event": "checkpoint_saved", "step": step} for step in (1, 2, 2)]),
         "step 2 was saved after step 2",
@@ -68,6 +73,13 @@ def test_a_check_finds_its_problem_and_no_other_does(check: str) -> None:
     outcome, text = CASES[check]
     (problem,) = problems_of(outcome)
     assert problem.check == check and text in problem.text
+
+
+def test_the_newest_checkpoint_is_there_and_whole() -> None:
+    damaged = replace(CLEAN, saved={}, damage="p/simulated_policy.json: the file is missing")
+    assert [problem.text for problem in problems_of(damaged)] == [damaged.damage]
+    (problem,) = problems_of(replace(CLEAN, saved={}))
+    assert problem.check == "keeps checkpoints" and "without a checkpoint" in problem.text
 
 
 def test_stale_samples_are_trained_in_any_order_within_their_staleness() -> None:

@@ -1,6 +1,7 @@
 """Cases are played; defects that are planted in the product are found, and failures are shrunk."""
 
 import asyncio
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,14 +12,18 @@ import pytest
 
 from flexmarl.actors.inference.engines.engine import LoadTimes
 from flexmarl.actors.inference.engines.simulated_engine import SimulatedEngine
+from flexmarl.actors.inference.router.cut_links import CutLinks
 from flexmarl.actors.messages import Sample, StepStats
 from flexmarl.actors.orchestrator import checkpoint
 from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.store.writers import Writers
 from flexmarl.actors.trainer.backends.policy_backend import MicroBatchStats
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
+from flexmarl.actors.trainer.pool.host_memory import RankMemory
+from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.testing.memory_node import MemoryNode
+from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.run import resuming
 from flexmarl.launch.run.resuming import StartState
 from flexmarl.launch.run.stalls.watch import StallWatch
@@ -34,10 +39,11 @@ from flexmarl.launch.simulate.simulation import Simulation, simulate
 accumulate, optimizer_step = SimulatedPolicy.accumulate, SimulatedPolicy.optimizer_step
 plan_resume = resuming.plan_resume
 rollout_starts, kill, load = Rollout.on_start, MemoryNode.kill, SimulatedEngine.load
+commit = Trainer._commit
 
 
-def case_of(*faults: PlannedFault) -> ChaosCase:
-    """A small strict run that saves every step."""
+def case_of(*faults: PlannedFault, **settings: Any) -> ChaosCase:
+    """A small strict run that saves every step. ``settings``: in place of its own."""
     case = draw_case(2)
     small = {
         "mode": "strict",
@@ -45,18 +51,38 @@ def case_of(*faults: PlannedFault) -> ChaosCase:
         "training": {"steps": 3, "queries_per_step": 2, "trajectories_per_query": 2, "micro_batch": 2},
         "checkpoint": {"every": 1, "keep": 2},
     }
-    settings = {key: value for key, value in case.settings.items() if key != "max_staleness"} | small
-    return replace(case, settings=settings, hosts=2, faults=faults)
+    drawn = {key: value for key, value in case.settings.items() if key != "max_staleness"}
+    return replace(case, settings=drawn | small | settings, hosts=2, faults=faults)
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, SavedPolicy]:
-    """Of all cases here, which differ in their faults."""
-    return play_without_faults(case_of(), tmp_path_factory.mktemp("without") / "run")
+def shared_slot_case() -> ChaosCase:
+    """A strict run of several policies that take turns on one slot, on one host: most are suspended in mid-step."""
+    drawn = next(case for case in map(draw_case, range(1000)) if _share_a_slot(case.config()))
+    settings = {
+        **drawn.settings,
+        "training": {"steps": 3, "queries_per_step": 4, "trajectories_per_query": 2, "micro_batch": 1},
+        "policies": {
+            name: {**policy, "trainer": {**policy["trainer"], "micro_batch_s": 0.1}}
+            for name, policy in drawn.settings["policies"].items()
+        },
+    }
+    return replace(drawn, settings=settings, hosts=1, faults=())
 
 
-def play(case: ChaosCase, folder: Path, expected: Mapping[str, SavedPolicy]) -> Outcome:
-    return outcome_of(case, folder / "run", expected)
+def _share_a_slot(config: RunConfig) -> bool:
+    pool = config.pool
+    return config.mode == "strict" and len(config.policies) > 1 and pool.name == "shared" and pool.slots == 1
+
+
+_EXPECTED: dict[str, Mapping[str, SavedPolicy]] = {}
+
+
+def play(case: ChaosCase, folder: Path) -> Outcome:
+    """Cases that differ in their faults alone share the run without faults."""
+    key = repr(replace(case, faults=()))
+    if key not in _EXPECTED:
+        _EXPECTED[key] = play_without_faults(case, folder / "without")
+    return outcome_of(case, folder / "run", _EXPECTED[key])
 
 
 def fault(kind: FaultKind, at_s: float) -> PlannedFault:
@@ -98,6 +124,15 @@ async def load_slowly(engine: SimulatedEngine, *arguments: Any, **options: Any) 
     return await load(engine, *arguments, **options)
 
 
+async def wait_for_nothing(*_: Any) -> None:
+    """Does not wait for the commit."""
+
+
+async def commit_late(trainer: Trainer, *arguments: Any) -> None:
+    await asyncio.sleep(0.5)
+    await commit(trainer, *arguments)
+
+
 def fail(*_: Any) -> Any:
     raise ValueError("a defect")
 
@@ -121,33 +156,40 @@ DEFECTS: dict[str, list[tuple[Any, str, Any]]] = {
     "has all versions": [(SimulatedPolicy, "optimizer_step", train_for_version_before)],
     "has equal sums": [(SimulatedPolicy, "accumulate", change_rewards)],
     "loses no write": [(RecordFile, "append", lambda *_: None)],
+    "commits before checkpoints": [
+        (Trainer, "_wait_committed", wait_for_nothing),
+        (Trainer, "_commit", commit_late),
+    ],
     "keeps checkpoints": [(resuming, "plan_resume", resume_without_newest)],
 }
 
+SETTINGS = {"commits before checkpoints": {"pool": {"name": "shared", "slots": 2}}}
+NO_DEFECT_AND_ONE = pytest.mark.parametrize(
+    "defect", [None, lambda *_: None], ids=["without a defect", "with a defect"]
+)
+
 
 def plant(monkeypatch: pytest.MonkeyPatch, *defects: tuple[Any, str, Any]) -> None:
-    """The run under faults has the defects."""
+    """The run under faults has the defects, and the run beside it has not."""
 
     def simulate_with_defects(config: Any, folder: Path, *arguments: Any, **options: Any) -> Simulation:
         with monkeypatch.context() as patch:
-            for owner, name, value in defects:
+            for owner, name, value in defects if folder.name == "run" else ():
                 patch.setattr(owner, name, value)
             return simulate(config, folder, *arguments, **options)
 
     monkeypatch.setattr(outcome_module, "simulate", simulate_with_defects)
 
 
-def test_a_case_without_defects_is_clean(tmp_path: Path, expected: Mapping[str, SavedPolicy]) -> None:
-    outcome = play(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path, expected)
+def test_a_case_without_defects_is_clean(tmp_path: Path) -> None:
+    outcome = play(case_of(fault(FaultKind.KILL, 0.5), fault(FaultKind.FATAL_KILL, 1.0)), tmp_path)
     assert problems_of(outcome) == [] and len(outcome.injected) == 2 and outcome.seconds > 0.0
     assert outcome.saved == outcome.expected and outcome.saved
 
 
-def test_a_run_that_begins_on_a_full_disk_waits_for_room(
-    tmp_path: Path, expected: Mapping[str, SavedPolicy]
-) -> None:
+def test_a_run_that_begins_on_a_full_disk_waits_for_room(tmp_path: Path) -> None:
     full = PlannedFault(0.0, FaultKind.FULL_DISK, 1.5, 0.0)
-    outcome = play(case_of(full), tmp_path, expected)
+    outcome = play(case_of(full), tmp_path)
     assert problems_of(outcome) == [] and outcome.seconds > 1.5
     assert {"store_blocked", "store_unblocked"} <= {event["event"] for event in outcome.events}
 
@@ -158,11 +200,13 @@ def test_every_check_has_a_defect() -> None:
 
 @pytest.mark.parametrize("check", DEFECTS)
 def test_a_check_finds_a_defect_of_the_product(
-    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: Mapping[str, SavedPolicy]
+    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, *DEFECTS[check])
-    late = fault(FaultKind.FATAL_KILL, 2.5)  # behind the first checkpoint
-    assert check in {problem.check for problem in problems_of(play(case_of(late), tmp_path, expected))}
+    late = fault(FaultKind.FATAL_KILL, 4.0)  # behind the first checkpoint
+    assert check in {
+        problem.check for problem in problems_of(play(case_of(late, **SETTINGS.get(check, {})), tmp_path))
+    }
 
 
 def test_turns_that_are_drawn_by_other_weights_than_their_version_says_change_the_sums(
@@ -176,15 +220,41 @@ def test_turns_that_are_drawn_by_other_weights_than_their_version_says_change_th
     assert [problem.check for problem in problems] == ["has equal sums"]
 
 
-@pytest.mark.parametrize("defect", [None, lambda *_: None], ids=["without a defect", "with a defect"])
+@NO_DEFECT_AND_ONE
 def test_a_writer_that_may_put_after_its_end_is_a_lost_write(
     defect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, *([(Writers, "retire", defect)] if defect else []))
-    of_a_worker = PlannedFault(0.5, FaultKind.KILL, 0.3, 0.2)
+    of_a_worker = PlannedFault(0.5, FaultKind.KILL, 0.3, 0.9)
     outcome = play(case_of(of_a_worker), tmp_path)
     assert "worker_lost" in {event["event"] for event in outcome.events}
     assert [problem.check for problem in problems_of(outcome)] == (["loses no write"] if defect else [])
+
+
+@NO_DEFECT_AND_ONE
+def test_a_lost_step_that_is_not_rolled_back_is_trained_twice(
+    defect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, *([(RankMemory, "step_was_lost", defect)] if defect else []))
+    # Slots are the last role.
+    losses = [PlannedFault(1.0 + 0.7 * number, FaultKind.KILL, 0.0, 0.99) for number in range(8)]
+    case = replace(shared_slot_case(), faults=tuple(losses))
+    outcome = play(case, tmp_path)
+    assert {fault.target.partition("/")[2] for fault in outcome.injected} == {"slot-0"}
+    problems = [problem.check for problem in problems_of(outcome)]
+    assert problems[:1] == (["trains once"] if defect else [])
+
+
+@NO_DEFECT_AND_ONE
+def test_a_link_that_is_never_at_fault_costs_the_run_its_turns(
+    defect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, *([(CutLinks, "lost", defect)] if defect else []))
+    cut = PlannedFault(0.2, FaultKind.CUT_NODES, math.inf, 0.0)
+    policies = {name: {**policy, "instances": 1} for name, policy in case_of().settings["policies"].items()}
+    case = case_of(cut, policies=policies, rollout={"workers": 2, "turn_retries": 200})
+    outcome = play(replace(case, hosts=3), tmp_path)
+    assert [problem.check for problem in problems_of(outcome)] == (["ends"] if defect else [])
 
 
 def test_a_failure_is_shrunk_to_the_fault_that_causes_it(monkeypatch: pytest.MonkeyPatch) -> None:
