@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,31 +20,76 @@ from ..simulate.chaos.outcome import outcome_of, play_without_faults
 
 _FAILED = 1
 _STOPPED = 130
+_LINE_S = 60.0
 
 
 def search(count: int, first: int, *, as_json: bool) -> int:
     """Examines ``count`` seeds from ``first`` on, and returns the exit status. Ctrl-C ends it with the seeds so far."""
     spare_collector()
-    clean, failures, stopped = 0, list[Failure](), False
+    progress = _Progress(first, count, time.monotonic)
+    failures, stopped = list[Failure](), False
     seeds = range(first, first + count)
     with _quiet(), click.progressbar(seeds, label="chaos", file=sys.stderr, show_pos=True) as bar:
         try:
             for seed in bar:
-                if (failure := examine_seed(seed)) is None:
-                    clean += 1
-                    continue
-                failures.append(failure)
-                if not as_json:
-                    echo(failure.text())
+                if (failure := examine_seed(seed)) is not None:
+                    failures.append(failure)
+                    if not as_json:
+                        echo(failure.text())
+                # A terminal has the bar.
+                if (line := progress.examined(len(failures))) is not None and not sys.stderr.isatty():
+                    echo(line, err=True)
         except KeyboardInterrupt:
             stopped = True
     if as_json:
-        echo_json(
-            {"clean": clean, "failures": [_record(failure) for failure in failures], "stopped": stopped}
-        )
+        records = [_record(failure) for failure in failures]
+        clean = progress.done - len(failures)
+        echo_json({"clean": clean, "failures": records, "stopped": stopped, "seed_s": progress.seed_s})
     else:
-        echo(f"{clean} seeds from {first} on are clean, {len(failures)} fail{', stopped' * stopped}")
+        echo(progress.text(len(failures)))
+        if stopped and progress.left:
+            echo(
+                f"stopped; the others: flexmarl simulate --chaos {progress.left} --seed {progress.next_seed}"
+            )
     return _STOPPED if stopped else _FAILED if failures else 0
+
+
+class _Progress:
+    """``done``: examined seeds."""
+
+    def __init__(self, first: int, count: int, clock: Callable[[], float]) -> None:
+        self.done = 0
+        self._first, self._count = first, count
+        self._clock = clock
+        self._began_s = self._line_s = clock()
+
+    @property
+    def left(self) -> int:
+        """Seeds that are not examined yet."""
+        return self._count - self.done
+
+    @property
+    def next_seed(self) -> int:
+        """The first of them."""
+        return self._first + self.done
+
+    @property
+    def seed_s(self) -> float:
+        """The mean of seconds that a seed takes; 0 before the first."""
+        return (self._clock() - self._began_s) / self.done if self.done else 0.0
+
+    def examined(self, failures: int) -> str | None:
+        """One more seed is examined; returns a line for people if the last one is older than a minute."""
+        self.done += 1
+        if self._clock() - self._line_s < _LINE_S:
+            return None
+        self._line_s = self._clock()
+        return f"{self.text(failures)}; {self.left} more take about {self.left * self.seed_s / 60.0:.0f} min"
+
+    def text(self, failures: int) -> str:
+        """The seeds so far, in words."""
+        clean = self.done - failures
+        return f"{clean} seeds from {self._first} on are clean, {failures} fail; {self.seed_s:.2f} s a seed"
 
 
 def replay(seed: int, faults: str | None, folder: Path, *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click import UsageError
@@ -71,7 +72,8 @@ def chaos(*words: str) -> Result:
 
 def test_chaos_examines_seeds_and_counts_the_clean_ones() -> None:
     done = chaos("--chaos", "2", "--seed", "4", "--json")
-    assert json.loads(done.stdout) == {"clean": 2, "failures": [], "stopped": False}
+    record = json.loads(done.stdout)
+    assert record.pop("seed_s") > 0.0 and record == {"clean": 2, "failures": [], "stopped": False}
     assert done.return_value == 0
 
 
@@ -83,14 +85,26 @@ def test_a_seed_that_fails_prints_the_command_that_plays_it_again(monkeypatch: p
     assert "again: flexmarl simulate --chaos-seed 3 --faults 0" in done.stdout
 
 
-def test_ctrl_c_prints_the_count_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_the_count_so_far_and_the_command_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def examine(seed: int) -> None:
-        if seed == 2:
+        if seed == 12:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("flexmarl.launch.cli.chaos.examine_seed", examine)
-    done = chaos("--chaos", "5")
-    assert "2 seeds from 0 on are clean, 0 fail, stopped" in done.stdout and done.return_value == 130
+    done = chaos("--chaos", "5", "--seed", "10")
+    assert "2 seeds from 10 on are clean, 0 fail; " in done.stdout and done.return_value == 130
+    assert "stopped; the others: flexmarl simulate --chaos 3 --seed 12\n" in done.stdout
+
+
+def test_a_long_search_says_each_minute_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("flexmarl.launch.cli.chaos.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("flexmarl.launch.cli.chaos.examine_seed", lambda seed: None)
+    lines = [line for line in chaos("--chaos", "20", "--seed", "4000").stderr.splitlines() if "clean" in line]
+    assert 1 <= len(lines) < 10 and "seeds from 4000 on are clean, 0 fail; " in lines[0]
+    assert "s a seed; " in lines[0] and " more take about " in lines[0]
 
 
 def test_a_seed_is_played_again_with_some_of_its_faults(tmp_path: Path) -> None:
