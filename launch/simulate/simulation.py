@@ -111,8 +111,8 @@ def simulate(
 ) -> Simulation:
     """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in
     the order of their beginnings. ``links``: have the places of the actors, and take the time of transfers; None:
-    those take none. ``reads_statistics``: of the actors, at the end; their messages have the memory and the time of
-    this process. ``watches``: for standstills, whose causes are events. ``records_spans``: in virtual time, as the
+    those take none. ``reads_statistics``: of the actors, at the end, without the memory and the time of their
+    processes. ``watches``: for standstills, whose causes are events. ``records_spans``: in virtual time, as the
     settings ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. It starts a loop,
     so no loop may run in this thread.
 

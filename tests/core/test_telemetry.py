@@ -22,11 +22,13 @@ from flexmarl.core.telemetry import (
     LOG_LEVELS,
     BoundedLog,
     LoopLag,
+    ProcessUsage,
     configure_logging,
     delivery_context,
     get_logger,
     process_usage,
 )
+from flexmarl.core.testing import virtual_time
 from flexmarl.launch.hosts import env
 
 from .relay import Relay
@@ -47,6 +49,16 @@ async def test_a_blocked_loop_shows_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert statistics.pid == os.getpid() and statistics.rss_mib > 1 and statistics.cpu_s > 0
     assert max(begun_ms, lag.read_ms()) < statistics.loop_lag_ms
     lag.close()
+
+
+def test_a_process_in_virtual_time_has_no_memory_of_its_own() -> None:
+    async def read() -> ProcessUsage:
+        lag = LoopLag()
+        usage = process_usage(lag)
+        lag.close()
+        return usage
+
+    assert virtual_time.run(read()) == ProcessUsage(os.getpid(), 0.0, 0.0, 0.0)
 
 
 @pytest.fixture
