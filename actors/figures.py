@@ -128,6 +128,8 @@ _STEP: Final = (
            "[sessions](programs.md#from-a-service) that got no rewards before they expired", "sum", hides_zero=True),
     Figure("closed_sessions", "count", "sessions that were closed without rewards", "sum", hides_zero=True),
     Figure("lost_sessions", "count", "sessions whose rollout worker was lost", "sum", hides_zero=True),
+    Figure("shared_groups", "count",
+           "groups of [other runs](modes.md#sharing-between-runs); left out if it is 0", "sum", hides_zero=True),
     Figure("reward_calls", "count",
            "calls of [reward functions](environments.md#rewards-that-compute), also of trajectories that failed; left "
            "out if it is 0, as are the next four", "sum", hides_zero=True),

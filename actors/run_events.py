@@ -425,6 +425,20 @@ class ActorMoved:
     event: Literal["actor_moved"] = "actor_moved"
 
 
+@dataclass(frozen=True, slots=True)
+class PeerChanged:
+    """A run whose groups this one trains too (``sharing.peers``).
+
+    ``absent``: it can't be reached; ``joined``: it shares; ``lost``: it is gone, and is looked for; ``refused``: for
+    good, as for another task; ``dropped``: a group of it can't be trained, the first time that this happens.
+    """
+
+    peer: str
+    state: Literal["absent", "joined", "lost", "refused", "dropped"]
+    reason: str = ""
+    event: Literal["peer_changed"] = "peer_changed"
+
+
 RunEvent = Annotated[
     RunStarted
     | RunResumed
@@ -461,6 +475,7 @@ RunEvent = Annotated[
     | NodeLost
     | ActorGivenUp
     | ActorMoved
+    | PeerChanged
     | SinkOpened
     | SinkFailed
     | SinkClosed,

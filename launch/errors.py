@@ -18,6 +18,14 @@ class RunFailed(FlexmarlError):
     """A run that this program follows has failed; the text is the error of the run."""
 
 
+class SharingRefused(FlexmarlError):
+    """A run does not share its groups with another one. ``problem``: the reason, and a remedy."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
 class Interrupted(FlexmarlError):
     """A run was stopped at once: by a signal, ``flexmarl stop --now`` or the program."""
 

@@ -35,7 +35,9 @@ PAGE: Final = Path(__file__).parents[1] / "launch" / "docs" / "settings.md"
 
 _TABLE: Final = re.compile(r"(<!-- (settings|section): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CHOICE: Final = re.compile(r"(\S+)(?: (?:name|branch)=(\w+))?")
-_NAMES: Final = {"agents": "agent", "columns": "column", "policies": "policy", "samplings": "sampling"}
+_NAMES: Final = {
+    "agents": "agent", "columns": "column", "peers": "peer", "policies": "policy", "samplings": "sampling",
+}  # fmt: skip
 """The placeholders of names that a user chooses, by the section that has them."""
 _LISTS: Final = ("sinks", "rollout.filters")
 """Lists of sections."""

@@ -25,7 +25,7 @@ from .options import RUN
     default=["watch"],
     show_default=True,
     help="watch: status, steps, events and logs. judge: this, and its samples. submit: watch, and submit queries "
-    "and logs. stop: watch, and stop. May be repeated.",
+    "and logs. share: watch, and train its groups too. stop: watch, and stop. May be repeated.",
 )
 def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
     """Write FILE, with which another user, host or service reaches a running run, and may do no more than --may.
@@ -37,6 +37,7 @@ def admit(run: Path, file: Path, rights: tuple[Right, ...]) -> int:
     Examples:
       flexmarl admit runs/first dashboard.address
       flexmarl admit runs/first judge.address --may judge
+      flexmarl admit runs/first first.share --may share
     """
     query_run(run, lambda connected: connected.admit(file, rights))
     echo(f"{file}: its holder may {' and '.join(dict.fromkeys(('watch', *rights)))} {run}, until it ends")

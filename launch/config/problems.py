@@ -176,6 +176,35 @@ def carried_samples_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def sharing_problem(config: "RunConfig") -> str | None:
+    """Refuses groups of other runs where samples may not be stale, or are weighed by a policy that is not known."""
+    peers = config.sharing.peers
+    if not peers:
+        return None
+    if config.mode != "async":
+        return (
+            f"sharing.peers is for mode=async: mode={config.mode} trains what its own version has generated, and the "
+            "groups of other runs are of none"
+        )
+    if config.deterministic:
+        return (
+            "sharing.peers and deterministic=true: the time at which groups come would decide what is trained"
+        )
+    for name in peers:
+        if not _NAME.fullmatch(name):
+            return f"sharing.peers.{name}: lower-case letters, digits and _, at most 32, a letter first"
+    for name, policy in config.trained.items():
+        if policy.algorithm.old_policy == "behaviour" or policy.algorithm.penalises_rewards:
+            which = (
+                "old_policy=behaviour" if policy.algorithm.old_policy == "behaviour" else "kl_in_reward=true"
+            )
+            return (
+                f"sharing.peers and policies.{name}.algorithm.{which}, which compares with log-probs of the policy "
+                "that has generated an answer: other runs share text alone"
+            )
+    return None
+
+
 def timing_problem(config: "RunConfig") -> str | None:
     """A setting with which time decides what is trained, in a deterministic run."""
     if not config.deterministic:
@@ -549,6 +578,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     carried_samples_problem,
     extra_queries_problem,
     replay_problem,
+    sharing_problem,
     timing_problem,
     draws_problem,
     micro_batch_problem,

@@ -26,6 +26,7 @@ from ..monitoring.page.page_config import PageConfig
 from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
 from ..run_folder.spans.trace_config import TraceConfig
+from ..sharing.sharing_config import SharingConfig
 from .config_sections import (
     AgentConfig,
     AgentWithPolicyConfig,
@@ -67,6 +68,7 @@ class RunConfig(Config):
     training: TrainingConfig
     query_source: SourceConfig = PlainSourceConfig()
     replay: ReplayConfig = NoReplayConfig()
+    sharing: Annotated[SharingConfig, Field(default_factory=SharingConfig)]
     pool: PoolConfig = StaticPoolConfig()
     weights: WeightsConfig = WeightsConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -41,6 +41,7 @@ from ..config.run_config import RunConfig
 from ..hosts.nvidia import DeviceMonitor
 from ..monitoring.console.run_console import RunConsole
 from ..run_folder.run_directory import RunDirectory
+from ..sharing.sharing import Sharing
 from .actor_specs import References, actor_specs
 from .run_supervision import RunSupervision
 from .span_keeper import SpanKeeper
@@ -59,6 +60,7 @@ class ActorLauncher:
     ``resume``: a committed checkpoint's folder and state. ``own_gpus``: the UUIDs of the GPUs of each actor that sees
     no other ones. ``archive``: the file of recorded trajectories; None: the run records nothing. ``gateway``: of
     sessions that services open; None: there is none. ``spans``: keeps those of all processes; None: they are not kept.
+    ``sharing``: of other runs' groups; None without peers.
     """
 
     config: RunConfig
@@ -70,6 +72,7 @@ class ActorLauncher:
     archive: ActorRef[ArchiveApi] | None = None
     gateway: ActorRef[SessionsApi] | None = None
     spans: SpanKeeper | None = None
+    sharing: Sharing | None = None
 
     async def train(
         self, began: Callable[[ActorRef[OrchestratorApi]], None], stalls: StallWatch
@@ -79,6 +82,8 @@ class ActorLauncher:
         self.console.background(stalls.run(self.supervision), "stalls")
         orchestrator = await self.begin()
         began(orchestrator)
+        if self.sharing is not None:
+            self.console.background(self.sharing.run(orchestrator), "sharing")
         workers = (f"rollout-{n}" for n in range(self.config.rollout.workers))
         blocked = {name: report_file(self.directory.logs, name) for name in workers}
         silence_s = self.config.supervision.silence_s

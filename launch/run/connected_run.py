@@ -34,6 +34,7 @@ from ...core.wire.curve import Keys
 from ..errors import RunDirectoryError, RunUnreachable
 from ..run_folder import stored_run
 from ..run_folder.run_directory import RunDirectory
+from ..sharing.shared_group import SharedGroup, Task
 from .run_address import SCHEMES, RunAddress
 from .run_control import NAME, Right, RunControl, RunStatus
 
@@ -144,8 +145,8 @@ class ConnectedRun:
 
     async def admit(self, file: Path, rights: Sequence[Right]) -> None:
         """Makes a file for ``connect``, whose holder may do no more than ``rights``: ``watch`` (status, steps, events,
-        logs), and with it ``judge`` (samples, write), ``submit`` or ``stop``. It is for this life of the run: a
-        resumed run has new keys. Raises RunUnreachable if the run does not listen over TCP, OSError."""
+        logs), and with it ``judge`` (samples, write), ``submit``, ``share`` or ``stop``. It is for this life of the
+        run: a resumed run has new keys. Raises RunUnreachable if the run does not listen over TCP, OSError."""
         run_keys = self._address.keys
         if run_keys is None:
             raise RunUnreachable(
@@ -191,6 +192,12 @@ class ConnectedRun:
             if problem := half_problem(line):
                 raise QueriesRefused(f"line {number}: {problem}")
         return await self._control.within(WORK_TIMEOUT_S).submit_logged([dict(line) for line in lines])
+
+    def shared_groups(self, task: Task, after: int | None = None) -> AsyncGenerator[SharedGroup, None]:
+        """The finished groups of the run as text, for another run of the same ``task``: those behind number ``after``,
+        None: from the first iteration on, until the run ends. The first item has no lines. Raises SharingRefused for
+        another task."""
+        return self._control.within(WORK_TIMEOUT_S).shared_groups(task, after)
 
     # ------------------------------------------------------------------ samples
 
@@ -273,7 +280,7 @@ def query_run(run: Path, call: Callable[[ConnectedRun], Awaitable[Answer]]) -> A
                     ) from error
                 raise RunUnreachable(
                     f"{run} does not give the right to call {error.endpoint}: ask the person who started the run for "
-                    "`flexmarl admit RUN FILE --may stop`, or watch, judge or submit, and use that FILE"
+                    "`flexmarl admit RUN FILE --may stop`, or watch, judge, submit or share, and use that FILE"
                 ) from error
 
     return asyncio.run(ask())

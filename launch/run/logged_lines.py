@@ -37,32 +37,11 @@ from .context_limit import context_limit
 
 _OF_TURN: Final = (
     "agent", "prompt", "prompt_tokens", "tools", "answer", "tokens", "logprobs", "temperature", "version",
+    "truncated",
 )  # fmt: skip
 _OF_LINE: Final = ("query", "reward", "turns")
 # Of the rounding of an engine whose answer is certain.
 _MOST_LOGPROB: Final = 1e-3
-
-
-def logged_groups(config: RunConfig, lines: Sequence[Any]) -> list[LoggedGroup]:
-    """The groups of the lines, in the order of their first ones. Raises QueriesRefused with the mistakes by line, from
-    1 on."""
-    reader = _Reader(config)
-    problems: list[str] = []
-    groups: dict[str, dict[int, LoggedTrajectory]] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            trajectory = reader.trajectory(line)
-        except ValueError as error:
-            problems.append(f"line {number}: {error}")
-        else:
-            groups.setdefault(line.get("query") or _name(line), {})[number] = trajectory
-    problems += () if problems else reader.alone(groups.values())
-    if problems:
-        raise QueriesRefused(f"{len(problems)} of {len(lines)} lines can't be trained{listing(problems)}")
-    return [
-        LoggedGroup(Query(query, _text(of_query), {"logged": True}), [*of_query.values()])
-        for query, of_query in groups.items()
-    ]
 
 
 def _name(line: Mapping[str, Any]) -> str:
@@ -87,12 +66,36 @@ class _PolicyText:
     longest: int | None
 
 
-class _Reader:
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
+class LogReader:
+    """Keeps the tokenizers that it has loaded. ``needs_origin``: False if answers of other policies may come without
+    log-probabilities. Those are trained as if the policy had given them itself when the step begins: with the
+    log-probabilities that it has then (SAPO, Amico et al., arXiv 2509.08721)."""
+
+    def __init__(self, config: RunConfig, *, needs_origin: bool = True) -> None:
+        self._config, self._needs_origin = config, needs_origin
         self._texts: dict[PolicyName, _PolicyText] = {}
 
-    def trajectory(self, line: Any) -> LoggedTrajectory:
+    def groups(self, lines: Sequence[Any]) -> list[LoggedGroup]:
+        """The groups of the lines, in the order of their first ones. Raises QueriesRefused with the mistakes by line,
+        from 1 on."""
+        problems: list[str] = []
+        groups: dict[str, dict[int, LoggedTrajectory]] = {}
+        for number, line in enumerate(lines, 1):
+            try:
+                trajectory = self._trajectory(line)
+            except ValueError as error:
+                problems.append(f"line {number}: {error}")
+            else:
+                groups.setdefault(line.get("query") or _name(line), {})[number] = trajectory
+        problems += () if problems else self._alone(groups.values())
+        if problems:
+            raise QueriesRefused(f"{len(problems)} of {len(lines)} lines can't be trained{listing(problems)}")
+        return [
+            LoggedGroup(Query(query, _text(of_query), {"logged": True}), [*of_query.values()])
+            for query, of_query in groups.items()
+        ]
+
+    def _trajectory(self, line: Any) -> LoggedTrajectory:
         """Raises ValueError."""
         if not isinstance(line, Mapping):
             raise ValueError(f"it is {type(line).__name__}, needs an object with agent, prompt, answer, ...")
@@ -115,7 +118,7 @@ class _Reader:
             [self._turn(agent, turn) for agent, turn in zip(agents, listed, strict=True)], rewards
         )
 
-    def alone(self, groups: Iterable[Mapping[int, LoggedTrajectory]]) -> list[str]:
+    def _alone(self, groups: Iterable[Mapping[int, LoggedTrajectory]]) -> list[str]:
         """The mistakes of agents whose rewards are compared, and have none to compare with in their group."""
         problems = []
         for group in groups:
@@ -190,12 +193,13 @@ class _Reader:
     def _check_origin(self, name: PolicyName, version: Any, logprobs: Any) -> None:
         """Raises ValueError if the objective can't train an answer of this origin."""
         loss = self._config.policies[name].algorithm
-        if version is None and logprobs is None:
+        if version is None and logprobs is None and self._needs_origin:
             raise ValueError(
                 "an answer of another policy needs its `logprobs`, those of its tokens: ask the server for them, or "
                 "give the `version` of this run's policy that has generated it"
             )
-        if version is None and loss.correction == "none" and loss.old_policy != "behaviour":
+        is_other = version is None and self._needs_origin
+        if is_other and loss.correction == "none" and loss.old_policy != "behaviour":
             raise ValueError(
                 f"the answer has no version of this run, and policies.{name}.algorithm.correction=none corrects for no "
                 "other policy: set it to tis, icepop or decoupled"
@@ -235,7 +239,7 @@ class _Reader:
         self, turn: Mapping[str, Any], text: _PolicyText, count: int | None
     ) -> tuple[tuple[int, ...], str]:
         """Tokens and text. ``count``: of the log-probs, None without any: one more than the text's tokens is the end's.
-        Without any an answer ends with it."""
+        Without any an answer ends with it, unless it is ``truncated``."""
         answer = turn.get("answer")
         if answer is not None and not isinstance(answer, str):
             raise ValueError(
@@ -247,7 +251,8 @@ class _Reader:
         if answer is None:
             raise ValueError("answer is missing: text, or `tokens`")
         tokens = text.codec.encode(answer, False)
-        if text.end is not None and count in (None, len(tokens) + 1):
+        ends = not turn.get("truncated", False) if count is None else count == len(tokens) + 1
+        if text.end is not None and ends:
             tokens += (text.end,)
         if not tokens:
             raise ValueError("answer has no token")

@@ -48,6 +48,7 @@ from ..monitoring.sinks.sink import SinkRun
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.samples.archive import Archive
 from ..run_folder.spans.span_log import SpanLog, count_spans
+from ..sharing.sharing import Sharing
 from .actor_launcher import ActorLauncher
 from .actor_specs import modules_of
 from .prepared_run import GivenConfig, PreparedRun, new_run, resumed_run
@@ -317,6 +318,9 @@ class Run:
                 archive,
                 gateway,
                 spans,
+                Sharing(start.config, system, console, self._broadcast)
+                if start.config.sharing.peers
+                else None,
             )
             return await self._train(launcher, [system.failure, cluster.failure])
 

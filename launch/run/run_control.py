@@ -20,13 +20,14 @@ from ...core.errors import ActorDead, ActorFailed, ActorNotFound, InvalidKeys
 from ...core.ref import ActorRef
 from ..config.config_reading import flattened
 from ..config.run_config import RunConfig
-from ..errors import RunDirectoryError, RunFailed
+from ..errors import RunDirectoryError, RunFailed, SharingRefused
 from ..monitoring.console.run_console import RunConsole
 from ..monitoring.slowness.finding import Finding
 from ..monitoring.slowness.findings import findings
 from ..run_folder.json_lines import event_from_json, lines_from, metrics_from_json, object_of, size_of
 from ..run_folder.run_directory import RunDirectory
-from .logged_lines import logged_groups
+from ..sharing.shared_group import SharedGroup, Task, read_groups, task_of
+from .logged_lines import LogReader
 from .run_feed import Broadcast
 from .run_record import end_of_run
 from .stalls.watch import StallWatch
@@ -34,7 +35,7 @@ from .stalls.watch import StallWatch
 Api = TypeVar("Api")
 
 NAME = "control"
-Right = Literal["watch", "judge", "submit", "stop"]
+Right = Literal["watch", "judge", "submit", "share", "stop"]
 _WATCH: Final = tuple(f"{NAME}:{name}" for name in ("status", "actor_waits", "steps", "events", "log"))
 CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
     "watch": _WATCH,
@@ -49,6 +50,7 @@ CALLS: Final[Mapping[Right, tuple[str, ...]]] = {
         "store:write",
     ),
     "submit": (*_WATCH, f"{NAME}:submit", f"{NAME}:submit_logged"),
+    "share": (*_WATCH, f"{NAME}:shared_groups"),
     "stop": (*_WATCH, f"{NAME}:stop"),
 }
 """The calls that a program from outside may make, by the right that it was given (``core/wire/permissions.py``)."""
@@ -209,6 +211,33 @@ class RunControl(Actor):
             yield self._end
             self._raise_failure()
 
+    @endpoint(raises=[SharingRefused])
+    async def shared_groups(self, task: Task, after: int | None) -> AsyncGenerator[SharedGroup, None]:
+        """The finished groups of this run as text, for a run of ``task``: those behind record ``after``, or from now
+        on, until the run ends. The first item has no lines. Raises SharingRefused for another task."""
+        task_of_run = await self.system.run_blocking(task_of, self._config)
+        if task_of_run.digest != task.digest:
+            raise SharingRefused(
+                f"it trains {task_of_run}, and the peer {task}: share between runs of one task"
+            )
+        if not self._config.samples.steps:
+            raise SharingRefused("it records no trajectories: set its samples.steps")
+        path, agents = self._directory.samples, tuple(self._config.trained_agents)
+        number = 0 if after is None else after
+        yield SharedGroup(number, self._broadcast.last_step, self._broadcast.last_step, [])
+        with self._following():
+            while True:
+                changed, ended = self._broadcast.changes.next, self._end is not None
+                before = after
+                if path.exists():
+                    after, groups = await self.system.run_blocking(read_groups, path, after, agents)
+                    for group in groups:
+                        yield group
+                if after == before:  # else there may be more
+                    if ended:
+                        return
+                    await changed.wait()
+
     @endpoint(raises=[RunDirectoryError])
     async def log(self, actor: str, last_bytes: int) -> str:
         """The end of an actor's log, at most 1 MiB. Raises RunDirectoryError if the actor has none."""
@@ -243,7 +272,7 @@ class RunControl(Actor):
     async def submit_logged(self, lines: list[dict[str, Any]]) -> list[QueryAnswer]:
         """See ``ConnectedRun.submit_logged``."""
         self._refuse_deterministic()
-        groups = await self.system.run_blocking(logged_groups, self._config, lines)
+        groups = await self.system.run_blocking(LogReader(self._config).groups, lines)
         orchestrator = await self.find("orchestrator", OrchestratorApi)
         try:
             return await orchestrator.within(WORK_TIMEOUT_S).submit_logged(groups)

@@ -157,10 +157,10 @@ def _same_log() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def run_in_loop(runs: Path, name: str, *settings: str) -> AsyncIterator[Run]:
-    """A run of the tiny recipe with its actors in this loop. It is stopped at the end of the block."""
+async def run_in_loop(runs: Path, name: str, *settings: str, recipe: Path = TINY) -> AsyncIterator[Run]:
+    """A run with its actors in this loop. It is stopped at the end of the block."""
     with actors_in_tasks(), _unchecked():
-        async with Run(TINY, settings=settings, runs=runs, name=name) as run:
+        async with Run(recipe, settings=settings, runs=runs, name=name) as run:
             yield run
 
 

@@ -28,6 +28,7 @@ OF_GROUP: Numbers = {
     "retried_turns": 3,
     "resumed_turns": 2, "resumed_tokens": 9, "late_trajectories": 4, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
+    "shared_groups": 1,
     "reward_calls": 8, "reward_queue_s": 0.25, "reward_compute_s": 1.5, "repeated_rewards": 1, "overrun_rewards": 2,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2,
 }  # fmt: skip
@@ -56,6 +57,7 @@ LINE = {
     "submitted_queries": 1, "replayed_groups": 0,
     "failed_submitted_trajectories": 1, "restarted_groups": 2, "gateway_merged": 5, "gateway_branched": 1,
     "gateway_masked": 2, "expired_sessions": 3, "closed_sessions": 2, "lost_sessions": 1,
+    "shared_groups": 1,
     "reward_calls": 8, "reward_queue_s": 0.25, "reward_compute_s": 1.5, "repeated_rewards": 1, "overrun_rewards": 2,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2, "eval_s": 1.5,
     "environment_s": 0.0, "reward_s": 0.0, "tail_s": 0.0, "swap_s": 0.1875, "weights_s": 0.6875, "last_query": "q",

@@ -273,7 +273,11 @@ class GroupRun:
             failures=self.failures,
             dropped=dropped,
             filtered=filtered,
-            figures={"logged_trajectories": len(members), "late_trajectories": self.late},
+            figures={
+                "logged_trajectories": len(members),
+                "late_trajectories": self.late,
+                "shared_groups": int("origin" in self.query.data),
+            },
             trajectories=[member.answer() for member in members],
         )
 

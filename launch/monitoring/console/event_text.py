@@ -18,6 +18,7 @@ from ....actors.run_events import (
     NodeLost,
     NodeRefused,
     NodesAwaited,
+    PeerChanged,
     RunContinued,
     RunEvent,
     RunResumed,
@@ -82,6 +83,11 @@ def warning_of(event: RunEvent) -> str | None:
             return event.reason
         case ActorGivenUp():
             return f"{event.actor} is given up, no other node has room for it: {event.reason}"
+        case PeerChanged(state="dropped"):
+            return f"a group of peer {event.peer} can't be trained: {event.reason}"
+        case PeerChanged(state=state) if state != "joined":
+            again = "" if state == "refused" else "; it is looked for"
+            return f"peer {event.peer} is {state}: {event.reason}{again}"
         case SinkFailed():
             return f"sink {event.sink}: {event.error}"
         case SinkClosed(lost=lost) if lost:
@@ -112,6 +118,8 @@ def note_of(event: RunEvent, total_steps: int) -> str | None:
             return f"{event.policy} fine-tuned on {event.batches} supervised batches, loss {event.loss:.3f}"
         case RunResumed() if event.changes:
             return f"changed: {', '.join(f'{name} {how}' for name, how in event.changes.items())}"
+        case PeerChanged(state="joined"):
+            return f"peer {event.peer} shares its groups"
         case InstanceChanged(state="serving"):
             return f"{event.instance} serves {event.policy}: {event.reason}"
         case InstanceChanged(state="draining"):

@@ -7,11 +7,11 @@ import pytest
 
 from flexmarl.actors.errors import QueriesRefused
 from flexmarl.actors.inference.engine_requests import prompt_tokens
-from flexmarl.actors.messages import Chat, GenerateRequest, VersionRange
+from flexmarl.actors.messages import Chat, GenerateRequest, LoggedGroup, VersionRange
 from flexmarl.actors.names import PolicyName, Version
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
-from flexmarl.launch.run.logged_lines import _Reader, logged_groups
+from flexmarl.launch.run.logged_lines import LogReader
 
 from ..conftest import SIMULATED, TINY
 
@@ -27,6 +27,10 @@ def line(**keys: Any) -> dict[str, Any]:
         "query": "q", "agent": "solver", "prompt": "12=", "answer": "ab", "reward": 1.0, "logprobs": [-0.5, -1.0],
     }  # fmt: skip
     return {key: value for key, value in (logged | keys).items() if value is not None}
+
+
+def logged_groups(of: RunConfig, lines: list[Any]) -> list[LoggedGroup]:
+    return LogReader(of).groups(lines)
 
 
 def refusal(of: RunConfig, *lines: Any) -> str:
@@ -83,7 +87,7 @@ def test_a_prompt_of_messages_has_the_tokens_of_a_rollouts_prompt() -> None:
         "1:q_0_0", PolicyName("solver"), (), VersionRange.exactly(Version(0)), 0, 1.0, 3,
         chat=Chat(tuple(messages)),
     )  # fmt: skip
-    codec = _Reader(config())._text_of(PolicyName("solver")).codec
+    codec = LogReader(config())._text_of(PolicyName("solver")).codec
     assert group.turns[0].prompt_tokens == prompt_tokens(request, codec)
     assert group.query.text == "12="
 
