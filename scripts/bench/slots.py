@@ -46,7 +46,7 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 
-from . import league, replayed, slot_dispatch, slot_extra_queries, slot_rewards, slot_trees
+from . import league, replayed, slot_dispatch, slot_extra_queries, slot_rewards, slot_sharing, slot_trees
 from .skill_table import QUERIES, SkillTable
 
 _ROUNDS: Final = 3
@@ -77,6 +77,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
     "extra_queries": Experiment(slot_extra_queries.of_rounds, slot_extra_queries.show),
     "rewards": Experiment(slot_rewards.of_rounds, slot_rewards.show),
+    "sharing": Experiment(slot_sharing.of_rounds, slot_sharing.show),
     "replay_recent": Experiment(replayed.of_recent, replayed.show),
     "replay_successes": Experiment(replayed.of_successes, replayed.show),
 }
