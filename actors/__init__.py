@@ -1,7 +1,7 @@
 """The roles of a run. For the author of a workflow: ``Agent``, ``Query``, ``Rewards``, ``Turn``, ``Environment``,
 ``Ask``, ``LimitReached``, ``McpServer``, ``ProgramFailed``, ``compute_reward``, ``in_process``, ``open_gateway``,
-``run_tools``; of a query source: ``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group filter: ``Exclusion``,
-``FinishedGroup``; for a client of the experience store: ``StoreApi``.
+``run_in_sandbox``, ``run_tools``; of a query source: ``QuerySource``, ``GroupEnd``, ``ReplaySource``; of a group
+filter: ``Exclusion``, ``FinishedGroup``; for a client of the experience store: ``StoreApi``.
 
 Names are imported when they are first used. None of them imports torch.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .environments.parallel_environment import ParallelEnvironment
     from .environments.process_pool import in_process
     from .environments.reward_calls import compute_reward
+    from .environments.sandboxes.sandbox import run_in_sandbox
     from .environments.tool_runs import run_tools
     from .environments.verifiers_environment import verifiers_workflow
     from .errors import LimitReached, ProgramFailed
@@ -44,6 +45,7 @@ else:
             "recipe.query_source": ["GroupEnd", "QuerySource"],
             "recipe.sources.replay_source": ["ReplaySource"],
             "filters.group_filter": ["Exclusion", "FinishedGroup"],
+            "environments.sandboxes.sandbox": ["run_in_sandbox"],
             "environments.tool_runs": ["run_tools"],
             "environments.verifiers_environment": ["verifiers_workflow"],
             "workflow": ["Agent", "Rewards", "Turn"],
@@ -72,6 +74,7 @@ __all__ = [
     "compute_reward",
     "in_process",
     "open_gateway",
+    "run_in_sandbox",
     "run_tools",
     "verifiers_workflow",
 ]

@@ -99,6 +99,15 @@ class ProcessFailed(FlexmarlError):
             self.add_note(f"In its process:\n{remote_traceback.rstrip()}")
 
 
+class SandboxFailed(FlexmarlError):
+    """A command of ``run_in_sandbox`` could not be run. ``sandbox``: the name of its kind. ``problem``: the reason."""
+
+    def __init__(self, sandbox: str, problem: str) -> None:
+        super().__init__(f"sandbox {sandbox}: {problem}")
+        self.sandbox = sandbox
+        self.problem = problem
+
+
 class ProgramFailed(FlexmarlError):
     """A program that played a trajectory has ended badly. ``status``: of its exit. ``output``: of the program."""
 

@@ -139,7 +139,7 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
     assert wheel.metadata.get_all("License-File") == ["LICENSE"]
     sinks = {"tensorboard", "wandb", "mlflow", "prometheus", "opentelemetry"}
     programs = {"gateway", "clients"}
-    environments = {"verifiers", "gymnasium", "pettingzoo", "openenv", "mcp"}
+    environments = {"verifiers", "gymnasium", "pettingzoo", "openenv", "mcp", "sandbox"}
     others = {"vllm", "lora", "openai", "datasets", "page", "top", "plan", "service", "bench", "dev"}
     extras = others | sinks | environments | programs
     assert set(wheel.metadata.get_all("Provides-Extra", [])) == extras

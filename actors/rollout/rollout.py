@@ -30,6 +30,7 @@ from ..columns.store_client import ExperienceWriter, segment_directories, writer
 from ..deadline import Deadline
 from ..environments.process_pool import Processes, current_pool
 from ..environments.reward_calls import current_reward_pool
+from ..environments.sandboxes.sandbox import current_sandbox
 from ..environments.tree_play import TreeEnd, branch_problem, play_tree
 from ..errors import (
     EngineFailed,
@@ -165,6 +166,9 @@ class Rollout(Actor, RolloutApi):
         self._rewards = RewardPool(
             self._setup.reward_services, self._setup.rewards, number, self._processes, self._waits
         )
+        self._sandbox = self._config.sandbox.sandbox(
+            self._processes.run, self.system.directory / f"sandbox-{self.writer}", self.system.run_blocking
+        )
         self._gateways = GatewayServer(self._config.gateway, number)
         self._sessions = OutsideSessions(self._setup.gateway, self._gateways, self._agents, self.ref)
         self._carried_to = self._gateways.application
@@ -193,6 +197,7 @@ class Rollout(Actor, RolloutApi):
         finally:
             self._block_watch.stop()
             await self._gateways.close()
+            await self._sandbox.close()
             await self._processes.close()
 
     async def _report(self, problem: str) -> None:
@@ -441,6 +446,7 @@ class Rollout(Actor, RolloutApi):
     async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
         current_pool.set(self._processes)
         current_reward_pool.set(self._rewards.of(trajectory))
+        current_sandbox.set(self._sandbox)
         current_server.set(self._gateways)
         current_programs.set(trajectory.programs)
         trajectory.programs.sampling = {

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
+from ..environments.sandboxes.sandbox_config import LocalSandboxConfig, SandboxConfig
 from ..filters.filter_config import FilterConfigs
 from ..gateway.gateway_config import GatewayServerConfig
 from ..messages import Truncation
@@ -148,6 +149,7 @@ class RolloutConfig(Config):
     [Group filters](modes.md#group-filters)."""
     tree: TreeConfig | None = None
     """Branches of training trajectories: see [Trees](environments.md#trees). `null`: a trajectory is one line."""
+    sandbox: SandboxConfig = LocalSandboxConfig()
     gateway: GatewayServerConfig = GatewayServerConfig()
     """Servers of agent programs."""
     replacement_queries: Annotated[Natural, Unit("queries")] = 0

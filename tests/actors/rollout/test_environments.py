@@ -92,3 +92,19 @@ async def test_a_setup_that_hangs_is_ended(cluster: FakeCluster) -> None:
 async def test_another_class_is_no_workflow(cluster: FakeCluster) -> None:
     with pytest.raises(RecipeError, match=r"workflow is the class Path, which is not derived from flexmarl"):
         await opened(cluster, "workflow = Path")
+
+
+SANDBOXED = """
+    from flexmarl.actors import run_in_sandbox
+    turn = await agents["solver"].generate(query.text)
+    result = await run_in_sandbox(["cat", "answer"], files={"answer": turn.text})
+    return Rewards(solver=float(result.stdout == turn.text))
+"""
+
+
+async def test_a_workflow_has_the_sandbox_of_its_worker(cluster: FakeCluster) -> None:
+    rollout = await cluster.open(SANDBOXED)
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    group = await cluster.closed()
+    assert group.failures == [] and group.rewards[SOLVER] == [1.0, 1.0]
