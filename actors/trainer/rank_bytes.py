@@ -160,7 +160,10 @@ def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
     # Three moments: the output layer's backward, the last layer's, and the end with all gradients outside the layers.
     at_head = kept + gathered.head + logits
     at_layer = gathered.layer + _layer_backward_bytes(shape, load) * load.has_checkpoints
-    most = max(at_head, at_layer, gathered.end)
+    at_end = gathered.end
+    if load.replicas > 1:
+        at_end = gathered.summed + max(at_end, gathered.layer + load.tokens * _layer_peak_bytes(shape, load))
+    most = max(at_head, at_layer, at_end)
     activations = max(kept, most - gathered.head - logits) if most == at_layer else kept
     return RankBytes(
         weights=part * _MASTER,
@@ -220,8 +223,13 @@ def _kept_bytes(shape: ModelShape, load: RankLoad) -> int:
 def _layer_backward_bytes(shape: ModelShape, load: RankLoad) -> int:
     """The inputs of all layers, activations of the last one, which is computed again, and their gradients."""
     inputs = load.item_bytes * shape.hidden * (shape.layers * (1 + load.has_critic) - 1)
+    return load.tokens * (inputs + _layer_peak_bytes(shape, load))
+
+
+def _layer_peak_bytes(shape: ModelShape, load: RankLoad) -> int:
+    """Bytes of a layer's activations and of their gradients for each token, in its backward."""
     gradients = 2 * load.item_bytes * shape.intermediate * shape.experts + 5 * shape.hidden
-    return load.tokens * (inputs + layer_token_bytes(shape, load) + gradients)
+    return layer_token_bytes(shape, load) + gradients
 
 
 def _logits_bytes(shape: ModelShape, load: RankLoad) -> int:
@@ -237,39 +245,40 @@ def _logits_bytes(shape: ModelShape, load: RankLoad) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """At the backward of the output layer, at that of a layer, and at the end of a backward."""
+    """At the backward of the output layer, at that of a layer, and at the end of a backward. ``summed``: this rank's
+    part of the gradients, which FSDP2 keeps from each layer's sum over the replicas to the end of the backward."""
 
     head: int
     layer: int
     end: int
+    summed: int
 
 
 def _gathered_bytes(shape: ModelShape, load: RankLoad) -> _Gathered:
     w, head, layer = load.item_bytes, shape.vocabulary * shape.hidden, shape.layer_parameters
+    trained = shape.parameters if load.adapter is None else shape.adapter_parameters(*load.adapter)
+    summed = _MASTER * (trained // load.parts) * (load.replicas > 1)
     # A layer that computes, the flat copy that it came in, and the next one on its way.
     layers = 3 * w * layer
     if load.adapter is not None:  # the base is in the type that is computed with, and has no gradient
         outside = w * shape.outside_parameters
         return (
-            _Gathered(0, 0, 0)
+            _Gathered(0, 0, 0, 0)
             if load.ranks == 1
-            else _Gathered(outside + layers, outside + layers, 2 * outside)
+            else _Gathered(outside + layers, outside + layers, 2 * outside, summed)
         )
     # The output layer: its copy in bfloat16; in float32 autograd's sum over the chunks.
     output = 2 * head if w < _MASTER else _MASTER * head
     if load.ranks == 1:
         casts = 2 * layer if w < _MASTER else 0
         every = casts * (1 if load.has_checkpoints else shape.layers)
-        return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0)
+        return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0, 0)
     outside = _MASTER * shape.outside_parameters
     # Then a layer's gradient, the float32 input of its reduction, and this rank's part of the result.
-    reduced = _MASTER * layer // load.parts
-    reduction = w * layer + _MASTER * layer + reduced
+    reduction = w * layer + _MASTER * layer + _MASTER * layer // load.parts
     end = 3 * outside + outside // load.parts
-    if load.replicas > 1:  # that of the layer before is on its way between the replicas
-        reduction, end = reduction + reduced, end + reduced
     return _Gathered(
-        outside + output + _MASTER * head + layers, outside + _MASTER * head + layers + reduction, end
+        outside + output + _MASTER * head + layers, outside + _MASTER * head + layers + reduction, end, summed
     )
 
 

@@ -14,6 +14,7 @@ The keys of the result; lists have a number for each rank:
     predicted_bytes           by the plan, for a rank: build, resume, forward, publish, and the state alone
     two_hosts_*_peak_ratio    the same ratios, and the share, of two ranks on each of two network namespaces;
     two_hosts                 the reason without, if this machine has none
+    replicas_*_peak_ratio     the same ratios of ranks in two replicas, by the plan of those
     host_bytes_per_parameter  memory of the host for the policy, suspended between two steps, with its published weights
     host_bytes                the same while it is suspended in mid-step, and while a newer state is copied; and the
                               published weights alone
@@ -43,7 +44,7 @@ from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
 from flexmarl.transport.handle import LentMemory, StateHandle
 
 from .memory_peaks import MemoryPeaks, measure_memory
-from .memory_ratios import PHASES, TWO_HOSTS, predict, ratio_goals, ratios
+from .memory_ratios import PHASES, REPLICAS, TWO_HOSTS, predict, ratio_goals, ratios
 
 GOALS = (
     Goal("whole_model_share", "of the model on one rank beyond its rows, share", 0.15, at_most=True),
@@ -131,14 +132,17 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     model, ranks, tokens = options.model(), options.ranks, options.tokens
     predicted = predict(model, ranks, tokens)
     peaks: MemoryPeaks = await asyncio.to_thread(measure_memory, model, ranks, tokens)
-    goals, apart, no_namespaces = GOALS, {}, missing()
+    report(f"{ranks} ranks in two replicas")
+    in_replicas = await asyncio.to_thread(measure_memory, model, ranks, tokens, replicas=2)
+    hybrid = ratios(in_replicas, predict(model, ranks, tokens, replicas=2), REPLICAS)
+    goals, apart, no_namespaces = (*GOALS, *ratio_goals(REPLICAS)), {}, missing()
     if no_namespaces is None:
         report(f"{ranks} ranks on two hosts")
         with two_hosts() as hosts:
             apart = ratios(
                 await asyncio.to_thread(measure_memory, model, ranks, tokens, hosts), predicted, TWO_HOSTS
             )
-        goals = (*GOALS, *ratio_goals(TWO_HOSTS), replace(GOALS[0], key=f"{TWO_HOSTS}{GOALS[0].key}"))
+        goals = (*goals, *ratio_goals(TWO_HOSTS), replace(GOALS[0], key=f"{TWO_HOSTS}{GOALS[0].key}"))
     # Without the gaps behind tensors of one number, which are less than 1/100 of a byte.
     host = {
         name: round(size_bytes / peaks.parameters, 2)
@@ -147,6 +151,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     figures = {
         **ratios(peaks, predicted),
         **apart,
+        **hybrid,
         "host_bytes_per_parameter": host["at_rest"],
     }
     return {
@@ -185,8 +190,9 @@ def tables(console: Console, result: Mapping[str, Any]) -> None:
 def memory(as_json: bool, rounds: int | None, quick: bool) -> int:
     """Measure the memory of a policy's ranks while they build, resume, train and publish.
 
-    A model of 0.5 GB on four processes of the CPU, which count the memory of all tensors; again on two hosts, network
-    namespaces, if this machine has them. Peaks stand beside the plan's, of `flexmarl train --dry-run`.
+    A model of 0.5 GB on four processes of the CPU, which count the memory of all tensors; again in two replicas, and
+    on two hosts, network namespaces, if this machine has them. Peaks stand beside the plan's, of `flexmarl train
+    --dry-run`.
 
     \b
     Examples:

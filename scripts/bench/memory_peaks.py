@@ -74,24 +74,24 @@ class _RankPeaks:
 
 
 def measure_memory(
-    config: dict[str, Any], ranks: int, tokens: int, hosts: Sequence[Host] = (HERE,)
+    config: dict[str, Any], ranks: int, tokens: int, hosts: Sequence[Host] = (HERE,), replicas: int = 1
 ) -> MemoryPeaks:
     """Measures a policy in bfloat16 over float32 weights on ``ranks`` processes of the CPU, which recompute layers.
 
-    ``config``: of the model. ``tokens``: of the one row in the forward, all but one of its answer. ``hosts``: each has
-    equally many ranks. Raises RuntimeError with the traceback of a rank that has failed.
+    ``config``: of the model. ``tokens``: of the one row in the forward, all but one of its answer. ``hosts`` and
+    ``replicas``: each has equally many ranks. Raises RuntimeError with the traceback of a rank that has failed.
     """
     with TemporaryDirectory(prefix="flexmarl-memory-") as folder:
         seeded_model(ModelConfig(config=config, tokenizer="unused"), _SEED, torch.bfloat16).save_pretrained(
             folder
         )
-        results = _run_ranks(config, ranks, tokens, Path(folder), hosts)
+        results = _run_ranks(config, ranks, tokens, Path(folder), hosts, replicas)
     peaks = {f"{phase}_peak_bytes": [result.peaks[phase] for result in results] for phase in results[0].peaks}
     shares = {phase: max(result.shares[phase] for result in results) for phase in results[0].shares}
     return MemoryPeaks(
         parameters=results[0].parameters,
         shares=shares,
-        state_bytes=[result.state for result in results],
+        state_bytes=[result.state for result in results[: ranks // replicas]],
         **peaks,
     )
 
@@ -127,7 +127,7 @@ def peak_bytes(compute: Callable[[], object]) -> int:
 
 
 def _run_ranks(
-    config: dict[str, Any], ranks: int, tokens: int, folder: Path, hosts: Sequence[Host]
+    config: dict[str, Any], ranks: int, tokens: int, folder: Path, hosts: Sequence[Host], replicas: int
 ) -> list[_RankPeaks]:
     context = multiprocessing.get_context("spawn")
     with ThreadPoolExecutor(1, initializer=enter, initargs=(hosts[0],)) as thread:
@@ -137,7 +137,7 @@ def _run_ranks(
         for rank in range(ranks):
             connection, far = context.Pipe()
             host = hosts[rank * len(hosts) // ranks]
-            arguments = (far, host, rank, ranks, meeting.address, config, tokens, folder)
+            arguments = (far, host, rank, ranks, replicas, meeting.address, config, tokens, folder)
             process = context.Process(target=_serve_rank, args=arguments, daemon=True)
             process.start()
             far.close()
@@ -166,6 +166,7 @@ def _serve_rank(
     host: Host,
     rank: int,
     size: int,
+    replicas: int,
     meeting: str,
     config: dict[str, Any],
     tokens: int,
@@ -173,7 +174,7 @@ def _serve_rank(
 ) -> None:
     enter(host)
     torch.set_num_threads(1)
-    membership = Membership(rank, size, meeting, torch.device("cpu"), _RANK_S)
+    membership = Membership(rank, size, meeting, torch.device("cpu"), _RANK_S, replicas=replicas)
     try:
         with one_thread():
             gang = membership.join()

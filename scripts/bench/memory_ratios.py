@@ -1,6 +1,7 @@
 """Measured peaks of the ranks of a policy beside those that the memory plan predicts for each of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from flexmarl.actors.messages import ModelConfig
@@ -11,7 +12,8 @@ from flexmarl.launch.hosts.placement.model_memory import shape_of_model
 from .memory_peaks import MemoryPeaks
 
 TWO_HOSTS: Final = "two_hosts_"
-"""The begin of the keys of figures of ranks on two hosts."""
+REPLICAS: Final = "replicas_"
+"""The begins of the keys of figures of ranks on two hosts, and in two replicas."""
 
 PHASES: Final = {
     "build": ("draw", "build"), "resume": ("resume",), "forward": ("forward",), "publish": ("publish",),
@@ -23,7 +25,7 @@ _MOST: Final = 1.10
 
 def ratio_goals(prefix: str = "") -> tuple[Goal, ...]:
     """``prefix``: of the figures' keys."""
-    place = "two hosts: " if prefix else ""
+    place = {"": "", TWO_HOSTS: "two hosts: ", REPLICAS: "two replicas: "}[prefix]
     return tuple(
         Goal(
             f"{prefix}{phase}_peak_ratio",
@@ -35,12 +37,12 @@ def ratio_goals(prefix: str = "") -> tuple[Goal, ...]:
     )
 
 
-def predict(model: Mapping[str, Any], ranks: int, tokens: int) -> RankBytes:
+def predict(model: Mapping[str, Any], ranks: int, tokens: int, replicas: int = 1) -> RankBytes:
     """The plan of a rank of the policy that ``measure_memory`` makes of such a model."""
     shape = shape_of_model(ModelConfig(config=dict(model), tokenizer="unused"))
     assert shape is not None, "transformers can build the model"
     load = RankLoad(ranks, tokens, item_bytes=2, logits_bytes=logits_limit(None), has_checkpoints=True)
-    return rank_bytes(shape, load)
+    return rank_bytes(shape, replace(load, replicas=replicas))
 
 
 def ratios(peaks: MemoryPeaks, predicted: RankBytes, prefix: str = "") -> dict[str, float]:
