@@ -16,8 +16,9 @@ each strike, by up to a day. ``--only`` strikes actors that are restarted alone,
 (the workers of a shared training pool) or several kinds, within one run of several of each of them, which must come to
 its end without a restart of the run. ``gangs`` are slots too; their policies have one or two ranks, by the slots that
 are free. ``wide`` ones have three or four on four slots, in a process group of gloo that they meet in at each
-computation. With ``--hosts`` slots and instances are spread over the nodes of two hosts, which are network namespaces
-(without root both are this one), the head is on the first of them. Each has two of four slots: wide gangs are on both.
+computation; ``replicas`` are two of two ranks, or one of two to three. With ``--hosts`` slots and instances are spread
+over the nodes of two hosts, which are network namespaces (without root both are this one), the head is on the first of
+them. Each has two of four slots: wide gangs are on both, and a replica is on each.
 
 The samples in the trainer's checkpoint are compared with those that the workflow must have made: every sample once, and
 no others. Prints one JSON object; exits with 1 if a run hung, ended for another reason, or a sample was trained twice
@@ -64,6 +65,7 @@ RESTARTED = {
     "slots": tuple(f"slot-{number}" for number in range(2)),
     "gangs": tuple(f"slot-{number}" for number in range(3)),
     "wide": tuple(f"slot-{number}" for number in range(4)),
+    "replicas": tuple(f"slot-{number}" for number in range(4)),
 }
 SEVERAL = {
     "rollout": ("rollout.workers=3",),
@@ -78,6 +80,13 @@ SEVERAL = {
         "pool={name: shared, slots: 4}",
         "agent_defaults.trainer.ranks=4",
         "agent_defaults.trainer.min_ranks=3",
+        "agent_defaults.trainer.process_group=true",
+    ),
+    "replicas": (
+        "pool={name: shared, slots: 4}",
+        "agent_defaults.trainer.ranks=4",
+        "agent_defaults.trainer.replicas=2",
+        "agent_defaults.trainer.min_ranks=2",
         "agent_defaults.trainer.process_group=true",
     ),
 }
