@@ -7,8 +7,13 @@ from typing import Literal, Protocol
 class Pacing(Protocol):
     """The links of one process."""
 
-    async def pace(self, operation: Literal["set", "get"], key: str, version: int) -> None:
-        """Returns when the transfer, which this machine has done, has ended on the links."""
+    def opened(self, memory: str) -> None:
+        """The process has memory for states; ``memory`` names it in all processes."""
+        ...
+
+    async def pace(self, operation: Literal["set", "get"], key: str, version: int, memory: str) -> None:
+        """Returns when the transfer, which this machine has done, has ended on the links. ``memory``: the one that the
+        state lies in, or is copied to."""
         ...
 
 

@@ -47,12 +47,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..core.durable.private_directory import check_private
+from ..core.pacing import pacing
 from ..core.telemetry import get_logger
 from .device_memory.device_memory import DeviceMemory
 from .device_memory.devices import DeviceEvent, Devices
 from .device_memory.host_copies import HostCopies
 from .errors import DeviceError, OpenRefused, TransportClosed
-from .handle import CudaIpcSource, LentMemory, PathName, Rows, StateHandle, TcpSource
+from .handle import CudaIpcSource, LentMemory, PathName, Rows, ShmSource, StateHandle, TcpSource
 from .host_memory.arena import Arena
 from .host_memory.block import file_bytes
 from .host_memory.host_memory import HostMemory
@@ -139,6 +140,8 @@ class StateTransport:
         if removed := self._arena.remove_abandoned():
             log.info("memory of ended processes removed", files=len(removed))
         self._open = True
+        if (links := pacing.get()) is not None:
+            links.opened(self.place.process)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -195,7 +198,7 @@ class StateTransport:
         lent, offer = self._check_set(key, version, lent, offer)
         size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
         if lent is not None:
-            transfer = Transfer("set", key, version, "shm", size_bytes, timeout_s)
+            transfer = Transfer("set", key, version, "shm", size_bytes, timeout_s, lent.process)
             offering = self._host.offer_in(lent, key, tensors, version=version, after=after)
             return handle_of(key, version, [await self._transfers.set(transfer, offering)])
         withheld: dict[PathName, str] = {}
@@ -204,7 +207,7 @@ class StateTransport:
         offers = []
         for memory, paths in self._by_memory(key, offer).items():
             counted = "tcp" if "tcp" in paths else paths[0]
-            transfer = Transfer("set", key, version, counted, size_bytes, timeout_s)
+            transfer = Transfer("set", key, version, counted, size_bytes, timeout_s, self.place.process)
             offering = memory.offer(key, tensors, version=version, paths=paths, after=after)
             offers.append(await self._transfers.set(transfer, offering))
         return handle_of(key, version, offers, withheld)
@@ -251,7 +254,8 @@ class StateTransport:
 
             filling = first.fill(key, layout, fill_all, version=version, paths=paths)
         counted: PathName = "tcp" if "tcp" in paths else paths[0]
-        transfer = Transfer("set", key, version, counted, layout.size_bytes, timeout_s)
+        memory = self.place.process if lent is None else lent.process
+        transfer = Transfer("set", key, version, counted, layout.size_bytes, timeout_s, memory)
         filled = await self._transfers.set(transfer, filling)
         return handle_of(key, version, [filled, *offers], withheld)
 
@@ -476,15 +480,16 @@ class StateTransport:
         return self._host.is_used(lent)
 
     async def take(self, handle: StateHandle, lent: LentMemory, timeout_s: float = 60.0) -> StateHandle:
-        """The handle of a state that was set with ``lent``, memory of this process, now that it lies there: it is
-        fetched if it was set on another node. Raises as ``get`` does, and the earlier state in ``lent`` is gone."""
+        """The handle of a state now that it lies in ``lent``, memory of this process: it is copied if it was not set
+        there. Raises as ``get`` does, and the earlier state in ``lent`` is gone."""
         self._check_open()
         if handle.lies_in(lent):
             return handle
         size_bytes = handle.size_bytes
-        choice = choose(self._reader, handle.sources, devices={CPU}, size_bytes=size_bytes, path="tcp")
-        assert isinstance(choice.source, TcpSource), "no other path was asked for"
-        wanted = ReadRequest(handle, choice.source, handle.tensors)
+        sources = [source for source in handle.sources if source.path != "cuda_ipc"]
+        choice = choose(self._reader, sources, devices={CPU}, size_bytes=size_bytes)
+        assert isinstance(choice.source, ShmSource | TcpSource), "there is no other source"
+        wanted: ReadRequest[Any] = ReadRequest(handle, choice.source, handle.tensors)
         return await self._transfers.get(
             Transfer.of(wanted, timeout_s), choice, self._host.take(wanted, lent)
         )

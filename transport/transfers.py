@@ -290,7 +290,8 @@ def _set_on_error(failed: threading.Event) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """``size_bytes``: of the part of the state that moves. ``progress``: see ``TransferTimeout``."""
+    """``size_bytes``: of the part of the state that moves. ``memory``: the process whose memory the state lies in, or
+    is copied to. ``progress``: see ``TransferTimeout``."""
 
     operation: Literal["set", "get"]
     key: str
@@ -298,13 +299,15 @@ class Transfer:
     path: PathName
     size_bytes: int
     timeout_s: float
+    memory: str
     progress: Progress = field(default_factory=Progress)
 
     @classmethod
     def of(cls, request: ReadRequest[Any], timeout_s: float) -> "Transfer":
         """A Get."""
-        handle, path = request.handle, request.source.path
-        return cls("get", handle.key, handle.version, path, request.size_bytes, timeout_s, request.progress)
+        handle, source = request.handle, request.source
+        numbers = request.size_bytes, timeout_s
+        return cls("get", handle.key, handle.version, source.path, *numbers, source.process, request.progress)
 
     async def timed(self, moving: Awaitable[R]) -> tuple[R, float]:
         """Its result, and the seconds that it took. Raises TransferTimeout after the deadline, when the transfer has
@@ -315,7 +318,7 @@ class Transfer:
             async with asyncio.timeout(self.timeout_s):
                 result = await moving
                 if (links := pacing.get()) is not None:
-                    await links.pace(self.operation, self.key, self.version)
+                    await links.pace(self.operation, self.key, self.version, self.memory)
         except TimeoutError as expired:
             raise TransferTimeout(
                 self.operation, self.key, self.version, self.path, self.size_bytes, self.timeout_s,

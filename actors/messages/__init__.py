@@ -28,6 +28,7 @@ from .generating import (
     VersionRange,
     WeightsMismatch,
 )
+from .lenders import LenderApi, LenderLife, StateLender
 from .model_config import LoraConfig, ModelConfig
 from .recording import ArchiveApi
 from .rewarding import Computed, FunctionCall, RewardsApi
@@ -116,6 +117,8 @@ __all__ = [
     "HostState",
     "InstanceApi",
     "LeasedBatch",
+    "LenderApi",
+    "LenderLife",
     "LikelyTokens",
     "Loaded",
     "LoggedGroup",
@@ -152,6 +155,7 @@ __all__ = [
     "SlotStepped",
     "StateBytes",
     "StateData",
+    "StateLender",
     "StepStats",
     "StoreApi",
     "StoreStatistics",

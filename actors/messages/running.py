@@ -80,3 +80,6 @@ class SupervisorApi(Protocol):
 
     async def locate(self, name: str) -> str:
         """The address of the actor ``name``: another one after its host was lost, empty while none is known."""
+
+    async def locate_node(self, name: str) -> str:
+        """The address of the process that starts those of the actor ``name`` on another host; empty on this host."""

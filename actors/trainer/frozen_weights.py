@@ -17,7 +17,7 @@ from ..errors import CheckpointIncomplete
 from ..messages import Published
 from ..names import PolicyName, Version
 from .backends.weights_source import WeightsSource
-from .pool.host_memory import TRANSFER_TIMEOUT_S
+from .pool.lender import TRANSFER_TIMEOUT_S
 from .pool.slot import factory_of
 from .trainer_setup import PolicySetup, TrainerSetup
 

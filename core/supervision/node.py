@@ -181,6 +181,11 @@ class Node(Protocol):
         know."""
         return None
 
+    @property
+    def address(self) -> str:
+        """The address of the process that starts actors on another host; empty if that is this host."""
+        return ""
+
     async def reserve(self, actor: str) -> str:
         """The address at which the actor will listen, in all of its incarnations. Repeated, the same address. Raises
         OSError."""

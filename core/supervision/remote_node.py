@@ -183,6 +183,10 @@ class RemoteNode(Node):
     def lost(self) -> ActorDead | None:
         return self._lost
 
+    @property
+    def address(self) -> str:
+        return self._actor.address
+
     async def watch(self) -> ActorDead:
         """Receives the ends of actors until the node is lost; returns the reason."""
         # One stream for all ends, and not a call for each process: it is open as long as the node lives, so that the

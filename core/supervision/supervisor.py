@@ -297,6 +297,13 @@ class Supervisor(Actor):
         child = self._children.get(name)
         return "" if child is None else child.address
 
+    @endpoint
+    async def locate_node(self, name: str) -> str:
+        """The address of the process that starts those of the actor ``name`` on another host; empty if that is this
+        host, or the actor is unknown."""
+        child = self._children.get(name)
+        return child.node.address if isinstance(child, NodeChild) else ""
+
     def find(self, name: str) -> ActorRef[Any] | None:
         """The actor of that name, if it runs or is being restarted."""
         child = self._children.get(name)

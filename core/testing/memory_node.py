@@ -178,7 +178,8 @@ class MemoryProcess(Running):
             ) as system:
                 self._stopped = await self._hosted.serve(system)
         finally:
-            if self._signal and (actor := self._hosted.actor) is not None:
+            # Killed or failed: no ``on_stop`` was called, and a process would have ended.
+            if not self._stopped and (actor := self._hosted.actor) is not None:
                 await self._close_files(actor)
 
     async def _close_files(self, actor: Actor) -> None:

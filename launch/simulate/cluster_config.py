@@ -63,16 +63,16 @@ class ClusterConfig(Config):
 
     def descriptions(self, more: int = 0) -> list[HostDescription]:
         """The hosts as the plan of a run sees them, and ``more`` that are alike; the first is the head."""
-        size = self.device_bytes
+        size, memory_bytes = self.device_bytes, int(self.host_memory_gib * 2**30)
         return [
             HostDescription(
-                name=f"host-{n}", cores=_CORES, memory_bytes=int(self.host_memory_gib * 2**30),
+                name=f"host-{n}", cores=_CORES, memory_bytes=memory_bytes,
                 gpus=tuple(
                     Gpu(f"GPU-{n}-{index}", index, f"{self.device.memory_gib:g} GiB", size, size)
                     for index in range(self.devices)
                 ),
-                gpus_note="", shared_memory="", shared_memory_bytes=0, shared_memory_free_bytes=0, python="",
-                packages={},
+                gpus_note="", shared_memory="cluster.host_memory_gib", shared_memory_bytes=memory_bytes,
+                shared_memory_free_bytes=memory_bytes, python="", packages={},
             )
             for n in range(self.hosts + more)
         ]  # fmt: skip

@@ -3,13 +3,14 @@
     device ── device port ──> host's memory ── host's port ── switch ── host's port ──> host's memory
                each its own     copies_gb_s      network_gb_s  switch_gb_s
 
-Each port has two directions, which do not share their bandwidth. The memory for all states and weights is the
-trainer's, on the head (``actors/trainer/pool/host_memory.py``), so that a slot or an instance on another host crosses
-the network to it. Sizes with P parameters of b bytes, of a policy on R ranks:
+Each port has two directions, which do not share their bandwidth. Published weights lie in the trainer's memory, on the
+head, and a rank's state in that of the host on which it was suspended (``actors/trainer/pool/host_memory.py``): a slot
+or an instance on another host crosses the network to it. Sizes with P parameters of b bytes, of a policy on R ranks:
 
     weights     b P         from the first rank, once a version; to each instance, divided over its devices
     rest        12 P / R    float32 weights and two moments, from each rank after an optimizer step and to it
     gradients    4 P / R    from each rank that is suspended within a step, and back to it
+    second      12 and 4    of both, from a host other than the head to another host, beside all others
 
 A transfer moves in pieces, so that it is as fast as the narrowest port on its way, and not the sum of all.
 """
@@ -33,8 +34,9 @@ Direction = Literal["out", "in"]
 """A direction of a port: of a device to its host's memory or from there, of a host to the switch or from there."""
 
 
-MoveKind = Literal["suspend", "resume", "copy", "publish", "install"]
-"""``copy``: of the state after an optimizer step, beside the next computations."""
+MoveKind = Literal["suspend", "resume", "copy", "publish", "install", "second"]
+"""``copy``: of the state after an optimizer step, beside the next computations. ``second``: of a state, from one host
+to another."""
 
 _KINDS: Final[Mapping[tuple[str, str], MoveKind]] = {
     ("set", "step"): "suspend", ("get", "step"): "resume", ("get", "rest"): "resume", ("set", "rest"): "copy",
@@ -105,6 +107,8 @@ class ClusterLinks:
         self._clock = LinkClock(self._bytes_s)
         self.moves: list[Move] = []
         """All transfers, in the order of their ends."""
+        self._host_of: dict[str, str] = {}
+        """The host of each process's memory."""
         self._published: dict[str, int] = {}
         """The newest version of each policy whose weights have left a first rank."""
 
@@ -112,6 +116,10 @@ class ClusterLinks:
         """The links of an actor; None if the plan does not have it."""
         place = self._places.get(actor)
         return None if place is None else _ActorLinks(self, place)
+
+    def of_node(self, host: str) -> Pacing:
+        """The links of a node's own process, which lends the memory of its host."""
+        return _ActorLinks(self, Placed(host, Need(host, "")))
 
     def placement(self, needs: Sequence[Need]) -> Plan:
         """The plan's hosts for actors that need no devices, as simulated ones do."""
@@ -123,8 +131,14 @@ class ClusterLinks:
         used = {port: carried[port] / (bytes_s * seconds) for port, bytes_s in self._bytes_s.items()}
         return dict(sorted(used.items(), key=lambda item: -item[1]))
 
-    async def move(self, place: Placed, operation: Literal["set", "get"], key: str, version: int) -> None:
-        """Takes the time of a transfer between an actor's devices and the head's memory."""
+    def opened(self, place: Placed, memory: str) -> None:
+        """``memory`` is that of a process at ``place``."""
+        self._host_of[memory] = place.node
+
+    async def move(
+        self, place: Placed, operation: Literal["set", "get"], key: str, version: int, memory: str
+    ) -> None:
+        """Takes the time of a transfer between an actor's devices, or the memory of its host, and ``memory``."""
         name, _, part = key.partition("/")
         policy = PolicyName(name)
         sizes, kind = self._sizes.get(policy), _KINDS.get((operation, part))
@@ -134,10 +148,13 @@ class ClusterLinks:
             or (operation == "set" and not part and not self._is_first(key, version))
         ):
             return
-        latency_s = self._cluster.network_latency_s if place.node != self._head else 0.0
+        if part and not place.gpus:  # of a host's memory, not of a slot
+            kind = "second"
+        host = self._host_of.get(memory, self._head)
+        latency_s = self._cluster.network_latency_s if place.node != host else 0.0
         time = asyncio.get_running_loop().time
         begin_s = time()
-        await self._clock.transfer(sizes.of_part(part), self._way(place, operation), latency_s)
+        await self._clock.transfer(sizes.of_part(part), self._way(place, operation, host), latency_s)
         self.moves.append(Move(kind, policy, version, begin_s, time()))
 
     def _is_first(self, policy: str, version: int) -> bool:
@@ -146,14 +163,14 @@ class ClusterLinks:
         self._published[policy] = version
         return is_first
 
-    def _way(self, place: Placed, operation: Literal["set", "get"]) -> dict[str, float]:
-        """The ports, with the part of the bytes that crosses each."""
+    def _way(self, place: Placed, operation: Literal["set", "get"], host: str) -> dict[str, float]:
+        """The ports to the memory of ``host`` or from there, with the part of the bytes that crosses each."""
         direction: Direction = "out" if operation == "set" else "in"
         ways = {f"{place.node} device {device} {direction}": 1.0 / len(place.gpus) for device in place.gpus}
         if place.gpus and self._cluster.copies_gb_s is not None:
             ways[f"{place.node} memory {direction}"] = 1.0
-        if place.node != self._head:
-            source, target = (place.node, self._head) if operation == "set" else (self._head, place.node)
+        if place.node != host:
+            source, target = (place.node, host) if operation == "set" else (host, place.node)
             ways |= {f"{source} out": 1.0, f"{target} in": 1.0}
             if self._cluster.switch_gb_s is not None:
                 ways[_SWITCH] = 1.0
@@ -165,6 +182,10 @@ class _ActorLinks:
     links: ClusterLinks
     place: Placed
 
-    async def pace(self, operation: Literal["set", "get"], key: str, version: int) -> None:
+    def opened(self, memory: str) -> None:
         """See ``Pacing``."""
-        await self.links.move(self.place, operation, key, version)
+        self.links.opened(self.place, memory)
+
+    async def pace(self, operation: Literal["set", "get"], key: str, version: int, memory: str) -> None:
+        """See ``Pacing``."""
+        await self.links.move(self.place, operation, key, version, memory)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ...core.errors import FlexmarlError, is_loss
+from ...core.pacing import Pacing, pacing
 from ...core.protocol.session import Settings
 from ...core.system import ActorSystem
 from ...core.testing.memory_node import MemoryNode
@@ -35,14 +36,23 @@ def describe(name: str) -> HostDescription:
 
 
 class SimulatedHost:
-    """``node``: of its actors. ``head``: the address of the head's system."""
+    """``node``: of its actors. ``head``: the address of the head's system. ``links``: of the node's process; None: its
+    transfers take no time."""
 
-    def __init__(self, network: MemoryNetwork, node: MemoryNode, settings: Settings, head: str) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        node: MemoryNode,
+        settings: Settings,
+        head: str,
+        links: Pacing | None = None,
+    ) -> None:
         self.name = node.name
         self.node = node
         self._network = network
         self._settings = settings
         self._head = head
+        self._links = links
         self._powered = asyncio.Event()
         self._powered.set()
         self._lives = 0
@@ -65,6 +75,7 @@ class SimulatedHost:
 
     async def _live(self) -> bool:
         """One process of the node. True if the run has ended."""
+        pacing.set(self._links)  # in the tasks of this process alone
         wire = self._network.wire(f"{self.name}/{PROCESS}")
         try:
             async with ActorSystem(
@@ -76,6 +87,7 @@ class SimulatedHost:
                     self.node,
                     head,
                     Joining(describe(self.name), {}, self._head, ""),
+                    memory=self.node.directory,
                     name_taken_s=given_up_within(self._settings),
                     joined=lambda: None,
                 )

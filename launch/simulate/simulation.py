@@ -10,7 +10,8 @@ The hosts join as nodes of a real run do (``simulated_hosts.py``), and losses ha
 ends alone is restarted; one whose node is lost moves or is given up (``hosts/nodes/cluster.py``); after a loss without
 which the run can't continue it begins again from its newest checkpoint, as with ``--restarts``, on the hosts that are
 left. Not simulated: a kill in the middle of a write to a file, and the launcher's watch for actors that are silent.
-Hosts share their memory: samples and weights do not pass the network.
+Hosts share their memory: samples and weights do not pass the network. But each host's part of it, with the training
+states that lie there, is lost with the host.
 """
 
 import asyncio
@@ -202,7 +203,16 @@ class _Simulator:
                 names = [name for name in self._hosts if name not in self._gone]
                 head_node, *other_nodes = [self._node(network, directory, name, settings) for name in names]
                 address = f"memory://{head_node.name}/{_LAUNCHER}"
-                hosts = [SimulatedHost(network, node, settings, address) for node in other_nodes]
+                hosts = [
+                    SimulatedHost(
+                        network,
+                        node,
+                        settings,
+                        address,
+                        None if self._links is None else self._links.of_node(node.name),
+                    )
+                    for node in other_nodes
+                ]
                 try:
                     return await self._train(start, network, head_node, hosts)
                 finally:

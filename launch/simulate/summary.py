@@ -35,6 +35,8 @@ class Transfers:
     """A suspension or a resumption."""
     weights_s: float = 0.0
     """New weights were published or installed."""
+    second_s: float = 0.0
+    """Second copies of states were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ def transfers_of(moves: Sequence[Move], steps: range) -> Transfers:
         )
         return _cover(times) / len(steps)
 
-    kinds: tuple[MoveKind, ...] = ("suspend", "resume", "copy", "publish", "install")
+    kinds: tuple[MoveKind, ...] = ("suspend", "resume", "copy", "publish", "install", "second")
     return Transfers(
         **{f"{kind}_s": seconds(kind) for kind in kinds},
         swaps_s=seconds("suspend", "resume"),

@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flexmarl.actors.messages import Moved, SavedRest, SavedWeights, StateBytes, Suspended
-from flexmarl.actors.trainer.pool.host_memory import RankMemory
-from flexmarl.actors.trainer.pool.spare_memory import SpareMemory
+from flexmarl.actors.trainer.pool.rank_memory import RankMemory
+from flexmarl.actors.trainer.pool.state_hosts import StateHost
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
 from flexmarl.launch.bench.goals import Goal, judge
@@ -74,7 +74,7 @@ class Options:
 
 @dataclass(slots=True)
 class _CountedMemory:
-    """Stands for the transport that lends memory: counts bytes."""
+    """Stands for the lender of memory: counts bytes."""
 
     lent_bytes: int = 0
     numbers: Iterator[int] = field(default_factory=count)
@@ -83,10 +83,10 @@ class _CountedMemory:
         self.lent_bytes += size_bytes
         return LentMemory("process", f"{key}-{next(self.numbers)}", size_bytes, "node")
 
-    def is_used(self, lent: LentMemory) -> bool:
+    async def is_used(self, lent: LentMemory) -> bool:
         return False
 
-    def take_back(self, lent: Sequence[LentMemory]) -> None:
+    async def take_back(self, lent: Sequence[LentMemory]) -> None:
         self.lent_bytes -= sum(piece.size_bytes for piece in lent)
 
 
@@ -104,19 +104,20 @@ class HostBytes:
 async def host_bytes(ranks: Sequence[StateBytes]) -> HostBytes:
     """The bytes that a shared pool lends for a state with these ranks, the only one."""
     memory: Any = _CountedMemory()
-    spare = SpareMemory(memory)
-    states = [RankMemory(memory, spare, f"policy-{number}", needed) for number, needed in enumerate(ranks)]
+    head = StateHost("host", memory, is_head=True)
+    spare = head.spare
+    states = [RankMemory(head, f"policy-{number}", needed) for number, needed in enumerate(ranks)]
     peak = 0
     for version in (1, 2):
         weights = [_state_in(await state.for_weights(), version) for state in states]
-        rests = [_state_in(await state.for_rest(), version) for state in states]
+        rests = [_state_in(await state.for_rest(head), version) for state in states]
         peak = max(peak, memory.lent_bytes)
         for state, *handles in zip(states, weights, rests, strict=True):
             state.weights_were_set(SavedWeights(handles[0]))
             state.rest_was_set(SavedRest(handles[1], {}))
     at_rest = memory.lent_bytes - spare.size_bytes
     for state in states:
-        state.was_suspended(Suspended(_state_in(await state.for_step(), 2), {}, Moved(0, "none")))
+        state.was_suspended(Suspended(_state_in(await state.for_step(head), 2), {}, Moved(0, "none")))
     in_step = memory.lent_bytes - spare.size_bytes
     return HostBytes(at_rest, in_step, peak, 2 * sum(needed.weights for needed in ranks))
 

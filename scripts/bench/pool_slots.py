@@ -153,5 +153,13 @@ class Unheard:
 
     name = "unheard"
 
+    def within(self, timeout_s: float) -> "Unheard":
+        """See ``ActorRef.within``."""
+        return self
+
+    async def locate_node(self, name: str) -> str:
+        """See ``Supervisor.locate_node``: all slots are on this host."""
+        return ""
+
     async def tell(self, endpoint: str, *arguments: Any, timeout_s: float) -> None:
         """See ``ActorRef.tell``."""

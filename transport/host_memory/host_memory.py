@@ -29,7 +29,7 @@ from ..tensors.tensor_kind import TensorKind, Tensors
 from ..transfers import CopyWorkers, Fill, Memory, Offer, ReadRequest, VersionedMemory
 from . import lent_files
 from .arena import Arena
-from .block import Block, file_bytes, populate
+from .block import CHUNK_BYTES, Block, file_bytes, populate
 from .mapped_block import MappedBlock, Pin
 
 
@@ -288,10 +288,11 @@ class HostMemory(Memory[Any]):
         block = self._lent.get(lent.block)
         return block is not None and block.in_use
 
-    async def take(self, request: ReadRequest[TcpSource], lent: LentMemory) -> StateHandle:
-        """See ``StateTransport.take``: fetches a state of another node into memory that this process lends."""
-        assert self._remote is not None, "else there is no path to another node"
-        handle, block = request.handle, self._lent[lent.block]
+    async def take(
+        self, request: ReadRequest[ShmSource] | ReadRequest[TcpSource], lent: LentMemory
+    ) -> StateHandle:
+        """See ``StateTransport.take``: copies a state into memory that this process lends."""
+        handle, source, block = request.handle, request.source, self._lent[lent.block]
 
         def begin() -> tuple[Block, None]:
             if handle.size_bytes > block.capacity:
@@ -301,8 +302,46 @@ class HostMemory(Memory[Any]):
                 raise MemoryInUse(handle.key, handle.version, block.name)
             return block, None
 
-        _, generation = await self._remote.fetch(request, begin)
+        if isinstance(source, ShmSource):
+            copy = functools.partial(self._copy_block, handle, source, begin)
+            generation = await self._workers.run(handle.size_bytes, copy)
+        else:
+            assert self._remote is not None, "else there is no path to another node"
+            remote = ReadRequest(handle, source, request.tensors, request.progress)
+            _, generation = await self._remote.fetch(remote, begin)
         return replace(handle, sources=lent.sources(generation))
+
+    def _copy_block(
+        self,
+        handle: StateHandle,
+        source: ShmSource,
+        begin: Callable[[], tuple[Block, None]],
+        stop: threading.Event,
+    ) -> int:
+        """Copies a state of this node as it lies in its block, digests included; returns the copy's generation."""
+        original = self._map(source.block, handle.key, handle.version).block
+        _check_size(original, handle)
+        _check_generation(original, handle, source)
+        block, _ = begin()
+        size, share = handle.size_bytes, self._workers.share
+        try:
+            for start in range(0, size, CHUNK_BYTES):
+                if stop.is_set():
+                    raise TransportClosed
+                end = min(start + CHUNK_BYTES, size)
+                block.payload[start:end] = original.payload[start:end]
+            chunks = -(-size // CHUNK_BYTES)
+            block.table[:chunks] = original.table[:chunks]
+            _check_generation(original, handle, source)
+            _check_table(block, handle)
+            payload.check(handle.tensors, block.payload[:size], block.table, share, stop)
+            return block.commit()
+        except payload.WrongDigest as wrong:
+            block.end()
+            raise CorruptState(handle.key, handle.version, wrong.expected, wrong.actual) from wrong
+        except BaseException:
+            block.end()
+            raise
 
     def take_back(self, lent: Sequence[LentMemory]) -> None:
         """Processes that have mapped it keep its memory until they forget it."""

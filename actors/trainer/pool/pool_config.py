@@ -26,8 +26,8 @@ class SharedPoolConfig(AllocatorConfig):
     slot_memory_gib: Annotated[Positive, Unit("GiB")] | None = None
     """Memory of a slot for one training state. A larger state is refused. `null`: as much as the machine has."""
     host_memory_gib: Annotated[Positive, Unit("GiB")] | None = None
-    """Memory for states of suspended policies. Those beyond it go to the disk, in the run's folder. `null`: as much as
-    the file system in memory has."""
+    """Memory of each host for states of suspended policies. Those beyond it go to the disk, in the run's folder.
+    `null`: as much as the file system in memory has."""
 
     @property
     def slot_count(self) -> int:

@@ -2,7 +2,8 @@
 
 A worker is lost when its ``enlist`` stream ends or a call to it fails. From then on calls to that life fail here,
 before they are sent; the supervisor kills its process, so that nothing writes to the host's memory any more; and then
-the listener is notified.
+the listener is notified. If the worker was lost with its host, the listener hears of the host first: states that lay
+there are gone, or are on another host, before their policies are bound again.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from ...messages import WORK_TIMEOUT_S, GangPlace, SlotApi, SlotLife
 from ...names import PolicyName, SlotName
 from ..trainer_setup import SharedPoolSetup
 from .gangs import Slots
+from .state_hosts import StateHost, StateHosts
 
 T = TypeVar("T")
 SlotCall = Callable[[SlotApi, str, int], Awaitable[T]]
@@ -60,9 +62,9 @@ class HostedGang:
     ``is_torn``: it is the rest of a gang that has lost a slot. ``is_dropped``: nothing of it is needed any more.
     ``is_prefetched``: its state is there, and its processes have not met. ``is_loaded``: it can compute.
     ``has_computed``: its state is not the one in the host's memory any more, or not the one that is being copied there
-    until ``is_saved``. ``remaining``: the slots that are not
-    lost. A slot that was lost may be lost again in its next life, while the rest of the gang is dropped: that does
-    not concern the gang.
+    until ``is_saved``. ``is_cut``: a host of its slots is lost, and these are about to be. ``remaining``: the slots
+    that are not lost. A slot that was lost may be lost again in its next life, while the rest of the gang is dropped:
+    that does not concern the gang.
     """
 
     slots: Slots
@@ -74,6 +76,7 @@ class HostedGang:
     is_prefetched: bool = False
     is_loaded: bool = False
     has_computed: bool = False
+    is_cut: bool = False
     remaining: set[SlotName] = field(default_factory=set)
     is_saved: asyncio.Event = field(default_factory=_is_set)
 
@@ -95,20 +98,25 @@ class SlotListener(Protocol):
 
 
 class PoolSlots:
+    """``hosts``: of the memory that the slots' states go to."""
+
     def __init__(
         self,
         pool: SharedPoolSetup,
         listener: SlotListener,
+        hosts: StateHosts,
         system: ActorSystem,
         background: Callable[[Coroutine[Any, Any, None], str], None],
         watch: Callable[[ActorRef[Any]], None],
     ) -> None:
         """``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``."""
+        self.hosts = hosts
         self._refs = {SlotName(ref.name): ref for ref in pool.slots}
         self._supervisor = pool.supervisor
         self._system = system
         self._listener, self._background, self._watch = listener, background, watch
         self._lives: dict[SlotName, SlotLife] = {}
+        self._host_of: dict[SlotName, StateHost] = {}
         self._versions: dict[str, str] = {}
         self._ended: set[str] = set()
         self._stopped: set[SlotName] = set()
@@ -131,6 +139,17 @@ class PoolSlots:
         lives = tuple(self._life_of(slot) for slot in slots)
         places = _places(len(slots), replicas)
         return HostedGang(slots, lives, places, replicas, is_torn, remaining=set(slots))
+
+    def host_of(self, slot: SlotName) -> StateHost:
+        """The host whose memory the slot's states go to: the one of its last life."""
+        return self._host_of.get(slot, self.hosts.head)
+
+    def lose_host(self, host: StateHost, reason: str) -> None:
+        """Loses all slots of a host that is lost. Does not wait."""
+        for slot, other in self._host_of.items():
+            if other is host and (life := self._life_of(slot)):
+                lost = SlotLost(slot, life, f"host {host.name} is lost: {reason}")
+                self._background(self.lose(lost), f"loss of {slot}")
 
     async def enter(self, policy: PolicyName, gang: HostedGang) -> None:
         """Has the slots' processes in this gang, as soon as they are in no other, and its meeting open. Raises as
@@ -191,8 +210,9 @@ class PoolSlots:
             try:
                 async with aclosing(ref.within(FOR_EVER).enlist()) as lives:
                     async for life in lives:
+                        host = await self._find_host(slot)
                         async with self._losing[slot]:  # the listener is notified of the loss before
-                            self._register(slot, life)
+                            self._register(slot, life, host)
             except FlexmarlError as error:
                 if not is_loss(error):
                     raise
@@ -209,13 +229,16 @@ class PoolSlots:
             ):
                 ref = self._refs[slot] = self._system.ref(slot, address, SlotApi)
 
-    def _register(self, slot: SlotName, life: SlotLife) -> None:
+    async def _find_host(self, slot: SlotName) -> StateHost:
+        return await self.hosts.at(await self._supervisor.within(WORK_TIMEOUT_S).locate_node(slot))
+
+    def _register(self, slot: SlotName, life: SlotLife, host: StateHost) -> None:
         if life.life in self._ended:  # given up, and not killed yet
             return
         self._versions[slot] = life.torch
         if len(set(self._versions.values())) > 1:
             raise UnequalSlots(self._versions)
-        self._lives[slot] = life
+        self._lives[slot], self._host_of[slot] = life, host
         self._watch(self._refs[slot])
         self._joined.set()
         if self._all_joined:
@@ -240,6 +263,7 @@ class PoolSlots:
             log.warning("slot worker lost", name=slot, incarnation=incarnation, reason=lost.reason)
             if not lost.is_reported:
                 await self._supervisor.within(WORK_TIMEOUT_S).lost(slot, incarnation, lost.reason)
+            await self.hosts.check(self.host_of(slot))
             if self._all_joined:
                 self._listener.slot_lost(slot, lost.reason)
 

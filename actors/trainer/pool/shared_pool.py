@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ....core.base.task_groups import first_error
-from ....core.errors import FlexmarlError
+from ....core.errors import ActorDead, FlexmarlError
 from ....core.ref import ActorRef
 from ....core.system import ActorSystem
 from ....core.telemetry import get_logger
@@ -41,10 +41,13 @@ from ..arrival_order import Place
 from ..trainer_setup import SharedPoolSetup, TrainerSetup
 from .allocate import Allocator
 from .gangs import Bind, Decision, Drop, Prefetch, Run, Suspend
+from .lender import LENDER
 from .policy_work import Computation, PolicyWork
 from .pool_record import MoveTimes
 from .pool_slots import HostedGang, PoolSlots, SlotCall, SlotListener
 from .pool_slots import SlotLost as LostCall
+from .rank_memory import Loss
+from .state_hosts import StateHost, StateHosts
 from .state_moves import StateMoves
 from .training_pool import TrainingPool
 
@@ -53,7 +56,8 @@ log = get_logger(__name__)
 
 
 class SharedPool(TrainingPool, SlotListener):
-    """See ``TrainingPool``. ``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``."""
+    """See ``TrainingPool``. ``system``: the trainer's. ``background`` and ``watch``: as of ``Actor``. One class of more
+    than 300 lines: each loss, of a slot or a host, meets all decisions that are being carried out."""
 
     def __init__(
         self,
@@ -77,14 +81,19 @@ class SharedPool(TrainingPool, SlotListener):
         self._clock = system.clock
         self._background = background
         self._transport = StateTransport(system.directory, bulk=Bulk.of(system, encrypted=setup.encrypted))
-        self._slots = PoolSlots(pool, self, system, background, watch)
-        self._moves = StateMoves(pool, self._transport, self._slots, fewest_parts, self._hosts, system.clock)
+        hosts = StateHosts(
+            self._transport, system, background, encrypted=setup.encrypted, lost=self._host_lost
+        )
+        self._slots = PoolSlots(pool, self, hosts, system, background, watch)
+        self._moves = StateMoves(pool, self._slots, fewest_parts, self._hosts, system.clock)
         self._memory = self._moves.memory
         self._move_times = MoveTimes(system.clock)
         self._allocator: Allocator | None = None
         self._gangs: dict[PolicyName, HostedGang] = {}
         self._work = {policy: PolicyWork(system.clock) for policy in setup.policies}
         self._stepped: dict[PolicyName, Computation] = {}
+        self._lost: dict[PolicyName, FlexmarlError] = {}
+        """Policies whose state is lost, with the reason: the run begins again from its newest checkpoint."""
 
     # ------------------------------------------------------------------ TrainingPool
 
@@ -200,6 +209,8 @@ class SharedPool(TrainingPool, SlotListener):
 
     async def _compute(self, policy: PolicyName, computation: Computation) -> Any:
         """The result of ``computation``, after all earlier ones of the policy."""
+        if policy in self._lost:
+            raise self._lost[policy]
         self._work[policy].add(computation)
         self._event(lambda now: self._decider.ready(policy, now))
         return await computation.done
@@ -242,8 +253,8 @@ class SharedPool(TrainingPool, SlotListener):
         return gang
 
     def _hosts(self, policy: PolicyName, gang: HostedGang) -> bool:
-        """None of the gang's slots was lost."""
-        return self._gangs.get(policy) is gang
+        """None of the gang's slots was lost, or is about to be."""
+        return self._gangs.get(policy) is gang and not gang.is_cut
 
     async def _move(self, decision: Decision, gang: HostedGang) -> None:
         """Carries out a decision other than Run."""
@@ -274,6 +285,8 @@ class SharedPool(TrainingPool, SlotListener):
         if isinstance(decision, Suspend | Drop):
             del self._gangs[policy]
         self._event(partial(report, policy))
+        if isinstance(decision, Suspend):
+            self._copy_again(policy)
         if isinstance(decision, Suspend | Drop) and policy not in self._gangs:
             await self._memory.is_out(policy)
 
@@ -319,6 +332,10 @@ class SharedPool(TrainingPool, SlotListener):
             gang.is_saved.set()
         if self._hosts(policy, gang):
             work.save()
+            self._copy_again(policy)
+
+    def _copy_again(self, policy: PolicyName) -> None:
+        self._background(self._moves.copy_again(policy), f"second copy of {policy}")
 
     # ------------------------------------------------------------------ pool_slots.SlotListener
 
@@ -342,11 +359,43 @@ class SharedPool(TrainingPool, SlotListener):
             for _ in computations:
                 self._event(partial(self._decider.ready, policy))
 
+    def _host_lost(self, host: StateHost, reason: str) -> None:
+        """A host is lost, with its slots and the states that lay there."""
+        for policy in self._policies:
+            gang = self._gangs.get(policy)
+            if gang is not None and not gang.is_dropped:  # else what remains of it still has to be dropped
+                gang.is_cut |= any(self._slots.host_of(slot) is host for slot in gang.remaining)
+            loss = self._memory.host_lost(policy, host)
+            if loss is Loss.BASE:
+                lost = f"its host {host.name} is lost ({reason}), and with it the only whole state of policy {policy}"
+                self._lost[policy] = error = ActorDead(LENDER, lost)
+                self._work[policy].fail(error)
+            elif loss is not Loss.NOTHING:
+                self._continue_elsewhere(policy, gang, loss)
+            self._copy_again(policy)
+        self._slots.lose_host(host, reason)
+
+    def _continue_elsewhere(self, policy: PolicyName, gang: HostedGang | None, loss: Loss) -> None:
+        """The policy's state is on other hosts now, perhaps without its step part."""
+        if gang is None or gang.is_dropped:
+            if loss is Loss.STEP:
+                again = self._work[policy].lose()
+                self._moves.records[policy].repeated += sum(computation.repeated for computation in again)
+                for _ in again:
+                    self._event(partial(self._decider.ready, policy))
+        elif loss is Loss.STEP:
+            gang.has_computed = True  # what its slots have is more than the state in memory
+        if gang is not None and not (gang.is_loaded or gang.is_dropped or gang.is_cut):
+            # It is reading what is gone, or has read a step part that will be trained again.
+            reason = "its state lay on a host that is lost"
+            for slot, life in zip(gang.slots, gang.lives, strict=True):
+                self._background(self._slots.lose(LostCall(slot, life, reason)), f"loss of {slot}")
+
     def _fall_back(self, policy: PolicyName) -> list[Computation]:
         """The policy has lost a slot; returns the computations that wait again."""
         gang = self._gangs.pop(policy)
         self._moves.stop_taking(policy)
-        if not (gang.has_computed or self._work[policy].is_unsaved):
+        if policy in self._lost or not (gang.has_computed or self._work[policy].is_unsaved):
             return []
         for rank in self._memory[policy]:
             rank.step_was_lost()

@@ -46,7 +46,7 @@ from ...names import PolicyName, Step
 from ...spans import record
 from ..backends.policy_backend import PolicyBackend, TrainingStep
 from ..trainer_setup import TrainerSetup
-from .host_memory import TRANSFER_TIMEOUT_S
+from .lender import TRANSFER_TIMEOUT_S
 from .resharding import reads_of_rank
 from .slot import Slot
 from .state_data import plain_data, sent_data

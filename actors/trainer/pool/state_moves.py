@@ -1,26 +1,32 @@
-"""The ways of training states between the slots and the host's memory, and their events."""
+"""The ways of training states between the slots and the memory of their hosts, and their events."""
 
 import asyncio
 import math
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from ....core.base.task_groups import first_error
+from ....core.base.texts import text_of
+from ....core.errors import ActorDead, FlexmarlError
+from ....core.telemetry import get_logger
 from ....core.waits import OpenWaits, Wait
-from ....transport.errors import TransportError
-from ....transport.state import StateTransport
+from ....transport.errors import ArenaSpace, TransportError
+from ....transport.handle import LentMemory
 from ...errors import FetchNotStopped, StateTooLarge
 from ...messages import WORK_TIMEOUT_S, HostState, Moved, SlotApi, StateBytes, Suspended
 from ...names import PolicyName
 from ...run_events import PolicyResumed, PolicySuspended, RunEvent
 from ..trainer_setup import SharedPoolSetup
 from .host_memory import HostMemory
+from .lender import LENDER
 from .pool_record import PoolRecord
-from .pool_slots import HostedGang, PoolSlots
+from .pool_slots import HostedGang, PoolSlots, SlotLost
+from .rank_memory import RankMemory
+from .state_hosts import StateHost
 
 # A call that computes with a lost rank fails at once, unless the gang has not met yet.
 TORN_TIMEOUT_S: Final = 5.0
@@ -29,19 +35,21 @@ _STOP_TIMEOUT_S: Final = 120.0
 _NOTHING: Final = Moved(0, "none")
 
 T = TypeVar("T")
+log = get_logger(__name__)
+Lend = Callable[[RankMemory, StateHost], Awaitable[LentMemory]]
+"""Memory of a rank on the host of its slot."""
 StateCall = Callable[[SlotApi, str, int, HostState], Awaitable[Moved]]
 """A ``SlotCall`` that is given the rank's state."""
 
 
 class StateMoves:
-    """``memory``: the host's. ``records``: of all policies. ``fewest_parts``: of each policy's state. ``hosts``: is
+    """``memory``: of all hosts. ``records``: of all policies. ``fewest_parts``: of each policy's state. ``hosts``: is
     the gang still the policy's? None of its slots was lost. One class: all moves share the turns, the fetches and the
     waits."""
 
     def __init__(
         self,
         pool: SharedPoolSetup,
-        transport: StateTransport,
         slots: PoolSlots,
         fewest_parts: Mapping[PolicyName, int],
         hosts: Callable[[PolicyName, HostedGang], bool],
@@ -49,16 +57,17 @@ class StateMoves:
     ) -> None:
         limit_gib = pool.config.host_memory_gib
         limit_bytes = math.inf if limit_gib is None else limit_gib * 2**30
-        self.memory = HostMemory(transport, [*fewest_parts], limit_bytes, pool.spill_dir)
+        self.memory = HostMemory(slots.hosts, [*fewest_parts], limit_bytes, pool.spill_dir)
         self.records = {policy: PoolRecord() for policy in fewest_parts}
         self._fewest_parts = fewest_parts
         self._clock = clock
         self._pool, self._slots, self._hosts = pool, slots, hosts
         self._news: asyncio.Queue[RunEvent] = asyncio.Queue()
         self._waits = OpenWaits()
-        self._copying = asyncio.Lock()
-        self._turns: list[PolicyName] = []
-        """Policies: the one whose state is being copied, and those behind it."""
+        self._copying: dict[StateHost, asyncio.Lock] = {}
+        self._turns: list[tuple[PolicyName, set[StateHost]]] = []
+        """Policies whose state is being copied, and those behind them, with the hosts of their memory."""
+        self._copying_again = {policy: asyncio.Lock() for policy in fewest_parts}
         self._taking: dict[PolicyName, asyncio.Task[Any]] = {}
         """States that are being fetched into the host's memory."""
 
@@ -102,7 +111,7 @@ class StateMoves:
         elif not is_divided_alike:
             await self._reshard(policy, gang, reason)
         elif gang.is_prefetched:
-            states = self.memory.states(policy) or []
+            states = self._states(policy)
             await self._slots.at(
                 gang, lambda slot, life, rank: resume(slot, life, rank, states[rank % gang.parts])
             )
@@ -131,30 +140,69 @@ class StateMoves:
 
     def waits(self) -> list[Wait]:
         """See ``Actor.waits``: the moves that wait for others to end."""
-        return self._waits.current()
+        return [*self._waits.current(), *self._slots.hosts.waits()]
 
     async def _resume(self, policy: PolicyName, gang: HostedGang, reason: str, call: StateCall) -> None:
         """Has each rank's state copied to its slot by ``call``, and reports it."""
         began = self._clock()
-        was_on_disk = await self.memory.bring_back(policy)
-        states = self.memory.states(policy) or []
-        moved = await self._slots.at(
-            gang, lambda slot, life, rank: call(slot, life, rank, states[rank % gang.parts])
-        )
+        async with self._needs(gang, self.memory.hosts_of(policy)):
+            was_on_disk = await self.memory.bring_back(policy)
+            states = self._states(policy)
+            moved = await self._slots.at(
+                gang, lambda slot, life, rank: call(slot, life, rank, states[rank % gang.parts])
+            )
         if was_on_disk:
             moved = [replace(copy, path=f"disk, {copy.path}") for copy in moved]
         self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
+
+    def _states(self, policy: PolicyName) -> list[HostState]:
+        """The whole state of each rank. Raises ActorDead if it was lost with a host."""
+        if (states := self.memory.states(policy)) is None:
+            raise ActorDead(LENDER, f"the state of policy {policy} is lost with its host")
+        return states
+
+    @asynccontextmanager
+    async def _needs(self, gang: HostedGang, hosts: Sequence[StateHost]) -> AsyncIterator[None]:
+        """The gang's slots read or write memory of ``hosts``. Raises SlotLost if that fails because one of them is
+        lost: then the policy is bound again, with the state that is left."""
+        try:
+            yield
+        except FlexmarlError as error:
+            for host in hosts:
+                await self._slots.hosts.check(host)
+                if host.is_lost:
+                    reason = f"the memory of host {host.name}, where its state was, is lost"
+                    raise SlotLost(gang.slots[0], gang.lives[0], reason) from error
+            raise
+
+    def _hosts_of(self, gang: HostedGang) -> list[StateHost]:
+        """The hosts in whose memory the gang's state is set: those of its first replica."""
+        return list(dict.fromkeys(map(self._slots.host_of, gang.slots[: gang.parts])))
+
+    async def _lend(self, gang: HostedGang, memory: Sequence[RankMemory], lend: Lend) -> list[LentMemory]:
+        """Memory for each rank, on the host of its slot. Raises ArenaSpace, and ActorDead if such a host is lost."""
+        lent = []
+        for rank, slot in zip(memory, gang.slots[: gang.parts], strict=True):
+            host = self._slots.host_of(slot)
+            try:
+                lent.append(await lend(rank, host))
+            except ArenaSpace:
+                if not await self.memory.free_seconds(host):
+                    raise
+                lent.append(await lend(rank, host))
+        return lent
 
     async def _reshard(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """The policy continues with another number of ranks: each copies its rows of the state, and the base part is
         then copied to the host's memory as these ranks have it. Until that is whole, the state before is kept."""
         began = self._clock()
-        await self.memory.bring_back(policy)
-        before = self.memory.states(policy) or []
-        ranks = [(state, rank.needed) for state, rank in zip(before, self.memory[policy], strict=True)]
-        moved = await self._slots.at(
-            gang, lambda slot, life, rank: slot.reshard(life, policy, gang.places[rank], ranks)
-        )
+        async with self._needs(gang, self.memory.hosts_of(policy)):
+            await self.memory.bring_back(policy)
+            before = self._states(policy)
+            ranks = [(state, rank.needed) for state, rank in zip(before, self.memory[policy], strict=True)]
+            moved = await self._slots.at(
+                gang, lambda slot, life, rank: slot.reshard(life, policy, gang.places[rank], ranks)
+            )
         needed = await self._ask_needed(policy, gang)
         await self._save_resharded(policy, gang, needed)
         gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
@@ -164,11 +212,11 @@ class StateMoves:
     async def _save_resharded(
         self, policy: PolicyName, gang: HostedGang, needed: Sequence[StateBytes]
     ) -> None:
-        """Copies the base part, as the gang's ranks have it, to the host's memory."""
+        """Copies the base part, as the gang's ranks have it, to the memory of their hosts."""
         memory = self.memory.other_ranks(policy, needed)
-        async with self._turn(policy):
+        async with self._needs(gang, self._hosts_of(gang)), self._turn(policy, gang):
             try:
-                lent = [await rank.for_rest() for rank in memory]
+                lent = await self._lend(gang, memory, RankMemory.for_rest)
                 saved = await self._slots.at_first_replica(
                     gang, lambda slot, life, rank: slot.set_rest(life, policy, lent[rank], [])
                 )
@@ -176,18 +224,19 @@ class StateMoves:
                     ranks_of = zip(memory, saved, lent, strict=True)
                     taking = [partial(rank.take_rest, rest, piece) for rank, rest, piece in ranks_of]
                     saved = await self._take(policy, gang, saved, taking)
-                    self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
+                    if self._hosts(policy, gang):
+                        await self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
             finally:
                 if self.memory[policy] is not memory:
                     for rank in memory:
-                        rank.free()
+                        await rank.free()
 
     async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""
         await self._slots.at(gang, lambda slot, life, rank: slot.build(life, policy, gang.places[rank]))
         needed = await self._ask_needed(policy, gang)
         self._check_room(policy, needed)
-        self.memory.was_built(policy, needed)
+        await self.memory.was_built(policy, needed)
         await self.set_weights(policy, gang)
         await self.save(policy, gang)
 
@@ -229,10 +278,10 @@ class StateMoves:
         """Copies the rest of the base part to the host's memory, beside the computations that follow: from then on
         the policy's state is this one. Raises SlotLost, and the errors of the transport."""
         memory = self.memory[policy]
-        async with self._turn(policy):
+        async with self._needs(gang, self._hosts_of(gang)), self._turn(policy, gang):
             if not self._hosts(policy, gang):
                 return
-            lent = [await rank.for_rest() for rank in memory]
+            lent = await self._lend(gang, memory, RankMemory.for_rest)
             live = [[*rank.needed.live.values()] for rank in memory]
             with self._copy(policy, gang):
                 rests = await self._slots.at_first_replica(
@@ -247,6 +296,16 @@ class StateMoves:
                 return  # its computations wait again, for the state before
             for rank, rest in zip(memory, rests, strict=True):
                 rank.rest_was_set(rest)
+            await self.memory.free_excess()
+
+    async def copy_again(self, policy: PolicyName) -> None:
+        """Has a second copy of the policy's state on another host, beside all computations: no call waits for it.
+        Without one, the loss of the host is that of the state; a warning says so."""
+        async with self._copying_again[policy]:
+            try:
+                await self.memory.copy_again(policy)
+            except FlexmarlError as error:
+                log.warning("no second copy of a state", policy=policy, reason=text_of(error))
 
     def _copy(self, policy: PolicyName, gang: HostedGang) -> AbstractContextManager[None]:
         """An open wait. Each call to a slot, and each fetch, has a deadline."""
@@ -260,20 +319,23 @@ class StateMoves:
         await gang.is_saved.wait()
 
     @asynccontextmanager
-    async def _turn(self, policy: PolicyName) -> AsyncIterator[None]:
-        """The policy's turn to have a newer state in the host's memory beside its present one: one policy at a time,
-        so that there is spare memory for one. A turn ends: the calls and fetches in it have deadlines."""
-        ahead = ", ".join(self._turns)
-        self._turns.append(policy)
+    async def _turn(self, policy: PolicyName, gang: HostedGang) -> AsyncIterator[None]:
+        """The policy's turn to have a newer state in the memory of its gang's hosts beside its present one: one policy
+        of a host at a time, so that there is spare memory for one. A turn ends: the calls and fetches in it have
+        deadlines."""
+        hosts = self._hosts_of(gang)
+        ahead = ", ".join(other for other, memories in self._turns if not memories.isdisjoint(hosts))
+        turn = policy, set(hosts)
+        self._turns.append(turn)
         try:
-            with self._waits.open(f"memory of the host for a newer state of {policy}, behind {ahead}"):
-                await self._copying.acquire()
-            try:
+            async with AsyncExitStack() as stack:
+                with self._waits.open(f"memory of the host for a newer state of {policy}, behind {ahead}"):
+                    # In one order for all policies: two that have a host each would wait for the other's.
+                    for host in sorted(hosts, key=lambda host: host.number):
+                        await stack.enter_async_context(self._copying.setdefault(host, asyncio.Lock()))
                 yield
-            finally:
-                self._copying.release()
         finally:
-            self._turns.remove(policy)
+            self._turns.remove(turn)
 
     async def suspend(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
         """Has the whole state in the host's memory, and nothing on the slots. Raises SlotLost, and the errors of the
@@ -283,28 +345,34 @@ class StateMoves:
         began = self._clock()
         moved = [_NOTHING]
         if gang.has_computed:
-            memory = self.memory[policy]
-            lent = [await rank.for_step() for rank in memory]
-
-            def leave(slot: SlotApi, life: str, rank: int) -> Awaitable[Suspended | None]:
-                if rank < gang.parts:
-                    return slot.suspend(life, policy, lent[rank])
-                return slot.drop(life, policy)  # the first replica has the same
-
-            steps = [step for step in await self._slots.at(gang, leave) if step is not None]
-            moved = [step.moved for step in steps]
-            if self._hosts(policy, gang):
-                taking = [
-                    partial(rank.take_step, step, piece)
-                    for rank, step, piece in zip(memory, steps, lent, strict=True)
-                ]
-                steps = await self._take(policy, gang, steps, taking)
-            if self._hosts(policy, gang):
-                for rank, step in zip(memory, steps, strict=True):
-                    rank.was_suspended(step)
+            async with self._needs(gang, self._hosts_of(gang)):
+                moved = await self._save_step(policy, gang)
         else:  # the state in the host's memory is this one
             await self._slots.at(gang, lambda slot, life, _: slot.drop(life, policy))
+            if gang.has_computed:  # it is not any more: its step part was lost with a host meanwhile
+                raise SlotLost(gang.slots[0], gang.lives[0], "the gradient in memory was lost with its host")
         self._report_move(PolicySuspended, policy, gang, reason, moved, self._clock() - began)
+
+    async def _save_step(self, policy: PolicyName, gang: HostedGang) -> list[Moved]:
+        """Has the step part in the memory of the gang's hosts, and nothing on the slots."""
+        memory = self.memory[policy]
+        lent = await self._lend(gang, memory, RankMemory.for_step)
+
+        def leave(slot: SlotApi, life: str, rank: int) -> Awaitable[Suspended | None]:
+            if rank < gang.parts:
+                return slot.suspend(life, policy, lent[rank])
+            return slot.drop(life, policy)  # the first replica has the same
+
+        steps = [step for step in await self._slots.at(gang, leave) if step is not None]
+        moved = [step.moved for step in steps]
+        if self._hosts(policy, gang):
+            ranks_of = zip(memory, steps, lent, strict=True)
+            taking = [partial(rank.take_step, step, piece) for rank, step, piece in ranks_of]
+            steps = await self._take(policy, gang, steps, taking)
+        if self._hosts(policy, gang):
+            for rank, step in zip(memory, steps, strict=True):
+                rank.was_suspended(step)
+        return moved
 
     async def _take(
         self,

@@ -13,7 +13,7 @@ from ...messages import LikelyTokens, Published
 from ...names import PolicyName, Version
 from ...spans import record_time
 from ..trainer_setup import TrainerSetup
-from .host_memory import TRANSFER_TIMEOUT_S
+from .lender import TRANSFER_TIMEOUT_S
 from .slot import Background, Slot
 from .training_pool import TrainingPool
 

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
+from ....actors.trainer.pool.lender import LENDER, HostLender
 from ....core.protocol.session import Settings
 from ....core.ref import ActorRef
 from ....core.supervision.node import Node
@@ -22,16 +24,19 @@ async def serve_run(
     head: ActorRef[NodesApi],
     joining: Joining,
     *,
+    memory: Path,
     name_taken_s: float,
     joined: Callable[[], None],
 ) -> Dismissal:
     """Joins the run of ``head``, which starts actors on ``node`` from then on; returns when it has dismissed the node,
-    and none of them runs any more. ``system``: of the node's own process. ``name_taken_s``: the longest wait for a name
-    that is taken. ``joined`` is called when the node has joined.
+    and none of them runs any more. ``system``: of the node's own process, which lends the host's memory to the run's
+    trainer. ``memory``: its directory, and that of all actors here. ``name_taken_s``: the longest wait for a name that
+    is taken. ``joined`` is called when the node has joined.
 
     Raises NodeRefused or NameTaken; ActorDead or CallTimeout if the head is lost.
     """
     node_actor = NodeActor(node)
+    await system.add(HostLender(joining.host.name, memory), LENDER)
     await join(head, joining, await system.add(node_actor, "node"), name_taken_s)
     joined()
     try:

@@ -72,6 +72,7 @@ async def serve(
             processes,
             system.ref(NAME, run.address, NodesApi),
             joining,
+            memory=directory,
             name_taken_s=given_up_within(offer.settings) if options.again else 0.0,
             joined=report_joined,
         )

@@ -13,7 +13,7 @@ from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
 from .plan import Need
-from .training_bytes import CONTEXT_BYTES, Cards, host_state_bytes, load_of, nearest_fit, parts_of, pool_bytes
+from .training_bytes import CONTEXT_BYTES, Cards, load_of, nearest_fit, parts_of
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -63,7 +63,7 @@ def _device_of(policy: PolicyConfig) -> str:
 def _trainer(config: RunConfig, sizes: "_Sizes") -> Need:
     """The trainer's process computes itself if the pool is static."""
     if isinstance(config.pool, SharedPoolConfig):
-        return Need("trainer", "pool.name=shared", on_head=True, shared_bytes=sizes.shared_states())
+        return Need("trainer", "pool.name=shared", on_head=True)
     devices = {name: _device_of(policy) for name, policy in config.policies.items()}
     on_gpus = [name for name, device in devices.items() if device != "cpu"]
     on_cpu = sum(sizes.on_cpu(name) for name in devices if name not in on_gpus)
@@ -168,20 +168,6 @@ class _Sizes:
             return (), ""
         most = max(needed, key=lambda name: needed[name][1].peak)
         return parts_of(needed[most][1]), self._remedy(most)
-
-    def shared_states(self) -> int:
-        """Bytes of the head's memory for weights and suspended states of a shared pool."""
-        states = [
-            host_state_bytes(shape, load)
-            for name, policy in self.config.trained.items()
-            if (shape := self.shapes.get(name)) is not None
-            and (load := load_of(self.config, policy, shape, self.cards)) is not None
-        ]
-        pool = self.config.pool
-        if not isinstance(pool, SharedPoolConfig) or pool.host_memory_gib is not None:
-            return 0  # beyond it they go to the disk
-        ranks = sum(policy.trainer.most_ranks for policy in self.config.trained.values())
-        return pool_bytes(states, are_suspended=ranks > pool.slot_count)
 
     def of_instance(self, name: PolicyName) -> Parts:
         """The parts of an instance on each of its GPUs."""

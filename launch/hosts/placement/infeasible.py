@@ -27,7 +27,6 @@ def infeasible_reasons(
     problems += _gpu_memory(needs, hosts, share_gpus)
     problems += _memory_of_named(needs, head_host)
     problems += _host_memory(needs, hosts)
-    problems += _shared_memory(needs, head_host)
     yield from dict.fromkeys(problems)
 
 
@@ -147,17 +146,6 @@ def _memory_of_named(needs: Sequence[Need], head: HostDescription) -> Iterator[s
 
 def _remedies(needs: Sequence[Need]) -> str:
     return "".join(f"; {need.actor} alone fits with {need.remedy}" for need in needs if need.remedy)
-
-
-def _shared_memory(needs: Sequence[Need], head: HostDescription) -> Iterator[str]:
-    """``head`` may be made up: then the size of its shared memory is unknown, and 0."""
-    needed = sum(need.shared_bytes for need in needs)
-    if head.shared_memory_bytes and needed > head.shared_memory_free_bytes:
-        yield (
-            f"pool.name=shared: {_gib(needed)} of {head.shared_memory} on {head.name} are needed for weights and "
-            f"suspended states, and {_gib(head.shared_memory_free_bytes)} are free; mount a larger one, name another "
-            "folder in FLEXMARL_RUNTIME_BASE, or set pool.host_memory_gib, beyond which states go to the disk"
-        )
 
 
 def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from .gang_hosts import gang_problems
 from .model_memory import known_shapes, unknown_shape
 from .place import place
 from .plan import DoesNotFit, Need, Plan
+from .state_memory import state_memory_problems, with_state_memory
 from .training_bytes import Cards, shape_problems
 
 _MACHINE: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)x(\d+(?:\.\d+)?)GiB")
@@ -101,10 +102,12 @@ def place_shapes(
         raise DoesNotFit(problems)
     if problems := list(shape_problems(config, shapes)):
         raise DoesNotFit(problems)
-    needs = needs_of(config, shapes, cards_of(hosts, share_gpus=config.hosts.share_gpus))
+    cards = cards_of(hosts, share_gpus=config.hosts.share_gpus)
+    needs = needs_of(config, shapes, cards)
     plan = place(needs, hosts, hosts[0].name, share_gpus=config.hosts.share_gpus)
     plan = replace(plan, notes=(*plan.notes, *_compiler_notes(hosts, needs)))
-    if problems := list(gang_problems(config, hosts, plan)):
+    plan = with_state_memory(plan, config, shapes, cards)
+    if problems := [*gang_problems(config, hosts, plan), *state_memory_problems(plan, hosts)]:
         raise DoesNotFit(problems)
     return RunPlacement(tuple(hosts), plan)
 

@@ -1,6 +1,6 @@
 """The memory of a policy in training: its ranks on their devices, and its states in the host's memory. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -103,13 +103,6 @@ def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
     reference = (shape.parameters * load.item_bytes if load.adapter is None else weights) * load.has_reference
     models = weights * int(not is_live) + reference + state.weights - weights
     return HostStateBytes(2 * published, state.moments + models, state.gradients)
-
-
-def pool_bytes(states: Sequence[HostStateBytes], *, are_suspended: bool) -> int:
-    """Bytes of the host's memory for all states of a shared pool, which has each once, and the newer rest of one of
-    them beside its present one. ``are_suspended``: its slots are not enough for all policies at a time."""
-    once = sum(state.published + state.rest + state.step * are_suspended for state in states)
-    return once + max((state.rest for state in states), default=0)
 
 
 def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -> str | None:

@@ -18,6 +18,7 @@ from flexmarl.actors.recipe.recipe import RecipeConfig
 from flexmarl.actors.store.store import Store
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_FILE
+from flexmarl.actors.trainer.pool.lender import LENDER, HostLender
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.pool.slot import Slot
 from flexmarl.actors.trainer.pool.slot_worker import SlotWorker
@@ -53,11 +54,13 @@ def simulated_policy(name: str, **costs: Any) -> PolicySetup:
 @dataclass
 class Fate:
     """``dies_at``: the number of the call, over all slots, in which the worker dies; ``before`` the call does anything,
-    or after it, so that its answer is lost. ``calls``: all that came, by name. ``ends``: all that have ended.
-    ``torch``: its version, of the first life of all slots and of the later ones."""
+    or after it, so that its answer is lost. ``takes_host``: its host is lost with it. ``calls``: all that came, by
+    name. ``ends``: all that have ended. ``torch``: its version, of the first life of all slots and of the later ones.
+    """
 
     dies_at: int = 0
     before: bool = True
+    takes_host: bool = False
     calls: list[str] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
@@ -72,6 +75,7 @@ class MortalSlot(SlotWorker):
         self._setup = setup
         self._fate = fate
         self.number_of_life = 1
+        self.host: FarHost | None = None
         self._death = asyncio.Event()
 
     @endpoint
@@ -79,6 +83,12 @@ class MortalSlot(SlotWorker):
         node = this_node(self.system.directory)
         yield SlotLife(self._life, self.number_of_life, self._fate.torch[self.number_of_life > 1], node)
         await self._death.wait()
+
+    async def end(self) -> None:
+        """Dies, with its host if its fate takes that too."""
+        self.die()
+        if self._fate.takes_host and self.host is not None:
+            await self.host.lose()
 
     def die(self) -> None:
         old, self._slot = self._slot, Slot(self._setup)
@@ -103,11 +113,11 @@ def _mortal(name: str) -> Callable[..., Any]:
         fate.calls.append(name)
         dies = len(fate.calls) == fate.dies_at
         if dies and fate.before:
-            self.die()
+            await self.end()
         result = await method(self, life, *arguments)
         fate.ends.append(name)
         if dies and not fate.before:
-            self.die()
+            await self.end()
         if life != self._life:
             raise WorkerReplaced(self._life, life)
         return result
@@ -119,12 +129,37 @@ for _name in CALLS:
     setattr(MortalSlot, _name, _mortal(_name))
 
 
-class Killer(Actor):
-    """The supervisor, as far as the trainer knows it: a life that still runs ends, and another begins."""
+@dataclass
+class FarHost:
+    """A host with a slot, and with a lender in its node's process."""
 
-    def __init__(self, fate: Fate, slots: list[MortalSlot], refs: list[ActorRef[Any]]) -> None:
+    name: str
+    network: MemoryNetwork
+    lender: HostLender
+    is_lost: bool = False
+
+    async def lose(self) -> None:
+        """All its processes end, and its memory with them."""
+        if not self.is_lost:
+            self.is_lost = True
+            self.network.crash(self.name)
+            await self.lender.on_stop()
+
+
+class Killer(Actor):
+    """The supervisor, as far as the trainer knows it: a life that still runs ends, and another begins. ``lends``: the
+    nodes of slots on other hosts lend memory."""
+
+    def __init__(
+        self, fate: Fate, slots: list[MortalSlot], refs: list[ActorRef[Any]], *, lends: bool = False
+    ) -> None:
         self._fate, self._slots = fate, slots
         self.addresses = {ref.name: ref.address for ref in refs}
+        self._nodes = self.addresses if lends else {}
+
+    @endpoint
+    async def locate_node(self, name: str) -> str:
+        return self._nodes.get(name, "")
 
     @endpoint
     async def locate(self, name: str) -> str:
@@ -160,6 +195,7 @@ class House:
     fate: Fate
     slots: list[MortalSlot]
     listener: Listener
+    hosts: list[FarHost] = field(default_factory=list)
 
     async def put(self, policy: PolicyName, step: int, count: int, prompt: tuple[int, ...] = ()) -> None:
         """Rows of two tokens each, of the version before ``step``."""
@@ -196,9 +232,11 @@ async def house(
     recipe: str = RECIPE,
     *,
     apart: bool = False,
+    lends: bool = False,
 ) -> AsyncIterator[House]:
     """``config``: None for a static pool. ``recipe``: the code of its ``workflow.py``. ``apart``: each slot is on
-    another host than the trainer."""
+    another host than the trainer, with a directory of its own. ``lends``: each slot is on another host, which lends
+    memory; unless they are also ``apart``, all hosts share a directory, as in a simulated run."""
     folder.mkdir(exist_ok=True)
     (folder / "workflow.py").write_text(recipe)
     shared, fate = folder / "shared", fate or Fate()
@@ -213,26 +251,32 @@ async def house(
         store_ref = await system.add(store, "store")
         trained = (policies, RecipeConfig(folder=str(folder), data={}, seed=3), 10)
         setup = TrainerSetup(*trained, store_ref, shared / "store")
-        listener, slots = Listener(), []
+        listener, slots, far_hosts = Listener(), [], list[FarHost]()
         pool = None
         if config is not None:
             slots = [MortalSlot(setup, fate) for _ in range(config.slot_count)]
             refs: list[ActorRef[Any]] = []
             for number, slot in enumerate(slots):
                 place = system
-                if apart:
-                    far, name = folder / f"host-{number}", f"host-{number}"
-                    far.mkdir(mode=0o700)
+                if apart or lends:
+                    name = f"host-{number}"
+                    far = folder / name if apart else shared
+                    far.mkdir(mode=0o700, exist_ok=True)
                     host = ActorSystem(name, far, wire=network.wire(name), tcp=tcp)
                     place = await hosts.enter_async_context(host)
+                if lends:
+                    lender = HostLender(name, far)
+                    await place.add(lender, LENDER)
+                    slot.host = FarHost(name, network, lender)
+                    far_hosts.append(slot.host)
                 await place.add(slot, f"slot-{number}")
                 refs.append(system.ref(f"slot-{number}", place.address, MortalSlot))
-            supervisor: ActorRef[Any] = await system.add(Killer(fate, slots, refs), "killer")
+            supervisor: ActorRef[Any] = await system.add(Killer(fate, slots, refs, lends=lends), "killer")
             console: ActorRef[Any] = await system.add(listener, "console")
             pool = SharedPoolSetup(config, refs, supervisor, console, folder / "suspended")
         whole = TrainerSetup(*trained, store_ref, shared / "store", pool=pool)
         actor = Trainer(whole)
         trainer = (await system.add(actor, "trainer")).within(1e6)
         writer = ExperienceWriter(store_ref, "tests", segment_directories(shared, shared / "store"))
-        yield House(folder, actor, trainer, store, writer, fate, slots, listener)
+        yield House(folder, actor, trainer, store, writer, fate, slots, listener, far_hosts)
         writer.close()

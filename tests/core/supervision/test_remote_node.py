@@ -173,6 +173,8 @@ async def test_without_another_node_its_actors_are_given_up_alone_until_there_is
         again = await made.moved("goes", goes.address)
         assert await made.supervisor.locate("goes") == again.address != goes.address
         assert made.supervisor.find("goes") is not None and await made.supervisor.locate("unknown") == ""
+        assert await made.supervisor.locate_node("goes") == near.address != ""
+        assert await made.supervisor.locate_node("unknown") == ""
 
 
 async def test_a_frozen_node_is_given_up_and_its_actors_are_refused_afterwards(

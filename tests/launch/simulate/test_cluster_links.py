@@ -15,7 +15,8 @@ from flexmarl.launch.simulate.cluster_links import ClusterLinks, StateSizes
 from .shapes import QWEN_14B
 
 GB = 10**9
-Transfer = tuple[str, Literal["set", "get"], str]
+Transfer = tuple[str, Literal["set", "get"], str, str]
+"""Actor, operation, key, and the host of the memory."""
 DEVICE = {
     "tflops": 100, "memory_gib": 80, "memory_gb_s": 1000, "link_gb_s": 100, "host_gb_s": 20, "link_share": 1.0,
 }  # fmt: skip
@@ -38,10 +39,13 @@ def ends(transfers: Sequence[Transfer], **cluster: float) -> list[float]:
     async def main() -> list[float]:
         links, loop = ClusterLinks(config, 3, PLAN, SIZES), asyncio.get_running_loop()
 
-        async def move(actor: str, operation: Literal["set", "get"], key: str) -> float:
-            end = links.of(actor)
+        for host in ("host-0", "host-1", "host-2"):
+            links.of_node(host).opened(f"memory of {host}")
+
+        async def move(actor: str, operation: Literal["set", "get"], key: str, host: str) -> float:
+            end = links.of_node(actor) if actor.startswith("host-") else links.of(actor)
             assert end is not None
-            await end.pace(operation, key, 1)
+            await end.pace(operation, key, 1, f"memory of {host}")
             return loop.time()
 
         return await asyncio.gather(*(move(*transfer) for transfer in transfers))
@@ -50,40 +54,65 @@ def ends(transfers: Sequence[Transfer], **cluster: float) -> list[float]:
 
 
 def test_a_slot_of_the_head_moves_over_its_device_and_one_of_another_host_over_the_network() -> None:
-    assert ends([("slot-0", "get", "a/rest")]) == pytest.approx([60 / 20])
-    assert ends([("slot-1", "get", "a/rest")]) == pytest.approx([60 / 10 + 0.5])
-    assert ends([("slot-1", "set", "a/step")]) == pytest.approx([20 / 10 + 0.5])
+    assert ends([("slot-0", "get", "a/rest", "host-0")]) == pytest.approx([60 / 20])
+    assert ends([("slot-1", "get", "a/rest", "host-0")]) == pytest.approx([60 / 10 + 0.5])
+    assert ends([("slot-1", "set", "a/step", "host-0")]) == pytest.approx([20 / 10 + 0.5])
+
+
+def test_a_slot_crosses_the_network_only_to_the_memory_of_another_host() -> None:
+    assert ends([("slot-1", "set", "a/rest", "host-1")]) == pytest.approx([60 / 20])
+    assert ends([("slot-1", "get", "a/rest", "host-2")]) == pytest.approx([60 / 10 + 0.5])
+    assert ends([("slot-0", "get", "a/rest", "host-1")]) == pytest.approx([60 / 10 + 0.5])
+    apart = ends([("slot-0", "set", "a/rest", "host-0"), ("slot-1", "set", "a/rest", "host-1")])
+    assert apart == pytest.approx([3.0, 3.0]), "they share no port"
+
+
+def test_a_second_copy_crosses_the_network_alone_and_counts_as_no_move_of_a_slot() -> None:
+    assert ends([("host-2", "get", "a/rest", "host-1")]) == pytest.approx([60 / 10 + 0.5])
+    both = ends([("host-2", "get", "a/rest", "host-1"), ("slot-1", "set", "a/rest", "host-1")])
+    assert both == pytest.approx([6.5, 3.0])
 
 
 def test_transfers_from_the_head_share_its_port_and_those_of_the_other_direction_do_not() -> None:
-    both = ends([("slot-1", "get", "a/rest"), ("a-1", "get", "a")])
+    both = ends([("slot-1", "get", "a/rest", "host-0"), ("a-1", "get", "a", "host-0")])
     assert both == pytest.approx([(40 + 60) / 10 + 0.5, 80 / 10 + 0.5]), "40 of each until the shorter ends"
-    assert ends([("slot-1", "get", "a/rest"), ("slot-2", "set", "a/rest")]) == pytest.approx([6.5, 6.5])
+    assert ends(
+        [("slot-1", "get", "a/rest", "host-0"), ("slot-2", "set", "a/rest", "host-0")]
+    ) == pytest.approx([6.5, 6.5])
 
 
 def test_an_instance_divides_the_weights_over_its_devices() -> None:
-    assert ends([("a-1", "get", "a")], network_gb_s=1000) == pytest.approx([40 / 2 / 20 + 0.5])
+    assert ends([("a-1", "get", "a", "host-0")], network_gb_s=1000) == pytest.approx([40 / 2 / 20 + 0.5])
 
 
 def test_the_devices_of_a_host_share_the_way_to_its_memory() -> None:
-    alone = ends([("slot-1", "get", "a/rest")], network_gb_s=1000, copies_gb_s=30)
+    alone = ends([("slot-1", "get", "a/rest", "host-0")], network_gb_s=1000, copies_gb_s=30)
     assert alone == pytest.approx([60 / 20 + 0.5])
-    both = ends([("slot-1", "get", "a/rest"), ("slot-2", "get", "a/rest")], network_gb_s=1000, copies_gb_s=30)
+    both = ends(
+        [("slot-1", "get", "a/rest", "host-0"), ("slot-2", "get", "a/rest", "host-0")],
+        network_gb_s=1000,
+        copies_gb_s=30,
+    )
     assert both == pytest.approx([120 / 30 + 0.5] * 2)
 
 
 def test_a_switch_that_blocks_is_shared_by_all_hosts() -> None:
-    moves: list[Transfer] = [("slot-1", "get", "a/rest"), ("slot-2", "set", "a/rest")]
+    moves: list[Transfer] = [("slot-1", "get", "a/rest", "host-0"), ("slot-2", "set", "a/rest", "host-0")]
     assert ends(moves, switch_gb_s=15) == pytest.approx([120 / 15 + 0.5] * 2)
-    assert ends([("slot-0", "get", "a/rest")], switch_gb_s=1) == pytest.approx([3.0])
+    assert ends([("slot-0", "get", "a/rest", "host-0")], switch_gb_s=1) == pytest.approx([3.0])
 
 
 def test_the_first_rank_sends_the_weights_for_all() -> None:
-    assert ends([("slot-0", "set", "a"), ("slot-1", "set", "a")]) == pytest.approx([40 / 20, 0.0])
+    assert ends([("slot-0", "set", "a", "host-0"), ("slot-1", "set", "a", "host-0")]) == pytest.approx(
+        [40 / 20, 0.0]
+    )
 
 
 def test_keys_and_actors_that_the_cluster_does_not_have_take_no_time() -> None:
-    assert ends([("slot-1", "get", "other/rest"), ("slot-1", "get", "a/unknown")]) == [0.0, 0.0]
+    assert ends([("slot-1", "get", "other/rest", "host-0"), ("slot-1", "get", "a/unknown", "host-0")]) == [
+        0.0,
+        0.0,
+    ]
     config = ClusterConfig.model_validate({"hosts": 3, "devices": 4, "device": DEVICE})
     assert ClusterLinks(config, 3, PLAN, SIZES).of("rollout-9") is None
 

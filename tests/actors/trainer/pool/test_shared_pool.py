@@ -12,8 +12,10 @@ import pytest
 from flexmarl.actors.errors import StateTooLarge
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
-from flexmarl.actors.trainer.pool.host_memory import RankMemory
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
+from flexmarl.actors.trainer.pool.pool_slots import HostedGang
+from flexmarl.actors.trainer.pool.rank_memory import RankMemory
+from flexmarl.actors.trainer.pool.state_hosts import StateHost
 from flexmarl.actors.trainer.pool.state_moves import StateMoves
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.core.errors import FlexmarlError
@@ -485,17 +487,17 @@ def test_a_newer_rest_is_lent_memory_in_its_policys_turn_also_if_the_ranks_chang
     turn, for_rest = StateMoves._turn, RankMemory.for_rest
 
     @asynccontextmanager
-    async def noted_turn(self: StateMoves, policy: PolicyName) -> AsyncIterator[None]:
-        async with turn(self, policy):
+    async def noted_turn(self: StateMoves, policy: PolicyName, gang: HostedGang) -> AsyncIterator[None]:
+        async with turn(self, policy, gang):
             turns.append(policy)
             try:
                 yield
             finally:
                 turns.remove(policy)
 
-    async def noted_rest(self: RankMemory) -> LentMemory:
+    async def noted_rest(self: RankMemory, host: StateHost) -> LentMemory:
         lent.append(([*turns], self._key.partition("-")[0]))
-        return await for_rest(self)
+        return await for_rest(self, host)
 
     monkeypatch.setattr(StateMoves, "_turn", noted_turn)
     monkeypatch.setattr(RankMemory, "for_rest", noted_rest)

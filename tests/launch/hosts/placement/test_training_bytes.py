@@ -19,7 +19,6 @@ from flexmarl.launch.hosts.placement.training_bytes import (
     HostStateBytes,
     host_state_bytes,
     load_of,
-    pool_bytes,
 )
 
 from .hosts import GIB, shape
@@ -74,13 +73,6 @@ def test_a_policy_that_may_change_its_ranks_is_planned_with_its_whole_base_part(
     base = sum(tensor.nbytes for tensor in policy.base_state().values())
     assert planned.rest == pytest.approx(base, rel=0.01)
     assert base - lent_bytes(policy).rest == pytest.approx(planned.published / 2, rel=0.01)
-
-
-def test_a_pool_has_each_state_once_and_the_newer_rest_of_the_largest() -> None:
-    states = [HostStateBytes(published=4, rest=12, step=4), HostStateBytes(published=8, rest=24, step=8)]
-    assert pool_bytes(states, are_suspended=True) == 20 + 40 + 24
-    assert pool_bytes(states, are_suspended=False) == 16 + 32 + 24
-    assert pool_bytes([], are_suspended=True) == 0
 
 
 def test_a_policy_of_one_rank_is_planned_with_a_range_of_its_weights_in_a_shared_pool_alone() -> None:
