@@ -19,7 +19,8 @@ between two computations, and bound again to more. It does so once the time that
 (ski rental; Karlin et al. 1988).
 
 A policy that waits is prefetched to the slots that are expected to be free first, if they have room for its state
-beside the one that computes. Work is the number of ready computations times the mean time of the policy's last ones.
+beside the one that computes. Of slots that are as good, those of the hosts that its state lies on come first. Work is
+the number of ready computations times the mean time of the policy's last ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,9 +58,11 @@ class Allocator:
         config: AllocatorConfig | None = None,
         fewest: Mapping[PolicyName, int] | None = None,
         replica_sizes: Mapping[PolicyName, int] | None = None,
+        hosts: Mapping[SlotName, str] | None = None,
     ) -> None:
         """``slots``: those of a host are neighbours. ``fewest``: ranks of a policy that may have less than ``ranks``.
-        ``replica_sizes``: ranks of each replica of a policy that has several. Raises GangTooLarge."""
+        ``replica_sizes``: ranks of each replica of a policy that has several. ``hosts``: of the slots; None: all are on
+        one. Raises GangTooLarge."""
         for policy, count in ranks.items():
             if count > len(slots):
                 raise GangTooLarge(policy, count, len(slots))
@@ -73,7 +76,8 @@ class Allocator:
         }
         self._expected = ExpectedSeconds(self._gangs.values())
         self._now: float | None = None
-        self._occupancy = Occupancy(self._slots, self._gangs, self._config.states_per_slot)
+        self._hosts = dict(hosts or {})
+        self._occupancy = Occupancy(self._slots, self._gangs, self._config.states_per_slot, self._hosts)
 
     # ------------------------------------------------------------------ events
 
@@ -117,12 +121,13 @@ class Allocator:
         gang.computing = False
         return self._decide(now)
 
-    def suspended(self, policy: PolicyName, now: float) -> list[Decision]:
-        """A Suspend was carried out: the state is out, its memory on the slots is free."""
+    def suspended(self, policy: PolicyName, now: float, homes: Iterable[str] = ()) -> list[Decision]:
+        """A Suspend was carried out: the state is out, on the hosts ``homes``; its memory on the slots is free."""
         gang = self._gang(policy)
         gang.require("suspended", Phase.SUSPENDING)
         self._pass_time(now)
         gang.save_s = rolling_mean(gang.save_s, now - gang.began)
+        gang.homes = frozenset(homes)
         gang.enter(Phase.OUT, now)
         return self._decide(now)
 
@@ -151,12 +156,13 @@ class Allocator:
                 decisions += self._abandon(gang, slot, now)
         return decisions + self._decide(now)
 
-    def slot_joined(self, slot: SlotName, now: float) -> list[Decision]:
-        """An empty slot is there, a new one or one that was lost."""
+    def slot_joined(self, slot: SlotName, now: float, host: str = "") -> list[Decision]:
+        """An empty slot is there, on ``host``, a new one or one that was lost."""
         if slot in self._slots:
             raise ProtocolViolation(f"slot {slot} was reported joined, but it is in the pool")
         self._pass_time(now)
         self._slots.append(slot)
+        self._hosts[slot] = host
         self._occupancy.sort(self._slots)
         return self._decide(now)
 

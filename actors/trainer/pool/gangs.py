@@ -103,7 +103,8 @@ class Gang:
     ranks of a replica, whose slots are to be neighbours.
     ``ready``: computations that may run and don't yet. ``runs``: begun since the gang was bound last.
     ``waiting_since``: a computation is ready since then, and the gang has no slots. ``passed``: computations of others
-    that began meanwhile. ``keeps_others_out``: no other gang may compute on its slots.
+    that began meanwhile. ``keeps_others_out``: no other gang may compute on its slots. ``homes``: the hosts that its
+    state lies on while it has no slots.
     """
 
     policy: PolicyName
@@ -115,6 +116,7 @@ class Gang:
     # Not a function of the phase: a gang that is dropped keeps others out if it was bound before.
     keeps_others_out: bool = False
     was_prefetched: bool = False
+    homes: frozenset[str] = frozenset()
     ready: int = 0
     computing: bool = False
     runs: int = 0

@@ -102,7 +102,10 @@ class SharedPool(TrainingPool, SlotListener):
         self._background(self._moves.send_news(), "events")
         self._moves.clear_disk()
         slots, config = await self._slots.start(), self._pool.config
-        self._allocator = Allocator(slots, self._ranks, config, self._fewest_ranks, self._replica_sizes)
+        hosts = {slot: self._slots.host_of(slot).name for slot in slots}
+        self._allocator = Allocator(
+            slots, self._ranks, config, self._fewest_ranks, self._replica_sizes, hosts
+        )
         with first_error():
             async with asyncio.TaskGroup() as group:
                 for policy in self._policies:
@@ -259,6 +262,7 @@ class SharedPool(TrainingPool, SlotListener):
     async def _move(self, decision: Decision, gang: HostedGang) -> None:
         """Carries out a decision other than Run."""
         policy, allocator = decision.policy, self._decider
+        report: Callable[[PolicyName, float], list[Decision]]
         try:
             with self._move_times.move():
                 match decision:
@@ -270,7 +274,8 @@ class SharedPool(TrainingPool, SlotListener):
                         report = allocator.prefetched
                     case Suspend():
                         await self._moves.suspend(policy, gang, decision.reason)
-                        report = allocator.suspended
+                        homes = [host.name for host in self._memory.hosts_of(policy)]
+                        report = partial(allocator.suspended, homes=homes)
                     case _:
                         await self._moves.drop(policy, gang)
                         report = allocator.dropped
@@ -340,7 +345,8 @@ class SharedPool(TrainingPool, SlotListener):
     # ------------------------------------------------------------------ pool_slots.SlotListener
 
     def slot_joined(self, slot: SlotName) -> None:
-        self._event(partial(self._decider.slot_joined, slot))
+        host = self._slots.host_of(slot).name
+        self._event(lambda now: self._decider.slot_joined(slot, now, host))
 
     def slot_lost(self, slot: SlotName, reason: str) -> None:
         gangs = {policy: gang for policy, gang in self._gangs.items() if slot in gang.remaining}

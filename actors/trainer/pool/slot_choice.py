@@ -32,13 +32,17 @@ class AllocatorConfig(Config):
 
 
 class Occupancy:
-    """Policies by slot. ``slots`` and ``gangs`` are the allocator's own, as they are at each call. The order of the
-    slots is that of the first ones."""
+    """Policies by slot. ``slots``, ``gangs`` and ``hosts``, that of each slot, are the allocator's own, as they are at
+    each call. The order of the slots is that of the first ones."""
 
     def __init__(
-        self, slots: Sequence[SlotName], gangs: Mapping[PolicyName, Gang], states_per_slot: int
+        self,
+        slots: Sequence[SlotName],
+        gangs: Mapping[PolicyName, Gang],
+        states_per_slot: int,
+        hosts: Mapping[SlotName, str],
     ) -> None:
-        self._slots, self._gangs, self._room = slots, gangs, states_per_slot
+        self._slots, self._gangs, self._room, self._hosts = slots, gangs, states_per_slot, hosts
         self._numbers = {slot: number for number, slot in enumerate(slots)}
 
     def sort(self, slots: list[SlotName]) -> None:
@@ -60,6 +64,10 @@ class Occupancy:
             return len(members) < replica_size, max(map(cost, members)), number
 
         return [slot for _, members in sorted(blocks.items(), key=key) for slot in members]
+
+    def is_far(self, gang: Gang, slot: SlotName) -> bool:
+        """The state of ``gang`` would cross the network to ``slot``, from the host that it lies on."""
+        return bool(gang.homes) and self._hosts.get(slot) not in gang.homes
 
     def holder(self, slot: SlotName) -> Gang | None:
         """Returns the gang that keeps others from computing on ``slot``; None if no gang does."""
@@ -85,11 +93,12 @@ class Occupancy:
 
     def earliest_free(self, gang: Gang, expected: ExpectedSeconds, now: float) -> Slots:
         """Finds slots with room for the state of a ``gang`` that waits: those whose gangs are expected to be without
-        work first."""
+        work first; of several, those of the hosts that its state lies on."""
 
-        def free_s(slot: SlotName) -> float:
+        def free_s(slot: SlotName) -> tuple[float, bool]:
             holder = self.holder(slot)
-            return 0.0 if holder is None else expected.work_left(holder, now)
+            left_s = 0.0 if holder is None else expected.work_left(holder, now)
+            return left_s, self.is_far(gang, slot)
 
         free = filter(self.has_room_beside, self._slots)
         first = self.cheapest_first(free, gang.replica_size, free_s)[: gang.ranks]
@@ -157,11 +166,15 @@ class SlotChoice:
         """Gives ``gang`` a target, if it may have one: free slots, else those of gangs that have to leave for it."""
         if gang.fewest > len(self.slots):
             return  # until slots join
-        # While its state is loaded, no other slots; then those first, and those from which no state must leave.
+        # While its state is loaded, no other slots; then those first, those from which no state must leave, and those
+        # to which it need not cross the network.
         allowed = gang.slots if gang.phase is Phase.PREFETCHING else self.slots
         free = [slot for slot in allowed if slot not in self.occupied and self._opens(slot)]
-        free = self.occupancy.cheapest_first(
-            free, gang.replica_size, lambda slot: (slot not in gang.slots, self.occupancy.states_on(slot))
+        occupancy = self.occupancy
+        free = occupancy.cheapest_first(
+            free,
+            gang.replica_size,
+            lambda slot: (slot not in gang.slots, occupancy.states_on(slot), occupancy.is_far(gang, slot)),
         )
         count = self._ranks_now(gang, allowed)
         target, reason = free[:count], "its slots are free"

@@ -250,6 +250,10 @@ class Supervisor(Actor):
     async def locate(self, name: str) -> str:
         return ""
 
+    @endpoint
+    async def locate_node(self, name: str) -> str:
+        return ""
+
 
 class Console(Actor):
     def __init__(self) -> None:

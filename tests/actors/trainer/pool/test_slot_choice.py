@@ -139,3 +139,19 @@ class TestReplicas:
         for slot in (self.SLOTS[0], self.SLOTS[2]):
             allocator.slot_joined(slot, 1.0)
         assert self.bound(allocator, A, 2.0) == self.SLOTS[:4]
+
+
+def test_of_slots_that_are_as_good_those_of_the_hosts_of_its_state_come_first() -> None:
+    slots = [S0, S1, S2, S3]
+    hosts = dict(zip(slots, ("near", "near", "far", "far"), strict=True))
+    allocator = Allocator(slots, {A: 2, B: 4}, AllocatorConfig(states_per_slot=1), hosts=hosts)
+    allocator.ready(A, 0.0)
+    allocator.bound(A, 0.0)
+    allocator.ended(A, 1.0)
+    assert kinds(allocator.ready(B, 1.0)) == [("Suspend", A)]
+    assert kinds(allocator.suspended(A, 2.0, homes=["far"])) == [("Bind", B)]
+    allocator.bound(B, 2.0)
+    allocator.ended(B, 3.0)
+    assert kinds(allocator.ready(A, 3.0)) == [("Suspend", B)]
+    (bind,) = allocator.suspended(B, 4.0, homes=["near", "far"])
+    assert isinstance(bind, Bind) and bind.slots == (S2, S3)

@@ -19,7 +19,7 @@ from flexmarl.actors.rollout.rollout import Rollout
 from flexmarl.actors.store.writers import Writers
 from flexmarl.actors.trainer.backends.policy_backend import MicroBatchStats
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
-from flexmarl.actors.trainer.pool.host_memory import RankMemory
+from flexmarl.actors.trainer.pool.rank_memory import RankMemory
 from flexmarl.actors.trainer.trainer import Trainer
 from flexmarl.core.durable.record_file import RecordFile
 from flexmarl.core.testing.memory_node import MemoryNode
@@ -32,7 +32,8 @@ from flexmarl.launch.simulate.chaos import outcome as outcome_module
 from flexmarl.launch.simulate.chaos.chaos_case import ChaosCase, draw_case
 from flexmarl.launch.simulate.chaos.checks import CHECKS, problems_of
 from flexmarl.launch.simulate.chaos.examination import examine
-from flexmarl.launch.simulate.chaos.outcome import Outcome, SavedPolicy, outcome_of, play_without_faults
+from flexmarl.launch.simulate.chaos.outcome import Outcome, outcome_of, play_without_faults
+from flexmarl.launch.simulate.chaos.saved_policies import SavedPolicy
 from flexmarl.launch.simulate.simulated_faults import FaultKind, PlannedFault
 from flexmarl.launch.simulate.simulation import Simulation, simulate
 
