@@ -7,7 +7,8 @@ Each port has two directions, which do not share their bandwidth. Published weig
 head, and a rank's state in that of the host on which it was suspended (``actors/trainer/pool/host_memory.py``): a slot
 or an instance on another host crosses the network to it. Sizes with P parameters of b bytes, of a policy on R ranks:
 
-    weights     b P         from the first rank, once a version; to each instance, divided over its devices
+    weights     b P         from the first rank, once a version; to each instance, divided over its devices: across the
+                            network once for all instances of a host (``transport/remote/remote.py``)
     rest        12 P / R    float32 weights and two moments, from each rank after an optimizer step and to it
     gradients    4 P / R    from each rank that is suspended within a step, and back to it
     second      12 and 4    of both, from a host other than the head to another host, beside all others
@@ -109,6 +110,8 @@ class ClusterLinks:
         """All transfers, in the order of their ends."""
         self._host_of: dict[str, str] = {}
         """The host of each process's memory."""
+        self._host_copies: dict[tuple[str, PolicyName, int], asyncio.Event] = {}
+        """Weights that a process of a host fetches for all others there; set when they are whole."""
         self._published: dict[str, int] = {}
         """The newest version of each policy whose weights have left a first rank."""
 
@@ -151,10 +154,22 @@ class ClusterLinks:
         if part and not place.gpus:  # of a host's memory, not of a slot
             kind = "second"
         host = self._host_of.get(memory, self._head)
-        latency_s = self._cluster.network_latency_s if place.node != host else 0.0
         time = asyncio.get_running_loop().time
         begin_s = time()
-        await self._clock.transfer(sizes.of_part(part), self._way(place, operation, host), latency_s)
+        fetched: asyncio.Event | None = None
+        if kind == "install" and place.node != host:
+            copy = place.node, policy, version
+            if (whole := self._host_copies.get(copy)) is None:
+                self._host_copies[copy] = fetched = asyncio.Event()
+            else:
+                await whole.wait()
+                host = place.node
+        try:
+            latency_s = self._cluster.network_latency_s if place.node != host else 0.0
+            await self._clock.transfer(sizes.of_part(part), self._way(place, operation, host), latency_s)
+        finally:
+            if fetched is not None:
+                fetched.set()
         self.moves.append(Move(kind, policy, version, begin_s, time()))
 
     def _is_first(self, policy: str, version: int) -> bool:

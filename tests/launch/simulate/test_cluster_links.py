@@ -27,6 +27,7 @@ PLAN = Plan({
     "slot-2": Placed("host-1", Need("slot-2", ""), (1,)),
     "a-0": Placed("host-1", Need("a-0", ""), (2, 3)),
     "a-1": Placed("host-2", Need("a-1", ""), (0, 1)),
+    "a-2": Placed("host-2", Need("a-2", ""), (2, 3)),
 })  # fmt: skip
 SIZES = {PolicyName("a"): StateSizes(weights=40 * GB, rest=60 * GB, gradients=20 * GB)}
 
@@ -121,3 +122,9 @@ def test_sizes_of_a_state() -> None:
     sizes = StateSizes.of(QWEN_14B, item_bytes=2, ranks=16)
     assert sizes.weights == 2 * QWEN_14B.parameters
     assert (sizes.rest, sizes.gradients) == (12 * QWEN_14B.parameters / 16, 4 * QWEN_14B.parameters / 16)
+
+
+def test_weights_cross_the_network_once_for_all_instances_of_a_host() -> None:
+    """The second one reads the copy of the host, over its own devices: 2 x 20 GB/s."""
+    first, second = ends([("a-1", "get", "a", "host-0"), ("a-2", "get", "a", "host-0")])
+    assert (first, second) == pytest.approx((40 / 10 + 0.5, 4.5 + 40 / 2 / 20))
