@@ -53,7 +53,7 @@ async def test_a_group_is_put_with_advantages_and_the_steps_version(cluster: Fak
     group = await cluster.closed()
     assert (group.samples, group.failures, group.dropped) == ({SOLVER: 3, JUDGE: 3}, [], "")
     assert (group.rewards, group.generated_tokens, group.waited_s) == ({}, 0, math.inf)
-    assert group.figures == {"logged_trajectories": 3, "late_trajectories": 0}
+    assert group.figures == {"logged_trajectories": 3, "late_trajectories": 0, "shared_groups": 0}
     assert [answer.rewards for answer in group.trajectories] == [
         {SOLVER: float(n), JUDGE: float(n)} for n in range(3)
     ]
