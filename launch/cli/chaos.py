@@ -47,9 +47,9 @@ def search(count: int, first: int, *, as_json: bool) -> int:
         echo_json({"clean": clean, "failures": records, "stopped": stopped, "seed_s": progress.seed_s})
     else:
         echo(progress.text(len(failures)))
-        if stopped and progress.left:
+        if stopped and progress.rest:
             echo(
-                f"stopped; the others: flexmarl simulate --chaos {progress.left} --seed {progress.next_seed}"
+                f"stopped; the others: flexmarl simulate --chaos {progress.rest} --seed {progress.next_seed}"
             )
     return _STOPPED if stopped else _FAILED if failures else 0
 
@@ -64,7 +64,7 @@ class _Progress:
         self._began_s = self._line_s = clock()
 
     @property
-    def left(self) -> int:
+    def rest(self) -> int:
         """Seeds that are not examined yet."""
         return self._count - self.done
 
@@ -84,7 +84,7 @@ class _Progress:
         if self._clock() - self._line_s < _LINE_S:
             return None
         self._line_s = self._clock()
-        return f"{self.text(failures)}; {self.left} more take about {self.left * self.seed_s / 60.0:.0f} min"
+        return f"{self.text(failures)}; {self.rest} more take about {self.rest * self.seed_s / 60.0:.0f} min"
 
     def text(self, failures: int) -> str:
         """The seeds so far, in words."""
