@@ -76,7 +76,7 @@ _ROLES: Final = ("rollout-", "slot-")
 """Beginnings of the names of actors. The others that are restarted alone are instances, named by their policies."""
 
 CUTS: Final = (FaultKind.CUT, FaultKind.CUT_NODES)
-"""Of single links."""
+"""Cuts of single links."""
 
 _OF_HOSTS: Final = (*CUTS, FaultKind.FREEZE_HOST, FaultKind.ISOLATE, FaultKind.HOST_CRASH)
 
