@@ -126,3 +126,17 @@ def test_a_session_that_leaves_something_has_a_status_of_its_own_and_it_is_remov
     assert ended.returncode == (STATUS if left else fails), ended.stdout + ended.stderr
     assert ("the tests left these behind" in ended.stdout) == left
     assert not any(any(folder.iterdir()) for folder in folders.values())
+
+
+def test_a_test_that_runs_for_ever_shows_its_line(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import threading\ndef test_that_hangs():\n    threading.Event().wait()\n"
+    )
+    options = f"-c {TESTS.parent / 'pyproject.toml'} -o faulthandler_timeout=1 -p no:cacheprovider --rootdir {tmp_path}"
+    command = [sys.executable, "-P", "-m", "pytest", *options.split(), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any('test_x.py", line 3 in test_that_hangs' in line for line in process.stderr)
+        finally:
+            process.kill()
