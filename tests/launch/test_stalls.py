@@ -1,5 +1,7 @@
 """Runs that stand still, each in another way: the cause is named, and the first ctrl-C ends the run."""
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -9,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from flexmarl.launch.cli.main import main
 
 from .conftest import Launched, Launcher, wait_until
 from .stall_ways import STALLED, STALLS, causes
@@ -42,8 +46,9 @@ def test_its_cause_is_named_and_the_first_ctrl_c_ends_it(launcher: Launcher, nam
 
 
 def status_of(run: Launched) -> str:
-    command = [sys.executable, "-P", "-m", "flexmarl.launch.cli.main", "status", str(run.directory)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert main(["status", str(run.directory)]) == 0
+    return output.getvalue()
 
 
 def test_an_endpoint_that_accepts_and_is_silent_is_named(launcher: Launcher) -> None:
