@@ -28,6 +28,7 @@ VIRTUAL_OF_ACTORS = (
     "actors/rollout/",
     "actors/inference/test_instance_virtual_time.py",
     "actors/trainer/pool/test_shared_pool.py",
+    "actors/trainer/pool/test_state_hosts.py",
 )
 # Run as a program, which can't import this package.
 ALONE = "core/orphan_maker.py"

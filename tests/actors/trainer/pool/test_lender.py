@@ -23,6 +23,8 @@ from flexmarl.transport.host_memory import block
 from flexmarl.transport.remote.bulk import Bulk
 from flexmarl.transport.state import StateTransport
 
+from ....patience import PATIENCE_S
+
 MIB = 1 << 20
 STATE: dict[str, np.ndarray[Any, Any]] = {"a": np.arange(300_000, dtype=np.float32), "b": np.ones(3)}
 
@@ -62,9 +64,9 @@ async def host(request: pytest.FixtureRequest, private: Path) -> AsyncIterator[H
             )
             await system.add(HostLender("here", here), LENDER)
             ref = trainer.ref(LENDER, system.address, LenderApi)
-            lives = await stack.enter_async_context(aclosing(ref.within(60.0).enlist(True)))
+            lives = await stack.enter_async_context(aclosing(ref.within(PATIENCE_S).enlist(True)))
             assert (await anext(lives)).host == "here"
-            lender = ref.within(60.0)
+            lender = ref.within(PATIENCE_S)
         slot = await stack.enter_async_context(StateTransport(here, bulk=bulk))
         other = await stack.enter_async_context(StateTransport(there, bulk=bulk))
         yield Host(here, lender, slot, other)
@@ -147,14 +149,14 @@ async def test_a_lender_frees_its_memory_when_the_trainer_leaves_or_its_process_
         await node.add(HostLender("here", private), LENDER)
         ref = trainer.ref(LENDER, node.address, LenderApi)
         for _ in range(2):
-            async with aclosing(ref.within(60.0).enlist(True)) as lives:
+            async with aclosing(ref.within(PATIENCE_S).enlist(True)) as lives:
                 await anext(lives)
-                lent = await ref.within(60.0).lend("solver", MIB)
+                lent = await ref.within(PATIENCE_S).lend("solver", MIB)
                 assert (private / lent.block).exists()
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(PATIENCE_S):
                 while (private / lent.block).exists():
                     await asyncio.sleep(0.01)
-        lives = ref.within(60.0).enlist(True)
+        lives = ref.within(PATIENCE_S).enlist(True)
         await anext(lives)
-        lent = await ref.within(60.0).lend("solver", MIB)
+        lent = await ref.within(PATIENCE_S).lend("solver", MIB)
     assert not (private / lent.block).exists()
