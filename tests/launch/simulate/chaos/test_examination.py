@@ -238,7 +238,7 @@ def test_a_lost_step_that_is_not_rolled_back_is_trained_twice(
 ) -> None:
     plant(monkeypatch, *([(RankMemory, "step_was_lost", defect)] if defect else []))
     # Slots are the last role.
-    losses = [PlannedFault(1.0 + 0.7 * number, FaultKind.KILL, 0.0, 0.99) for number in range(8)]
+    losses = [PlannedFault(0.9 + 1.1 * number, FaultKind.KILL, 0.0, 0.99) for number in range(8)]
     case = replace(shared_slot_case(), faults=tuple(losses))
     outcome = play(case, tmp_path)
     assert {fault.target.partition("/")[2] for fault in outcome.injected} == {"slot-0"}
