@@ -3,6 +3,7 @@ with an advantage are recorded once, and are the engine's up to rounding."""
 
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import flexmarl
@@ -21,7 +22,7 @@ SETTINGS = (
 
 def compared_samples(run: Path) -> Counter[tuple[int, str, int, int]]:
     """Counts the entries of the file by step, query, trajectory and turn."""
-    with sqlite3.connect(run / "samples.sqlite") as database:
+    with closing(sqlite3.connect(run / "samples.sqlite")) as database:
         rows = database.execute("SELECT step, query, content FROM compared").fetchall()
     return Counter((step, query, *place) for step, query, content in rows for place in compared_of(content))
 
