@@ -45,6 +45,17 @@ async def serve(application: Application, listening: socket.socket) -> AsyncIter
             server.should_exit = server.force_exit = True
             await ticking
             await server.shutdown([listening])
+            await _end_streams(server)
+
+
+async def _end_streams(server: uvicorn.Server) -> None:
+    """Closes the connections whose answers have no end of their own, such as streams of news, and waits for their
+    tasks."""
+    # Not by cancelling: uvicorn prints that as an exception of the application, and so does the end of the loop.
+    for connection in list(server.server_state.connections):
+        connection.transport.close()
+    if tasks := list(server.server_state.tasks):
+        await asyncio.wait(tasks, timeout=_END_S)
 
 
 class _BoundedHeads(HttpToolsProtocol):

@@ -1,13 +1,16 @@
-"""The bounds of a request's head."""
+"""The bounds of a request's head, and the end of a server."""
 
 import asyncio
+import logging
+import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from flexmarl.actors.gateway.gateway import Gateway
-from flexmarl.actors.gateway.http_server import MOST_HEAD_BYTES
+from flexmarl.actors.gateway.http_request import Receive, Scope, Send
+from flexmarl.actors.gateway.http_server import MOST_HEAD_BYTES, serve
 
 from ...patience import PATIENCE_S
 from .clients import QUESTION, RESULT, scripted
@@ -80,3 +83,24 @@ async def test_a_large_body_before_a_further_head_is_none() -> None:
             if not number:
                 writer.write(requests[cut:])
         assert len(solver.prompts) == 2
+
+
+async def stream_for_ever(_scope: Scope, receive: Receive, send: Send) -> None:
+    """Ends when its client is gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"news", "more_body": True})
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def test_a_stream_ends_with_its_server_and_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    before = asyncio.all_tasks()
+    with caplog.at_level(logging.ERROR):
+        async with asyncio.timeout(PATIENCE_S), serve(stream_for_ever, listening):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+            await reader.readuntil(b"news")
+        assert asyncio.all_tasks() == before and caplog.records == []
+        await reader.read()
+        writer.close()
