@@ -25,7 +25,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The end of a call.
+    """The end of a ``FunctionCall``: an answer, or the reason for none.
 
     ``answer``: of the process, which has the function's result or error; empty if there is none: then ``problem`` is
     the reason. ``overran``: a deadline has passed. ``queue_s``, ``compute_s``: seconds until a process was free, and

@@ -263,10 +263,10 @@ def _actor(launcher: int, name: str) -> psutil.Process | None:
 def drawn(strikes: int, seed: int, faults: str = "kill", actors: Sequence[str] = ACTORS) -> list[Strike]:
     """``faults``: ``kill``, ``stop``, or ``mixed``: one or the other."""
     rng = random.Random(seed)
-    found = []
+    plan = []
     for _ in range(strikes):
         stops = faults == "stop" or (faults == "mixed" and rng.random() < 0.5)
-        found.append(
+        plan.append(
             Strike(
                 rng.choice(actors),
                 rng.uniform(0.0, STRIKE_WITHIN_S),
@@ -274,7 +274,7 @@ def drawn(strikes: int, seed: int, faults: str = "kill", actors: Sequence[str] =
                 rng.uniform(-DAY_S, DAY_S),
             )
         )
-    return found
+    return plan
 
 
 def check(run: Path, steps: int) -> int:

@@ -102,14 +102,14 @@ def _pool(
     stack: AsyncExitStack, services: Sequence[ActorRef[Any]], processes: int, worker: int, folder: Path
 ) -> Pool:
     """The pool of a worker, as its trajectories have it."""
-    own = Processes(processes)
-    stack.push_async_callback(own.close)
+    of_worker = Processes(processes)
+    stack.push_async_callback(of_worker.close)
     trajectory = Trajectory(Query("q", ""), Step(1), worker, {})
     trajectory.deadline = Deadline(_LIMIT_S)
     stack.callback(trajectory.deadline.stop)
     config = RewardsConfig(services=len(services), processes=processes, timeout_s=_LIMIT_S)
     waits = RolloutWaits(folder, RolloutConfig())
-    return RewardPool(services, config, worker, own, waits).of(trajectory)
+    return RewardPool(services, config, worker, of_worker, waits).of(trajectory)
 
 
 def of_rounds(seed: int, rounds: int, *, quick: bool) -> Callable[[Report], dict[str, Any]]:

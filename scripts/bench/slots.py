@@ -152,11 +152,11 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             }
         )
     keys = ("uniform_rollouts", "rollouts", "taught", "uniform_taught")
-    figures = {key: fmean(each[key] for each in rounds) for key in keys}
+    figures = {key: fmean(values[key] for values in rounds) for key in keys}
     figures["ratio"] = figures["rollouts"] / figures["uniform_rollouts"]
     return {
         **{key: rounded(value) for key, value in figures.items()},
-        "rounds": [{key: rounded(value) for key, value in each.items()} for each in rounds],
+        "rounds": [{key: rounded(value) for key, value in values.items()} for values in rounds],
         "goals": [asdict(verdict) for verdict in judge(GOALS.get(options.name, ()), figures)],
         "versions": machine.versions(),
         "settings": asdict(options),
@@ -166,10 +166,10 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """Prints the result as tables."""
     table = Table("seed", "in turn", "with the source", "ratio", "groups that teach", title="trajectories")
-    for each in result["rounds"]:
-        shares = f"{each['uniform_taught']:.2f}, {each['taught']:.2f}"
-        row = (each["seed"], each["uniform_rollouts"], each["rollouts"])
-        table.add_row(*map(str, row), f"{each['ratio']:.2f}", shares)
+    for values in result["rounds"]:
+        shares = f"{values['uniform_taught']:.2f}, {values['taught']:.2f}"
+        row = (values["seed"], values["uniform_rollouts"], values["rollouts"])
+        table.add_row(*map(str, row), f"{values['ratio']:.2f}", shares)
     console.print(table)
     if result["goals"]:
         console.print(goals_table("trajectories", result["goals"]))

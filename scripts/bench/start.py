@@ -77,7 +77,7 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     return {
         **{key: rounded(value) for key, value in figures.items()},
         "nodes": options.nodes,
-        "rounds": {key: [rounded(one[key]) for one in rounds] for key in figures},
+        "rounds": {key: [rounded(values[key]) for values in rounds] for key in figures},
         "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
         "network": "two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
         "machine": described,
@@ -87,8 +87,10 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:
     console.print(goals_table(f"start of a run, {result['nodes']} nodes", result["goals"]))
-    one, two = compact(result["one_host_s"]), compact(result["two_nodes_s"])
-    console.print(Text(f"{result['network']}; first step after {one} s on one host, {two} s with a node"))
+    one_host_s, two_nodes_s = compact(result["one_host_s"]), compact(result["two_nodes_s"])
+    console.print(
+        Text(f"{result['network']}; first step after {one_host_s} s on one host, {two_nodes_s} s with a node")
+    )
     warn_if_busy(console, result)
 
 
@@ -96,12 +98,17 @@ async def _round(
     hosts: tuple[Host, Host], options: Options, report: Callable[[str], None]
 ) -> dict[str, float]:
     report("one host")
-    one = await _first_step(hosts, 0)
+    one_host_s = await _first_step(hosts, 0)
     report("a head and a node")
-    two = await _first_step(hosts, 1)
+    two_nodes_s = await _first_step(hosts, 1)
     report(f"{options.nodes} nodes that wait for the run")
     joined = await _joined(hosts, options.nodes)
-    return {"one_host_s": one, "two_nodes_s": two, "added_s": two - one, "joined_s": joined}
+    return {
+        "one_host_s": one_host_s,
+        "two_nodes_s": two_nodes_s,
+        "added_s": two_nodes_s - one_host_s,
+        "joined_s": joined,
+    }
 
 
 async def _first_step(hosts: tuple[Host, Host], nodes: int) -> float:

@@ -150,7 +150,7 @@ class HostMemory:
         return min(fitting, key=lambda host: host.spare.lent_bytes - host.spare.size_bytes, default=None)
 
     async def free_seconds(self, host: StateHost) -> bool:
-        """Frees all second copies on ``host``, whose memory is needed; False if there are none."""
+        """Frees all second copies on ``host``, since its memory is needed for first ones; False if there are none."""
         pieces = [piece for ranks in self._of.values() for rank in ranks for piece in rank.drop_seconds(host)]
         await host.spare.free(pieces)
         return bool(pieces)

@@ -57,8 +57,8 @@ class Changes:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[AsyncGenerator[list[int]]]:
         """The revisions now and after every change; an empty list if there was none for a while."""
-        async with aclosing(self._watch()) as news:
-            yield news
+        async with aclosing(self._watch()) as changes:
+            yield changes
 
     async def _watch(self) -> AsyncGenerator[list[int]]:
         loop = asyncio.get_running_loop()
