@@ -44,14 +44,17 @@ async def serve(application: Application, listening: socket.socket) -> AsyncIter
         finally:
             server.should_exit = server.force_exit = True
             await ticking
-            await server.shutdown([listening])
             await _end_streams(server)
+            await server.shutdown([listening])
 
 
 async def _end_streams(server: uvicorn.Server) -> None:
-    """Closes the connections whose answers have no end of their own, such as streams of news, and waits for their
-    tasks."""
-    # Not by cancelling: uvicorn prints that as an exception of the application, and so does the end of the loop.
+    """Closes the connections, of which some have answers without an end of their own, such as streams of news, and
+    waits for their tasks."""
+    # Not by cancelling: uvicorn prints that as an exception of the application, and so does the end of the loop. Before
+    # ``shutdown``, which waits for open connections since Python 3.12 and then cancels their tasks.
+    for listener in server.servers:
+        listener.close()
     for connection in list(server.server_state.connections):
         connection.transport.close()
     if tasks := list(server.server_state.tasks):

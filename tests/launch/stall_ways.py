@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .conftest import TINY, Launched
+from .conftest import TINY, Launched, wait_until
 
 STALLS = Path(__file__).parent / "recipes" / "stalls"
 MODEL = {
@@ -25,9 +25,14 @@ def nothing(run: Launched) -> None:
     """The recipe stands still by itself."""
 
 
+def wait_for_checkpoint(run: Launched) -> None:
+    """Returns once there is one. It may be saved some steps after its own."""
+    wait_until(lambda: any(event["event"] == "checkpoint_saved" for event in run.events), f"a checkpoint\n{run.text}")
+
+
 def stop(actor: str) -> Callable[[Launched], None]:
     def trouble(run: Launched) -> None:
-        run.wait_for_step(2)
+        wait_for_checkpoint(run)
         run.actors()[actor].suspend()
 
     return trouble
@@ -35,7 +40,7 @@ def stop(actor: str) -> Callable[[Launched], None]:
 
 def stop_fork_server(run: Launched) -> None:
     """A rollout worker is killed, and the process that would fork its next life is stopped."""
-    run.wait_for_step(2)
+    wait_for_checkpoint(run)
     worker = run.actors()["rollout-0"]
     parent = worker.parent()
     assert parent is not None
