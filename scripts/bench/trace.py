@@ -32,8 +32,8 @@ from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.spans.span_log import RECORD, SpanLog, names_file, spans_file
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
+from .paired_runs import paired_steps
 from .pipeline import RECIPE as PIPELINE
-from .samples import paired_steps
 
 _WITHOUT: Final = "trace.enabled=false"
 _RUN_S: Final = 36_000.0
