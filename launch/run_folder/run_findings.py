@@ -20,7 +20,7 @@ def run_findings(directory: RunDirectory, config: Mapping[str, Any]) -> list[Fin
     return findings([steps[number] for number in sorted(steps)], config)
 
 
-# A page that is open asks at every step: all lines but the newest one are those of the time before.
+# A page that is open asks every few seconds: most lines are those of the time before.
 @lru_cache(maxsize=4 * WINDOW)
 def _step_of(line: bytes) -> StepMetrics | None:
     return metrics_from_json(object_of(line) or {})

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,30 +23,43 @@ _LONGEST_S: Final = 600.0
 _WORDS: Final = ("agent_defaults.sft.batches=20", "evaluation.every=0", "data.eval_problems=8")
 
 
+PROGRAM: Final = str(Path(sys.executable).with_name("flexmarl"))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run of each pair. ``settings``: its own, beside the recipe's. ``program``: ``flexmarl`` of this version or of
+    another one. ``client``: entered with the run's folder while the run lasts, in a process that is not counted."""
+
+    settings: tuple[str, ...] = ()
+    program: str = PROGRAM
+    client: Callable[[Path], AbstractContextManager[object]] = nullcontext
+
+
 def paired_steps(
     pairs: int,
     steps: int,
-    other: str,
-    without: str,
+    side: Side,
+    other: Side,
     recipe: Sequence[str] = ("sort-digits", *_WORDS),
 ) -> dict[str, Any]:
-    """Ratios of the time and CPU time of a step: recorded / not recorded, or of this version / of ``other``.
-    ``without``: the setting of runs that leave out what is measured. ``recipe``: its name or path, and settings."""
-    program = str(Path(sys.executable).with_name("flexmarl"))
-    sides = [(program, ()), (other, ())] if other else [(program, ()), (program, (without,))]
+    """Ratios of the time and the CPU time of a step: of ``side`` to ``other``. ``recipe``: its name or path, and
+    settings of both."""
     figures: dict[str, Any] = {}
     means = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(pairs):
+            words = (*recipe, f"training.steps={steps}")
             runs = [
-                _RunBeside(
-                    Path(folder), f"{pair}-{side}", command, (*recipe, f"training.steps={steps}", *words)
-                )
-                for side, (command, words) in enumerate(sides)
+                _RunBeside(Path(folder), f"{pair}-{number}", words, of)
+                for number, of in enumerate((side, other))
             ]
             for run in runs if pair % 2 else reversed(runs):
                 run.start()
-            means.append(_beside_each_other(runs, steps))
+            with ExitStack() as clients:
+                for run in runs:
+                    clients.enter_context(run.side.client(run.folder))
+                means.append(_beside_each_other(runs, steps))
             print(
                 *(f"{step.time_s:.3f} s, CPU {step.cpu_s:.4f} s" for step in means[-1]),
                 sep="; ",
@@ -81,11 +94,13 @@ class _Step:
 
 
 class _RunBeside:
-    """A run in processes of its own. ``words``: its recipe and settings."""
+    """A run in processes of its own. ``words``: its recipe and the settings of both runs."""
 
-    def __init__(self, runs: Path, name: str, command: str, words: Sequence[str]) -> None:
+    def __init__(self, runs: Path, name: str, words: Sequence[str], side: Side) -> None:
+        self.side = side
+        self.folder = runs / name
         self._command = (
-            command,
+            side.program,
             "train",
             "--runs",
             str(runs),
@@ -93,8 +108,9 @@ class _RunBeside:
             name,
             "-q",
             *words,
+            *side.settings,
         )
-        self._metrics = runs / name / "metrics.jsonl"
+        self._metrics = self.folder / "metrics.jsonl"
         self._used_s: dict[psutil.Process, float] = {}
         """CPU time of each process, as it was read last: a short one may have ended."""
         self._began: tuple[int, float, float] | None = None

@@ -31,7 +31,7 @@ from flexmarl.launch.run_folder.samples.reader import Samples
 from flexmarl.launch.run_folder.samples.sample_file import SampleFile
 from flexmarl.launch.run_folder.samples.showing import as_object
 
-from .paired_runs import paired_steps
+from .paired_runs import Side, paired_steps
 
 _TRAJECTORIES = 8
 _TURNS = 2
@@ -150,7 +150,7 @@ def step(pairs: int, steps: int, than: str, without: str) -> None:
     """Paired runs of sort-digits, with and without recording or a part of it, or of this version and another one."""
     if than and without != _WITHOUT:
         raise click.UsageError("--than compares runs with the same settings: leave out --without")
-    _print(paired_steps(pairs, steps, than, without))
+    _print(paired_steps(pairs, steps, Side(), Side(program=than) if than else Side((without,))))
 
 
 def _print(figures: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ Examples:
 
 ``step``: pairs of runs of sort-digits that share the machine at the same time, with spans and without, as
 ``scripts/bench/run samples step`` has them; ``pipeline``: the same of the recipe of ``scripts/bench/run pipeline``,
-whose engines and trainers sleep; ratios below 1.02 are the goal. ``span_us``: the cost of one span to the process that
+whose engines and trainers sleep; ``page``: pairs of runs with spans that serve their page to a client that has it open,
+and of runs with neither; ratios below 1.02 are the goal. ``span_us``: the cost of one span to the process that
 records it, and to the launcher that writes it, the best of a hundred rounds. ``view``: the seconds in which a window of
 a timeline is ready, as JSON too, the best of five each; less than 0.2 is the goal. ``mib``: of the process that reads
 the timeline; less than 200 is the goal.
@@ -32,10 +33,12 @@ from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.run_folder.spans.span_log import RECORD, SpanLog, names_file, spans_file
 from flexmarl.launch.run_folder.spans.trace_config import TraceConfig
 
-from .paired_runs import paired_steps
+from .page_client import opened_page
+from .paired_runs import Side, paired_steps
 from .pipeline import RECIPE as PIPELINE
 
-_WITHOUT: Final = "trace.enabled=false"
+_WITHOUT: Final = Side(("trace.enabled=false",))
+_OPEN: Final = Side(("page.listen=0",), client=opened_page)
 _RUN_S: Final = 36_000.0
 _WIDTH: Final = 1200
 _LONG_STEPS: Final = 40
@@ -149,6 +152,7 @@ def views(spans: int) -> dict[str, Any]:
 def trace(pairs: int, steps: int, spans: int, as_json: bool) -> None:
     figures: dict[str, Any] = {"span_us": span_us()._asdict(), "timeline": views(spans)}
     if pairs:
-        figures["step"] = paired_steps(pairs, steps, "", _WITHOUT)
-        figures["pipeline"] = paired_steps(pairs, min(steps, _LONG_STEPS), "", _WITHOUT, [str(PIPELINE)])
+        figures["step"] = paired_steps(pairs, steps, Side(), _WITHOUT)
+        figures["page"] = paired_steps(pairs, steps, _OPEN, _WITHOUT)
+        figures["pipeline"] = paired_steps(pairs, min(steps, _LONG_STEPS), Side(), _WITHOUT, [str(PIPELINE)])
     print(json.dumps(figures, indent=None if as_json else 2))

@@ -13,7 +13,6 @@ from ....actors.run_events import (
     TrajectoryFailed,
 )
 from ...run_folder.logged_event import LoggedEvent
-from ...run_folder.run_findings import run_findings
 from ..console.event_text import note_of, warning_of
 from ..console.progress_state import one_line
 from .curves import Query
@@ -56,7 +55,7 @@ def view(run: RecordedRun, query: Query) -> dict[str, Any]:
         "policies": {
             name: int(run.curves[f"version/{name}"].values[-1]) for name in run.curves.names("version")
         },
-        "findings": _findings(run),
+        "findings": [dataclasses.asdict(finding) for finding in run.findings],
         "unreadable": run.unreadable,
         "news": _news(run),
         "failed": _failed_trajectories(run),
@@ -102,11 +101,6 @@ def _failure(run: RecordedRun) -> dict[str, Any] | None:
         if saved
         else "There is no checkpoint. Its log:",
     }
-
-
-def _findings(run: RecordedRun) -> list[dict[str, Any]]:
-    """The reasons for slow steps, and for learning little, in the newest steps."""
-    return [dataclasses.asdict(finding) for finding in run_findings(run.directory, run.config)]
 
 
 def _failed_trajectories(run: RecordedRun) -> dict[str, Any] | None:

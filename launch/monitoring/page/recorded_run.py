@@ -2,6 +2,7 @@
 version; what can't be read is counted, and the rest is shown."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,10 +25,12 @@ from ...run_folder.growing_file import GrowingFile
 from ...run_folder.json_lines import object_of
 from ...run_folder.logged_event import LoggedEvent
 from ...run_folder.run_directory import RunDirectory
+from ...run_folder.run_findings import run_findings
 from ...run_folder.samples.reader import Samples
 from ...run_folder.samples.showing import TokenTexts
 from ...run_folder.stored_run import State, is_alive, state_of
 from ..formatting import number
+from ..slowness.finding import Finding
 from ..timeline.timeline import Timeline
 from .curves import Curves
 
@@ -39,6 +42,7 @@ _LONGEST_TEXT: Final = 20_000
 _EVALUATION: Final = b'"eval/'
 _STEP_LIMIT: Final = 10**12
 _ANSWER_S: Final = 10.0
+_FINDINGS_S: Final = 5.0
 
 
 class RecordedRun:
@@ -77,6 +81,8 @@ class RecordedRun:
         self.unreadable = 0
         self.config: Mapping[str, Any] = {}
         self._config_version: tuple[int, int, int] | None = None
+        self._findings: list[Finding] = []
+        self._findings_s = -_FINDINGS_S
 
     @contextmanager
     def reading(self) -> Iterator["RecordedRun"]:
@@ -134,6 +140,18 @@ class RecordedRun:
     def state(self) -> State:
         """As `flexmarl runs list` says it."""
         return self._state or "not started"
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The reasons for slow steps, and for learning little, in the newest steps; of a run that runs, up to
+        ``_FINDINGS_S`` old."""
+        # A page asks at every step, and they take as long as the other parts of its panel; one step changes little in
+        # a window of fifty.
+        now_s = time.monotonic()
+        if self.state != "running" or now_s - self._findings_s >= _FINDINGS_S:
+            self._findings = run_findings(self.directory, self.config)
+            self._findings_s = now_s
+        return self._findings
 
     @property
     def evaluations(self) -> dict[int, Mapping[str, float]]:

@@ -6,19 +6,21 @@ import pytest
 
 from scripts.bench import samples
 from scripts.bench.commands import main
+from scripts.bench.paired_runs import Side
 
 
 def test_the_cheaper_runs_have_the_setting_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def compare(pairs: int, steps: int, than: str, without: str) -> dict[str, Sequence[float]]:
-        asked.append((pairs, steps, than, without))
+    def compare(pairs: int, steps: int, side: Side, other: Side) -> dict[str, Sequence[float]]:
+        assert side == Side()
+        asked.append((pairs, steps, other))
         return {}
 
     monkeypatch.setattr(samples, "paired_steps", compare)
     assert main(["samples", "step", "--pairs", "2", "--without", "samples.trainer_logprobs=0"]) == 0
     assert main(["samples", "step", "--than", "before"]) == 0
-    assert asked == [(2, 120, "", "samples.trainer_logprobs=0"), (10, 120, "before", "samples.steps=0")]
+    assert asked == [(2, 120, Side(("samples.trainer_logprobs=0",))), (10, 120, Side(program="before"))]
 
 
 def test_another_version_is_compared_with_the_same_settings(capsys: pytest.CaptureFixture[str]) -> None:

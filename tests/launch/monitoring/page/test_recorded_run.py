@@ -37,6 +37,23 @@ def test_what_was_added_is_read_and_raises_the_revision(tmp_path: Path) -> None:
     assert [*states, run.state] == ["killed", "done"]
 
 
+def test_findings_of_a_run_that_runs_are_kept_for_a_while(tmp_path: Path) -> None:
+    slow = [
+        record(step, ["a"]) | {"step_s": 1.0, "rollout_s": 0.2, "backward_s/a": 0.7} for step in range(1, 9)
+    ]
+    folder = folder_of(tmp_path, slow[:4])
+    run = RecordedRun(folder)
+    with run.directory.locked():
+        run.refresh()
+        assert run.state == "running" and run.findings == []
+        with run.directory.metrics.open("a") as file:
+            file.write(lines_of(slow[4:]))
+        run.refresh()
+        assert run.findings == []
+    run.refresh()
+    assert run.state == "killed" and run.findings[0].cause == "late training"
+
+
 def test_a_resume_replaces_the_steps_that_were_lost(tmp_path: Path) -> None:
     evaluated = [event_to_json(Evaluated(Step(step), 1.0, {"accuracy": 0.1 * step})) for step in (0, 2, 4)]
     resumed = event_to_json(RunResumed(Step(2), "3.12", "linux", 2, 18))
