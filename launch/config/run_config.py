@@ -27,6 +27,7 @@ from ..monitoring.sinks.sink_config import SinkConfigs
 from ..run_folder.samples.archive import SamplesConfig
 from ..run_folder.spans.trace_config import TraceConfig
 from ..sharing.sharing_config import SharingConfig
+from .agent_problems import reference_problems
 from .config_sections import (
     AgentConfig,
     AgentWithPolicyConfig,
@@ -37,7 +38,7 @@ from .config_sections import (
     SupervisionConfig,
     agent_entry,
 )
-from .problems import problems_of, reference_problems
+from .problems import problems_of
 
 
 class RunConfig(Config):
