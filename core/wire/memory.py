@@ -18,7 +18,7 @@ import errno
 import itertools
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from ..protocol.incarnations import lineage_of
@@ -56,7 +56,10 @@ class MemoryNetwork(FaultyMedium):
         self._epochs: dict[int, int] = {}
         """The newest incarnation of each lineage that was started with an epoch."""
         self._switched_off: set[str] = set()
-        self._paused_hosts: set[str] = set()
+        self._paused_hosts = Counter[str]()
+        self._cut_links = Counter[frozenset[str]]()
+        """The cuts that last, by their two hosts, as ``_paused_hosts`` has the pauses: of two that overlap, the later
+        end counts."""
         self._links: dict[str, dict[_Outgoing, None]] = {}
         """All links that nodes make, by the name of the node that they lead to."""
 
@@ -83,14 +86,20 @@ class MemoryNetwork(FaultyMedium):
     def cut(self, host: str, other: str) -> None:
         """Messages between two hosts wait until the cut is mended, as with TCP, which sends them again. Those of a
         connection that is given up meanwhile are lost."""
-        self.hold({*self._cuts, (host, other)})
+        self._cut_links[frozenset((host, other))] += 1
+        self._hold_cut_links()
         self.note("network", f"is cut between {host} and {other}")
 
     def mend(self, host: str, other: str) -> None:
-        """Ends a ``cut`` between two hosts: the messages that waited are delivered."""
+        """Ends a ``cut`` between two hosts. With the last one, the messages that waited are delivered."""
         self.note("network", f"is mended between {host} and {other}")
-        self.hold(self._cuts - {(host, other), (other, host)})
+        self._cut_links[frozenset((host, other))] -= 1
+        self._hold_cut_links()
         self.check_links()
+
+    def _hold_cut_links(self) -> None:
+        self._cut_links += Counter()  # keeps those with a count
+        self.hold((host, other) for host, other in map(sorted, self._cut_links))
 
     def heal(self) -> None:
         """Ends the partition. Lost messages stay lost."""
@@ -127,19 +136,22 @@ class MemoryNetwork(FaultyMedium):
 
     def pause_host(self, host: str) -> None:
         """``pause`` for all nodes of a host, also those that start meanwhile."""
-        self._paused_hosts.add(host)
+        self._paused_hosts[host] += 1
         for name in self._nodes_of(host):
             self.pause(name)
 
     def resume_host(self, host: str) -> None:
-        """``resume`` for all nodes of a host that ``pause_host`` has paused."""
-        self._paused_hosts.discard(host)
+        """Ends a ``pause_host``. With the last one, all nodes of the host are resumed."""
+        self._paused_hosts[host] -= 1
+        self._paused_hosts += Counter()  # keeps those with a count
+        if host in self._paused_hosts:
+            return
         for name in self._nodes_of(host):
             self.resume(name)
 
     def reaches(self, host: str, other: str) -> bool:
         """The link between two hosts is not cut, and neither is paused."""
-        return not (self.cut_between(host, other) or {host, other} & self._paused_hosts)
+        return not (self.cut_between(host, other) or {host, other} & self._paused_hosts.keys())
 
     def _nodes_of(self, host: str) -> list[str]:
         return [node.name for node in self._nodes.values() if node.host == host]

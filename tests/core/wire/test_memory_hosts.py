@@ -83,3 +83,22 @@ async def test_the_second_copy_of_a_message_arrives_after_the_first(world: World
         await ref.tell("hear", number)
     await asyncio.sleep(10.0)
     assert world.workers["b"].heard == list(range(200))
+
+
+@in_virtual_time
+async def test_of_two_cuts_or_pauses_that_overlap_the_later_end_counts(world: World) -> None:
+    """An end of the first one would join hosts that a fault has parted for ever."""
+    await world.start("here/a")
+    await world.start("there/b")
+    network = world.network
+    changes: list[tuple[Callable[[], None], Callable[[], None]]] = [
+        (lambda: network.cut("there", "here"), lambda: network.mend("here", "there")),
+        (lambda: network.pause_host("there"), lambda: network.resume_host("there")),
+    ]
+    for begin, end in changes:
+        begin()
+        begin()
+        end()
+        assert not network.reaches("here", "there")
+        end()
+        assert network.reaches("here", "there")
