@@ -79,6 +79,8 @@ class Processes:
         self._places = asyncio.Semaphore(limit)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
+        self._killed: set[_Process] = set()
+        """Those whose end nobody has waited for."""
         self.waits = OpenWaits()
 
     async def run(
@@ -156,13 +158,13 @@ class Processes:
                 self._drop(process)
 
     async def close(self) -> None:
-        """Kills all processes, also those that compute, and waits for their end."""
-        ending = list(self._all)
-        for process in ending:
+        """Kills all processes, also those that compute, and waits for the end of all that were killed."""
+        for process in list(self._all):
             self._drop(process)
         self._idle.clear()
-        for process in ending:
-            await process.ended()
+        # Also that of a cancelled call: its pipes would stay open in a loop that is closed now.
+        while self._killed:
+            await self._killed.pop().ended()
 
     async def _free(self) -> "_Process":
         """Raises _Ended if a new process does not begin."""
@@ -199,6 +201,7 @@ class Processes:
         if process in self._all:
             process.kill()
             self._all.discard(process)
+            self._killed = {one for one in self._killed if one.runs} | {process}
 
 
 def _queue_limit(call: FunctionCall) -> str:

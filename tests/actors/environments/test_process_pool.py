@@ -149,6 +149,18 @@ async def test_one_process_after_the_other(pool: Processes) -> None:
     await gone(last)
 
 
+async def test_its_end_waits_for_a_process_that_a_cancelled_call_has_killed(pool: Processes) -> None:
+    """Nobody else would: the process and its pipes would stay in the loop, which may be closed behind it."""
+    sleeping = asyncio.create_task(in_process(time.sleep, 1000))
+    pid = await child_that_sleeps(pool)
+    sleeping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await sleeping
+    assert not pool._all
+    await pool.close()
+    assert not Path(f"/proc/{pid}").exists(), "it has ended, and its parent has been told"
+
+
 async def child_that_sleeps(pool: Processes) -> int:
     while not (found := [process for process in pool._all if process.runs and process not in pool._idle]):
         await asyncio.sleep(0.01)
