@@ -121,7 +121,7 @@ leaked: list[asyncio.Task[None]] = []
 
 
 async def load_slowly(engine: SimulatedEngine, *arguments: Any, **options: Any) -> LoadTimes:
-    await asyncio.sleep(100.0)
+    await asyncio.sleep(6.0)
     return await load(engine, *arguments, **options)
 
 
@@ -164,7 +164,13 @@ DEFECTS: dict[str, list[tuple[Any, str, Any]]] = {
     "keeps checkpoints": [(resuming, "plan_resume", resume_without_newest)],
 }
 
-SETTINGS = {"commits before checkpoints": {"pool": {"name": "shared", "slots": 2}}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "commits before checkpoints": {"pool": {"name": "shared", "slots": 2}},
+    # A load of six seconds is long: with the usual thirty all heartbeats of minutes are simulated.
+    "names its waits": {
+        "supervision": {"heartbeat_s": 0.5, "missed_heartbeats": 2, "max_restarts": 200, "stall_s": 2.0}
+    },
+}
 NO_DEFECT_AND_ONE = pytest.mark.parametrize(
     "defect", [None, lambda *_: None], ids=["without a defect", "with a defect"]
 )
