@@ -35,8 +35,8 @@ def test_a_running_run_is_shown_and_the_terminal_is_as_it_was(
     before = termios.tcgetattr(screen.terminal)
     top = Launched(run.directory, "top", str(run.directory), terminal=screen.terminal)
     try:
-        wait_until(lambda: "rollout-0: " in screen.text, "the waits of the rollout worker")
-        assert "solver" in screen.text and "Running for" in screen.text
+        shown = ("solver", "Running for", "rollout-0: ")
+        wait_until(lambda: all(words in screen.text for words in shown), f"{shown} on the screen")
         if leave == "SIGTERM":
             os.kill(next(iter(top._processes())).pid, signal.SIGTERM)
         else:
