@@ -36,7 +36,8 @@ def changed_checkout(page: Path, folder: Path) -> Path:
     import it from. Raises CalledProcessError if a change does not fit the present files."""
     shutil.copytree(ROOT / "scripts" / "src", folder / "scripts" / "src", symlinks=True)
     for name in PACKAGE:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # With its bytecode, which is valid beside copies of the same age: each process would compile the package again.
+        shutil.copytree(ROOT / name, folder / name)
     for name, text in new_files(page).items():
         assert not (folder / name).exists(), f"{page.name} adds {name}, which exists"
         (folder / name).write_text(text)
