@@ -20,6 +20,7 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.hosts import env
 
+from .cpu_seconds import CpuSecondsPlugin
 from .left_out import LeftOutPlugin
 from .leftovers import LeftoversPlugin
 from .machine import MachinePlugin
@@ -56,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leftovers)
     config.pluginmanager.register(MachinePlugin(config, leftovers))
     config.pluginmanager.register(LeftOutPlugin())
+    config.pluginmanager.register(CpuSecondsPlugin(config))
     config.pluginmanager.register(VllmPlugin())
 
 

@@ -129,6 +129,49 @@ def test_a_session_that_leaves_something_has_a_status_of_its_own_and_it_is_remov
     assert not any(any(folder.iterdir()) for folder in folders.values())
 
 
+COSTLY = """
+import subprocess, sys
+def test_x(): subprocess.run([sys.executable, "-c", "for _ in range(10**7): pass"], check=True)
+"""
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_the_files_that_cost_most_are_shown_with_their_processes(processes: int, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests.cpu_seconds import CpuSecondsPlugin\n"
+        "def pytest_configure(config): config.pluginmanager.register(CpuSecondsPlugin(config))\n"
+    )
+    (tmp_path / "test_costly.py").write_text(COSTLY)
+    (tmp_path / "test_cheap.py").write_text("def test_x(): pass\n")
+    root = TESTS.parent
+    paths = os.pathsep.join(str(path) for path in (root, root / "scripts" / "src"))
+    options = (
+        f"-q -p no:cacheprovider -c {os.devnull} --dist loadfile --numprocesses {processes} --durations 2"
+    )
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        *options.split(),
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    _, _, shown = ended.stdout.partition("CPU seconds; by file")
+    parts = re.findall(r"^ +[\d.]+  (.+)$", shown, re.MULTILINE)
+    assert sorted(parts) == ["(imports and collection)", "test_costly.py"], "the two that cost most"
+
+
 def test_a_test_that_runs_for_ever_shows_its_line(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(
         "import threading\ndef test_that_hangs():\n    threading.Event().wait()\n"

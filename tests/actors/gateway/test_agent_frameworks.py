@@ -50,11 +50,15 @@ async def test_langgraph(use_responses_api: bool) -> None:
         """The sum."""
         return a + b
 
-    async with scripted(*EPISODE) as (gateway, _):
+    openai = pytest.importorskip("openai", reason=EXTRA)
+
+    # The client that LangChain makes by itself stays until the process ends, with an open connection.
+    async with scripted(*EPISODE) as (gateway, _), openai.DefaultAsyncHttpxClient() as http:
         model = langchain_openai.ChatOpenAI(
             model="solver",
             base_url=gateway.env["OPENAI_BASE_URL"],
             api_key=gateway.env["OPENAI_API_KEY"],
+            http_async_client=http,
             use_responses_api=use_responses_api,
         ).bind_tools([add])
 
