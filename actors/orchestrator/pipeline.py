@@ -71,6 +71,7 @@ from .decisions import (
     StepOptimizer,
     Train,
 )
+from .next_groups import NextGroups
 from .plan import Plan
 from .steps import PolicyStep, StepState
 
@@ -92,12 +93,7 @@ class Pipeline:
         self._steps: dict[Step, StepState] = {}
         self._loose = 0
         """The number of groups that have begun, and that no step waits for."""
-        self._begun_at_once = 0
-        """The number of places that such groups have still to take of the steps that begin."""
-        self._admitted: list[dict[PolicyName, int] | None] = []
-        """The groups that the next step gets: their samples, None before they have closed."""
-        self._carried_on = 0
-        """The number of those that the step before has passed on."""
+        self._next_groups = NextGroups(plan.queries)
         self._next_step = plan.first_step
         self._evaluating = False
         self._evaluated = plan.first_step - (2 if plan.evaluate_first else 1)
@@ -117,7 +113,7 @@ class Pipeline:
         """
         # Rows that were left to a step which never begins would be lost: a checkpoint has none.
         before = self._steps.get(_before(self._next_step))
-        one_more = bool(self._admitted) or (
+        one_more = bool(self._next_groups) or (
             before is not None
             and any(
                 (state.optimizing or state.stepped) and state.left_over for state in before.policies.values()
@@ -137,8 +133,7 @@ class Pipeline:
     ) -> list[Decision]:
         """``samples`` are in the store, by policy. ``dropped``: none are, and another query may take its place.
         ``held``: the group has been admitted to the step, or passed on into it."""
-        if step == self._next_step and None in self._admitted:
-            self._admitted[self._admitted.index(None)] = samples
+        if step == self._next_step and self._next_groups.close(samples):
             return []
         state = self._step(step)
         if state.rolled_out:
@@ -148,10 +143,8 @@ class Pipeline:
         if dropped and state.replacements < self._plan.replacement_queries and self._may_replace(step):
             state.replacements += 1
             return [Replacement(step)]
-        state.groups_closed += 1
+        state.close(samples)
         state.held -= held
-        for policy, count in samples.items():
-            state.policies[policy].closed += count
         return self._roll_out(step)
 
     def _roll_out(self, step: Step) -> list[Decision]:
@@ -188,8 +181,7 @@ class Pipeline:
             return []
         state.groups -= count
         if (after := self._steps.get(_after(step))) is None:
-            self._admitted += [None] * count
-            self._carried_on += count
+            self._next_groups.pass_on(count)
         else:
             after.groups += count
             after.held += count
@@ -205,7 +197,7 @@ class Pipeline:
         """A group that had closed begins again: its ``samples`` are lost. Raises SamplesLost if a policy has stepped:
         instances may have left the version that generates the step's turns."""
         if step == self._next_step:
-            self._admitted[self._admitted.index(samples)] = None
+            self._next_groups.reopen(samples)
             return
         state = self._step(step)
         for policy, of_policy in state.policies.items():
@@ -225,13 +217,12 @@ class Pipeline:
     def begun_at_once(self, count: int) -> None:
         """Loose groups have begun, of queries that programs submit. They take places of the next steps."""
         self._loose += count
-        self._begun_at_once += count
+        self._next_groups.submit(count)
 
     def let_go(self, step: Step, *, held: bool = False) -> list[Decision]:
         """A group of the step waits for rewards from outside: it is loose from now on."""
         self._loose += 1
-        if step == self._next_step and None in self._admitted:
-            self._admitted.remove(None)
+        if step == self._next_step and self._next_groups.release():
             return []
         state = self._step(step)
         state.groups -= 1
@@ -256,14 +247,8 @@ class Pipeline:
         """True if the step has fewer groups than a step's queries, or waits for the first rewards."""
         state = self._steps.get(step)
         if state is None:
-            return len(self._admitted) - self._carried_on < self._places_taken
+            return self._next_groups.has_place
         return state.groups < self._plan.queries or self._awaits_first_rewards(state)
-
-    @property
-    def _places_taken(self) -> int:
-        """The places of the next step that it leaves to groups which have begun already: not all, since such groups may
-        never have samples."""
-        return min(self._begun_at_once, self._plan.queries - 1)
 
     def admit(self, oldest: dict[PolicyName, Version]) -> tuple[Step | None, list[Decision]]:
         """A loose group has its rewards. Returns the step that it belongs to from now on, or None as ``step_for``: then
@@ -273,7 +258,7 @@ class Pipeline:
             return None, []
         self._loose -= 1
         if step == self._next_step:
-            self._admitted.append(None)
+            self._next_groups.admit()
         else:
             state = self._steps[step]
             state.groups += 1
@@ -530,19 +515,11 @@ class Pipeline:
     def _begin(self) -> StartStep:
         number, before = self._next_step, self._steps.get(_before(self._next_step))
         self._next_step = _after(number)
-        places = self._places_taken
-        self._begun_at_once -= places
-        queries = max(1, self._plan.queries - places + self._extra(number))
-        admitted, self._admitted, self._carried_on = self._admitted, [], 0
-        step = self._steps[number] = StepState(
-            {policy: PolicyStep() for policy in self._plan.policies},
-            queries + len(admitted),
-            held=sum(samples is None for samples in admitted),
-        )
-        for samples in admitted:
-            step.groups_closed += samples is not None
-            for policy, count in (samples or {}).items():
-                step.policies[policy].closed += count
+        queries = max(1, self._plan.queries - self._next_groups.places + self._extra(number))
+        policies = {policy: PolicyStep() for policy in self._plan.policies}
+        step = self._steps[number] = StepState(policies, queries)
+        for samples in self._next_groups.take():
+            step.take(samples)
         for policy, state in step.policies.items():
             if before is None:
                 state.begin(self._versions[policy])
@@ -559,7 +536,11 @@ class Pipeline:
             return 0
         before = self._steps.get(_before(step))
         rolls_out = before is not None and not before.rolled_out
-        comes = before.groups - self._plan.queries if before is not None and rolls_out else self._carried_on
+        comes = (
+            before.groups - self._plan.queries
+            if before is not None and rolls_out
+            else self._next_groups.passed_on
+        )
         extra = 0 if self._takes_all(step) else self._plan.extra_queries
         return extra - comes
 

@@ -85,6 +85,20 @@ class StepState:
     committing: bool = False
     committed: bool = False
 
+    def take(self, samples: dict[PolicyName, int] | None) -> None:
+        """Adds a group that was there before the step began. ``samples``: None if it is open."""
+        self.groups += 1
+        if samples is None:
+            self.held += 1
+        else:
+            self.close(samples)
+
+    def close(self, samples: dict[PolicyName, int]) -> None:
+        """A group of the step has closed with ``samples``."""
+        self.groups_closed += 1
+        for policy, count in samples.items():
+            self.policies[policy].closed += count
+
     @property
     def next_versions(self) -> dict[PolicyName, Version]:
         """The versions after the step; known once it is rolled out, since then it is known which policies step."""
