@@ -28,9 +28,6 @@ from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
 from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
 from ..deadline import Deadline
-from ..environments.process_pool import Processes, current_pool
-from ..environments.reward_calls import current_reward_pool
-from ..environments.sandboxes.sandbox import current_sandbox
 from ..environments.tree_play import TreeEnd, branch_problem, play_tree
 from ..errors import (
     EngineFailed,
@@ -45,10 +42,7 @@ from ..errors import (
 )
 from ..filters.group_filter import GroupFilter
 from ..gateway.carried import answer_carried
-from ..gateway.gateway import current_server
 from ..gateway.http_app import application
-from ..gateway.server import GatewayServer
-from ..gateway.trajectory_programs import ProgramSampling, current_programs
 from ..messages import (
     CarriedAnswer,
     CarriedRequest,
@@ -82,11 +76,13 @@ from .outside_rewards import OutsideRewards
 from .outside_sessions import LIMIT as SESSION_LIMIT
 from .outside_sessions import OutsideSessions
 from .resumable_turn import ResumableTurn
-from .reward_pool import RewardPool
 from .rollout_setup import RolloutSetup, sides_of
 from .rollout_spans import RolloutSpans
 from .rollout_waits import RolloutWaits
 from .served_agents import served_agents
+from .services.service import ServiceWorker
+from .services.services import WorkflowServices
+from .services.worker_programs import WorkerPrograms
 from .trajectory import Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
@@ -156,27 +152,19 @@ class Rollout(Actor, RolloutApi):
         self._spans = RolloutSpans(self.system.spans, self.ref.name)
         self._records = TrajectoryRecords(self._setup, self.system.run_blocking)
         self.background(self._records.run(), "records")
-        self._processes = Processes(
-            self._config.processes,
-            str(self._recipe.folder),
-            whole_tracebacks=self._setup.recipe.whole_tracebacks,
-        )
-        current_pool.set(self._processes)
         number = _worker_number(self.ref.name)
-        self._rewards = RewardPool(
-            self._setup.reward_services, self._setup.rewards, number, self._processes, self._waits
+        self._services = WorkflowServices(
+            ServiceWorker(self._setup, number, self.writer, self._recipe.folder, self.system, self._waits)
         )
-        self._sandbox = self._config.sandbox.sandbox(
-            self._processes.run, self.system.directory / f"sandbox-{self.writer}", self.system.run_blocking
-        )
-        self._gateways = GatewayServer(self._config.gateway, number)
-        self._sessions = OutsideSessions(self._setup.gateway, self._gateways, self._agents, self.ref)
-        self._carried_to = self._gateways.application
+        server = self._services.of(WorkerPrograms).server
+        self._sessions = OutsideSessions(self._setup.gateway, server, self._agents, self.ref)
+        self._carried_to = server.application
         if self._setup.serves:
             served = served_agents(
                 self.generate, self._agents, self._config.trajectory_timeout_s, self.writer
             )
             self._carried_to = application(served)
+        self._services.enter(None)
         with self._waits.setup():
             await self._recipe.setup(self._config.setup_timeout_s)
         self._block_watch = BlockWatch(self._recipe.folder, report_file(self._setup.logs, self.ref.name))
@@ -196,9 +184,7 @@ class Rollout(Actor, RolloutApi):
             raise
         finally:
             self._block_watch.stop()
-            await self._gateways.close()
-            await self._sandbox.close()
-            await self._processes.close()
+            await self._services.close()
 
     async def _report(self, problem: str) -> None:
         """Notifies the console of an end that is not in good order."""
@@ -444,15 +430,7 @@ class Rollout(Actor, RolloutApi):
             work.cancel()
 
     async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
-        current_pool.set(self._processes)
-        current_reward_pool.set(self._rewards.of(trajectory))
-        current_sandbox.set(self._sandbox)
-        current_server.set(self._gateways)
-        current_programs.set(trajectory.programs)
-        trajectory.programs.sampling = {
-            agent: ProgramSampling(settings.sampling.max_new_tokens, not trajectory.is_evaluation)
-            for agent, settings in self._agents.items()
-        }
+        self._services.enter(trajectory)
         handles = AgentHandles(self.generate, self._agents, trajectory)
         assert trajectory.deadline is not None, "it runs"
         if trajectory.is_session:  # the program's time

@@ -80,16 +80,16 @@ class RolloutWaits:
             self.returned(trajectory)
 
     @contextmanager
-    def reward(self, trajectory: Trajectory, text: str, limit: str, actor: str) -> Iterator[None]:
-        """The trajectory's workflow waits for the result of a reward function. ``actor``: the service that computes
-        it; empty for this worker."""
-        trajectory.rewards_open += 1
+    def service(self, trajectory: Trajectory, text: str, limit: str, actor: str) -> Iterator[None]:
+        """The trajectory's workflow waits for an outside service. ``actor``: the one that answers; empty for this
+        worker."""
+        trajectory.services_open += 1
         try:
             with self._open.open(text, limit, actor):
                 yield
             self.ended += 1
         finally:
-            trajectory.rewards_open -= 1
+            trajectory.services_open -= 1
 
     def of_actor(self, text: str, actor: str) -> AbstractContextManager[None]:
         """As ``OpenWaits.open``."""
@@ -111,10 +111,10 @@ class RolloutWaits:
             yield Wait(f"setup() of the recipe{f', at {place}' if place else ''}", now - since, limit)
 
     def _of_trajectories(self, now: float) -> list[Wait]:
-        """Trajectories that wait for no turn and no reward: they stand in the recipe's own code."""
+        """Trajectories that wait for no turn and no service: they stand in the recipe's own code."""
         standing: dict[tuple[str, str], list[Trajectory]] = {}
         for trajectory, work in self._running.items():
-            if not (trajectory.turns_open or trajectory.rewards_open or work.done()):
+            if not (trajectory.turns_open or trajectory.services_open or work.done()):
                 standing.setdefault(self._place(trajectory, work), []).append(trajectory)
         waits = []
         for (place, limit), trajectories in standing.items():

@@ -72,9 +72,9 @@ class Trajectory:
         self.retried_turns = 0
         self.turns_open = 0
         """Turns under way."""
-        self.rewards_open = 0
-        """Calls of reward functions under way."""
-        self.reward_figures: Numbers = {}
+        self.services_open = 0
+        """Calls of outside services under way."""
+        self.service_figures: Numbers = {}
         """Figures of those that have ended, by their names in ``figures.py``."""
         self.judge_limit = ""
         """The settings that end its wait for rewards from outside the run; empty while it waits for none."""
@@ -133,10 +133,10 @@ class Trajectory:
         self._queue_s[agent] += queue_s
         self._service_s[agent] += service_s
 
-    def computed_reward(self, figures: Mapping[str, float]) -> None:
-        """Adds the figures of a call of a reward function that has ended."""
+    def add_figures(self, figures: Mapping[str, float]) -> None:
+        """Adds the figures of a call of an outside service that has ended."""
         for name, value in figures.items():
-            self.reward_figures[name] = self.reward_figures.get(name, 0) + value
+            self.service_figures[name] = self.service_figures.get(name, 0) + value
 
     def used(self, agent: AgentName | None) -> tuple[int, int]:
         """Returns the number of turns of ``agent`` that have begun, and of tokens in turns that have ended; None: of

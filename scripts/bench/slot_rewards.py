@@ -37,9 +37,9 @@ from flexmarl.actors.environments.rewards_config import RewardsConfig
 from flexmarl.actors.messages import Query
 from flexmarl.actors.names import Step
 from flexmarl.actors.rewards.reward_service import RewardService, RewardServiceSetup
-from flexmarl.actors.rollout.reward_pool import RewardPool
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.rollout.rollout_waits import RolloutWaits
+from flexmarl.actors.rollout.services.reward_pool import RewardPool
 from flexmarl.actors.rollout.trajectory import Trajectory
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem

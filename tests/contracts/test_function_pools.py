@@ -24,9 +24,9 @@ from flexmarl.actors.messages import Query, VersionRange
 from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 from flexmarl.actors.rewards.reward_service import RewardService, RewardServiceSetup
-from flexmarl.actors.rollout.reward_pool import RewardPool
 from flexmarl.actors.rollout.rollout_config import RolloutConfig
 from flexmarl.actors.rollout.rollout_waits import RolloutWaits
+from flexmarl.actors.rollout.services.reward_pool import RewardPool
 from flexmarl.actors.rollout.trajectory import Trajectory
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
@@ -108,7 +108,7 @@ async def open_rewards(
     waits = RolloutWaits(recipe.folder, RolloutConfig())
     pool = RewardPool(services, config, 0, processes, waits).of(trajectory)
     return PoolUnderTest(
-        pool, recipe, processes, RETRIES, lambda: trajectory.reward_figures.get("repeated_rewards", 0)
+        pool, recipe, processes, RETRIES, lambda: trajectory.service_figures.get("repeated_rewards", 0)
     )
 
 

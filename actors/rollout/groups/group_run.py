@@ -225,7 +225,7 @@ class GroupRun:
                 "limited_trajectories": sum(trajectory.limited for trajectory in self.trajectories.values()),
                 "environment_s": sum(member.environment_s for member in members),
                 "reward_s": sum(member.reward_s for member in members),
-                **_reward_figures(self.trajectories.values()),
+                **_service_figures(self.trajectories.values()),
                 **self._gateway_figures(),
                 **_tree_figures(members),
                 **Counter(f"{unrewarded.fate}_sessions" for unrewarded in self._unrewarded),
@@ -382,11 +382,11 @@ def _metrics(members: Sequence[Trajectory]) -> dict[str, list[float]]:
     return values_of
 
 
-def _reward_figures(trajectories: Iterable[Trajectory]) -> Numbers:
-    """Sums over all calls of reward functions, also those of trajectories that have failed."""
+def _service_figures(trajectories: Iterable[Trajectory]) -> Numbers:
+    """Sums over all calls of outside services, also those of trajectories that have failed."""
     sums: Numbers = {}
     for trajectory in trajectories:
-        for name, value in trajectory.reward_figures.items():
+        for name, value in trajectory.service_figures.items():
             sums[name] = sums.get(name, 0) + value
     return sums
 

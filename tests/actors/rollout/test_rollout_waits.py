@@ -106,12 +106,12 @@ def test_a_turn_is_a_wait_for_its_instance_and_the_trajectory_none(in_cluster: A
     in_cluster(body)
 
 
-def test_a_reward_function_is_a_wait_for_its_service_and_the_trajectory_none(in_cluster: Any) -> None:
+def test_a_service_is_a_wait_of_its_own_and_the_trajectory_none(in_cluster: Any) -> None:
     async def body(cluster: FakeCluster) -> None:
         trajectory = cluster.begin(0)
         await asyncio.sleep(5.0)
         limit = "rewards.timeout_s=60 ends it"
-        with cluster.waits.reward(trajectory, "a result from rewards-0", limit, "rewards-0"):
+        with cluster.waits.service(trajectory, "a result from rewards-0", limit, "rewards-0"):
             await asyncio.sleep(2.0)
             assert cluster.current() == [("a result from rewards-0", 2.0, limit, "rewards-0")]
         assert cluster.waits.ended == 1

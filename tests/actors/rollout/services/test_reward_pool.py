@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.rollout.reward_pool import choose_service
+from flexmarl.actors.rollout.services.reward_pool import choose_service
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 

@@ -10,15 +10,18 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
-from ...core.errors import ActorDead
-from ...core.ref import ActorRef
-from ..columns.store_client import through_restarts
-from ..environments.process_calls import call_of, end_of
-from ..environments.process_pool import START_S, Processes
-from ..environments.rewards_config import RewardsConfig
-from ..messages import Computed, FunctionCall, RewardsApi
-from .rollout_waits import RolloutWaits
-from .trajectory import Trajectory
+from ....core.errors import ActorDead
+from ....core.ref import ActorRef
+from ...columns.store_client import through_restarts
+from ...environments.process_calls import call_of, end_of
+from ...environments.process_pool import START_S, Processes
+from ...environments.reward_calls import current_reward_pool
+from ...environments.rewards_config import RewardsConfig
+from ...messages import Computed, FunctionCall, RewardsApi
+from ..rollout_waits import RolloutWaits
+from ..trajectory import Trajectory
+from .service import OpenServices, ServiceWorker
+from .worker_processes import WorkerProcesses
 
 _SLACK_S: Final = 60.0
 _AGAIN_S: Final = 5.0
@@ -50,6 +53,20 @@ class RewardPool:
         self._near = worker % len(services) if services else 0
         self._open = [0] * len(services)
         self._lost_at: dict[int, float] = {}
+
+    @classmethod
+    def of_worker(cls, worker: ServiceWorker, services: OpenServices) -> "RewardPool":
+        """A worker's, which asks the services of its run."""
+        setup, processes = worker.setup, services.of(WorkerProcesses).pool
+        return cls(setup.reward_services, setup.rewards, worker.number, processes, worker.waits)
+
+    def enter(self, trajectory: Trajectory | None) -> None:
+        """See ``WorkflowService.enter``. A call has its trajectory's deadline: the recipe's ``setup`` has none."""
+        if trajectory is not None:
+            current_reward_pool.set(self.of(trajectory))
+
+    async def close(self) -> None:
+        """Does nothing: the services are the run's, and the processes the worker's."""
 
     def of(self, trajectory: Trajectory) -> "TrajectoryRewardPool":
         """The pool of a trajectory's workflow."""
@@ -94,7 +111,7 @@ class RewardPool:
         self, call: FunctionCall, trajectory: Trajectory, where: str, actor: str
     ) -> AbstractContextManager[None]:
         limit = f"{call.setting}={call.timeout_s:g} ends it, or rewards.queue_timeout_s"
-        return self._waits.reward(trajectory, f"the result of {call.name} {where}", limit, actor)
+        return self._waits.service(trajectory, f"the result of {call.name} {where}", limit, actor)
 
 
 class TrajectoryRewardPool:
@@ -111,7 +128,7 @@ class TrajectoryRewardPool:
         # The call has a deadline of its own, and the queue is that of other trajectories.
         with trajectory.deadline.paused():
             computed = await self._pool.compute(call, trajectory)
-        trajectory.computed_reward(_figures(computed))
+        trajectory.add_figures(_figures(computed))
         return end_of(function, call, computed)
 
 
