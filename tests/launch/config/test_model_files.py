@@ -228,8 +228,8 @@ def test_a_policy_starts_from_the_weights_alone(first: RunDirectory) -> None:
     assert {name: tensor.tolist() for name, tensor in policy.weights().items()} == {
         name: tensor.tolist() for name, tensor in saved.items()
     }
-    assert policy._reference is not None
-    reference = policy._reference.model.state_dict()
+    assert policy.models.reference is not None
+    reference = policy.models.reference.model.state_dict()
     assert all(torch.equal(reference[name], tensor) for name, tensor in saved.items())
 
 

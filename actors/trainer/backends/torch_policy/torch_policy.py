@@ -14,9 +14,8 @@ suspended, saved and published before or after all of them, and a step that is r
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -31,32 +30,23 @@ from ....compared_logprobs import Compared
 from ....errors import NonFiniteGradient, TooManyTokens
 from ....messages import LikelyTokens, Sample, StepStats
 from ....names import PolicyName
-from ...objective.critic import explained_variance, value_loss, value_sums
+from ...objective.critic import explained_variance
 from ...objective.loss import denominator
-from ...objective.objective import (
-    CompletionTokens,
-    batch_loss,
-    critic_advantages,
-    idle_loss,
-    step_advantages,
-    step_kl,
-)
+from ...objective.objective import step_advantages, step_kl
 from ...objective.users_loss import UsersLoss
-from ...padding import TokenRow, pack_rows, pad_rows
-from ...shards import Shard, divide
+from ...padding import TokenRow
+from ...shards import Shard
 from ...trainer_setup import PolicySetup
 from ..policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
 from .adamw import apply_gradient, drop_gradient, forget_moments, gradient_norm, learning_rate
 from .checked_samples import checked_samples
-from .compared_tokens import ComparedTokens
-from .completion_model import CompletionModel, derived_seed, dropout_settings
-from .critic_model import CriticModel
-from .forward_batches import IDLE_ROWS, ROUNDING, Chunk, Chunks, TrainedSample, make_chunks
+from .completion_model import derived_seed, dropout_settings
+from .forward_batches import TrainedSample
 from .frozen_base import FrozenBases
 from .gang_rank import ALONE, GangRank
 from .held_samples import HeldSample, count_tokens, divide_updates, update_of
 from .policy_position import PolicyPosition, read_position
-from .role_gradients import RoleGradients
+from .sample_gradients import SampleGradients
 from .step_totals import StepTotals
 from .trained_models import TrainedModels, copy_into
 from .weights_probe import weights_probe
@@ -96,23 +86,20 @@ class TorchPolicy(PolicyBackend):
         ``bases``: of this process, for a LoRA policy; None: one of its own. ``users_loss``: of the ``setup``'s loss.
         """
         self.name = name
-        self._setup, self._loss, self._users_loss = setup, setup.loss, users_loss
+        self._setup, self._loss = setup, setup.loss
         self._total_steps = total_steps
-        self._device = torch.device(setup.real_model.device)
         used = models is not None
         self.models = models = models or TrainedModels(
             setup, derived_seed(seed, name), gang, bases or FrozenBases(seed)
         )
         self._gang = models.gang
-        self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
+        self._critic = models.critic
         self.model, self._optimizer = models.completions.model, models.optimizer
-        self._vocab_size = models.completions.vocab_size
         if dropouts := dropout_settings(self.model):
             log.info("dropout of the model's config is not used, as in the engine", policy=name, **dropouts)
         # A gradient that an earlier policy left in ``models`` is dropped when a state is loaded.
         self._position = PolicyPosition(accumulated=used)
-        self._compared = ComparedTokens(setup.compared_share)
-        self._roles = RoleGradients(tuple(setup.credit), setup.torch_trainer.role_gradients_every)
+        self._gradients = SampleGradients(setup, models, users_loss)
 
     @property
     def version(self) -> int:
@@ -126,29 +113,16 @@ class TorchPolicy(PolicyBackend):
         if self._position.version or self._position.totals.samples:
             raise RuntimeError(f"policy {self.name}: SFT after reinforcement learning has begun")
         with self._named_shortage():
-            loss = self._cross_entropy(examples)
             self._position.accumulated = True
-            torch.autograd.backward(loss)
+            loss = self._gradients.backward_examples(examples)
         norm = gradient_norm(self.models.parameters, 1, self._gang)
         if not math.isfinite(norm):
             raise NonFiniteGradient(self.name, self._position.version, norm)
         self._apply_gradient(1, norm, self._setup.sft.lr)
         self._position.accumulated = False
         self._position.sft_batches += 1
-        self._position.sft_loss = self._gang.sum(loss.detach()).item()
+        self._position.sft_loss = self._gang.sum(loss).item()
         return self._position.sft_loss
-
-    def _cross_entropy(self, examples: Sequence[TokenRow]) -> Tensor:
-        """This rank's share of the mean over all completion tokens."""
-        share = examples
-        if self._gang.size > 1:
-            self._completions.check(examples)
-            lengths = np.array([len(prompt) + len(completion) for prompt, completion in examples], np.int64)
-            share = [examples[index] for index in divide(lengths, self._gang.size)[self._gang.rank]]
-        lay_out = pack_rows if self.models.packs else pad_rows
-        rows = lay_out(share or IDLE_ROWS, self._vocab_size).with_tensors(lambda t: t.to(self._device))
-        loss = -self._completions.logprobs(rows).sum() / sum(len(completion) for _, completion in examples)
-        return loss if share else 0.0 * loss
 
     def sft_done(self) -> None:
         """See ``PolicyBackend.sft_done``. Does nothing without a SFT."""
@@ -179,13 +153,13 @@ class TorchPolicy(PolicyBackend):
         totals = StepTotals(len(batch), sum(len(sample.tokens) for sample in batch))
         totals.stale = sum(sample.policy_version < self._position.version for sample in batch)
         if self._gang.size > 1 or not self._loss.streams:
-            self._completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
+            self.models.completions.check([(sample.prompt_tokens, sample.tokens) for sample in batch])
         if self._loss.streams:
             updates = self._setup.updates
             with self._named_shortage():
                 self._backward([row for row in checked if not update_of(row.sample, updates)], totals)
                 later = [row for row in checked if update_of(row.sample, updates)]
-                self._position.held += map(HeldSample.of, self._at_begin(later))
+                self._position.held += map(HeldSample.of, self._gradients.at_begin(later))
         else:
             self._position.held += map(HeldSample, batch)
         self._position.baselines.note(self._setup.credit, batch)
@@ -198,7 +172,7 @@ class TorchPolicy(PolicyBackend):
         )
 
     def take_compared(self) -> dict[str, Compared]:
-        return self._compared.take()
+        return self._gradients.take_compared()
 
     @contextmanager
     def _named_shortage(self) -> Iterator[None]:
@@ -216,134 +190,10 @@ class TorchPolicy(PolicyBackend):
     def _backward(
         self, samples: Sequence[TrainedSample], totals: StepTotals, *, changed: bool = False
     ) -> None:
-        """Adds the gradient of ``samples``, and their sums to ``totals``; of each agent apart in a step that measures
-        it. ``changed``: the policy has, since the step's begin."""
-        if changed or not self._roles.measures(self._position.version):
-            self._backward_all(samples, totals, changed=changed)
-            return
-        for agent in self._setup.credit:
-            rows = [row for row in samples if row.sample.agent == agent]
-            if rows:
-                with self._roles.of_agent(agent, len(rows), self.models.parameters):
-                    of_agent = StepTotals()
-                    self._backward_all(rows, of_agent)
-                totals.add(of_agent)
-
-    def _backward_all(
-        self, samples: Sequence[TrainedSample], totals: StepTotals, *, changed: bool = False
-    ) -> None:
-        totals.note_agents(samples, self._critic is None)
-        chunks = self._chunks(samples)
-        self._position.accumulated |= bool(chunks)
-        names: tuple[str, ...] = ()
-        zero = total = torch.zeros((), device=self._device)  # float32 also for a policy of float64
-        values = torch.zeros(4, dtype=torch.float64, device=self._device)
-        padding = merged = 0
-        for chunk in chunks:
-            references = self._reference_logprobs(chunk) if self._loss.needs_references else None
-            advantages = chunk.advantages
-            if self._critic is not None:
-                advantages = self._backward_values(self._critic, chunk, references, values)
-            logprobs, entropies = self._logprobs(chunk)
-            tokens = CompletionTokens(
-                logprobs,
-                chunk.engine_logprobs,
-                advantages,
-                chunk.lengths,
-                chunk.group_sizes,
-                chunk.rewards,
-                references,
-                chunk.old_logprobs,
-                entropies,
-                chunk.columns,
-            )
-            if chunk.idle:
-                loss, sums = idle_loss(self._loss, tokens)
-            else:
-                loss, sums = batch_loss(self._loss, tokens, self._users_loss)
-            compared = chunk.old_logprobs is not None or not changed
-            if not compared:  # the policy that is there is not the one that generated
-                del sums["ratio_deviation"]
-            unsure = None if chunk.truncations is None else chunk.truncations.unsure
-            sums["unsure_tokens"] = zero if unsure is None else unsure.sum()
-            names = tuple(sums)  # also of an idle chunk: all ranks need the same
-            torch.autograd.backward(loss)
-            if chunk.idle:
-                continue
-            total = total + torch.stack([value.to(total.dtype) for value in sums.values()])
-            totals.trained_tokens += len(chunk.advantages)
-            totals.compared_tokens += len(chunk.advantages) * compared
-            if compared:
-                begin = logprobs if chunk.old_logprobs is None else chunk.old_logprobs
-                self._compared.note(chunks.samples(chunk), begin, chunk.engine_logprobs)
-            totals.positions += chunk.rows.input_ids.numel()
-            totals.sample_tokens += chunk.tokens
-            padding += chunk.rows.padding
-            merged += chunk.merged
-        if names:
-            totals.sums |= {"padding_share": float(padding), "merged_share": float(merged)}
-            totals.read(names, total.expand(len(names)), values, self._gang)
-            self._compared.read(self._position.version)
-
-    def _logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor | None]:
-        """The log-probabilities ``[N]`` with gradient, and the entropies if the loss has a bonus for them."""
-        distributions = chunk.rows, chunk.temperatures, chunk.truncations
-        if self._loss.entropy_coefficient > 0:
-            return self._completions.logprobs_and_entropies(*distributions)
-        return self._completions.logprobs(*distributions), None
-
-    def _backward_values(
-        self, critic: CriticModel, chunk: Chunk, references: Tensor | None, sums: Tensor
-    ) -> Tensor:
-        """Adds the critic's gradient, and its ``value_sums`` to ``sums``; returns the policy's advantages ``[N]``."""
-        values = critic.values(chunk.rows)
-        if chunk.idle:
-            torch.autograd.backward(0.0 * values.sum())
-            return chunk.advantages
-        if chunk.returns is None:
-            advantages, returns = self._critic_advantages(chunk, values.detach(), references)
-        else:
-            advantages, returns = chunk.advantages, chunk.returns
-        torch.autograd.backward(value_loss(values, returns).sum())
-        sums += value_sums(values, returns)
-        return advantages
-
-    def _critic_advantages(
-        self, chunk: Chunk, values: Tensor, references: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return critic_advantages(
-            self._loss,
-            chunk.rewards,
-            values,
-            chunk.lengths,
-            max(chunk.sizes),
-            chunk.engine_logprobs,
-            references,
-        )
-
-    def _at_begin(self, samples: Sequence[TrainedSample]) -> list[TrainedSample]:
-        """Samples of later updates, with the figures of the policy as it is now, at the step's begin."""
-        trained = [row for row in samples if self._has_gradient(row)]
-        proximal, critic = self._loss.old_policy == "proximal", self._critic
-        if not trained or not (proximal or critic):
-            return list(samples)
-
-        def forward(chunk: Chunk) -> Tensor:
-            columns: list[Tensor] = []
-            if proximal:
-                columns.append(self._fixed_logprobs(self._completions, chunk))
-            if critic is not None:
-                references = self._reference_logprobs(chunk) if self._loss.needs_references else None
-                columns += self._critic_advantages(chunk, critic.fixed_values(chunk.rows), references)
-            return torch.stack([column.float() for column in columns], -1)
-
-        rows = {}
-        for row, figures in zip(trained, self._figures_of(trained, forward), strict=True):
-            columns = list(figures.T.contiguous().numpy())
-            old = columns.pop(0) if proximal else None
-            advantage, returns = columns or (row.advantage, None)
-            rows[row.sample.sample_id] = replace(row, advantage=advantage, old_logprobs=old, returns=returns)
-        return [rows.get(row.sample.sample_id, row) for row in samples]
+        """Adds the gradient of ``samples``, and their sums to ``totals``. ``changed``: the policy has, since the step's
+        begin."""
+        self._position.accumulated |= self._gradients.trains(samples)
+        self._gradients.backward(samples, totals, self._position.version, changed=changed)
 
     def _later_updates(self) -> list[list[TrainedSample]]:
         """The samples of each update behind the first, whose gradient is there when this returns."""
@@ -357,7 +207,7 @@ class TorchPolicy(PolicyBackend):
 
     def _backward_held(self, samples: Sequence[Sample]) -> list[list[TrainedSample]]:
         """The same if all ``samples`` of the step were held: adds the gradient of the first update."""
-        references = self._reference_logprobs_of(samples) if self._loss.penalises_rewards else None
+        references = self._gradients.reference_logprobs(samples) if self._loss.penalises_rewards else None
         arrived = [float(row.advantage) for row in self._check_samples(samples)]
         tokens = step_advantages(self._loss, self._setup.credit, samples, arrived, references)
         advantages = tokens.numpy().astype(np.float32)
@@ -366,7 +216,7 @@ class TorchPolicy(PolicyBackend):
         first, later = rows, list[list[TrainedSample]]()
         if self._setup.updates > 1:
             first, *parts = divide_updates(rows, self._setup.updates)
-            later = [self._at_begin(part) for part in parts]
+            later = [self._gradients.at_begin(part) for part in parts]
         totals = StepTotals()
         self._backward(first, totals)
         if references is not None:
@@ -382,7 +232,7 @@ class TorchPolicy(PolicyBackend):
         lr = learning_rate(self._setup.optimizer, position, self._total_steps)
         totals = self._position.totals
         samples = totals.samples - sum(map(len, later))
-        roles = self._roles.take_shares(samples)
+        roles = self._gradients.take_role_shares(samples)
         tokens = totals.tokens - sum(map(count_tokens, later))
         # An update can be without samples if groups were dropped: nothing to step with, not even by the momentum.
         updates = [self._update(samples, tokens, lr, position)] if samples or not any(later) else []
@@ -475,56 +325,6 @@ class TorchPolicy(PolicyBackend):
                 "temperature, an engine that changes its probabilities (penalties), a lower precision",
             )
 
-    def _chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
-        """The forwards of the samples that have a gradient."""
-        return self._make_chunks([row for row in samples if self._has_gradient(row)])
-
-    def _has_gradient(self, row: TrainedSample) -> bool:
-        return self._loss.trains_without_advantage or row.has_signal
-
-    def _make_chunks(self, samples: Sequence[TrainedSample]) -> Chunks:
-        most_tokens = self._setup.torch_trainer.tokens_per_forward
-        rounding = ROUNDING[self._setup.real_model.dtype]
-        return make_chunks(
-            samples,
-            self._vocab_size,
-            self._device,
-            self._gang,
-            most_tokens,
-            rounding,
-            packed=self.models.packs,
-        )
-
-    def _reference_logprobs(self, chunk: Chunk) -> Tensor:
-        """The reference policy's log-probabilities ``[N]`` of the completion tokens, without gradient."""
-        assert self._reference is not None, "it is built if there is a kl_coefficient"
-        return self._fixed_logprobs(self._reference, chunk)
-
-    def _fixed_logprobs(self, model: CompletionModel, chunk: Chunk) -> Tensor:
-        """The same of any model."""
-        return model.fixed_logprobs(chunk.rows, chunk.temperatures, chunk.truncations, self._gang)
-
-    def _reference_logprobs_of(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """The same, sample by sample, on the CPU."""
-        return self._figures_of([TrainedSample(sample, 0.0) for sample in samples], self._reference_logprobs)
-
-    def _figures_of(
-        self, samples: Sequence[TrainedSample], forward: Callable[[Chunk], Tensor]
-    ) -> list[Tensor]:
-        """Figures of the completion tokens, which ``forward`` computes without gradient, ``[N]`` or ``[N, K]`` float32:
-        sample by sample, on the CPU of every rank."""
-        lengths = [len(row.sample.tokens) for row in samples]
-        figures_of: list[Tensor] = [torch.empty(0)] * len(samples)
-        for chunk in self._make_chunks(samples):
-            figures = forward(chunk)
-            for index, of_sample in zip(chunk.indices, torch.split(figures, chunk.sizes), strict=False):
-                figures_of[index] = of_sample
-        for index, length in enumerate(lengths):
-            if not len(figures_of[index]):  # of a sample that another rank has
-                figures_of[index] = figures.new_zeros(length, *figures.shape[1:])
-        every = self._gang.sum(torch.cat(figures_of))
-        return list(torch.split(every.cpu(), lengths))
-
     # ----------------------------------------------------------------------- the optimizer
 
     def _apply_gradient(self, divisor: int, norm: float, lr: float) -> None:
@@ -561,7 +361,7 @@ class TorchPolicy(PolicyBackend):
         if self._position.accumulated and not position.accumulated:
             self.models.drop_gradients()
         self._position = position
-        self._roles.forget()
+        self._gradients.forget_step()
 
     def weights(self) -> dict[str, Tensor]:
         return self.models.published()

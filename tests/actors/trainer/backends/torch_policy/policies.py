@@ -79,9 +79,9 @@ def make_double_policy(
     )
     policy = TorchPolicy(PolicyName(name), setup, seed=0, total_steps=10, users_loss=users_loss)
     policy.model.double()
-    if policy._reference is not None:
-        policy._reference.model.double()
-        for parameter in policy._reference.model.parameters():
+    if policy.models.reference is not None:
+        policy.models.reference.model.double()
+        for parameter in policy.models.reference.model.parameters():
             parameter.mul_(reference_scale)
     if policy._critic is not None:
         torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)

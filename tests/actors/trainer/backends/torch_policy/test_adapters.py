@@ -80,8 +80,8 @@ def test_policies_references_and_critics_share_the_memory_of_one_base(algorithm:
     }
     addresses = {tensor.data_ptr() for tensor in base.values()}
     for policy in (first, second):
-        assert policy._reference is not None
-        models = [policy.model, policy._reference.model, policy._critic and policy._critic.model.body]
+        assert policy.models.reference is not None
+        models = [policy.model, policy.models.reference.model, policy._critic and policy._critic.model.body]
         for model in filter(None, models):
             frozen = {name: p for name, p in model.named_parameters() if ".lora_" not in name}
             assert frozen and {p.data_ptr() for p in frozen.values()} <= addresses
@@ -107,20 +107,20 @@ def test_training_changes_the_adapter_alone_and_only_the_adapter_moves() -> None
 def test_a_new_adapter_changes_nothing_and_its_reference_is_the_base() -> None:
     policy = lora_policy(lora_setup(loss=LossConfig(kl_coefficient=0.1)))
     base = base_of(policy)
-    assert policy._reference is not None
+    assert policy.models.reference is not None
     assert torch.equal(logits(policy.model), logits(base))
     policy.accumulate(make_samples(0))
     policy.optimizer_step()
     assert not torch.equal(logits(policy.model), logits(base))
-    assert torch.equal(logits(policy._reference.model), logits(base))
+    assert torch.equal(logits(policy.models.reference.model), logits(base))
 
 
 def test_the_reference_is_the_adapter_after_its_sft() -> None:
     policy = lora_policy(lora_setup(loss=LossConfig(kl_coefficient=0.1)))
     policy.sft([((1, 2), (3, 4)), ((2,), (5,))])
     policy.sft_done()
-    assert policy._reference is not None
-    assert torch.equal(logits(policy.model), logits(policy._reference.model))
+    assert policy.models.reference is not None
+    assert torch.equal(logits(policy.model), logits(policy.models.reference.model))
     assert not torch.equal(logits(policy.model), logits(base_of(policy)))
 
 
@@ -280,9 +280,9 @@ def test_a_policy_starts_from_an_adapter_alone(
     first.save(tmp_path / "saved", tokenizer)
     second = lora_policy(lora_setup(loss=LossConfig(kl_coefficient=0.1)), name="other")
     second.start_from(tmp_path / "saved")
-    assert second.version == 0 and second._reference is not None
+    assert second.version == 0 and second.models.reference is not None
     assert torch.equal(logits(second.model), logits(first.model))
-    assert torch.equal(logits(second._reference.model), logits(first.model))
+    assert torch.equal(logits(second.models.reference.model), logits(first.model))
     (tmp_path / "saved" / "training_state.json").unlink()  # as an adapter from elsewhere
     third = lora_policy()
     third.start_from(tmp_path / "saved")

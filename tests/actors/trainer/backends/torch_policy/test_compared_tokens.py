@@ -105,7 +105,7 @@ def test_a_share_is_of_whole_queries_and_none_costs_nothing() -> None:
     assert_equal(policy.take_compared(), expected)
     off = policy_of(share=0.0)
     off.accumulate(samples)
-    assert off.take_compared() == {} and off._compared._on_device == []
+    assert off.take_compared() == {} and off._gradients._compared._on_device == []
 
 
 def test_each_rank_has_its_own_samples_and_together_they_have_all(ranks: Ranks) -> None:

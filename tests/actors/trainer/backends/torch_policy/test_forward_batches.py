@@ -30,7 +30,7 @@ def test_long_and_short_rows_in_one_batch_give_the_same_gradient() -> None:
     torch.autograd.backward(reference_loss(plain, samples))
     for packing, forwards in ((False, 2), (True, 1)):
         policy = make_policy(trainer=TorchTrainerConfig(packing=packing))
-        assert len(policy._chunks(checked(policy, samples))) == forwards
+        assert len(policy._gradients.chunks(checked(policy, samples))) == forwards
         policy.accumulate(samples)
         assert relative_error(gradient(policy), gradient(plain)) < 1e-5
 
@@ -51,12 +51,13 @@ def test_the_share_of_padding_is_that_of_all_forwards() -> None:
 def test_a_bound_on_the_tokens_of_a_forward_leaves_the_gradient_as_it_is(packing: bool) -> None:
     samples = make_samples(2, groups=2, group_size=16)
     trainer = TorchTrainerConfig(packing=packing)
-    whole, bounded = make_policy(trainer=trainer), make_policy(trainer=trainer)
-    assert len(whole._chunks(checked(whole, samples))) == 1
+    whole = make_policy(trainer=trainer)
+    bounded = make_policy(trainer=trainer.model_copy(update={"tokens_per_forward": 40}))
+    assert len(whole._gradients.chunks(checked(whole, samples))) == 1
     whole.accumulate(samples)
-    bounded_trainer = trainer.model_copy(update={"tokens_per_forward": 40})
-    bounded._setup = bounded._setup.model_copy(update={"trainer": bounded_trainer})
-    forwards = [chunk.rows.input_ids.numel() for chunk in bounded._chunks(checked(bounded, samples))]
+    forwards = [
+        chunk.rows.input_ids.numel() for chunk in bounded._gradients.chunks(checked(bounded, samples))
+    ]
     assert len(forwards) > 4 and max(forwards) <= 40
     bounded.accumulate(samples)
     assert relative_error(gradient(bounded), gradient(whole)) < 1e-5

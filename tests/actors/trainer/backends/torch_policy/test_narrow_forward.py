@@ -120,7 +120,7 @@ def test_recomputed_layers_and_chunks_of_logits_are_computed_as_narrow(
 def test_a_reference_is_in_bfloat16_and_equal_to_the_policy_until_it_is_trained() -> None:
     setup = gang_setup({"name": "grpo", "kl_coefficient": 0.1}, dtype="bfloat16")
     policy = made_policy(ALONE, setup, None)
-    assert policy._reference is not None
+    assert policy.models.reference is not None
     weights = [tensor for name, tensor in policy.base_state().items() if name.startswith("reference")]
     assert weights and {tensor.dtype for tensor in weights} == {torch.bfloat16}
     policy.accumulate(make_samples(1))

@@ -13,7 +13,7 @@ from .test_torch_policy_roles import FIRST, SECOND, game, make_policy
 
 def measuring(every: int = 1) -> TorchPolicy:
     policy = make_policy()
-    policy._roles = RoleGradients((FIRST, SECOND), every)
+    policy._gradients._roles = RoleGradients((FIRST, SECOND), every)
     return policy
 
 

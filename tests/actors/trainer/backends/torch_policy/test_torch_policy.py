@@ -354,7 +354,7 @@ def test_a_device_without_memory_names_the_settings_that_take_less(monkeypatch: 
     def fail(*_args: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 980.00 MiB")
 
-    monkeypatch.setattr(policy._completions, "logprobs", fail)
+    monkeypatch.setattr(policy.models.completions, "logprobs", fail)
     with pytest.raises(
         TooManyTokens, match=r"policy solver: .*tokens_per_forward=77, .*\. CUDA out of memory"
     ):

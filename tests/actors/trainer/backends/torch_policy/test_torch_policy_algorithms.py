@@ -94,8 +94,8 @@ def test_any_order_and_split_steps_with_the_one_batch_gradient(
     whole, cut = make_policy(**algorithm), make_policy(**algorithm)
     for policy in (whole, cut):
         policy.model.double()
-        if policy._reference is not None:
-            policy._reference.model.double()
+        if policy.models.reference is not None:
+            policy.models.reference.model.double()
         if policy._critic is not None:
             torch.nn.init.constant_(policy._critic.model.double().head.weight, 0.1)
     whole.accumulate(samples)
@@ -125,7 +125,7 @@ def test_a_step_that_was_held_is_the_objective_of_the_whole_batch(monkeypatch: p
     rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample in samples], 16)
     lengths = torch.tensor([len(sample.tokens) for sample in samples])
     tokens = CompletionTokens(
-        logprobs=plain._completions.logprobs(rows, 1.0),
+        logprobs=plain.models.completions.logprobs(rows, 1.0),
         engine_logprobs=torch.tensor([lp for sample in samples for lp in sample.logprobs]),
         advantages=step_advantages(
             halves.loss, {AgentName("solver"): halves.credit}, samples, [s.advantage for s in samples], None
@@ -171,13 +171,13 @@ def test_what_is_malformed_is_refused_at_once_also_where_it_would_be_held(name: 
 
 def test_the_reference_is_the_policy_after_its_sft_and_stays_so(tmp_path: Path) -> None:
     policy = make_policy(name="grpo", kl_coefficient=0.5)
-    assert policy._reference is not None
+    assert policy.models.reference is not None
     policy.sft(EXAMPLES)
     policy.sft_done()
     warm = {name: weights.clone() for name, weights in policy.weights().items()}
     policy.accumulate(make_samples(1))
     policy.optimizer_step()
-    reference = policy._reference.model.state_dict()
+    reference = policy.models.reference.model.state_dict()
     assert all(torch.equal(reference[name], weights) for name, weights in warm.items())
     assert not all(torch.equal(reference[name], weights) for name, weights in policy.weights().items())
 
@@ -198,7 +198,7 @@ def test_the_reference_is_the_policy_after_its_sft_and_stays_so(tmp_path: Path) 
 def test_a_kl_holds_the_policy_where_no_reward_moves_it() -> None:
     """Equal rewards teach nothing, so the KL alone trains: the policy comes back to its reference."""
     policy = make_policy(name="grpo", kl_coefficient=1.0, kl_estimator="k2")
-    assert policy._reference is not None
+    assert policy.models.reference is not None
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.05)
@@ -207,8 +207,8 @@ def test_a_kl_holds_the_policy_where_no_reward_moves_it() -> None:
         prompts = [tuple(rng.randrange(16) for _ in range(3)) for _ in range(64)]
         rows = pad_rows([(prompt, (rng.randrange(16), rng.randrange(16))) for prompt in prompts], 16)
         with torch.no_grad():
-            ours = policy._completions.logprobs(rows, 1.0)
-            gap = ours - policy._reference.logprobs(rows, 1.0)
+            ours = policy.models.completions.logprobs(rows, 1.0)
+            gap = ours - policy.models.reference.logprobs(rows, 1.0)
         distances.append(float(gap.square().mean()))
         pairs = zip(prompts, rows.targets.view(-1, 2).tolist(), ours.view(-1, 2).tolist(), strict=True)
         policy.accumulate(
@@ -225,14 +225,16 @@ def test_a_kl_holds_the_policy_where_no_reward_moves_it() -> None:
 def test_the_kl_that_is_measured_is_k3_over_all_tokens(name: str) -> None:
     """KL in the loss, in the rewards of a held step, and in a critic's rewards."""
     policy = make_policy(name=name, kl_coefficient=0.5, kl_estimator="k1" if name != "grpo" else "k2")
-    assert policy._reference is not None
+    assert policy.models.reference is not None
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.05)
     samples = make_samples(2)
     rows = pad_rows([(sample.prompt_tokens, sample.tokens) for sample in samples], 16)
     with torch.no_grad():
-        ours, reference = (of.logprobs(rows, 1.0) for of in (policy._completions, policy._reference))
+        ours, reference = (
+            of.logprobs(rows, 1.0) for of in (policy.models.completions, policy.models.reference)
+        )
     drawn_by_engine = torch.tensor([logprob for sample in samples for logprob in sample.logprobs])
     # In a held step the KL is between the engine's policy and the reference.
     drawn = drawn_by_engine if name == "rloo" else ours
@@ -243,7 +245,7 @@ def test_the_kl_that_is_measured_is_k3_over_all_tokens(name: str) -> None:
 
 
 def test_a_policy_without_a_kl_keeps_no_second_model() -> None:
-    assert make_policy(name="rloo")._reference is None
+    assert make_policy(name="rloo").models.reference is None
 
 
 # --------------------------------------------------------------------------- stale samples

@@ -125,7 +125,7 @@ def test_both_gradients_are_those_of_the_plain_objective(monkeypatch: pytest.Mon
     head, shift = torch.randn(1, 32, generator=rng), torch.randn(1, generator=rng)
     for each in (policy, plain, reference):
         each.model.double()
-        each._reference.model.double()  # type: ignore[union-attr]
+        each.models.reference.model.double()  # type: ignore[union-attr]
         critic = critic_of(each).model.double()
         with torch.no_grad():
             critic.head.weight.copy_(0.1 * head)

@@ -175,7 +175,7 @@ def check_gradients(
     assert len(stepped) == updates
 
     start = references = {turn: logprobs_of(plain.model, turn).detach() for turn in turns}
-    if (reference := plain._reference) is not None:
+    if (reference := plain.models.reference) is not None:
         references = {turn: logprobs_of(reference.model, turn).detach() for turn in turns}
     whole = PaperStep(
         turns, [*start.values()], [*references.values()], rewards, of.loss.kl_coefficient, [*start.values()]
