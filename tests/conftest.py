@@ -25,6 +25,7 @@ from .left_out import LeftOutPlugin
 from .leftovers import LeftoversPlugin
 from .machine import MachinePlugin
 from .patience import PATIENCE_S
+from .second_pass import SecondPassPlugin
 from .vllm_plugin import VllmPlugin
 
 TESTS = Path(__file__).parent
@@ -57,7 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leftovers)
     config.pluginmanager.register(MachinePlugin(config, leftovers))
     config.pluginmanager.register(LeftOutPlugin())
-    config.pluginmanager.register(CpuSecondsPlugin(config))
+    cpu_seconds = CpuSecondsPlugin(config)
+    config.pluginmanager.register(cpu_seconds)
+    config.pluginmanager.register(SecondPassPlugin(config, cpu_seconds))
     config.pluginmanager.register(VllmPlugin())
 
 

@@ -5,8 +5,9 @@ cores, and seconds of time can't. ``--durations=N`` shows the N files that cost 
 """
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -22,14 +23,17 @@ class CpuSecondsPlugin:
     def __init__(self, config: pytest.Config) -> None:
         self._shown: int | None = config.getoption("durations")
         self._counts = runs_tests(config)
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._before = 0.0
+        self.tests: dict[str, float] = {}
+        """The seconds of each test that has run in this process, by its id."""
 
-    def _count(self, part: str) -> None:
+    def _count(self, part: str) -> float:
         times = os.times()
         now = times.user + times.system + times.children_user + times.children_system
-        self._seconds[part] += now - self._before
-        self._before = now
+        seconds, self._before = now - self._before, now
+        self._seconds[part] += seconds
+        return seconds
 
     def pytest_collection_finish(self) -> None:
         if self._counts:
@@ -40,7 +44,7 @@ class CpuSecondsPlugin:
         try:
             return (yield)
         finally:
-            self._count(item.nodeid.partition("::")[0])
+            self.tests[item.nodeid] = self._count(item.nodeid.partition("::")[0])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
@@ -49,11 +53,13 @@ class CpuSecondsPlugin:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A process of this session has ended."""
-        self._seconds.update(getattr(node, "workeroutput", {}).get("cpu_seconds", {}))
+        for part, seconds in getattr(node, "workeroutput", {}).get("cpu_seconds", {}).items():
+            self._seconds[part] += seconds
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._shown is None:
             return
         terminalreporter.section(f"{sum(self._seconds.values()):.0f} CPU seconds; by file")
-        for part, seconds in self._seconds.most_common(self._shown or None):
+        costly = sorted(self._seconds.items(), key=itemgetter(1), reverse=True)
+        for part, seconds in costly[: self._shown or None]:
             terminalreporter.line(f"{seconds:8.1f}  {part}")

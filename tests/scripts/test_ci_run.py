@@ -97,9 +97,15 @@ def test_what_is_missing_is_installed_in_ci_alone(checkout: Checkout) -> None:
 def test_the_second_pass_has_none_of_the_programs_and_may_leave_tests_out(checkout: Checkout) -> None:
     names = " ".join((*SERVICES, "apt-get", "cat", "mktemp"))
     found = f"for name in {names}; do command -v $name >/dev/null && echo $name; done"
-    program(checkout.folder / "scripts" / "test", f"echo test $FLEXMARL_LEAVE_NO_TEST_OUT\n{found}")
+    variables = "leave none: $FLEXMARL_LEAVE_NO_TEST_OUT second: $FLEXMARL_SECOND_PASS"
+    record = ".pytest_cache/record"
+    keeps = f"[ -e {record} ] && echo recorded; mkdir -p .pytest_cache; echo > {record}"
+    program(checkout.folder / "scripts" / "test", f"echo {variables}\n{keeps}\n{found}")
+    (checkout.folder / record).parent.mkdir()
+    (checkout.folder / record).write_text("of earlier code")
     lines, status = checkout.run()
-    assert lines == [*COMMANDS[:2], "test 1", *names.split(), "test", "cat", "mktemp"]
+    first, second = "leave none: 1 second:", "leave none: second: 1"
+    assert lines == [*COMMANDS[:2], first, *names.split(), second, "recorded", "cat", "mktemp"]
     assert status == 0
     assert not list(Path(checkout.environment["TMPDIR"]).iterdir()), "its folder of links is removed"
 
