@@ -200,10 +200,10 @@ class ZmqWire:
         listen: str | Tcp,
         keys: Keys | None = None,
         epoch: int | None = None,
-        listening: int | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         """``listen``: an ipc address or a ``Tcp``; ``keys``: for listening on and connecting to TCP; ``epoch``: None
-        begins a lineage. ``listening``: the descriptor of a ``listening_socket``, which the wire takes over."""
+        begins a lineage. ``listening``: a ``listening_socket``, which the wire takes over and closes."""
         self._listen = listen
         self._keys = keys
         self._listening = listening
@@ -276,7 +276,8 @@ class ZmqWire:
             protect_server(router, keys)
         router.set(zmq.IPV6, int(":" in tcp.host))
         if self._listening is not None:
-            router.set(zmq.USE_FD, self._listening)
+            # Detached: libzmq closes it. A second close would hit a socket that has got the number meanwhile.
+            router.set(zmq.USE_FD, self._listening.detach())
         router.bind(self.address)
         bound: bytes = router.get(zmq.LAST_ENDPOINT)  # type: ignore[assignment]  # as above
         self.address = tcp_address(tcp, int(bound.decode().rstrip(chr(0)).rpartition(":")[2]))
@@ -335,6 +336,8 @@ class ZmqWire:
         self._links.close()
         if self._router is not None:
             self._router.close()
+        if self._listening is not None:  # libzmq has not got it
+            self._listening.close()
         if self._gate is not None:
             self._gate.close()
         if self._context is not None:

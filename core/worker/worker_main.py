@@ -11,6 +11,7 @@ pipe open, so the process also watches the parent itself.
 import functools
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
 async def _serve(name: str, init: WorkerInit, directory: Path, listening: int | None) -> int:
     sys.path += [path for path in init.search_path if path not in sys.path]
     keys = None if init.keys_file is None else Keys.load(Path(init.keys_file))
-    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch, listening)
+    inherited = None if listening is None else socket.socket(fileno=listening)
+    wire = ZmqWire(init.tcp or ipc_address(directory, name), keys, init.epoch, inherited)
     async with ActorSystem(
         name, directory, tcp=init.tcp, keys=keys, wire=wire, settings=init.settings
     ) as system:

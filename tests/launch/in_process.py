@@ -8,6 +8,7 @@ shared memory) have real ones: ``conftest.Launcher``.
 import asyncio
 import io
 import logging
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractContextManager,
@@ -44,15 +45,15 @@ class TaskNode(ProcessNode):
     async def launch(self, launch: Launch) -> "RunningTask":  # type: ignore[override]  # no child process
         init = read_init(io.BytesIO(write_init(self._init(launch))))
         listening = self._listening.get(launch.name)
-        return RunningTask(
-            launch.name, init, self._directory, None if listening is None else listening.fileno()
-        )
+        # A duplicate, as a process has one: its wire closes it, and this node its own.
+        duplicate = None if listening is None else listening.dup()
+        return RunningTask(launch.name, init, self._directory, duplicate)
 
 
 class RunningTask(Running):
     """One incarnation."""
 
-    def __init__(self, name: str, init: WorkerInit, directory: Path, listening: int | None) -> None:
+    def __init__(self, name: str, init: WorkerInit, directory: Path, listening: socket.socket | None) -> None:
         super().__init__(name, init.epoch, "task")
         self._init = init
         self._listening = listening

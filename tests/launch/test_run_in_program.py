@@ -104,9 +104,10 @@ async def test_its_steps_and_events_are_those_of_its_files_and_nothing_else_is_c
 
 
 @pytest.mark.usefixtures("in_tasks")
-async def test_two_at_once_and_a_third_one_afterwards() -> None:
+@pytest.mark.parametrize("settings", [(), ("network.listen=127.0.0.1",)], ids=["ipc", "tcp"])
+async def test_two_at_once_and_a_third_one_afterwards(settings: tuple[str, ...]) -> None:
     async def trained(name: str, steps: int) -> list[int]:
-        async with run(name, *SIMULATED, f"training.steps={steps}") as one:
+        async with run(name, *SIMULATED, *settings, f"training.steps={steps}") as one:
             return [step.step async for step in one.steps()]
 
     both = await asyncio.gather(trained("a", 2), trained("b", 3))

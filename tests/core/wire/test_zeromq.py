@@ -1,6 +1,7 @@
 """ZeroMQ under actor systems: admission over TCP, addresses without a listener, buffers that are not copied."""
 
 import asyncio
+import os
 import re
 import stat
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from flexmarl.core.wire import zeromq
 from flexmarl.core.wire.curve import Keys
 from flexmarl.core.wire.loop_socket import ConnectionMonitor, Frames
 from flexmarl.core.wire.wire import Link
-from flexmarl.core.wire.zeromq import Tcp, ZmqWire
+from flexmarl.core.wire.zeromq import Tcp, ZmqWire, listening_socket
 
 from ...contracts.clusters import until
 from ...patience import PATIENCE_S
@@ -234,3 +235,25 @@ async def test_a_wire_closes_although_libzmq_does_not_end(
             held.append(system._wire._context.socket(zmq.PAIR))  # libzmq waits until it is closed
     held.pop().close(linger=0)
     assert not path.exists() and ["ZeroMQ does not end" in line["event"] for line in lines] == [True]
+
+
+async def test_a_listening_socket_is_closed_by_its_wire_and_by_nothing_else() -> None:
+    """A second close of its number would end a socket that libzmq has made meanwhile, and with that this process."""
+    tcp = Tcp(plain=True)
+    listening = listening_socket(tcp)
+    number, port = listening.fileno(), listening.getsockname()[1]
+    async with ActorSystem("one", tcp=tcp, wire=ZmqWire(tcp, listening=listening)) as system:
+        assert system.address == f"tcp://127.0.0.1:{port}" and listening.fileno() == -1
+        listening.close()
+        assert os.path.sameopenfile(number, number), "still open"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+async def test_a_listening_socket_of_a_wire_that_can_not_listen_is_closed() -> None:
+    tcp = Tcp("192.0.2.1")
+    listening = listening_socket(Tcp())
+    with pytest.raises(PlainTcpRefused):
+        async with ActorSystem("one", wire=ZmqWire(tcp, listening=listening)):
+            pass
+    assert listening.fileno() == -1
