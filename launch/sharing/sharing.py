@@ -8,7 +8,8 @@ A peer may come and go: one that can't be reached is looked for. None of its err
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,15 +21,16 @@ from ...core.errors import FlexmarlError
 from ...core.ref import ActorRef
 from ...core.system import ActorSystem
 from ..config.run_config import RunConfig
-from ..errors import SharingRefused
+from ..errors import RunUnreachable, SharingRefused
 from ..monitoring.console.run_console import RunConsole
 from ..run.connected_run import connect
 from ..run.logged_lines import LogReader
 from ..run.run_feed import Broadcast
-from .shared_group import Task, task_of
+from .shared_group import SharedGroup, Task, task_of
 from .shared_pool import SharedPool, WaitingGroup
 
 _AGAIN_S: Final = 2.0
+_ANSWER_S: Final = 30.0
 _MOST_SUBMITTED: Final = 2
 """Submissions under way: one may wait for the end of a step while the next step takes another."""
 
@@ -61,14 +63,17 @@ class Sharing:
         while True:
             joined = False
             try:
-                async with connect(self._config.sharing.peers[peer].file) as run:
-                    async for group in run.shared_groups(task, after):
-                        if not joined:  # the first item has no lines
-                            joined, is_reported = True, False
-                            await self._report(peer, "joined")
-                        if group.lines:
-                            after = group.number
-                            self._pool.add(peer, group, self._broadcast.last_step)
+                async with (
+                    connect(self._config.sharing.peers[peer].file) as run,
+                    aclosing(run.shared_groups(task, after)) as groups,
+                ):
+                    await _answer(groups)
+                    joined, is_reported = True, False
+                    await self._report(peer, "joined")
+                    # Heartbeats end this stream if the peer hangs. One that has no group for long is in order.
+                    async for group in groups:
+                        after = group.number
+                        self._pool.add(peer, group, self._broadcast.last_step)
                 reason = "its run has ended"
             except SharingRefused as refusal:
                 await self._report(peer, "refused", refusal.problem)
@@ -120,6 +125,17 @@ class Sharing:
 
     async def _report(self, peer: str, state: Any, reason: str = "") -> None:
         await self._console.event(PeerChanged(peer, state, reason))
+
+
+async def _answer(groups: AsyncGenerator[SharedGroup]) -> None:
+    """Takes the first item, which says that the peer shares. Raises RunUnreachable if it does not come in time."""
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            await anext(groups, None)
+    except TimeoutError:
+        raise RunUnreachable(
+            f"it has not said within {_ANSWER_S:g} s whether it shares: its disk may hang"
+        ) from None
 
 
 def _of_agents(line: dict[str, Any], trained: Callable[[str], bool]) -> dict[str, Any]:

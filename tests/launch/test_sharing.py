@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import signal
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -17,6 +18,10 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.core.durable.files import replace_private
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.config_reading import resolve
+from flexmarl.launch.config.run_config import RunConfig
+from flexmarl.launch.run import run_control
+from flexmarl.launch.sharing import sharing
+from flexmarl.launch.sharing.shared_group import Task, task_of
 
 from ..patience import PATIENCE_S
 from .conftest import Launcher, json_lines, wait_until
@@ -141,6 +146,31 @@ async def test_another_task_is_refused_by_name(runs: Runs, tmp_path: Path) -> No
     await until(lambda: len(json_lines(path / "metrics.jsonl")) > steps)
 
 
+async def test_a_peer_that_does_not_answer_is_absent_by_name(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of its recipe hangs: it lives, and can't say which task it trains."""
+    read = threading.Event()
+
+    def hang(config: RunConfig) -> Task:
+        assert read.wait(PATIENCE_S)
+        return task_of(config)
+
+    monkeypatch.setattr(run_control, "task_of", hang)
+    monkeypatch.setattr(sharing, "_ANSWER_S", 1.0)
+    await runs.start("slow")
+    run = await runs.start("main", peers="slow")
+    path = run.directory.path
+    await until(lambda: changes(path, "slow"))
+    (event,) = (line for line in json_lines(path / "events.jsonl") if line["event"] == "peer_changed")
+    assert (event["state"], event["reason"].partition(":")[0]) == (
+        "absent", "it has not said within 1 s whether it shares",
+    )  # fmt: skip
+    monkeypatch.setattr(sharing, "_ANSWER_S", PATIENCE_S)
+    read.set()
+    await until(lambda: changes(path, "slow") == ["absent", "joined"] and shared(path))
+
+
 def test_a_strict_run_shares_over_curve_with_those_that_it_admits(launcher: Launcher, tmp_path: Path) -> None:
     strict = ("mode=strict", "max_staleness=null", "network.listen=127.0.0.1")
     far = launcher.train("far", *ENDLESS, *strict, recipe=GAME)
@@ -162,3 +192,29 @@ def test_a_strict_run_shares_over_curve_with_those_that_it_admits(launcher: Laun
     assert counts and set(counts.values()) == {1}
     assert {name.split("-")[1] for name in counts} == {"far"}
     run.assert_nothing_is_left()
+
+
+def test_a_peer_that_stands_still_is_lost_by_name_and_joins_again(launcher: Launcher, tmp_path: Path) -> None:
+    """Its launcher is stopped, as by ctrl-Z: its socket takes all, and answers nothing."""
+    peer = launcher.train("still", *ENDLESS, "network.listen=127.0.0.1", recipe=GAME)
+    peer.wait_for_step(1)
+    assert main(["admit", str(peer.directory), str(tmp_path / "still"), "--may", "share"]) == 0
+    run = launcher.train(
+        "moves", *ENDLESS, f"sharing.peers.still={{file: {tmp_path / 'still'}}}", recipe=GAME
+    )
+    wait_until(lambda: shared(run.directory), "a shared group")
+    peer.signal(signal.SIGSTOP)
+    wait_until(lambda: changes(run.directory, "still") == ["joined", "lost"], "the loss of the peer")
+    (event,) = (line for line in run.events if line.get("state") == "lost")
+    assert "silent for over 10 s: it hangs, is stopped, or was cut off" in event["reason"]
+    run.wait_for_step(len(run.metrics) + 3)
+    before = shared(run.directory)
+    peer.signal(signal.SIGCONT)
+    wait_until(lambda: shared(run.directory) > before, "further groups of the peer")
+    assert changes(run.directory, "still") == ["joined", "lost", "joined"]
+    for one in (run, peer):
+        one.signal(signal.SIGINT)
+        assert one.wait() == 130, one.text
+        one.assert_nothing_is_left()
+    counts = trained(run.directory)
+    assert counts and set(counts.values()) == {1}
