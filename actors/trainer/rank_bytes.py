@@ -161,8 +161,6 @@ def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
     at_head = kept + gathered.head + logits
     at_layer = gathered.layer + _layer_backward_bytes(shape, load) * load.has_checkpoints
     at_end = gathered.end
-    if load.replicas > 1:
-        at_end = gathered.summed + max(at_end, gathered.layer + load.tokens * _layer_peak_bytes(shape, load))
     most = max(at_head, at_layer, at_end)
     activations = max(kept, most - gathered.head - logits) if most == at_layer else kept
     return RankBytes(
@@ -245,40 +243,36 @@ def _logits_bytes(shape: ModelShape, load: RankLoad) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """At the backward of the output layer, at that of a layer, and at the end of a backward. ``summed``: this rank's
-    part of the gradients, which FSDP2 keeps from each layer's sum over the replicas to the end of the backward."""
+    """At the backward of the output layer, at that of a layer, and at the end of a backward."""
 
     head: int
     layer: int
     end: int
-    summed: int
 
 
 def _gathered_bytes(shape: ModelShape, load: RankLoad) -> _Gathered:
     w, head, layer = load.item_bytes, shape.vocabulary * shape.hidden, shape.layer_parameters
-    trained = shape.parameters if load.adapter is None else shape.adapter_parameters(*load.adapter)
-    summed = _MASTER * (trained // load.parts) * (load.replicas > 1)
     # A layer that computes, the flat copy that it came in, and the next one on its way.
     layers = 3 * w * layer
     if load.adapter is not None:  # the base is in the type that is computed with, and has no gradient
         outside = w * shape.outside_parameters
         return (
-            _Gathered(0, 0, 0, 0)
+            _Gathered(0, 0, 0)
             if load.ranks == 1
-            else _Gathered(outside + layers, outside + layers, 2 * outside, summed)
+            else _Gathered(outside + layers, outside + layers, 2 * outside)
         )
     # The output layer: its copy in bfloat16; in float32 autograd's sum over the chunks.
     output = 2 * head if w < _MASTER else _MASTER * head
     if load.ranks == 1:
         casts = 2 * layer if w < _MASTER else 0
         every = casts * (1 if load.has_checkpoints else shape.layers)
-        return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0, 0)
+        return _Gathered(output + (0 if load.has_checkpoints else every), every + w * layer, 0)
     outside = _MASTER * shape.outside_parameters
     # Then a layer's gradient, the float32 input of its reduction, and this rank's part of the result.
     reduction = w * layer + _MASTER * layer + _MASTER * layer // load.parts
     end = 3 * outside + outside // load.parts
     return _Gathered(
-        outside + output + _MASTER * head + layers, outside + _MASTER * head + layers + reduction, end, summed
+        outside + output + _MASTER * head + layers, outside + _MASTER * head + layers + reduction, end
     )
 
 

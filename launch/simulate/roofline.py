@@ -11,6 +11,7 @@ and T devices of an engine or R ranks of a trainer:
                                                            2 (T - 1) / T of H b bytes for each token
     forward and backward         6 P, and 12 L Q a pair    operations of a token; 8 and 16 with checkpointed activations
     exchange of a forward        (2 b + 4) P (R - 1) / R   bytes into each rank: weights twice, float32 gradients once
+    sum over C replicas          8 P (C - 1) / C           bytes into each host, once for a micro-batch
     optimizer step               28 P / R                  bytes: weights, gradient and two moments in float32 are read,
                                                            all but the gradient written
     checkpoint                   12 P                      bytes, by all hosts of the gang
@@ -92,15 +93,16 @@ def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) 
         pair_s=4 * passes * shape.layers * shape.query_size * compute_s,
         spare_tokens=SPARE_TOKENS,
         forward_s=device.forward_s,
-        exchange_s=gathered / _ring_bytes_s(cluster, hosts) + _replicas_s(part, cluster, load),
+        exchange_s=gathered / _ring_bytes_s(cluster, hosts),
+        replica_sum_s=_replica_sum_s(part, cluster, load),
         tokens_per_forward=load.tokens,
         optimizer_s=device.update_s + 28 * part / (device.memory_gb_s * _GIGA * device.update_share),
         save_s=12 * parameters / (hosts * cluster.disk_gb_s * _GIGA),
     )
 
 
-def _replicas_s(part: float, cluster: ClusterConfig, load: TrainerLoad) -> float:
-    """Seconds of the sum of gradients over the replicas, in a ring for each part of ``part`` parameters: both of its
+def _replica_sum_s(part: float, cluster: ClusterConfig, load: TrainerLoad) -> float:
+    """Seconds of a sum of gradients over the replicas, in a ring for each part of ``part`` parameters: both of its
     passes move all but one of as many shares as there are replicas. All rings enter a host by its network."""
     moved = 2 * 4 * part * (load.replicas - 1) / load.replicas
     if load.ranks <= cluster.devices:

@@ -3,14 +3,10 @@
 import asyncio
 import gc
 import math
-import multiprocessing
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -24,24 +20,21 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.pretrained import seeded_model
 from flexmarl.actors.trainer.backends.backend_config import TorchTrainerConfig
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
-from flexmarl.actors.trainer.backends.torch_policy.gang_meeting import LOOPBACK, Meeting, Membership
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.backends.torch_policy.torch_policy import TorchPolicy
 from flexmarl.actors.trainer.padding import pad_rows
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.launch.bench.namespaces import Host, enter
+from flexmarl.launch.bench.namespaces import Host
 from flexmarl.transport.handle import TensorSpec
 from flexmarl.transport.state import StateTransport, payload_bytes
 
+from .gang_processes import HERE, RANK_S, compute_in_gang
 from .gathered_weights import GatheredWeights
 from .settled_collectives import one_thread, settled_collectives
 
-HERE: Final = Host("here", LOOPBACK)
-
 _POLICY: Final = PolicyName("policy")
-_RANK_S: Final = 900.0
 _SEED: Final = 3
 
 
@@ -85,7 +78,16 @@ def measure_memory(
         seeded_model(ModelConfig(config=config, tokenizer="unused"), _SEED, torch.bfloat16).save_pretrained(
             folder
         )
-        results = _run_ranks(config, ranks, tokens, Path(folder), hosts, replicas)
+        results: list[_RankPeaks] = compute_in_gang(
+            _measure_rank,
+            config,
+            tokens,
+            Path(folder),
+            ranks=ranks,
+            hosts=hosts,
+            replicas=replicas,
+            joining=one_thread,
+        )
     peaks = {f"{phase}_peak_bytes": [result.peaks[phase] for result in results] for phase in results[0].peaks}
     shares = {phase: max(result.shares[phase] for result in results) for phase in results[0].shares}
     return MemoryPeaks(
@@ -124,65 +126,6 @@ class TensorMemory:
 def peak_bytes(compute: Callable[[], object]) -> int:
     """The most bytes of tensors that were allocated at a time, beyond those at the begin."""
     return TensorMemory().peak_in(compute)
-
-
-def _run_ranks(
-    config: dict[str, Any], ranks: int, tokens: int, folder: Path, hosts: Sequence[Host], replicas: int
-) -> list[_RankPeaks]:
-    context = multiprocessing.get_context("spawn")
-    with ThreadPoolExecutor(1, initializer=enter, initargs=(hosts[0],)) as thread:
-        meeting = thread.submit(Meeting, hosts[0].address).result(_RANK_S)
-    connections, processes = [], []
-    try:
-        for rank in range(ranks):
-            connection, far = context.Pipe()
-            host = hosts[rank * len(hosts) // ranks]
-            arguments = (far, host, rank, ranks, replicas, meeting.address, config, tokens, folder)
-            process = context.Process(target=_serve_rank, args=arguments, daemon=True)
-            process.start()
-            far.close()
-            connections.append(connection)
-            processes.append(process)
-        return [_result_of(connection) for connection in connections]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        meeting.close()
-
-
-def _result_of(connection: Connection) -> _RankPeaks:
-    if not connection.poll(_RANK_S):
-        raise RuntimeError(f"a rank has not answered for {_RANK_S:g} s")
-    result = connection.recv()
-    if isinstance(result, str):
-        raise RuntimeError(result)
-    peaks: _RankPeaks = result
-    return peaks
-
-
-def _serve_rank(
-    connection: Connection,
-    host: Host,
-    rank: int,
-    size: int,
-    replicas: int,
-    meeting: str,
-    config: dict[str, Any],
-    tokens: int,
-    folder: Path,
-) -> None:
-    enter(host)
-    torch.set_num_threads(1)
-    membership = Membership(rank, size, meeting, torch.device("cpu"), _RANK_S, replicas=replicas)
-    try:
-        with one_thread():
-            gang = membership.join()
-        connection.send(_measure_rank(gang, config, tokens, folder))
-    except Exception:  # noqa: BLE001  # the parent raises it
-        connection.send(traceback.format_exc())
-    finally:
-        membership.leave()
 
 
 def _measure_rank(gang: GangRank, config: dict[str, Any], tokens: int, folder: Path) -> _RankPeaks:
@@ -244,7 +187,7 @@ def _publish(gang: GangRank, folder: Path, policy: TorchPolicy) -> None:
 
     async def fill() -> None:
         async with StateTransport(folder) as transport:
-            await transport.fill(_POLICY, policy.weights_outline(), gather, version=1, timeout_s=_RANK_S)
+            await transport.fill(_POLICY, policy.weights_outline(), gather, version=1, timeout_s=RANK_S)
 
     if gang.rank:
         policy.gather_weights({})
@@ -265,7 +208,8 @@ def _resume(setup: PolicySetup, base: dict[str, torch.Tensor], data: dict[str, A
 
 def _train(policy: TorchPolicy, tokens: int) -> None:
     rows = pad_rows([((1,), (2,) * tokens)], policy.models.completions.vocab_size)
-    torch.autograd.backward(policy.models.completions.logprobs(rows).sum())
+    for forward in policy.models.replica_sums.of_micro_batch([rows], 1):
+        torch.autograd.backward(policy.models.completions.logprobs(forward).sum())
 
 
 def _setup_of(model: ModelConfig) -> PolicySetup:

@@ -45,13 +45,21 @@ def settled_collectives() -> Iterator[None]:
         yield
 
 
+class _Ended:
+    """Stands for the work of a collective that has ended, in which it has no tensors."""
+
+    def wait(self) -> None:
+        return None
+
+
 def _settled(call: Callable[..., Any], reduce: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
-    def settle(group: Any, *arguments: Any) -> None:
+    def settle(group: Any, *arguments: Any) -> _Ended:
         work = call(group, *arguments)
         work.wait()
         # Not a barrier, which keeps a part of the works before it.
         reduce(group, [torch.zeros(1)], distributed.AllreduceOptions()).wait()
         del work  # the last reference, which no thread of gloo has any more
+        return _Ended()
 
     return settle

@@ -19,7 +19,7 @@ class _Ranks(Config):
     """Slots on which the policy is resumed if no more are free. `null`: always `ranks`."""
     replicas: Annotated[Count, Unit("replicas")] = 1
     """Groups of equally many ranks that each have the whole policy, divided within the group (hybrid sharding). Weights
-    are gathered within a group, which lies on one host, and gradients summed over all: see
+    are gathered within a group, which lies on one host, and gradients summed over all, once for a micro-batch: see
     [Replicas](gpus.md#replicas)."""
 
     @property

@@ -4,7 +4,8 @@ The samples of a micro-batch are divided over the ranks, as ``shards.py`` does i
 decides. It takes its tokens in forwards of a limited size. Meanwhile the ranks gather the weights of each layer twice,
 and reduce its gradients once:
 
-    forward and backward   the longer of computing the tokens and exchanging the weights
+    forward and backward   the longer of computing the tokens and exchanging the weights; in the last of a micro-batch
+                           the gradient is summed over the replicas too
 
 A forward of few tokens achieves less of the peak than one of many: as if it had ``spare_tokens`` more.
 """
@@ -33,6 +34,8 @@ class TrainerTimes(Config):
     """A forward and backward beside its products."""
     exchange_s: Annotated[NonNegative, Unit("s")]
     """Gathering the weights and reducing the gradients in a forward and backward, with several ranks."""
+    replica_sum_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Summing the gradient of a micro-batch over the replicas."""
     tokens_per_forward: Annotated[Count, Unit("tokens")]
     """Most tokens of a rank's forward."""
     optimizer_s: Annotated[NonNegative, Unit("s")]
@@ -52,4 +55,8 @@ class TrainerTimes(Config):
             for share in shares
         )
         compute_s += forwards * (self.forward_s + self.spare_tokens * self.token_s)
-        return max(compute_s, forwards * self.exchange_s * (ranks > 1))
+        if ranks == 1:
+            return compute_s
+        longest_s = max(compute_s, forwards * self.exchange_s)
+        spare_s = longest_s / forwards - self.exchange_s  # of the last one, beside its own exchange
+        return longest_s + max(0.0, self.replica_sum_s - spare_s)

@@ -156,18 +156,11 @@ def test_weights_that_are_published_live_take_nothing_beside_their_versions() ->
     assert rank_bytes(sizes, RankLoad(1, 64, 4, 1 << 20, publishes=2)).publishing == 8 * sizes.parameters
 
 
-def test_a_rank_of_a_replica_has_the_bytes_of_a_rank_of_as_many_and_the_gradients_of_a_backward() -> None:
+def test_a_rank_of_a_replica_has_the_bytes_of_a_rank_of_as_many() -> None:
     sizes = shape(model(512, 3))
     for changes in ({}, {"has_reference": True, "has_critic": True}, {"adapter": (8, "all-linear")}):
         two, hybrid = (RankLoad(ranks, 64, 2, 1 << 20, replicas=ranks // 2, **changes) for ranks in (2, 4))
-        alone, both = rank_bytes(sizes, two), rank_bytes(sizes, hybrid)
-        assert (
-            both.state == alone.state and both.padded == alone.padded and both.publishing == alone.publishing
-        )
-        trained = sizes.parameters if two.adapter is None else sizes.adapter_parameters(*two.adapter)
-        summed = 4 * (trained // 2)
-        assert both.forward >= both.state + summed
-        assert alone.forward <= both.forward <= alone.forward + 2 * summed
+        assert rank_bytes(sizes, hybrid) == rank_bytes(sizes, two)
 
 
 def test_a_compiled_layer_keeps_less() -> None:

@@ -9,7 +9,7 @@ section 3.2.2). Numbers that all replicas have, such as the whole weights, are r
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, distributed, nn
@@ -19,6 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from ...shards import Shard, shard_of, whole
 from .layers import layers_of
+
+_SHARD: Final = "shard"
+"""The name of the dimension of a mesh over which tensors are divided."""
 
 
 class GangRank:
@@ -32,7 +35,7 @@ class GangRank:
         self, rank: int = 0, size: int = 1, mesh: DeviceMesh | None = None, *, replicas: int = 1
     ) -> None:
         """``mesh``: see ``mesh_of``."""
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.replicas = rank, size, replicas
         self.replica_size = size // replicas
         self.rank_in_replica = rank % self.replica_size
         self._mesh = mesh
@@ -53,6 +56,12 @@ class GangRank:
             distributed.all_reduce(values)
         return values
 
+    def begin_replica_sum(self, values: Tensor) -> Any:
+        """Begins to sum ``values`` (on the gang's device), the same part of each replica, over the replicas, in place.
+        ``wait()`` of the result ends it; on a GPU it is for the present stream alone."""
+        assert self._mesh is not None and self.replicas > 1
+        return distributed.all_reduce(values, group=self._mesh.get_group(0), async_op=True)
+
     def sum_of_parts(self, values: Tensor) -> Tensor:
         """``values`` (on the gang's device), each of a rank's parts of tensors, summed over its replica, in place."""
         if self._mesh is not None:
@@ -62,20 +71,21 @@ class GangRank:
     def shard(self, model: nn.Module, *, keep_root: bool, bfloat16: bool) -> None:
         """Divides the parameters of ``model`` over the replica. A layer is gathered for its forward alone.
 
-        Gradients are summed over all ranks. Calls must go through the forward of ``model`` itself. ``keep_root``: the
-        parameters outside the layers stay gathered from a forward to its backward. ``bfloat16``: the layers
-        compute in it.
+        Gradients are summed over the replica, and by ``replica_sums.py`` over the others. Calls must go through the
+        forward of ``model`` itself. ``keep_root``: the parameters outside the layers stay gathered from a forward to
+        its backward. ``bfloat16``: the layers compute in it.
         """
         if self._mesh is None:
             return
+        mesh = self._mesh if self.replicas == 1 else self._mesh[_SHARD]
         precision = MixedPrecisionPolicy()
         if bfloat16:
             # Layers are gathered as they compute, in half of the bytes. Parameters outside of them are gathered in
             # float32: the gradients of an embedding's rows, and of the output layer's chunks, are summed in it.
             precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in layers_of(model):
-            fully_shard(layer, mesh=self._mesh, mp_policy=precision)
-        fully_shard(model, mesh=self._mesh, reshard_after_forward=not keep_root)
+            fully_shard(layer, mesh=mesh, mp_policy=precision)
+        fully_shard(model, mesh=mesh, reshard_after_forward=not keep_root)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 # Without the first, a factor is multiplied before the sum, which gloo can't.
@@ -108,7 +118,7 @@ def mesh_of(device: str, size: int, replicas: int, options: Any = None) -> Devic
     now. ``options``: of those."""
     if replicas == 1:
         return init_device_mesh(device, (size,))
-    dimensions = ("replicate", "shard")
+    dimensions = ("replicate", _SHARD)
     overrides = None if options is None else dict.fromkeys(dimensions, options)
     shape = (replicas, size // replicas)
     return init_device_mesh(device, shape, mesh_dim_names=dimensions, backend_override=overrides)

@@ -38,7 +38,7 @@ class SampleGradients:
         """``users_loss``: of the ``setup``'s loss."""
         self._setup, self._loss, self._users_loss = setup, setup.loss, users_loss
         self._device = torch.device(setup.real_model.device)
-        self._models, self._gang = models, models.gang
+        self._models, self._gang, self._sums = models, models.gang, models.replica_sums
         self._completions, self._reference, self._critic = models.completions, models.reference, models.critic
         self._vocab_size = models.completions.vocab_size
         self._compared = ComparedTokens(setup.compared_share)
@@ -46,8 +46,9 @@ class SampleGradients:
 
     def backward_examples(self, examples: Sequence[TokenRow]) -> Tensor:
         """Adds the gradient of the mean cross entropy over all completion tokens; returns this rank's share of it."""
-        loss = self._cross_entropy(examples)
-        torch.autograd.backward(loss)
+        for part in self._sums.of_micro_batch([examples], 1):
+            loss = self._cross_entropy(part)
+            torch.autograd.backward(loss)
         return loss.detach()
 
     def _cross_entropy(self, examples: Sequence[TokenRow]) -> Tensor:
@@ -90,7 +91,7 @@ class SampleGradients:
         zero = total = torch.zeros((), device=self._device)  # float32 also for a policy of float64
         values = torch.zeros(4, dtype=torch.float64, device=self._device)
         padding = merged = 0
-        for chunk in chunks:
+        for chunk in self._sums.of_micro_batch(chunks, len(chunks)):
             references = self._reference_logprobs(chunk) if self._loss.needs_references else None
             advantages = chunk.advantages
             if self._critic is not None:

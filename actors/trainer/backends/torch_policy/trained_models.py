@@ -30,6 +30,7 @@ from .frozen_base import FrozenBase, FrozenBases
 from .gang_rank import ALONE, GangRank, local
 from .model_rows import Rows, own_rows
 from .own_weights import file_name, own_weights, saved_weights
+from .replica_sums import ReplicaSums
 from .row_gathering import gather_rows
 from .state_memory import StateMemory
 
@@ -40,7 +41,7 @@ float32."""
 
 class TrainedModels:
     """``completions`` is the policy's model; ``reference`` and ``critic`` are there if the algorithm needs them.
-    ``packs``: all of them compute samples that lie end to end.
+    ``packs``: all of them compute samples that lie end to end. ``replica_sums``: of their gradients.
 
     Policies that ``fit`` can use the same models one after the other. It is one class because parts, files, published
     weights and memory are views of the same tensors, whose names and order are its own.
@@ -97,6 +98,8 @@ class TrainedModels:
         self.completions.fill(rows)
         self.parameters = trained_parameters(self.completions.model, memory, "gradient", file_name)
         self.optimizer = make_adamw(self.parameters, setup.optimizer, memory, Path(STATE_FILE).stem)
+        trained = [self.completions.model, *([] if self.critic is None else [self.critic.model])]
+        self.replica_sums = ReplicaSums((weight for part in trained for weight in part.parameters()), gang)
         self._bfloat16 = model.dtype == "bfloat16"
         state = self.base_state()
         for name in list(memory.tensors.keys() & state.keys()):

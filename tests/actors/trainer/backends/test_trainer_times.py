@@ -25,6 +25,20 @@ def test_the_rank_with_the_most_decides_and_takes_the_exchange_at_least() -> Non
     assert TIMES.micro_batch_s([20, 10], 2) == 100.0, "the exchange takes longer than 20 tokens"
 
 
+def test_replicas_sum_once_a_micro_batch_beside_the_last_backward() -> None:
+    apart = TIMES.model_copy(update={"exchange_s": 20.0, "replica_sum_s": 45.0})
+    alone = apart.model_copy(update={"replica_sum_s": 0.0})
+    four, one = [200, 10], [20, 10]
+    # Four forwards of 100 s and more each: the sum hides behind the last one.
+    assert apart.micro_batch_s(four, 2) == alone.micro_batch_s(four, 2)
+    assert alone.micro_batch_s(one, 2) < 65.0 and apart.micro_batch_s(one, 2) == 65.0, (
+        "one forward, exchange and sum"
+    )
+    slow = apart.model_copy(update={"replica_sum_s": 1000.0})
+    assert slow.micro_batch_s([20] * 10, 2) < 2 * 1000.0, "once, not in each of its forwards"
+    assert slow.micro_batch_s(one, 1) == alone.micro_batch_s(one, 1)
+
+
 def test_forwards_and_elements_take_their_time_beside_the_products() -> None:
     slow = TIMES.model_copy(update={"forward_s": 7.0, "element_token_s": 0.5})
     assert slow.micro_batch_s([60, 10], 1) == TIMES.micro_batch_s([60, 10], 1) + 2 * 7.0 + 70 * 0.5

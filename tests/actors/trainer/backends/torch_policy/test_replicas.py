@@ -1,15 +1,21 @@
 """Ranks in replicas, each of which has all tensors, compute what one rank computes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+from torch import distributed
 
+from flexmarl.actors.messages import Sample
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE, GangRank
 from flexmarl.actors.trainer.shards import Shard
+from flexmarl.actors.trainer.trainer_setup import PolicySetup
 
 from .gang_cases import SETUPS, error, same_stats
 from .policies import make_samples
@@ -126,3 +132,70 @@ def parts_of(gang: GangRank) -> dict[str, Shard]:
 def test_a_replica_divides_all_tensors_over_its_ranks(ranks: Ranks) -> None:
     pairs: list[dict[str, Shard]] = ranks.run(2, parts_of)
     assert ranks.run(4, parts_of, replicas=2) == [*pairs, *pairs]
+
+
+MANY = [make_samples(seed, groups=9) for seed in (1, 2)]
+
+
+def with_small_forwards(setup: PolicySetup) -> PolicySetup:
+    trainer = setup.torch_trainer.model_copy(update={"tokens_per_forward": 8})
+    return setup.model_copy(update={"trainer": trainer})
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A micro-batch of a rank: its forwards, and the bytes of each all-reduce between replicas, of gradients and of
+    figures, which are one tensor of all ranks."""
+
+    forwards: int
+    gradients: list[int]
+    figures: list[int]
+
+
+def crossings(
+    gang: GangRank, setup: PolicySetup, batches: Sequence[Sequence[Sample]]
+) -> tuple[list[Crossing], list[int]]:
+    """With the bytes of this rank's part of each gradient."""
+    policy = made_policy(gang, setup, None)
+    found = []
+    all_reduce, replica = distributed.all_reduce, gang.rank // gang.replica_size
+    own_replica = set(range(replica * gang.replica_size, (replica + 1) * gang.replica_size))
+    for batch in batches:
+        crossing = Crossing(len(policy._gradients.chunks(policy._check_samples(batch))), [], [])
+
+        def note(
+            values: torch.Tensor, *, crossing: Crossing = crossing, group: Any = None, **options: Any
+        ) -> Any:
+            if group is None:
+                crossing.figures.append(values.nbytes)
+            elif not own_replica.issuperset(distributed.get_process_group_ranks(group)):
+                crossing.gradients.append(values.nbytes)
+            return all_reduce(values, group=group, **options)
+
+        with mock.patch.object(distributed, "all_reduce", note):
+            policy.accumulate(batch)
+        found.append(crossing)
+    return found, sorted(part.nbytes for part in policy.models.gradients().values() if part.numel())
+
+
+@pytest.mark.parametrize("kind", ["dapo", "recomputed", "adapter"])
+def test_gradients_cross_replicas_once_in_a_micro_batch(ranks: Ranks, kind: str) -> None:
+    setup = with_small_forwards(SETUPS[kind])
+    for found, own in ranks.run(4, crossings, setup, [MANY[0][:4], MANY[0]], replicas=2):
+        few, many = (crossing.forwards for crossing in found)
+        assert few <= 2 and many >= 4
+        for crossing in found:
+            assert sorted(crossing.gradients) == own, "each part once"
+            assert sum(crossing.figures) < 1024
+
+
+@pytest.mark.parametrize("kind", ["dapo", "critic", "adapter"])
+def test_many_forwards_in_replicas_are_exact(ranks: Ranks, kind: str) -> None:
+    setup = with_small_forwards(SETUPS[kind])
+    calls: list[Call] = [("accumulate", MANY[0]), ("accumulate", MANY[1]), STEP]
+    expected = train(ALONE, setup, calls)
+    found: list[Trained] = ranks.run(4, train, setup, calls, replicas=2)
+    assert error(found[0].gradients, expected.gradients) < 1e-6
+    assert error(found[0].weights, expected.weights) < 1e-6
+    states = [each.state for each in found]
+    assert_same_bits(states[2:], states[:2])
