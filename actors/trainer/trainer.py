@@ -12,7 +12,7 @@ from pathlib import Path
 from ...core.actor import Actor, DeadActor, endpoint
 from ...core.base.task_groups import first_error
 from ...core.waits import OpenWaits, Wait
-from ..errors import SamplesUnreachable
+from ..errors import ProtocolViolation, SamplesUnreachable
 from ..messages import WORK_TIMEOUT_S, MicroBatchTrained, PolicyStepped, Published, TrainerApi
 from ..names import PolicyName, Step, Version
 from ..spans import batch_number, record
@@ -28,6 +28,8 @@ class Trainer(Actor, TrainerApi):
         self._store = setup.store
         self._pool: TrainingPool | None = None
         self._leases: dict[PolicyName, list[int]] = {policy: [] for policy in setup.policies}
+        self._accumulated = dict.fromkeys(setup.policies, 0)
+        """Samples that were trained since the last optimizer step."""
         self._arrivals = {policy: ArrivalOrder() for policy in setup.policies}
         self._waits = OpenWaits()
         self._committed = {policy: asyncio.Event() for policy in setup.policies}
@@ -99,7 +101,9 @@ class Trainer(Actor, TrainerApi):
             )
             self._leases[policy].append(leased.fence)
             try:
-                return await self._computing.accumulate(policy, leased, place)
+                trained = await self._computing.accumulate(policy, leased, place)
+                self._accumulated[policy] += trained.samples
+                return trained
             except SamplesUnreachable:
                 place.leave()  # the calls behind do not wait until the store has the lease back
                 self._leases[policy].remove(leased.fence)
@@ -112,6 +116,7 @@ class Trainer(Actor, TrainerApi):
         started = self.system.clock()
         stats, version = await self._computing.optimizer_step(policy, step)
         stepped = self.system.clock()
+        self._check_whole(policy, step, stats.samples)
         fences, self._leases[policy] = self._leases[policy], []
         committing = self._commit(policy, fences, version)
         if self._setup.pool is None:
@@ -132,6 +137,15 @@ class Trainer(Actor, TrainerApi):
         return PolicyStepped(
             published, replace(stats, figures={**stats.figures, **measured}), publish_s, moves
         )
+
+    def _check_whole(self, policy: PolicyName, step: Step, samples: int) -> None:
+        """Raises ProtocolViolation if the step has other samples than those that were trained for it: no later figure
+        would show that a part of a gradient was lost on its way between slots."""
+        accumulated, self._accumulated[policy] = self._accumulated[policy], 0
+        if samples != accumulated:
+            raise ProtocolViolation(
+                f"optimizer step {step} of {policy} has {samples} samples, and {accumulated} were trained for it"
+            )
 
     @endpoint
     async def save(self, policy: PolicyName, folder: str) -> None:

@@ -27,7 +27,9 @@ def nothing(run: Launched) -> None:
 
 def wait_for_checkpoint(run: Launched) -> None:
     """Returns once there is one. It may be saved some steps after its own."""
-    wait_until(lambda: any(event["event"] == "checkpoint_saved" for event in run.events), f"a checkpoint\n{run.text}")
+    wait_until(
+        lambda: any(event["event"] == "checkpoint_saved" for event in run.events), f"a checkpoint\n{run.text}"
+    )
 
 
 def stop(actor: str) -> Callable[[Launched], None]:

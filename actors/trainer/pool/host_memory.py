@@ -104,16 +104,21 @@ class HostMemory:
             for rank, size in enumerate(needed)
         ]
 
-    async def was_resharded(
+    def was_resharded(
         self, policy: PolicyName, ranks: list[RankMemory], rests: Sequence[StateHandle]
-    ) -> None:
-        """The state of the policy is in ``ranks`` from now on, in ``rests``; the memory of those before is freed."""
+    ) -> list[RankMemory]:
+        """The state of the policy is in ``ranks`` from now on, in ``rests``, and has no step part. Returns the ranks
+        before, whose memory is to be freed."""
         before, self._of[policy] = self._of[policy], ranks
         for rank, rest in zip(ranks, rests, strict=True):
             rank.continue_from(before[0], rest)
         ranks[0].take_weights_of(before[0])
-        for old in before:
-            await old.free()
+        return before
+
+    async def free(self, ranks: Sequence[RankMemory]) -> None:
+        """Frees all memory of ``ranks``, which are no policy's."""
+        for rank in ranks:
+            await rank.free()
 
     def states(self, policy: PolicyName) -> list[HostState] | None:
         """The whole state of each rank; None before the first."""

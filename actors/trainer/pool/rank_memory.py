@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
+from ....core.errors import ActorDead
 from ....transport.errors import ArenaSpace
 from ....transport.handle import LentMemory, StateHandle
 from ...messages import (
@@ -18,6 +19,7 @@ from ...messages import (
     StateBytes,
     Suspended,
 )
+from .lender import LENDER
 from .state_hosts import StateHost
 
 Pair = tuple[LentMemory, LentMemory]
@@ -98,8 +100,8 @@ class RankMemory:
 
     async def for_step(self, host: StateHost) -> LentMemory:
         """Memory of ``host`` for the step part, beside the present base part; an earlier step part is gone. Raises as
-        ``for_rest``."""
-        assert self.state is not None, "a base part comes first"
+        ``for_rest``, and if the base part is lost."""
+        self._check_base()
         self._forget_second("step")
         piece = self._parts.get("step")
         # A second copy of the step part before may still be under way.
@@ -183,9 +185,14 @@ class RankMemory:
         self._parts["rest"], self._newer = self._newer, None
 
     def was_suspended(self, step: Suspended) -> None:
-        """From now on the step part belongs to the state."""
-        assert self.state is not None
-        self.state = HostState(self.state.base, step.step, step.data)
+        """From now on the step part belongs to the state. Raises ActorDead if the base part was lost meanwhile."""
+        self.state = HostState(self._check_base().base, step.step, step.data)
+
+    def _check_base(self) -> HostState:
+        """The state. Raises ActorDead if its base part was lost with a host: the slots of its gang may be on others."""
+        if self.state is None:
+            raise ActorDead(LENDER, "the base part of a state was lost with its host")
+        return self.state
 
     def step_was_lost(self) -> None:
         """Only the base part is left."""

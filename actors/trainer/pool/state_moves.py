@@ -136,7 +136,8 @@ class StateMoves:
             done, _ = await asyncio.wait([fetching], timeout=_STOP_TIMEOUT_S)
         if not done:
             raise FetchNotStopped(policy, _STOP_TIMEOUT_S)
-        self._taking.pop(policy)
+        if self._taking.get(policy) is fetching:  # a gang that was lost meanwhile may have waited for it too
+            del self._taking[policy]
 
     def waits(self) -> list[Wait]:
         """See ``Actor.waits``: the moves that wait for others to end."""
@@ -204,15 +205,15 @@ class StateMoves:
                 gang, lambda slot, life, rank: slot.reshard(life, policy, gang.places[rank], ranks)
             )
         needed = await self._ask_needed(policy, gang)
-        await self._save_resharded(policy, gang, needed)
-        gang.has_computed = before[0].step is not None  # the host's memory has only the base part now
+        await self._save_resharded(policy, gang, needed, has_step=before[0].step is not None)
         reason = f"{reason}; its state is divided over {gang.parts} slots, before over {len(before)}"
         self._report_move(PolicyResumed, policy, gang, reason, moved, self._clock() - began)
 
     async def _save_resharded(
-        self, policy: PolicyName, gang: HostedGang, needed: Sequence[StateBytes]
+        self, policy: PolicyName, gang: HostedGang, needed: Sequence[StateBytes], *, has_step: bool
     ) -> None:
-        """Copies the base part, as the gang's ranks have it, to the memory of their hosts."""
+        """Copies the base part, as the gang's ranks have it, to the memory of their hosts. ``has_step``: the ranks have
+        a step part too, which is then on their slots alone."""
         memory = self.memory.other_ranks(policy, needed)
         async with self._needs(gang, self._hosts_of(gang)), self._turn(policy, gang):
             try:
@@ -225,11 +226,14 @@ class StateMoves:
                     taking = [partial(rank.take_rest, rest, piece) for rank, rest, piece in ranks_of]
                     saved = await self._take(policy, gang, saved, taking)
                     if self._hosts(policy, gang):
-                        await self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
+                        before = self.memory.was_resharded(policy, memory, [rank.rest for rank in saved])
+                        # At once: a slot that is lost from here on has the only step part, and what was trained into
+                        # that is trained again. After the next line it would be too late.
+                        gang.has_computed = has_step
+                        await self.memory.free(before)
             finally:
                 if self.memory[policy] is not memory:
-                    for rank in memory:
-                        await rank.free()
+                    await self.memory.free(memory)
 
     async def _build(self, policy: PolicyName, gang: HostedGang) -> None:
         """Raises StateTooLarge, ArenaSpace, and the errors of a folder that the policy can't start from."""

@@ -1,7 +1,7 @@
 """A trainer whose policies share slots, in virtual time: turns, suspensions, and slot workers that die."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from flexmarl.actors.errors import StateTooLarge
+from flexmarl.actors.messages import Sample
 from flexmarl.actors.names import PolicyName, Step, Version
+from flexmarl.actors.trainer.backends.policy_backend import MicroBatchStats
 from flexmarl.actors.trainer.backends.simulated_policy import SimulatedPolicy
 from flexmarl.actors.trainer.pool.pool_config import SharedPoolConfig
 from flexmarl.actors.trainer.pool.pool_slots import HostedGang
@@ -18,7 +20,7 @@ from flexmarl.actors.trainer.pool.rank_memory import RankMemory
 from flexmarl.actors.trainer.pool.state_hosts import StateHost
 from flexmarl.actors.trainer.pool.state_moves import StateMoves
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
-from flexmarl.core.errors import FlexmarlError
+from flexmarl.core.errors import FlexmarlError, RemoteError
 from flexmarl.core.testing import virtual_time
 from flexmarl.transport.handle import LentMemory, StateHandle
 
@@ -476,6 +478,70 @@ def test_a_policy_that_changes_its_ranks_keeps_a_whole_state_whenever_a_slot_wor
         found = run(tmp_path / str(number), config, fate, policies=ELASTIC)
         assert found == undisturbed, f"it died in call {number}, {fate.calls[number - 1]}"
         assert fate.killed
+
+
+def test_a_gradient_that_changes_its_ranks_is_trained_again_if_a_slot_is_lost_while_its_old_memory_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the host has only the base part by then, and the end of the move is still to come."""
+    free, lost = RankMemory.free, list[RankMemory]()
+    homes: list[House] = []
+
+    async def free_late(self: RankMemory) -> None:
+        if homes and not lost and self.state is not None and self.state.step is not None:
+            lost.append(self)
+            for slot in homes[0].slots:
+                slot.die()
+            await asyncio.sleep(1.0)
+        await free(self)
+
+    async def step(home: House) -> list[Any]:
+        """The judge has a slot until the solver's first samples are trained on the two others."""
+        for policy, samples in ((JUDGE, 1), (SOLVER, 6)):
+            await home.trainer.publish(policy)
+            await home.put(policy, 1, samples)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(home.trainer.train(JUDGE, Version(0), 1))
+            for _ in range(6):
+                group.create_task(home.trainer.train(SOLVER, Version(0), 1))
+        stepped = await home.trainer.optimizer_step(SOLVER, Step(1))
+        return [stepped.stats.samples, await home.saved(SOLVER)]
+
+    async def main() -> list[Any]:
+        learned = []
+        for name, config in (("static", None), ("shared", SharedPoolConfig(slots=3))):
+            async with house(tmp_path / name, ELASTIC, config) as home:
+                homes[:] = [home] if config else []
+                learned.append(await step(home))
+        return learned
+
+    monkeypatch.setattr(RankMemory, "free", free_late)
+    undisturbed, found = virtual_time.run(main())
+    assert lost and found == undisturbed, "each sample has counted once"
+
+
+@pytest.mark.parametrize("config", [None, SharedPoolConfig(slots=1)], ids=["static", "shared"])
+def test_an_optimizer_step_without_a_part_of_its_samples_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: SharedPoolConfig | None
+) -> None:
+    accumulate = SimulatedPolicy.accumulate
+
+    def forget_before(self: SimulatedPolicy, batch: Sequence[Sample]) -> MicroBatchStats:
+        self._forget_gradient()
+        return accumulate(self, batch)
+
+    async def main() -> None:
+        async with house(tmp_path, POLICIES, config) as home:
+            await home.trainer.publish(SOLVER)
+            await home.put(SOLVER, 1, 3)
+            with pytest.raises(
+                RemoteError,
+                match="ProtocolViolation: optimizer step 1 of solver has 1 samples, and 3 were trained for it",
+            ):
+                await home.step(SOLVER, 1, [2, 1])
+
+    monkeypatch.setattr(SimulatedPolicy, "accumulate", forget_before)
+    virtual_time.run(main())
 
 
 def test_a_newer_rest_is_lent_memory_in_its_policys_turn_also_if_the_ranks_change(

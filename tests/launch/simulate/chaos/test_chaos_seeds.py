@@ -10,7 +10,11 @@ from flexmarl.launch.simulate.chaos.examination import examine_seed
 SEEDS = int(os.environ.get("FLEXMARL_CHAOS_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+# Each of these once failed, by a defect in the pool's moves of states or of the simulated links, as one of hundreds.
+FAILED = (20466, 20906, 21167, 21189)
+
+
+@pytest.mark.parametrize("seed", [*range(SEEDS), *FAILED])
 def test_a_run_under_faults_trains_what_it_trains_without_them(seed: int) -> None:
     failure = examine_seed(seed)
     assert failure is None, failure.text()
