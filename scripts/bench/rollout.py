@@ -67,10 +67,15 @@ def parts(options: Options) -> int:
     return 2 * options.rounds
 
 
+def contender_names(options: Options) -> list[str]:
+    """Those that take part: vLLM, if it is wanted and installed."""
+    return [name for name in CONTENDERS if name != "vllm" or (options.vllm and Vllm.is_installed())]
+
+
 async def measure(options: Options, report: Callable[[str], None]) -> dict[str, Any]:
     """The object that ``--json`` prints."""
     described = await machine.describe()
-    names = [name for name in CONTENDERS if name != "vllm" or (options.vllm and Vllm.is_installed())]
+    names = contender_names(options)
     env.use_vllm_in_one_process()
     with TemporaryDirectory(prefix="flexmarl-", dir=env.runtime_base()) as folder:
         async with ActorSystem("bench", Path(folder)) as system:
