@@ -5,6 +5,7 @@ Both are large, and only the extra ``clients`` has them."""
 import asyncio
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,17 @@ async def test_mini_swe_agent(tmp_path: Path) -> None:
             instance_template="{{ task }}",
         )
         end = await asyncio.to_thread(agent.run, QUESTION)
+        close_clients()
         assert (end["exit_status"], end["submission"].strip()) == ("Submitted", "3")
         check_episode(gateway, answers)
+
+
+def close_clients() -> None:
+    """Ends the connections of ``litellm`` that no loop has: the package keeps their clients until the process ends."""
+    openai, litellm = import_module("openai"), import_module("litellm")
+    for client in litellm.in_memory_llm_clients_cache.cache_dict.values():
+        if isinstance(client, openai.OpenAI):
+            client.close()
 
 
 def bash(command: str) -> str:
