@@ -12,7 +12,9 @@ from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.evaluation_config import evaluation_config
 from flexmarl.launch.credit.coalition_config import coalition_config, players
 from flexmarl.launch.credit.credit_run import CreditRun
+from flexmarl.launch.run.preflight import preflight
 
+from ..conftest import NO_FINDINGS
 from ..in_process import Finished, RunsHere
 
 SETTINGS = ("training.steps=1", "checkpoint.every=1", "evaluation.every=0")
@@ -50,7 +52,11 @@ def test_every_team_is_evaluated_once_and_the_values_add_up(
     assert times == {team: (folder / team / "events.jsonl").stat().st_mtime_ns for team in teams}
 
 
-def test_an_evaluation_that_was_not_complete_begins_again(runs: RunsHere, trained: Finished) -> None:
+def test_an_evaluation_that_was_not_complete_begins_again(
+    runs: RunsHere, trained: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks before a start, each in a process that imports torch, have tests of their own.
+    monkeypatch.setattr(preflight, "_findings", lambda *_: NO_FINDINGS)
     credit_run, folder = CreditRun(trained.directory, None, (), None), runs.runs / "partly"
     [none, *_] = credit_run.prepare([("solver", "checker")], folder)
     with credit_run.evaluation(none, folder) as prepared:
