@@ -80,7 +80,7 @@ class Processes:
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._killed: set[_Process] = set()
-        """Those whose end nobody has waited for."""
+        """Processes that were killed, and whose end was not waited for yet."""
         self.waits = OpenWaits()
 
     async def run(
@@ -201,7 +201,7 @@ class Processes:
         if process in self._all:
             process.kill()
             self._all.discard(process)
-            self._killed = {one for one in self._killed if one.runs} | {process}
+            self._killed = {other for other in self._killed if other.runs} | {process}
 
 
 def _queue_limit(call: FunctionCall) -> str:
