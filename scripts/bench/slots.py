@@ -46,7 +46,16 @@ from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 
-from . import league, replayed, slot_dispatch, slot_extra_queries, slot_rewards, slot_sharing, slot_trees
+from . import (
+    league,
+    replayed,
+    slot_dispatch,
+    slot_extra_queries,
+    slot_objectives,
+    slot_rewards,
+    slot_sharing,
+    slot_trees,
+)
 from .skill_table import QUERIES, SkillTable
 
 _ROUNDS: Final = 3
@@ -76,6 +85,10 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.RULES},
     "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
     "extra_queries": Experiment(slot_extra_queries.of_rounds, slot_extra_queries.show),
+    **{
+        name: Experiment(partial(slot_objectives.of_rounds, name), slot_objectives.show)
+        for name in slot_objectives.ARMS
+    },
     "rewards": Experiment(slot_rewards.of_rounds, slot_rewards.show),
     "sharing": Experiment(slot_sharing.of_rounds, slot_sharing.show),
     "replay_recent": Experiment(replayed.of_recent, replayed.show),

@@ -1,15 +1,22 @@
 """``scripts/bench/run slots``: every source plays the task, and a result depends on the seed alone."""
 
+import math
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from flexmarl.launch.bench.measure import Report
-from scripts.bench import league, replayed, slot_extra_queries
+from flexmarl.launch.config.config_reading import resolve
+from scripts.bench import league, replayed, slot_extra_queries, slot_objectives
 from scripts.bench.slots import SOURCES, Options, measure, show
+from scripts.bench.tails_recipe.workflow import train_query
 
 from ...bench_tables import drawn
+
+TAILS = Path(slot_extra_queries.__file__).parent / "tails_recipe"
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -75,9 +82,48 @@ def test_a_replay_generates_fewer_trajectories_for_each_step(
 def test_queries_beyond_a_step_shorten_it_and_a_result_depends_on_the_seed_alone() -> None:
     options = slot_extra_queries.Options(rounds=1, overrides=("training.steps=5",))
     result = slot_extra_queries.measure(options, lambda part: None)
-    assert 0 < result["extra_s"] < result["plain_s"] < result["sync_s"]
+    assert 0 < result["extra_s"] < result["sync_s"] and result["plain_s"] < result["sync_s"]
     assert 0 < result["carried"] <= 16 and result["trained"] == pytest.approx(
         48 - result["carried"], rel=1e-2
     )
+    assert 0 < result["stale"] < result["plain_stale"] <= 1, "most queries end in the step that begins them"
     assert "passed on" in drawn(slot_extra_queries.show, result)
     assert slot_extra_queries.measure(options, lambda part: None) == result
+
+
+def test_the_bound_of_a_step_is_half_of_the_longest_query_of_the_draws_in_turn() -> None:
+    config = resolve(str(TAILS), ["training.steps=2", "training.queries_per_step=32"])
+    steps = [[train_query(position, config.seed) for position in range(n, n + 32)] for n in (0, 32)]
+    # The length by its definition, not by the engine: median 200, deviation 1, at most 8192, 10 ms a token.
+    longest = [
+        max(
+            min(8192, round(200 * math.exp(Random(seed).gauss(0.0, 1.0))))
+            for query in step
+            for seed in query.data["seeds"]
+        )
+        for step in steps
+    ]
+    assert slot_extra_queries.bound_s(config) == pytest.approx(0.01 * sum(longest) / 2 / 2)
+
+
+@pytest.mark.parametrize("name", slot_objectives.ARMS)
+def test_every_objective_plays_and_a_result_depends_on_the_seed_alone(name: str) -> None:
+    options = slot_objectives.Options(name, rounds=1, steps=4)
+    result = slot_objectives.measure(options, lambda part: None)
+    # Of 125 answers as likely: a sixth for each right token, and the two answers that are worth more.
+    begin = 0.1 + 2 / 125
+    assert begin < result["plain_reward"] < 1.5 and begin < result["reward"] < 1.5
+    assert not name.startswith("loss_") or result["reward"] != result["plain_reward"], (
+        "the filters find nothing so early"
+    )
+    assert result["plain_answers"] == 4 * 8 * 8 and result["answers"] >= 4 * 8 * 8
+    assert "reward in the end" in drawn(slot_objectives.show, result)
+    assert slot_objectives.measure(options, lambda part: None) == result
+
+
+def test_a_filter_of_equal_rewards_pays_for_the_groups_that_it_replaces_and_learns_more_in_a_step() -> None:
+    options = slot_objectives.Options("filter_equal_rewards")
+    plain = slot_objectives.learn(slot_objectives.Arm(), options, 0)
+    filtered = slot_objectives.learn(slot_objectives.ARMS[options.name], options, 0)
+    assert plain.answers == 64 * plain.steps and filtered.answers > 64 * filtered.steps
+    assert filtered.reward > plain.reward
