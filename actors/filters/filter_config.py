@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
+from .contrast import Contrast
 from .equal_rewards import EqualRewards
 from .near_duplicate import NearDuplicate
 from .overlong import Overlong
@@ -25,6 +26,7 @@ FilterConfig = Annotated[
     Annotated[EqualRewards, Tag("equal_rewards")]
     | Annotated[Overlong, Tag("overlong")]
     | Annotated[NearDuplicate, Tag("near_duplicate")]
+    | Annotated[Contrast, Tag("contrast")]
     | Annotated[UsersFilter, Tag("function")],
     Discriminator(_name_of),
     BeforeValidator(_section),

@@ -3,14 +3,14 @@
 There are 16 queries, and an answer is three of five tokens. One answer is worth 1.5 and another one 1; any other has a
 sixth for each token at the best one's place. So a group may be bad as a whole, its best is often the second answer, and
 most rewards of a trained policy are equal. The policy is a table of scores for each query and place. A step draws 8
-queries of 8 answers and takes eight Adam updates over them, so that ratios leave a clip's range. Estimators, losses, their sums and
-divisors, and filters are those of a run; a group that a filter drops is replaced, as with ``replacement_queries``. The
-keys:
+queries of 8 answers and takes eight Adam updates over them, so that ratios leave a clip's range. Estimators, losses,
+their sums and divisors, and filters are those of a run; a group that a filter drops is replaced, as with
+``replacement_queries``. The keys:
 
     plain_answers, answers   until the expected reward over all queries was first ``target``, with ``grpo`` and the slot
     plain_reward, reward     the expected reward after ``steps`` steps, 1.5 at most
     ratio         the second of the first pair over the first, each of them the mean over the seeds
-    step_ratio    the same of the optimizer steps until then
+    step_ratio    the same of the steps until then; ``trained_ratio``: of the answers that were trained
     rounds        every seed's
 
 A run that does not reach the target counts with all of its answers. Also: ``versions``, ``settings``. A result depends
@@ -30,6 +30,7 @@ from rich.table import Table
 from torch import Tensor
 
 from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.filters.contrast import Contrast
 from flexmarl.actors.filters.equal_rewards import EqualRewards
 from flexmarl.actors.filters.group_filter import (
     FilterOptions,
@@ -64,6 +65,7 @@ ARMS: Final[Mapping[str, Arm]] = {
     **{f"loss_{name}": Arm(name) for name in ("echo", "sa_gcpo", "habc", "mnpo")},
     "filter_equal_rewards": Arm(group_filter=EqualRewards()),
     "filter_near_duplicate": Arm(group_filter=NearDuplicate(similarity=1.0)),
+    "filter_contrast": Arm(group_filter=Contrast(extremes=2)),
 }
 
 
@@ -82,9 +84,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """``answers`` and ``steps`` until the target. ``reward``: expected, after all steps."""
+    """``answers``, ``trained`` ones among them, and ``steps`` until the target. ``reward``: expected, after all."""
 
     answers: int
+    trained: int
     steps: int
     reward: float
 
@@ -110,16 +113,16 @@ class _Learner:
         self._values = _values(Random(f"{seed} answers"))
         self._scores = torch.zeros(_QUERIES, _PLACES, _TOKENS, dtype=torch.float64, requires_grad=True)
         self._optimizer = torch.optim.Adam([self._scores], lr=options.lr)
-        self._drawn = 0
+        self._drawn = self._trained = 0
 
     def learn(self) -> Learned:
-        answers = steps = 0
+        reached: tuple[int, int, int] | None = None
         for step in range(1, self._options.steps + 1):
             if batch := self._batch():
                 self._update(batch)
-            if not steps and self.reward >= self._options.target:
-                answers, steps = self._drawn, step
-        return Learned(answers or self._drawn, steps or self._options.steps, self.reward)
+            if reached is None and self.reward >= self._options.target:
+                reached = self._drawn, self._trained, step
+        return Learned(*(reached or (self._drawn, self._trained, self._options.steps)), self.reward)
 
     @property
     def reward(self) -> float:
@@ -165,6 +168,7 @@ class _Learner:
     def _update(self, batch: _Batch) -> None:
         row = self._credit.row
         count = len(batch.queries)
+        self._trained += count
         lengths = torch.full((count,), _PLACES)
         old = self._logprobs(batch).detach()
         for _ in range(self._options.updates):
@@ -225,6 +229,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
                 "seed": seed,
                 "plain_answers": plain.answers,
                 "answers": slot.answers,
+                "plain_trained": plain.trained,
+                "trained": slot.trained,
                 "plain_steps": plain.steps,
                 "steps": slot.steps,
                 "plain_reward": plain.reward,
@@ -233,6 +239,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
         )
     figures = {key: fmean(line[key] for line in rounds) for key in rounds[0] if key != "seed"}
     figures["ratio"] = figures["answers"] / figures["plain_answers"]
+    figures["trained_ratio"] = figures["trained"] / figures["plain_trained"]
     figures["step_ratio"] = figures["steps"] / figures["plain_steps"]
     return {
         **{key: rounded(value) for key, value in figures.items()},

@@ -1,12 +1,14 @@
 """Group filters: each on groups worked out by hand, and the whole list in its order."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 
 from flexmarl.actors.errors import RecipeError
+from flexmarl.actors.filters.contrast import Contrast
 from flexmarl.actors.filters.equal_rewards import EqualRewards
 from flexmarl.actors.filters.filter_config import FilterConfig
 from flexmarl.actors.filters.group_filter import (
@@ -90,6 +92,25 @@ def test_answers_of_another_advantage_prompt_or_agent_are_no_duplicates(other: F
 
 def test_answers_shorter_than_a_run_are_compared_whole() -> None:
     assert left_out(NearDuplicate(shingle=5), turn(0, (1, 2)), turn(1, (1, 2)), turn(2, (1,))) == {"1:q_0_1"}
+
+
+def test_contrast_keeps_the_best_and_the_worst_trajectories_of_each_agent() -> None:
+    """Trajectory 1 has two turns: its mean 0.25 is in the middle, though one of them is the greatest of all."""
+    advantages = {0: [0.5], 1: [2.0, -1.5], 2: [-1.0], 3: [0.5], 4: [-0.5]}
+    turns = [
+        FinishedTurn(f"1:q_{place}_{number}", SOLVER, number, (9,), (1,), "", False, 0.0, advantage)
+        for number, of_turns in advantages.items()
+        for place, advantage in enumerate(of_turns)
+    ]
+    of_judge = [turn(number, agent=JUDGE, advantage=float(number)) for number in range(3)]
+    middle = {"1:q_0_1", "1:q_1_1"}
+    # Of the equal ones 0 and 3 the first is the best; the judge's trajectory 1 is between 0 and 2.
+    assert left_out(Contrast(extremes=1), *turns) == middle | {"1:q_0_3", "1:q_0_4"}
+    assert left_out(Contrast(extremes=2), *reversed(turns)) == middle
+    assert left_out(Contrast(extremes=3), *turns) == set()
+    apart = [replace(turn, sample_id=f"judge {turn.sample_id}") for turn in of_judge]
+    assert left_out(Contrast(extremes=2), *turns, *apart) == middle
+    assert left_out(Contrast(extremes=1), *apart) == {"judge 1:q_1_1"}
 
 
 def test_a_filter_sees_the_rest_of_the_filters_before_it_and_each_sample_counts_once() -> None:

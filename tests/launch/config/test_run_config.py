@@ -230,7 +230,8 @@ class TestRefusals:
             ("rollout.filters=[overlong]", "rollout: filters need replacement_queries"),
             (
                 "rollout.filters=[long]",
-                "rollout.filters.0.name='long': there is no such .*: equal_rewards, overlong, near_duplicate, function",
+                "rollout.filters.0.name='long': there is no such .*: "
+                "equal_rewards, overlong, near_duplicate, contrast, function",
             ),
             (
                 "rollout.filters=[overlong, {name: overlong, tokens: 5}]",
