@@ -17,7 +17,7 @@ class NextGroups:
         self._begun_at_once = 0
         """The number of places that submitted queries have still to take of the steps that begin."""
         self._samples: list[dict[PolicyName, int] | None] = []
-        """Of each group: its samples, None before it has closed."""
+        """The samples of each group, None before it has closed."""
         self._passed_on = 0
 
     def __bool__(self) -> bool:

@@ -10,7 +10,7 @@ ANSWERS = 4
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
-    # Seeds of the query's own: all runs of a seed answer it alike, whatever step it begins in.
+    # Seeds of the query: all runs of a seed have the same answers to it, in any step.
     answers = (agents["solver"].generate(query.text, seed=seed) for seed in query.data["seeds"])
     return Rewards(solver=float(max(len(turn.tokens) for turn in await asyncio.gather(*answers))))
 
