@@ -1,4 +1,4 @@
-"""Reward services of a run over two hosts: a worker asks that of its own host, and a lost host costs its calls again."""
+"""Reward services of a run over two hosts: a worker asks that of its own, and a lost host costs its calls again."""
 
 import contextlib
 import json
