@@ -17,28 +17,23 @@ orchestrator finds the report there; groups without one are begun again by anoth
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 from ...core.actor import Actor, endpoint
 from ...core.base.task_groups import first_error
 from ...core.base.texts import text_of
-from ...core.errors import ActorDead, CallTimeout, FlexmarlError, origin_of
+from ...core.errors import ActorDead, FlexmarlError, origin_of
 from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
 from ..deadline import Deadline
 from ..environments.tree_play import TreeEnd, branch_problem, play_tree
 from ..errors import (
-    EngineFailed,
-    InvalidRequest,
     NotJudged,
     RecipeError,
     SessionUnrewarded,
     WorkerReplaced,
     WriterRetired,
-    WrongPolicy,
-    WrongVersion,
 )
 from ..filters.group_filter import GroupFilter
 from ..gateway.carried import answer_carried
@@ -48,34 +43,29 @@ from ..messages import (
     CarriedRequest,
     EvaluationEnd,
     EvaluationTrajectory,
-    GenerateRequest,
-    Generation,
     LoggedTrajectory,
     Query,
     RolloutApi,
     SessionRewards,
-    TextTo,
     TrajectoryFailure,
     VersionRange,
     WorkerIncarnation,
     refuse_equal_ids,
 )
-from ..names import AgentName, PolicyName, Step, Version
+from ..names import PolicyName, Step, Version
 from ..recipe.missing_await import await_hint_of
 from ..recipe.recipe import Recipe
 from ..recipe.user_traceback import headline
 from ..run_events import ActorEndedBadly
-from ..workflow import OnText, Prompt, Rewards, Turn
+from ..workflow import Rewards
 from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
-from .call_graph import CallGraph, TimedTurn
 from .groups.group import Abort, Close, Decision, Drop, Group, GroupRules, Start
 from .groups.group_run import GivenUp, GroupClosingRules, GroupRun, RewardsAwaited, TrajectoryEnd
 from .logged_turns import take_logged
 from .outside_rewards import OutsideRewards
 from .outside_sessions import LIMIT as SESSION_LIMIT
 from .outside_sessions import OutsideSessions
-from .resumable_turn import ResumableTurn
 from .rollout_setup import RolloutSetup, sides_of
 from .rollout_spans import RolloutSpans
 from .rollout_waits import RolloutWaits
@@ -87,11 +77,8 @@ from .trajectory import Trajectory, where_it_hangs
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
 from .tree_rewards import tree_rewards
-from .turn_limits import TurnLimits
-from .turn_options import NO_OPTIONS, TurnOptions
-from .turn_request import turn_request
-from .turn_routes import TurnRoute, TurnRoutes
-from .turn_texts import TurnText, TurnTexts
+from .turn_generation import TurnGeneration
+from .turn_routes import TurnRoutes
 
 # The store and the orchestrator answer in milliseconds; this catches one that hangs.
 _ANSWER_TIMEOUT_S = 300.0
@@ -100,9 +87,9 @@ _LAST_RECORDS_S = 5.0
 
 
 class Rollout(Actor, RolloutApi):
-    """Runs the workflow: its groups, trajectories and turns.
+    """Runs the workflow: its groups and their trajectories.
 
-    It is one class because groups, trajectories and turns end together: each looks for the others in one table.
+    It is one class because groups and trajectories end together: each looks for the others in one table.
     """
 
     def __init__(self, setup: RolloutSetup) -> None:
@@ -110,8 +97,6 @@ class Rollout(Actor, RolloutApi):
         self._setup = setup
         self._config = setup.config
         self._agents = setup.agents
-        sampling = {agent: settings.sampling for agent, settings in setup.agents.items()}
-        self._limits = TurnLimits(setup.config, sampling)
         self._recipe = self.load_recipe()
         tree = setup.config.tree
         if tree is not None and (problem := branch_problem(self._recipe.environment_class, tree)):
@@ -127,8 +112,6 @@ class Rollout(Actor, RolloutApi):
             agent: settings.policy for agent, settings in setup.agents.items() if settings.trained
         }
         self._groups: dict[tuple[Step, str], GroupRun] = {}
-        self._calls = CallGraph()
-        self._texts = TurnTexts()
         self._workflows: set[asyncio.Task[TrajectoryRewards]] = set()
         self._waits = RolloutWaits(self._recipe.folder, setup.config)
 
@@ -137,7 +120,6 @@ class Rollout(Actor, RolloutApi):
         return Recipe(self._setup.recipe)
 
     async def on_start(self) -> None:
-        self._clock = self.system.clock
         places = segment_directories(self.system.directory, self._setup.store_dir)
         self.writer = f"{self.ref.name}-{self.system.new_id()}"
         node = writer_node(self.system, self.writer, f"{self.ref.name}-", encrypted=self._setup.encrypted)
@@ -152,6 +134,9 @@ class Rollout(Actor, RolloutApi):
         self._spans = RolloutSpans(self.system.spans, self.ref.name)
         self._records = TrajectoryRecords(self._setup, self.system.run_blocking)
         self.background(self._records.run(), "records")
+        self._turns = TurnGeneration(
+            self._setup, self.ref, self.system.clock, self._routes, self._waits, self._spans, self._records
+        )
         number = _worker_number(self.ref.name)
         self._services = WorkflowServices(
             ServiceWorker(self._setup, number, self.writer, self._recipe.folder, self.system, self._waits)
@@ -161,7 +146,7 @@ class Rollout(Actor, RolloutApi):
         self._carried_to = server.application
         if self._setup.serves:
             served = served_agents(
-                self.generate, self._agents, self._config.trajectory_timeout_s, self.writer
+                self._turns.generate, self._agents, self._config.trajectory_timeout_s, self.writer
             )
             self._carried_to = application(served)
         self._services.enter(None)
@@ -227,7 +212,9 @@ class Rollout(Actor, RolloutApi):
             is_submitted = query.id in (submitted or ())
             # An answer is for a person: it is there when the rewards alone are missing.
             grace_s = 0.0 if is_submitted else None if self._setup.steps_wait else config.reward_grace_s
-            run = GroupRun(step, query, position, versions, Group(rules), self._clock, is_submitted, grace_s)
+            run = GroupRun(
+                step, query, position, versions, Group(rules), self.system.clock, is_submitted, grace_s
+            )
             run.logged = ended
             is_let_go = grace_s is not None and not self._setup.steps_wait
             run.leaves_out_late = is_let_go or config.late_rewards_after_s is not None
@@ -274,7 +261,7 @@ class Rollout(Actor, RolloutApi):
 
     @endpoint
     async def take_text(self, stream: int, start: int, text: str) -> None:
-        self._texts.take(stream, start, text)
+        self._turns.texts.take(stream, start, text)
 
     def _check_incarnation(self, writer: str) -> None:
         """Raises WorkerReplaced if ``writer`` is not this life."""
@@ -292,7 +279,7 @@ class Rollout(Actor, RolloutApi):
     def waits(self) -> list[Wait]:
         return self._waits.current()
 
-    # ------------------------------------------------------------------ one group, one trajectory, one turn
+    # ------------------------------------------------------------------ one group, one trajectory
 
     async def _run_evaluation(
         self, step: Step, work: EvaluationTrajectory, versions: dict[PolicyName, VersionRange]
@@ -431,7 +418,7 @@ class Rollout(Actor, RolloutApi):
 
     async def _run_workflow(self, trajectory: Trajectory) -> TrajectoryRewards:
         self._services.enter(trajectory)
-        handles = AgentHandles(self.generate, self._agents, trajectory)
+        handles = AgentHandles(self._turns.generate, self._agents, trajectory)
         assert trajectory.deadline is not None, "it runs"
         if trajectory.is_session:  # the program's time
             with trajectory.deadline.paused(), self._waits.judge(trajectory, SESSION_LIMIT):
@@ -480,7 +467,7 @@ class Rollout(Actor, RolloutApi):
         """The end of a trajectory whose workflow has ended. User code: it may fail in any way, the others continue."""
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is None:
-            self._calls.ended(trajectory.timed_turns)
+            self._turns.trajectory_ended(trajectory)
             trajectory.rewards = work.result()
             return TrajectoryEnd(trajectory)
         if isinstance(error, RecipeError):
@@ -496,127 +483,8 @@ class Rollout(Actor, RolloutApi):
         late = late or isinstance(error, SessionUnrewarded)
         return TrajectoryEnd(trajectory, failure, on_timeout == "replace", error, late)
 
-    async def generate(
-        self,
-        agent: AgentName,
-        trajectory: Trajectory,
-        prompt: Prompt,
-        options: TurnOptions = NO_OPTIONS,
-        on_text: OnText | None = None,
-    ) -> Turn:
-        """One turn: waits for an instance with the version of the agent's policy. If new weights arrive meanwhile and
-        may generate it too, they resume it; if the instance is lost, another one begins it again."""
-        self._spans.between_turns(trajectory)
-        begin = self._spans.now()
-        settings = self._agents[agent]
-        text = None if on_text is None else TurnText(on_text)
-        tokens_left = self._limits.begin(agent, trajectory)
-        request = turn_request(self._setup, agent, trajectory, prompt, options, tokens_left)
-        self._records.note_prompt(trajectory, request.sample_id, prompt)
-        turn = ResumableTurn(request)
-        try:
-            left_s = settings.sampling.turn_timeout_s or self._config.turn_timeout_s
-            turn.downstream_tokens = self._calls.downstream_tokens(agent, trajectory.begin_turn(agent))
-            while not turn.ended:
-                left_s -= await self._generate_part(agent, turn, trajectory, left_s, text)
-                if text is not None:
-                    text.show(turn.text)
-            trajectory.took(agent, turn, TimedTurn(agent, begin, self._clock(), len(turn.tokens)))
-        finally:
-            self._spans.turn(agent, settings.policy, trajectory, turn, begin)
-        columns = trajectory.columns_of(agent, request.sample_id, settings.columns)
-        return turn.result(agent, request.chat, columns.write)
-
-    async def _generate_part(
-        self,
-        agent: AgentName,
-        turn: ResumableTurn,
-        trajectory: Trajectory,
-        limit_s: float,
-        text: TurnText | None,
-    ) -> float:
-        """Generates until the turn has ended, its version is no longer served, or its instance is lost. Returns the
-        seconds that this took at an instance."""
-        request = turn.request
-        assert trajectory.deadline is not None, "it runs"
-        waiting, policy = f"turns of {agent} that no instance has yet", self._agents[agent].policy
-        begin = self._spans.now()
-        try:
-            # This time is the trainer's, or that of other trajectories.
-            with (
-                trajectory.deadline.paused(),
-                self._waits.turn(trajectory, waiting, self._setup.router.name),
-            ):
-                route = await self._routes.route(
-                    policy,
-                    request.versions,
-                    prompt_tokens=turn.prompt_size,
-                    downstream_tokens=turn.downstream_tokens,
-                    prefix=trajectory.prefix(request.prompt),
-                    topic=f"{agent} {trajectory.query.id}",
-                )
-        finally:
-            self._spans.wait(agent, policy, trajectory, turn, begin)
-        started = self._clock()
-        tokens, lost = 0, False
-        try:
-            turn.ask_for(route.version)
-            with self._waits.turn(trajectory, f"turns of {agent}", route.instance.name):
-                generation = await self._ask(agent, route, turn.request, trajectory, limit_s, text)
-            tokens = len(generation.tokens)
-            turn.take(generation)
-            if turn.is_idle_again(route.instance.name, generation):
-                raise _idle(route, request)
-        except (WrongPolicy, WrongVersion) as error:  # it has begun to load, has moved, or was started again
-            self._retry(turn, trajectory, error)
-        except (ActorDead, EngineFailed) as error:
-            lost = True
-            self._retry(turn, trajectory, error)
-        finally:
-            self._routes.ended(route.turn, tokens, lost=lost)
-            trajectory.waited(agent, route.queue_s, self._clock() - started)
-        return self._clock() - started
-
-    def _retry(self, turn: ResumableTurn, trajectory: Trajectory, error: FlexmarlError) -> None:
-        """Counts a turn that is to be begun again. Raises ``error`` if that was the case too often."""
-        if turn.retries >= self._config.turn_retries:
-            raise error
-        turn.retries += 1
-        trajectory.retried_turns += 1
-
-    async def _ask(
-        self,
-        agent: AgentName,
-        route: TurnRoute,
-        request: GenerateRequest,
-        trajectory: Trajectory,
-        limit_s: float,
-        text: TurnText | None,
-    ) -> Generation:
-        trajectory.turn_begins(self._clock())
-        ask = partial(route.instance.ask, "generate", request, timeout_s=max(0.0, limit_s))
-        try:
-            if text is None:
-                generation: Generation = await ask()
-            else:
-                with self._texts.opened(text) as stream:
-                    generation = await text.listen(ask(text_to=TextTo(self.ref, stream)))
-        except CallTimeout as error:
-            trajectory.turn_overran(agent, error)
-            raise
-        except InvalidRequest as error:
-            raise type(error)(request.sample_id, f"agent {agent}: {error.problem}") from error
-        return generation
-
 
 def _worker_number(name: str) -> int:
     """That of ``rollout-3``; 0 for a worker of another name."""
     number = name.rpartition("-")[2]
     return int(number) if number.isdigit() else 0
-
-
-def _idle(route: TurnRoute, request: GenerateRequest) -> EngineFailed:
-    name = route.instance.name
-    return EngineFailed(
-        f"{name} interrupts turn {request.sample_id} again and again without a token, and serves no later version"
-    )
