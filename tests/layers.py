@@ -196,6 +196,8 @@ RULES = (
         where="actors",
         except_in=r"actors/inference/engines/.*|actors/trainer/backends/torch_policy/.*|actors/store/query\.py"
         r"|actors/rollout/block_watch\.py"
+        # a program at a server
+        r"|actors/environments/sandboxes/rex_runner\.py"
         # names of segments: they can't be guessed, also in virtual time
         r"|actors/segments/segments\.py"
         # programs and sockets are in real time, and keys can't be guessed

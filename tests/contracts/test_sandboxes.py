@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from flexmarl.actors import run_in_sandbox
@@ -35,7 +36,7 @@ class Server:
     url: str
 
     def end(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)  # and its command
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -130,6 +131,37 @@ async def test_a_command_that_hangs_is_killed_and_named(sandbox: Sandbox) -> Non
     assert (await run_in_sandbox(["true"], timeout_s=PATIENCE_S)).status == 0, "its place is free"
 
 
+async def test_a_cancelled_command_ends_at_once(sandbox: Sandbox, tmp_path: Path) -> None:
+    running, process = await begin_sleeping(sandbox, tmp_path)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await gone(process)
+    assert (await run_in_sandbox(["true"], timeout_s=PATIENCE_S)).status == 0, "its place is free"
+
+
+async def begin_sleeping(sandbox: Sandbox, folder: Path) -> "tuple[asyncio.Future[Any], psutil.Process]":
+    """A command that sleeps the first time that it runs, and its process."""
+    note = folder / "process"
+    script = (
+        f"import os, pathlib, time; note = pathlib.Path({str(note)!r}); again = note.exists(); "
+        "new = note.with_suffix('.new'); new.write_text(str(os.getpid())); new.replace(note); "
+        "time.sleep(0 if again else 1000)"
+    )
+    run: Awaitable[Any] = sandbox.run([sys.executable, "-c", script], {}, PATIENCE_S)
+    running = asyncio.ensure_future(run)
+    async with asyncio.timeout(PATIENCE_S):
+        while not note.exists():
+            await asyncio.sleep(0.01)
+    return running, psutil.Process(int(note.read_text()))
+
+
+async def gone(process: psutil.Process) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_program_that_is_missing_is_named(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxFailed, match="no-such-program"):
         await run_in_sandbox(["no-such-program"], timeout_s=PATIENCE_S)
@@ -157,18 +189,10 @@ async def test_a_server_that_is_lost_costs_a_command_again_at_the_next(
     lost = start_server(tmp_path)
     await answers(lost.url)
     sandbox = rex(tmp_path, lost.url, server.url)
-    marker = tmp_path / "began"
-    script = (
-        f"import pathlib, time; began = pathlib.Path({str(marker)!r}); again = began.exists(); began.touch(); "
-        "time.sleep(0 if again else 1000)"
-    )
-    run: Awaitable[Any] = sandbox.run([sys.executable, "-c", script], {}, PATIENCE_S)
-    running = asyncio.ensure_future(run)
-    async with asyncio.timeout(PATIENCE_S):
-        while not marker.exists():
-            await asyncio.sleep(0.01)
+    running, process = await begin_sleeping(sandbox, tmp_path)
     lost.end()
     assert (await running).status == 0
+    await gone(process)
     await sandbox.close()
 
 

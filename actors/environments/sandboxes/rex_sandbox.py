@@ -1,13 +1,19 @@
 """Sandboxes behind servers of SWE-ReX (https://swe-rex.com), over HTTP: ``swerex-remote --auth-token KEY``.
 
-A server, in a container or a machine of its own, computes one command at a time, so a worker asks each with one; a
-further command waits. The contract is that of SWE-ReX 1.4: ``/execute``, ``/write_file``, and status 511 with the
-server's error. Nothing of its package is imported here.
+A server of SWE-ReX 1.4 computes one request at a time and hears nothing meanwhile, so that a command of ``/execute``
+can't be ended by another request. So ``rex_runner.py``, which each request brings along, runs it in the background:
+
+    begin ─> is it at its end? ─> look ─> look ─> its end or a cancelled call ─> end
+
+A worker asks each server for one command at a time. The contract is that of ``/execute``, ``/write_file``,
+and status 511 with the server's error. Nothing of its package is imported here.
 """
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import httpx2
@@ -17,6 +23,9 @@ from .sandbox import KEPT_CHARACTERS, SandboxResult, overran
 
 _SLACK_S: Final = 10.0
 _FILE_S: Final = 30.0
+_LOOK_S: Final = 0.5
+"""The longest for which a server waits for the end of a command before it hears the next request."""
+_RUNNER: Final = Path(__file__).with_name("rex_runner.py").read_text()
 _FAILED: Final = 511
 """The status with which a server reports an error of its own."""
 _SHOWN: Final = 200
@@ -67,33 +76,43 @@ class RexSandbox:
         self, url: str, command: Sequence[str], files: Mapping[str, str], timeout_s: float
     ) -> SandboxResult:
         """Raises TransportError if the server goes away."""
-        folder_end = await self._execute(url, ["mktemp", "-d"], "/", _FILE_S)
-        folder = folder_end.stdout.strip()
-        if folder_end.status or not folder.startswith("/"):
-            raise SandboxFailed("rex", f"{url} makes no folder: {folder_end.stderr or folder_end.stdout!r}")
+        folder = (await self._execute(url, ["mktemp", "-d"])).strip()
+        if not folder.startswith("/"):
+            raise SandboxFailed("rex", f"{url} makes no folder: {folder!r}")
         try:
             for name, text in files.items():
-                path = f"{folder}/{name}"
+                path = f"{folder}/files/{name}"
                 await self._ask(url, "write_file", {"path": path, "content": text}, _FILE_S)
-            return await self._execute(url, command, folder, timeout_s)
+            end = await self._runner(url, "begin", folder, str(timeout_s), str(_LOOK_S), *command)
+            while not end:
+                end = await self._runner(url, "look", folder, str(_LOOK_S))
         finally:
-            with contextlib.suppress(httpx2.TransportError, SandboxFailed, TimeoutError):
-                await self._execute(url, ["rm", "-rf", folder], "/", _FILE_S)
+            with contextlib.suppress(httpx2.TransportError, SandboxFailed):
+                await self._runner(url, "end", folder)
+        return _result(url, command, timeout_s, end)
 
-    async def _execute(
-        self, url: str, command: Sequence[str], folder: str, timeout_s: float
-    ) -> SandboxResult:
-        body = {"command": [*command], "timeout": timeout_s, "cwd": folder}
-        done = await self._ask(url, "execute", body, timeout_s + _SLACK_S)
-        status = done.get("exit_code")
-        if not isinstance(status, int):
-            raise SandboxFailed("rex", f"{url} answers without an exit_code: {done!r:.200}")
-        return SandboxResult(
-            status, *(str(done.get(stream, ""))[-KEPT_CHARACTERS:] for stream in ("stdout", "stderr"))
-        )
+    async def _runner(self, url: str, *words: str) -> dict[str, Any]:
+        """The answer of the runner. Raises TransportError, SandboxFailed."""
+        printed = await self._execute(url, ["python3", "-I", "-c", _RUNNER, *words])
+        try:
+            answer = json.loads(printed)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise SandboxFailed("rex", f"{url}: its runner prints {printed[:_SHOWN]!r}, not an object")
+        return answer
+
+    async def _execute(self, url: str, command: Sequence[str]) -> str:
+        """Runs a command that ends soon; returns its output. Raises TransportError, SandboxFailed."""
+        body = {"command": [*command], "timeout": _FILE_S, "cwd": "/"}
+        done = await self._ask(url, "execute", body, _FILE_S + _SLACK_S)
+        if done.get("exit_code") != 0:
+            problem = done.get("stderr") or f"it ends with {done.get('exit_code')!r}"
+            raise SandboxFailed("rex", f"{url}: {command[0]}: {str(problem)[-_SHOWN:]}")
+        return str(done.get("stdout", ""))
 
     async def _ask(self, url: str, endpoint: str, body: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """The object of the answer. Raises TransportError; TimeoutError for a command that was killed."""
+        """The object of the answer. Raises TransportError, SandboxFailed."""
         response = await self._client.post(f"{url}/{endpoint}", json=body, timeout=limit_s)
         try:
             answer = response.json()
@@ -102,8 +121,6 @@ class RexSandbox:
         if response.status_code == _FAILED and isinstance(answer, dict):
             error = answer.get("swerexception")
             error = error if isinstance(error, dict) else {}
-            if str(error.get("class_path", "")).endswith("CommandTimeoutError"):
-                raise overran(body["command"], body["timeout"])
             raise SandboxFailed("rex", f"{url}/{endpoint}: {str(error.get('message', answer))[:_SHOWN]}")
         if response.status_code != 200 or not isinstance(answer, dict):
             raise SandboxFailed(
@@ -111,3 +128,15 @@ class RexSandbox:
                 f"{url}/{endpoint} answers with status {response.status_code}: {response.text[:_SHOWN]}",
             )
         return answer
+
+
+def _result(url: str, command: Sequence[str], timeout_s: float, end: Mapping[str, Any]) -> SandboxResult:
+    """The end of a command as its runner has written it. Raises TimeoutError, SandboxFailed."""
+    if end.get("overran"):
+        raise overran(command, timeout_s)
+    status = end.get("status")
+    if not isinstance(status, int):
+        raise SandboxFailed("rex", f"{url}: {str(end.get('problem', end))[:_SHOWN]}")
+    return SandboxResult(
+        status, *(str(end.get(stream, ""))[-KEPT_CHARACTERS:] for stream in ("stdout", "stderr"))
+    )
