@@ -12,13 +12,16 @@ from .plan import Placed, Plan
 
 
 def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Plan) -> Iterator[str]:
-    """A sentence for each reason; nothing if all slots are on one host, or no process group is made."""
+    """A sentence for each reason; nothing if no process group is made."""
     if not isinstance(config.pool, SharedPoolConfig) or config.simulated:
         return
     gangs = [name for name, policy in config.trained.items() if policy.trainer.most_ranks > 1]
     slots = [placed for actor, placed in plan.actors.items() if actor.startswith("slot-")]
     nodes = {placed.node for placed in slots}
-    if not gangs or len(nodes) < 2:
+    if not gangs:
+        return
+    yield from _parts_of_one_gpu(gangs[0], slots, hosts)
+    if len(nodes) < 2:
         return
     # Any slots may become a gang: the plan does not say which ones will.
     for name in gangs:
@@ -33,6 +36,23 @@ def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Pla
             f"the ranks of policy {gangs[0]} lie on several hosts, with other versions of NVIDIA's driver: {listed}; "
             "install one version on all, or write hosts.spread=false"
         )
+
+
+def _parts_of_one_gpu(
+    name: PolicyName, slots: Sequence[Placed], hosts: Sequence[HostDescription]
+) -> Iterator[str]:
+    """NCCL tells devices by their place on the host's bus, which all parts of a GPU share, and refuses two at one place
+    (`Duplicate GPU detected`, its init.cc): in the first step, behind all other checks."""
+    gpus = {host.name: host.gpus for host in hosts}
+    counts = Counter(
+        (placed.node, gpus[placed.node][number].index) for placed in slots for number in placed.gpus
+    )
+    for (node, index), count in counts.items():
+        if count > 1:
+            yield (
+                f"policies.{name}.trainer.ranks: {count} slots are parts (MIG) of GPU {index} of {node}: NCCL joins no "
+                "two parts of one GPU; write ranks=1, or show the run one part of each GPU (CUDA_VISIBLE_DEVICES)"
+            )
 
 
 def _divided_replicas(config: RunConfig, name: PolicyName, slots: Sequence[Placed]) -> Iterator[str]:

@@ -6,11 +6,11 @@ import pytest
 
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
-from flexmarl.launch.hosts.host_description import HostDescription
+from flexmarl.launch.hosts.host_description import Gpu, HostDescription
 from flexmarl.launch.hosts.placement.plan import DoesNotFit
 from flexmarl.launch.hosts.placement.run_placement import place_run
 
-from .hosts import host
+from .hosts import GIB, host
 
 TRUSTED = "network.bulk=trusted"
 GANG = ("agents.sorter.trainer.ranks=6", "pool={name: shared, slots: 6}", "hosts.spread=true")
@@ -89,3 +89,20 @@ def test_replicas_that_the_hosts_would_divide_are_refused_with_the_slots_of_each
     assert "do not divide so: " in said and " on a, " in said
     assert said.endswith("until each host has whole replicas, or write replicas=1")
     place_run(config(*hybrid(6)), [host("a", 4), host("b", 4)])
+
+
+def test_ranks_on_parts_of_one_gpu_are_refused() -> None:
+    def divided(*indices: int) -> HostDescription:
+        parts = tuple(
+            Gpu(f"MIG-{n}", index, "H100 MIG", 40 * GIB, 40 * GIB) for n, index in enumerate(indices)
+        )
+        return replace(host("a"), gpus=parts)
+
+    pool = "pool={name: shared, slots: 2}"
+    gang = config("agents.sorter.trainer.ranks=2", pool)
+    assert refusal(gang, divided(3, 3)) == (
+        "policies.sorter.trainer.ranks: 2 slots are parts (MIG) of GPU 3 of a: NCCL joins no two parts of one GPU; "
+        "write ranks=1, or show the run one part of each GPU (CUDA_VISIBLE_DEVICES)"
+    )
+    assert slot_hosts(gang, divided(3, 4)) == ["a", "a"]
+    assert slot_hosts(config(pool), divided(3, 3)) == ["a", "a"], "a policy for each slot"
