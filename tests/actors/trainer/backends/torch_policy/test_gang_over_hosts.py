@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import ALONE
-from flexmarl.launch.bench.namespaces import Host, two_hosts
+from flexmarl.launch.bench.namespaces import Host, missing, two_hosts
+from scripts.bench.replicas import Options, Traffic, measure_rank
 
 from .gang_cases import SETUPS, error
 from .policies import make_samples
@@ -99,3 +100,15 @@ def test_a_state_of_replicas_on_two_hosts_moves_to_one_host_and_back(pairs: Rank
         found: list[Trained] = pairs.run(size, train, SETUP, calls, states, replicas=replicas)
         states = [each.state for each in found[:2]]
     assert error(found[0].weights, train(ALONE, SETUP, CALLS).weights) < 1e-6
+
+
+@pytest.mark.skipif(missing() is not None, reason="bytes are counted on network namespaces")
+def test_gradients_of_replicas_cross_hosts_once_in_a_micro_batch(pairs: Ranks) -> None:
+    options = Options(rounds=1, forwards=(1, 3), layers=2, hidden=64)
+    found: list[Traffic] = pairs.run(4, measure_rank, options, replicas=2)
+    divided: Traffic = pairs.run(4, measure_rank, options)[0]
+    once = 4 * divided.parameters  # both passes of a ring over two replicas, float32
+    for traffic in found:
+        # Frames have headers, and each micro-batch a few sums of figures: more beside so small a model.
+        assert all(once < size < 1.2 * once for size in traffic.received_bytes.values())
+    assert divided.received_bytes[3] > 2.5 * divided.received_bytes[1] > 2.5 * once
