@@ -134,7 +134,7 @@ class RankMemory:
         pieces += [copy.piece for copy in self._seconds.values()]
         if self._newer is not None:
             pieces.append(self._newer)
-        self._newer = None
+        self._newer = self.state = None  # a second copy of it may still be under way: it finds no state
         for by_part in (self._parts, self._seconds, self._files):
             by_part.clear()
         if weights is not None:

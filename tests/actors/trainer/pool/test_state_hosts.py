@@ -220,6 +220,39 @@ def test_a_copy_from_a_host_that_is_lost_ends_and_the_policy_is_bound_with_the_s
     assert run(tmp_path / "lost", config, policies=TWO_RANKS, work=work)[0] == learned
 
 
+def test_a_second_copy_that_is_made_while_the_policy_is_divided_over_other_ranks_finds_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the ranks before is freed: the copy of the first ends, and there is none of the second."""
+    copy, copied = RankMemory.copy_again, list[Part]()
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def copy_slowly(
+        self: RankMemory, part: Part, piece: Piece, handle: StateHandle, host: StateHost
+    ) -> None:
+        copied.append(part)
+        begun.set()
+        await go_on.wait()
+        await copy(self, part, piece, handle, host)
+
+    async def work(home: House) -> None:
+        await suspend_in_mid_step(home)
+        memory = memory_of(home)
+        for rank in memory[SOLVER]:
+            for host in memory._hosts.all:
+                rank.drop_seconds(host)
+        monkeypatch.setattr(RankMemory, "copy_again", copy_slowly)
+        copying = asyncio.create_task(memory.copy_again(SOLVER))
+        await begun.wait()
+        for rank in memory[SOLVER]:
+            await rank.free()
+        go_on.set()
+        await copying
+        assert copied in (["rest", "step"], ["rest"]) and seconds(home, SOLVER) == [{}, {}]
+
+    run(tmp_path, SharedPoolConfig(slots=2, states_per_slot=1), policies=TWO_RANKS, work=work)
+
+
 class SilentLender(HostLender):
     """Answers nothing."""
 
