@@ -11,9 +11,11 @@ class Pacing(Protocol):
         """The process has memory for states; ``memory`` names it in all processes."""
         ...
 
-    async def pace(self, operation: Literal["set", "get"], key: str, version: int, memory: str) -> None:
-        """Returns when the transfer, which this machine has done, has ended on the links. ``memory``: the one that the
-        state lies in, or is copied to."""
+    async def pace(
+        self, operation: Literal["set", "get"], key: str, version: int, size_bytes: int, memory: str
+    ) -> None:
+        """Returns when the transfer, which this machine has done, has ended on the links. ``size_bytes``: that this
+        machine has moved. ``memory``: the one that the state lies in, or is copied to."""
         ...
 
 

@@ -318,7 +318,7 @@ class Transfer:
             async with asyncio.timeout(self.timeout_s):
                 result = await moving
                 if (links := pacing.get()) is not None:
-                    await links.pace(self.operation, self.key, self.version, self.memory)
+                    await links.pace(self.operation, self.key, self.version, self.size_bytes, self.memory)
         except TimeoutError as expired:
             raise TransferTimeout(
                 self.operation, self.key, self.version, self.path, self.size_bytes, self.timeout_s,

@@ -64,6 +64,7 @@ from .sessions import (
     SessionTurnReward,
 )
 from .slots import (
+    NO_GANG,
     BaseState,
     GangPlace,
     HostState,
@@ -91,6 +92,7 @@ from .weights_config import WeightsConfig
 __all__ = [
     "KEPT_STEPS",
     "MOST_VERSION_CHANGES",
+    "NO_GANG",
     "WORK_TIMEOUT_S",
     "AgentTurns",
     "AnsweredTrajectory",

@@ -5,7 +5,7 @@ A call names the life of the slot worker that it is meant for: a later life host
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 from pydantic import Field
 
@@ -47,6 +47,10 @@ class GangPlace:
     size: int
     meeting: str
     replicas: int = 1
+
+
+NO_GANG: Final = GangPlace(0, 1, "")
+"""The place of a rank that computes its policy alone."""
 
 
 @dataclass(frozen=True, slots=True)

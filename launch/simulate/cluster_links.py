@@ -13,7 +13,9 @@ or an instance on another host crosses the network to it. Sizes with P parameter
     gradients    4 P / R    from each rank that is suspended within a step, and back to it
     second      12 and 4    of both, from a host other than the head to another host, beside all others
 
-A transfer moves in pieces, so that it is as fast as the narrowest port on its way, and not the sum of all.
+A simulated state has ``STATE_ROWS`` rows in each part: a transfer has as much of the part as it has of these, also to
+another number of ranks. It moves in pieces, so that it is as fast as the narrowest port on its way, and not the sum of
+all.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from typing import Final, Literal
 
 from ...actors.model_shape import ModelShape
 from ...actors.names import PolicyName
+from ...actors.trainer.backends.simulated_policy import STATE_ROWS
 from ...core.pacing import Pacing
 from ...core.testing.link_clock import LinkClock
 from ..hosts.placement.plan import Need, Placed, Plan
@@ -59,21 +62,23 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """Bytes of a policy: of its weights as they are published, and of the parts of each rank."""
+    """Bytes of a policy: of its weights as they are published, and of the parts of its state, on all ranks together."""
 
     weights: float
     rest: float
     gradients: float
 
     @classmethod
-    def of(cls, shape: ModelShape, item_bytes: int, ranks: int) -> "StateSizes":
+    def of(cls, shape: ModelShape, item_bytes: int) -> "StateSizes":
         """``item_bytes``: of a published weight."""
-        part = shape.parameters / ranks
-        return cls(item_bytes * shape.parameters, 12.0 * part, 4.0 * part)
+        return cls(item_bytes * shape.parameters, 12.0 * shape.parameters, 4.0 * shape.parameters)
 
-    def of_part(self, part: str) -> float:
-        """``part``: as the slots name it; empty for weights."""
-        return {"": self.weights, "rest": self.rest, "step": self.gradients}[part]
+    def moved(self, part: str, simulated_bytes: int) -> float:
+        """Bytes of a transfer that moves ``simulated_bytes`` of a simulated state. ``part``: as the slots name it;
+        empty for weights, which move as a whole."""
+        if not part:
+            return self.weights
+        return {"rest": self.rest, "step": self.gradients}[part] * simulated_bytes / STATE_ROWS
 
 
 def ports_of(cluster: ClusterConfig, hosts: int) -> dict[str, float]:
@@ -139,9 +144,16 @@ class ClusterLinks:
         self._host_of[memory] = place.node
 
     async def move(
-        self, place: Placed, operation: Literal["set", "get"], key: str, version: int, memory: str
+        self,
+        place: Placed,
+        operation: Literal["set", "get"],
+        key: str,
+        version: int,
+        size_bytes: int,
+        memory: str,
     ) -> None:
-        """Takes the time of a transfer between an actor's devices, or the memory of its host, and ``memory``."""
+        """Takes the time of a transfer between an actor's devices, or the memory of its host, and ``memory``. See
+        ``Pacing``."""
         name, _, part = key.partition("/")
         policy = PolicyName(name)
         sizes, kind = self._sizes.get(policy), _KINDS.get((operation, part))
@@ -166,7 +178,9 @@ class ClusterLinks:
                 host = place.node
         try:
             latency_s = self._cluster.network_latency_s if place.node != host else 0.0
-            await self._clock.transfer(sizes.of_part(part), self._way(place, operation, host), latency_s)
+            await self._clock.transfer(
+                sizes.moved(part, size_bytes), self._way(place, operation, host), latency_s
+            )
         finally:
             if fetched is not None:
                 fetched.set()
@@ -201,6 +215,8 @@ class _ActorLinks:
         """See ``Pacing``."""
         self.links.opened(self.place, memory)
 
-    async def pace(self, operation: Literal["set", "get"], key: str, version: int, memory: str) -> None:
+    async def pace(
+        self, operation: Literal["set", "get"], key: str, version: int, size_bytes: int, memory: str
+    ) -> None:
         """See ``Pacing``."""
-        await self.links.move(self.place, operation, key, version, memory)
+        await self.links.move(self.place, operation, key, version, size_bytes, memory)

@@ -153,16 +153,10 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
         if policy.train:
             section["trainer"] = _trainer(policy, shapes[name], scenario.cluster)
     sizes = {
-        name: StateSizes.of(shapes[name], _item_bytes(policy), _parts(policy))
-        for name, policy in config.policies.items()
+        name: StateSizes.of(shapes[name], _item_bytes(policy)) for name, policy in config.policies.items()
     }
     links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
     return SimulatedJob(check(raw, "the simulated run"), links)
-
-
-def _parts(policy: PolicyConfig) -> int:
-    """Counts the parts of a policy's state."""
-    return policy.trainer.replica_size if policy.train else 1
 
 
 def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
@@ -249,17 +243,16 @@ def _engine(
 def _trainer(policy: PolicyConfig, shape: ModelShape, cluster: ClusterConfig) -> dict[str, Any]:
     trainer = policy.trainer
     assert isinstance(trainer, TorchTrainerConfig), "engine and trainer are simulated together"
-    load = TrainerLoad(
-        trainer.most_ranks,
-        _item_bytes(policy),
-        trainer.tokens_per_forward,
-        trainer.activation_checkpointing,
-        trainer.replicas,
+    sizes = range(trainer.fewest_ranks, trainer.most_ranks + 1)
+    item_bytes, tokens = _item_bytes(policy), trainer.tokens_per_forward
+    loads = (
+        TrainerLoad(ranks, item_bytes, tokens, trainer.activation_checkpointing, trainer.replicas_of(ranks))
+        for ranks in sizes
     )
     return {
         "name": "simulated",
         "ranks": trainer.most_ranks,
         "min_ranks": trainer.min_ranks,
         "replicas": trainer.replicas,
-        "times": trainer_times(shape, cluster, load).model_dump(mode="json"),
+        "times": [trainer_times(shape, cluster, load).model_dump(mode="json") for load in loads],
     }

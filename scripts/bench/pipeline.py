@@ -176,7 +176,9 @@ def barrier_bound_s(
         if len(rows) >= micro_batch:
             first_ready_s = min(first_ready_s, rows[micro_batch - 1][0])
         batches = [rows[n : n + micro_batch] for n in range(0, len(rows), micro_batch)]
-        costs = [micro_batch_s(trainer, [sample for _, sample in batch]) for batch in batches]
+        costs = [
+            micro_batch_s(trainer, [sample for _, sample in batch], trainer.most_ranks) for batch in batches
+        ]
         last_s.append(costs[-1] + trainer.optimizer_s)
         work_s += sum(costs) + trainer.optimizer_s
     return max(rolled_out_s + min(last_s) + install_s, first_ready_s + work_s)

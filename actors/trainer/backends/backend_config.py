@@ -16,7 +16,8 @@ class _Ranks(Config):
     """Processes that the policy is divided over (with `torch`, by FSDP2). More than one need a pool. `auto`: the fewest
     that fit the GPUs, by [the plan](gpus.md#ranks-and-slots-by-the-plan); 1 on CPUs."""
     min_ranks: Annotated[Count, Unit("slots")] | None = None
-    """Slots on which the policy is resumed if no more are free. `null`: always `ranks`."""
+    """The fewest slots that the policy has in a shared pool, where its share of the slots decides. `null`: always
+    `ranks`."""
     replicas: Annotated[Count, Unit("replicas")] = 1
     """Groups of equally many ranks that each have the whole policy, divided within the group (hybrid sharding). Weights
     are gathered within a group, which lies on one host, and gradients summed over all, once for a micro-batch: see
@@ -98,17 +99,24 @@ class SimulatedTrainerConfig(_Ranks):
     """Time of each micro-batch beside its tokens."""
     optimizer_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time of an optimizer step."""
-    times: TrainerTimes | None = None
-    """Times of a policy on its devices, in place of `token_s`, `micro_batch_s` and `optimizer_s`: `flexmarl simulate`
-    sets them."""
+    times: tuple[TrainerTimes, ...] = ()
+    """Times of a policy on its devices, in place of `token_s`, `micro_batch_s` and `optimizer_s`: on `min_ranks` ranks,
+    on one more, and so on up to `ranks`. `flexmarl simulate` sets them, and the time of moves."""
     process_group: bool = False
     """`true`: the ranks of a policy meet in a process group of PyTorch, as real ones do, and at each computation: for
     tests of lost ranks."""
 
+    def times_on(self, ranks: int) -> TrainerTimes:
+        """The times of a gang of ``ranks``; ``times`` are there."""
+        return self.times[ranks - self.fewest_ranks]
+
     @model_validator(mode="after")
-    def _has_a_number_of_ranks(self) -> Self:
+    def _has_numbers_of_its_gangs(self) -> Self:
         if self.ranks == AUTO:
             raise ValueError("ranks=auto: a simulated trainer has no memory to plan: write a number")
+        sizes = self.most_ranks - self.fewest_ranks + 1
+        if self.times and len(self.times) != sizes:
+            raise ValueError(f"times has {len(self.times)} entries, and gangs have {sizes} sizes")
         return self
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....transport.handle import TensorSpec
 from ...chat.text_codec import TextCodec
-from ...messages import GangPlace
+from ...messages import NO_GANG, GangPlace
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .policy_backend import PolicyBackend
@@ -25,10 +25,18 @@ class BackendFactory(ABC):
     """One kind of backend; ``trainer_setup`` names it. One computation runs at a time, in the order of the calls."""
 
     @abstractmethod
-    def build(self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None) -> PolicyBackend:
+    def build(
+        self,
+        policy: PolicyName,
+        setup: PolicySetup,
+        gang: "GangRank | None" = None,
+        *,
+        place: GangPlace = NO_GANG,
+    ) -> PolicyBackend:
         """The policy's backend before its first step. To be called within ``compute``.
 
-        ``gang``: the ranks that this process computes the policy with, None: it does so alone.
+        ``gang``: the ranks that this process computes the policy with, None: it does so alone. ``place``: of this rank,
+        also of a gang without a process group.
         """
 
     @abstractmethod
@@ -48,6 +56,8 @@ class BackendFactory(ABC):
         setup: PolicySetup,
         gang: "GangRank | None" = None,
         memory: dict[str, Any] | None = None,
+        *,
+        place: GangPlace = NO_GANG,
     ) -> PolicyBackend:
         """The policy's backend, to have a state loaded before any other call: its weights are not set.
 

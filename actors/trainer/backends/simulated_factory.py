@@ -14,7 +14,7 @@ from ....core.base.collector import importing
 from ....core.base.threads import in_thread
 from ....transport.handle import TensorSpec
 from ...chat.byte_codec import END_OF_SEQUENCE, ByteCodec
-from ...messages import GangPlace
+from ...messages import NO_GANG, GangPlace
 from ...names import PolicyName
 from ..trainer_setup import PolicySetup
 from .backend_config import SimulatedTrainerConfig
@@ -46,7 +46,12 @@ class SimulatedFactory(BackendFactory):
         self._free_s = 0.0  # the end of all computations so far, by the loop's clock
 
     def build(
-        self, policy: PolicyName, setup: PolicySetup, gang: "GangRank | None" = None
+        self,
+        policy: PolicyName,
+        setup: PolicySetup,
+        gang: "GangRank | None" = None,
+        *,
+        place: GangPlace = NO_GANG,
     ) -> SimulatedPolicy:
         assert isinstance(setup.trainer, SimulatedTrainerConfig)
         return SimulatedPolicy(
@@ -56,6 +61,7 @@ class SimulatedFactory(BackendFactory):
             sleep=self._owe,
             max_staleness=setup.max_staleness,
             meet=None if gang is None else _meeting_of(gang, policy),
+            place=place,
         )
 
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> WeightsSource:
@@ -73,8 +79,10 @@ class SimulatedFactory(BackendFactory):
         setup: PolicySetup,
         gang: "GangRank | None" = None,
         memory: dict[str, Any] | None = None,
+        *,
+        place: GangPlace = NO_GANG,
     ) -> SimulatedPolicy:
-        backend = self.build(policy, setup, gang)
+        backend = self.build(policy, setup, gang, place=place)
         for name, tensor in {**backend.base_state(), **backend.gradients()}.items():
             if memory and name in memory:
                 tensor[:] = memory[name]

@@ -8,7 +8,7 @@ step. Two runs that trained the same samples in the same steps have the same los
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -17,20 +17,22 @@ from typing_extensions import TypedDict
 
 from ...errors import CheckpointMismatch, StaleSample
 from ...json_files import read_json, write_json
-from ...messages import Sample, StepStats
-from ..shards import Shard, whole
+from ...messages import NO_GANG, GangPlace, Sample, StepStats
+from ..shards import Shard, shard_of, whole
 from .backend_config import SimulatedTrainerConfig
 from .policy_backend import MicroBatchStats, PolicyBackend, TrainingStep
 
 STATE_FILE = "simulated_policy.json"
+STATE_ROWS: Final = 720_720
+"""Rows of the tensors that ranks divide, a byte each, if moves take time: any number of ranks up to 16 divides it."""
 
 
-def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample]) -> float:
-    """Seconds of forward and backward of one micro-batch, whose tokens the ranks share."""
+def micro_batch_s(config: SimulatedTrainerConfig, samples: Iterable[Sample], ranks: int) -> float:
+    """Seconds of forward and backward of one micro-batch, whose tokens the ``ranks`` of the gang share."""
     lengths = [len(sample.prompt_tokens) + len(sample.tokens) for sample in samples]
-    if config.times is not None:
-        return config.times.micro_batch_s(lengths, config.most_ranks)
-    return config.micro_batch_s + config.token_s * sum(lengths) / config.most_ranks
+    if config.times:
+        return config.times_on(ranks).micro_batch_s(lengths, ranks)
+    return config.micro_batch_s + config.token_s * sum(lengths) / ranks
 
 
 class _Position(TypedDict):
@@ -59,10 +61,11 @@ class SimulatedPolicy(PolicyBackend):
         sleep: Callable[[float], None],
         max_staleness: int = 0,
         meet: Callable[[int], None] | None = None,
+        place: GangPlace = NO_GANG,
     ) -> None:
         """``sleep`` is called with the seconds of each computation, before its result is used. ``max_staleness``: the
         most versions that a sample may be older than the policy. ``meet``: of a rank that has others, called within
-        each computation, with a digest of all that is trained."""
+        each computation, with a digest of all that is trained. ``place``: of this rank."""
         self.name = name
         self.trained: dict[int, list[str]] = {}
         self._config = config
@@ -71,6 +74,13 @@ class SimulatedPolicy(PolicyBackend):
         self._max_staleness = max_staleness
         self._state = np.array([0, xxhash.xxh3_64_intdigest(f"{seed}/{name}".encode())], np.uint64)
         self._gradient = np.zeros(1, np.uint64)
+        self._ranks = place.size
+        parts = place.size // place.replicas
+        self._part = shard_of((STATE_ROWS,), place.rank % parts, parts)
+        self._rows, self._gradient_rows = (
+            {name: np.zeros(self._part.own_shape, np.uint8)} if config.times else {}
+            for name in ("rows", "gradient_rows")
+        )
         self._tokens = 0
         self._accumulated: list[str] = []
 
@@ -99,7 +109,7 @@ class SimulatedPolicy(PolicyBackend):
                 raise StaleSample(sample.sample_id, sample.policy_version, self.name, self.version)
             if not len(sample.tokens) == len(sample.logprobs) > 0:
                 raise ValueError(f"sample {sample.sample_id}: needs tokens, and a log-probability for each")
-        seconds = micro_batch_s(self._config, batch)
+        seconds = micro_batch_s(self._config, batch, self._ranks)
         self._sleep(seconds)
         tokens = sum(len(sample.tokens) for sample in batch)
         self._tokens += tokens
@@ -114,8 +124,8 @@ class SimulatedPolicy(PolicyBackend):
     def optimizer_step(self, run_step: int | None = None) -> StepStats:
         """See ``PolicyBackend.optimizer_step``. The loss is a number in [0, 1) drawn from all that was trained.
         There is no schedule."""
-        times = self._config.times
-        self._sleep(self._config.optimizer_s if times is None else times.optimizer_s)
+        config = self._config
+        self._sleep(config.times_on(self._ranks).optimizer_s if config.times else config.optimizer_s)
         self._meet_others()
         samples, tokens = len(self._accumulated), self._tokens
         self.trained[self.version] = sorted(self._accumulated)
@@ -138,28 +148,30 @@ class SimulatedPolicy(PolicyBackend):
         into["state"][:] = self.weights()["state"]
 
     def base_state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """``state``: uint64 ``[2]``, the version and the digest."""
-        return {"state": self._state}
+        """``state``: uint64 ``[2]``, the version and the digest. ``rows``: uint8, this rank's part of ``STATE_ROWS``,
+        if moves take time."""
+        return {"state": self._state, **self._rows}
 
     def frozen_state(self) -> dict[str, Any]:
         return {}
 
     def parts(self) -> dict[str, Shard]:
-        """All of both tensors: a rank of a gang takes a share of the time, and has the whole state."""
-        return {"state": whole((2,)), "gradient": whole((1,))}
+        """All of ``state`` and ``gradient``, a part of the rows: as much of it as of a real state."""
+        rows = dict.fromkeys((*self._rows, *self._gradient_rows), self._part)
+        return {"state": whole((2,)), "gradient": whole((1,)), **rows}
 
     def step_state(self) -> TrainingStep:
         """See ``PolicyBackend.step_state``: ``gradient`` is uint64 ``[1]``."""
-        tensors = {"gradient": self._gradient} if self._accumulated else {}
+        tensors = self.gradients() if self._accumulated else {}
         data = {"trained": self.trained, "tokens": self._tokens, "accumulated": self._accumulated}
         return TrainingStep(tensors, copy.deepcopy(data))
 
     def gradients(self) -> dict[str, np.ndarray[Any, Any]]:
-        return {"gradient": self._gradient}
+        return {"gradient": self._gradient, **self._gradient_rows}
 
     def load_state(self, step: TrainingStep) -> None:
         position = _POSITION.validate_python(step.data)
-        if step.tensors.keys() != ({"gradient"} if position["accumulated"] else set()):
+        if step.tensors.keys() != (self.gradients().keys() if position["accumulated"] else set()):
             raise ValueError(f"tensors of the step: {', '.join(step.tensors) or 'none'}")
         self._gradient[:] = step.tensors.get("gradient", 0)  # perhaps itself: see ``gradients``
         self.trained, self._tokens = position["trained"], position["tokens"]
@@ -167,8 +179,8 @@ class SimulatedPolicy(PolicyBackend):
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """See ``PolicyBackend.save``: ``simulated_policy.json`` alone, with ``trained`` in it."""
-        if self._config.times is not None:
-            self._sleep(self._config.times.save_s)
+        if self._config.times:
+            self._sleep(self._config.times_on(self._ranks).save_s)
         folder.mkdir(parents=True, exist_ok=True)
         trained = {str(version): ids for version, ids in self.trained.items()}
         state = {"version": self.version, "digest": self._digest, "trained": trained}

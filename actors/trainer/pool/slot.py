@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....core.base.collector import importing
 from ....core.base.threads import in_thread, wait_ended
@@ -28,7 +28,7 @@ from ....transport.state import StateTransport
 from ...columns.store_client import ExperienceReader, far_reader, segment_directories
 from ...compared_logprobs import Compared
 from ...errors import PlainGang
-from ...messages import GangPlace, LeasedBatch, MicroBatchTrained, Sample, StepStats
+from ...messages import NO_GANG, GangPlace, LeasedBatch, MicroBatchTrained, Sample, StepStats
 from ...names import PolicyName, Step, Version
 from ...recipe.recipe import Recipe
 from ...spans import batch_number, place_of, record
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Background = Callable[[Coroutine[Any, Any, None], str], None]
 """As of ``Actor``."""
-
-_NO_GANG: Final = GangPlace(0, 1, "")
 
 
 class Slot:
@@ -124,10 +122,10 @@ class Slot:
         """The version of a policy's weights; -1 of one that is not here."""
         return self._hosted[policy].version if policy in self._hosted else -1
 
-    def build(self, policy: PolicyName, place: GangPlace = _NO_GANG) -> PolicyBackend:
+    def build(self, policy: PolicyName, place: GangPlace = NO_GANG) -> PolicyBackend:
         """The policy as it begins the run. Raises CheckpointIncomplete, CheckpointMismatch."""
         setup = self._setup.policies[policy]
-        backend = self._factory.build(policy, setup, self._join(policy, place))
+        backend = self._factory.build(policy, setup, self._join(policy, place), place=place)
         self._tokenizers[policy] = self._factory.tokenizer(setup)
         if self._setup.resume_from is not None:
             backend.load(self._setup.resume_from / policy)
@@ -141,12 +139,12 @@ class Slot:
         return self._factory.memory(self._setup.policies[policy], tensors)
 
     def host(
-        self, policy: PolicyName, place: GangPlace = _NO_GANG, memory: dict[str, Any] | None = None
+        self, policy: PolicyName, place: GangPlace = NO_GANG, memory: dict[str, Any] | None = None
     ) -> PolicyBackend:
         """The policy, to have a state loaded before anything else. ``memory``: see ``BackendFactory.host``."""
         setup = self._setup.policies[policy]
         gang = self._join(policy, place)
-        backend = self._hosted[policy] = self._factory.host(policy, setup, gang, memory)
+        backend = self._hosted[policy] = self._factory.host(policy, setup, gang, memory, place=place)
         if policy not in self._tokenizers:
             self._tokenizers[policy] = self._factory.tokenizer(setup)
         return backend

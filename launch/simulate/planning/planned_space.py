@@ -70,7 +70,7 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
         assert isinstance(engine, VllmEngineConfig | EmbeddedEngineConfig), "others are refused"
         sizes = _fitting(name, "an instance on", _instance_problems(policy, shape, cluster), refusals)
         ranks = _ranks(config, policy, shape, cards, name, refusals) if policy.train else ()
-        published = StateSizes.of(shape, item_bytes, 1)
+        published = StateSizes.of(shape, item_bytes)
         for size in sizes:
             load = EngineLoad(size, item_bytes, engine.kv_cache_bytes)
             engines[name, size] = times_of_engine(policy.real_model, shape, cluster, load, engine.max_batch)
@@ -84,8 +84,7 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
             )
             trainers[name, count] = trainer_times(shape, cluster, training)
             together = -(-count // -(-count // cluster.devices))
-            rest = StateSizes.of(shape, item_bytes, count).rest
-            resumes[name, count] = rest / cluster.copy_bytes_s(together)
+            resumes[name, count] = published.rest / count / cluster.copy_bytes_s(together)
         load_s = work[name].turns * work[name].turn_s(engines[name, sizes[0]], work[name].turns) * sizes[0]
         rooms[name] = PolicyRoom(sizes, ranks, load_s, max(1, round(work[name].turns)))
     space = Space(

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from flexmarl.actors.names import PolicyName
+from flexmarl.actors.trainer.backends.simulated_policy import STATE_ROWS
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.hosts.placement.plan import Need, Placed, Plan
 from flexmarl.launch.simulate.cluster_config import ClusterConfig
@@ -46,7 +47,7 @@ def ends(transfers: Sequence[Transfer], **cluster: float) -> list[float]:
         async def move(actor: str, operation: Literal["set", "get"], key: str, host: str) -> float:
             end = links.of_node(actor) if actor.startswith("host-") else links.of(actor)
             assert end is not None
-            await end.pace(operation, key, 1, f"memory of {host}")
+            await end.pace(operation, key, 1, STATE_ROWS, f"memory of {host}")
             return loop.time()
 
         return await asyncio.gather(*(move(*transfer) for transfer in transfers))
@@ -119,9 +120,11 @@ def test_keys_and_actors_that_the_cluster_does_not_have_take_no_time() -> None:
 
 
 def test_sizes_of_a_state() -> None:
-    sizes = StateSizes.of(QWEN_14B, item_bytes=2, ranks=16)
-    assert sizes.weights == 2 * QWEN_14B.parameters
-    assert (sizes.rest, sizes.gradients) == (12 * QWEN_14B.parameters / 16, 4 * QWEN_14B.parameters / 16)
+    sizes = StateSizes.of(QWEN_14B, item_bytes=2)
+    assert sizes.moved("", 16) == 2 * QWEN_14B.parameters, "weights move as a whole"
+    of_one_of_16 = STATE_ROWS // 16
+    assert sizes.moved("rest", of_one_of_16) == 12 * QWEN_14B.parameters / 16
+    assert sizes.moved("step", of_one_of_16) == 4 * QWEN_14B.parameters / 16
 
 
 def test_weights_cross_the_network_once_for_all_instances_of_a_host() -> None:

@@ -42,8 +42,8 @@ def simulated_parts(
     section = simulated_config(read_scenario(SCENARIO, overrides)).policies[PolicyName(policy)]
     engine, trainer = section.engine, section.trainer
     assert isinstance(engine, SimulatedEngineConfig) and isinstance(trainer, SimulatedTrainerConfig)
-    assert engine.times is not None and trainer.times is not None
-    return engine, engine.times, trainer, trainer.times
+    assert engine.times is not None
+    return engine, engine.times, trainer, trainer.times_on(trainer.most_ranks)
 
 
 def test_engines_and_trainers_get_the_times_of_the_cluster() -> None:

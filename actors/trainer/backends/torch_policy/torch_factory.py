@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from .....transport.handle import TensorSpec
 from ....chat.model_codec import model_codec
 from ....chat.tokenizer_codec import TokenizerCodec
-from ....messages import GangPlace
+from ....messages import NO_GANG, GangPlace
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
 from ....recipe.named_function import named_function
@@ -46,7 +46,14 @@ class TorchFactory(BackendFactory):
         self._bases = FrozenBases(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
-    def build(self, policy: PolicyName, setup: PolicySetup, gang: GangRank | None = None) -> TorchPolicy:
+    def build(
+        self,
+        policy: PolicyName,
+        setup: PolicySetup,
+        gang: GangRank | None = None,
+        *,
+        place: GangPlace = NO_GANG,
+    ) -> TorchPolicy:
         return TorchPolicy(
             policy,
             setup,
@@ -75,6 +82,8 @@ class TorchFactory(BackendFactory):
         setup: PolicySetup,
         gang: GangRank | None = None,
         memory: dict[str, torch.Tensor] | None = None,
+        *,
+        place: GangPlace = NO_GANG,
     ) -> TorchPolicy:
         gang = gang or ALONE
         models = next((models for models in reversed(self._released) if models.fit(setup, gang)), None)

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexmarl.actors.errors import CheckpointIncomplete, CheckpointMismatch, StaleSample
-from flexmarl.actors.messages import Sample
+from flexmarl.actors.messages import GangPlace, Sample
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend
 from flexmarl.actors.trainer.backends.simulated_policy import (
     STATE_FILE,
+    STATE_ROWS,
     SimulatedPolicy,
     micro_batch_s,
 )
@@ -41,7 +42,7 @@ def test_what_it_takes() -> None:
     subject.optimizer_step()
     assert slept == [3.0 + 0.5 * (3 + 2 + 3 + 4), 7.0]
     assert (stats.samples, stats.tokens, stats.trained_samples, stats.seconds) == (2, 6, 1, slept[0])
-    assert micro_batch_s(COSTS, []) == 3.0
+    assert micro_batch_s(COSTS, [], 1) == 3.0
 
 
 def test_it_remembers_what_each_version_was_trained_on() -> None:
@@ -145,10 +146,33 @@ TIMES = TrainerTimes(
 
 def test_a_policy_on_devices_takes_their_times(tmp_path: Path) -> None:
     slept: list[float] = []
-    config = SimulatedTrainerConfig(ranks=2, times=TIMES)
-    subject = SimulatedPolicy("solver", config, seed=0, sleep=slept.append)
+    config = SimulatedTrainerConfig(ranks=2, times=(TIMES,))
+    subject = SimulatedPolicy("solver", config, seed=0, sleep=slept.append, place=GangPlace(0, 2, ""))
     subject.accumulate([sample("a"), sample("b", tokens=4)])
     subject.optimizer_step()
     subject.gather_weights(subject.weights_outline())
     subject.save(tmp_path / "checkpoint", None)
     assert slept == [3.5, 7.0, 19.0], "7 tokens are the most of a rank"
+
+
+def test_fewer_ranks_take_their_own_times_and_larger_parts_of_the_state() -> None:
+    slow = TIMES.model_copy(update={"token_s": 5.0, "optimizer_s": 70.0})
+    config = SimulatedTrainerConfig(ranks=2, min_ranks=1, times=(slow, TIMES))
+    slept: list[float] = []
+    for size in (1, 2):
+        place = GangPlace(size - 1, size, "")
+        subject = SimulatedPolicy("solver", config, seed=0, sleep=slept.append, place=place)
+        subject.accumulate([sample("a"), sample("b", tokens=4)])
+        subject.optimizer_step()
+        rows = STATE_ROWS // size
+        assert subject.base_state()["rows"].shape == subject.gradients()["gradient_rows"].shape == (rows,)
+        assert (subject.parts()["rows"].start, subject.parts()["rows"].stop) == (
+            STATE_ROWS - rows,
+            STATE_ROWS,
+        )
+    assert slept == [5.0 * (5 + 7), 70.0, 0.5 * 7, 7.0]
+
+
+def test_each_number_of_ranks_needs_its_times() -> None:
+    with pytest.raises(ValueError, match="times has 1 entries, and gangs have 2 sizes"):
+        SimulatedTrainerConfig(ranks=2, min_ranks=1, times=(TIMES,))

@@ -111,8 +111,8 @@ def test_reward_functions_that_wait_for_a_process_are_named(services: int, key: 
 
 
 SWAPS = (
-    "agent_defaults.trainer.times={token_s: 1.0e-4, pair_s: 0, spare_tokens: 0, exchange_s: 0, tokens_per_forward: "
-    "4096, optimizer_s: 0.1, save_s: 0}",
+    "agent_defaults.trainer.times=[{token_s: 1.0e-4, pair_s: 0, spare_tokens: 0, exchange_s: 0, tokens_per_forward: "
+    "4096, optimizer_s: 0.1, save_s: 0}]",
     "pool.name=shared",
 )  # fmt: skip
 
