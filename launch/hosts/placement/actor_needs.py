@@ -1,7 +1,7 @@
 """The needs of each actor of a run, from its config. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ....actors.inference.engine_bytes import engine_bytes
@@ -196,13 +196,17 @@ class _Sizes:
         policy, shape = self.config.policies[name], self.shapes.get(name)
         if shape is None or (load := load_of(self.config, policy, shape, self.cards)) is None:
             return None
+        # A rank has the most of the policy when the gang is as small as it may be.
+        ranks = policy.trainer.fewest_ranks
+        load = replace(load, ranks=ranks, replicas=policy.trainer.replicas_of(ranks))
         return load, rank_bytes(shape, load)
 
     def _remedy(self, name: PolicyName) -> str:
         rank, cards = self._rank(name), self.cards
         if rank is None or cards is None or rank[1].peak + CONTEXT_BYTES <= cards.room_bytes:
             return ""
-        return nearest_fit(self.shapes[name], rank[0], cards.room_bytes, cards.count) or ""
+        key = "ranks" if self.config.policies[name].trainer.min_ranks is None else "min_ranks"
+        return nearest_fit(self.shapes[name], rank[0], cards.room_bytes, cards.count, key) or ""
 
 
 def _device_key(name: PolicyName, device: str) -> str:

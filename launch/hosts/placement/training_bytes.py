@@ -105,8 +105,11 @@ def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
     return HostStateBytes(2 * published, state.moments + models, state.gradients)
 
 
-def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -> str | None:
-    """The settings with which a rank fits into ``room`` bytes, with the fewest ranks that do; None if none do."""
+def nearest_fit(
+    shape: ModelShape, load: RankLoad, room: int, most_ranks: int, ranks_key: str = "ranks"
+) -> str | None:
+    """The settings with which a rank fits into ``room`` bytes, with the fewest ranks that do; None if none do.
+    ``ranks_key``: of the trainer, the setting that decides about their number."""
     numbers = range(load.ranks, max(load.ranks, most_ranks) + 1, load.replicas)
     for ranks, replicas in product(numbers, dict.fromkeys((load.replicas, 1))):
         for checkpoints in sorted({load.has_checkpoints, True}):
@@ -118,20 +121,20 @@ def nearest_fit(shape: ModelShape, load: RankLoad, room: int, most_ranks: int) -
                 if ranks > 1:  # a shared pool, which publishes from the host's memory
                     tried = replace(tried, in_shared_pool=True, publishes=0)
                 if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
-                    return ", ".join(_changes(load, tried))
+                    return ", ".join(_changes(load, tried, ranks_key))
                 tokens //= 2
     if load.adapter is None:
         tried = replace(load, adapter=(16, "all-linear"), publishes_adapter=True, has_checkpoints=True)
         if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
-            return ", ".join(["lora={rank: 16}", *_changes(load, tried)])
+            return ", ".join(["lora={rank: 16}", *_changes(load, tried, ranks_key)])
     return None
 
 
-def _changes(load: RankLoad, tried: RankLoad) -> Iterator[str]:
+def _changes(load: RankLoad, tried: RankLoad, ranks_key: str) -> Iterator[str]:
     if tried.ranks != load.ranks:
-        if load.ranks == 1:
+        if load.ranks == 1 and ranks_key == "ranks":
             yield f"pool={{name: shared, slots: {tried.ranks}}}"
-        yield f"trainer.ranks={tried.ranks}"
+        yield f"trainer.{ranks_key}={tried.ranks}"
     if tried.replicas != load.replicas:
         yield f"trainer.replicas={tried.replicas}"
     if tried.has_checkpoints != load.has_checkpoints:

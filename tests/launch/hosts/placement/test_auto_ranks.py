@@ -103,6 +103,23 @@ def test_what_never_fits_is_refused_by_the_placement_with_the_numbers() -> None:
             place_run(config, hosts)
 
 
+def test_the_fewest_ranks_of_a_policy_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 billion parameters: 2 ranks of 80 GiB are enough, and one is not."""
+    monkeypatch.setattr(
+        "flexmarl.launch.hosts.placement.run_placement.known_shapes",
+        lambda config, all_models: {SORTER: shape(8 * BILLION)},
+    )
+    settings = ["agent_defaults.model.device=cuda", "pool={name: shared, slots: 4}", "pool.host_memory_gib=1"]
+
+    def place(fewest: int) -> None:
+        ranks = f"agents.sorter.trainer={{ranks: 4, min_ranks: {fewest}}}"
+        place_run(resolve("sort-digits", [*settings, ranks]), [host("a", 8)])
+
+    place(2)
+    with pytest.raises(DoesNotFit, match=r"pool.slots=4: 1\d\d\.\d GiB .*it fits with trainer.min_ranks=2"):
+        place(1)
+
+
 def test_a_model_of_unknown_size_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_ranks, "known_shapes", lambda config, all_models: {})
     hub = "agents.sorter.model={path: some/model, device: cuda, config: null}"
