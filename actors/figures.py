@@ -254,6 +254,7 @@ _POLICY: Final = (
            "sum", hides_zero=True),
     Figure("pool_computing_s", "s",
            "a [shared pool](training-pool.md#what-a-run-shows), since the policy's optimizer step before: computing"),
+    Figure("pool_slots_s", "s", "computing, the sum over its slots"),
     Figure("pool_idle_s", "s", "on its slots without a computation"),
     Figure("pool_swapping_s", "s", "on its way to its slots or from them"),
     Figure("pool_waiting_s", "s", "a computation was ready, and other policies had the slots"),

@@ -135,13 +135,10 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
         sum(figures[key] for figures in engines) for key in ("engine_prefill_s", "engine_decode_s")
     )
     turns = sum(row[f"turns/{agent}"] for row in all_rows for agent in config.agents)
-    ranks = {name: policy.trainer.most_ranks for name, policy in config.trained.items()}
     is_shared = isinstance(config.pool, SharedPoolConfig)
     # In a shared pool the time of an optimizer step includes the wait for slots.
-    computed = ("pool_computing_s",) if is_shared else ("backward_s", "optimizer_s")
-    computing_s = sum(
-        count * _sum(rows, [f"{key}/{name}" for key in computed]) for name, count in ranks.items()
-    )
+    computed = ("pool_slots_s",) if is_shared else ("backward_s", "optimizer_s")
+    computing_s = _sum(rows, [f"{key}/{name}" for key in computed for name in config.trained])
     slots = config.pool.slot_count if isinstance(config.pool, SharedPoolConfig) else 1
     rollout_s, overlap_s = _sum(rows, ("rollout_s",)), _sum(rows, ("overlap_s",))
     swaps_s, weights_s = _sum(rows, ("swap_s",)), _sum(rows, ("weights_s",))
@@ -164,7 +161,7 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
         slots=slots,
         training_busy=computing_s / (slots * seconds),
         queue_s=sum(figures["engine_queue_s"] for figures in engines) / turns,
-        swapping_s=_sum(rows, [f"pool_swapping_s/{name}" for name in ranks]) / len(rows),
+        swapping_s=_sum(rows, [f"pool_swapping_s/{name}" for name in config.trained]) / len(rows),
         failed_trajectories=_sum(rows, ("failed_trajectories",)) / len(rows),
         transfers=transfers_of([] if links is None else links.moves, counted),
         busiest_port=port,

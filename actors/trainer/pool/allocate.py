@@ -13,10 +13,14 @@ ready, kept while it has work, and suspended for another policy that waits. Thre
    policy that leaves has computed for ``hysteresis`` times the cost of the swap, and has more work left than that.
 3. **Longest.** The others are bound to free slots and to those of policies without work, the most ready work first.
 
-A gang on fewer slots than its ranks **grows** when no policy waits and other slots are without work: it is suspended
-between two computations, and bound again to more. It does so once the time that it has lost on fewer slots is
+A policy that may have fewer ranks is bound to its **share** of the slots, in proportion to the work that it has had of
+late (``slot_shares.py``), or to those without work if they are fewer. So all policies compute at the same time, if the
+slots are enough for that. A gang with more than its share makes room for one that waits, as one with less work does for
+a critical one. A gang on less than its share **grows** when no policy waits and other slots are without work: it is
+suspended between two computations, and bound again to more. It does so once the time that it has lost on fewer slots is
 ``hysteresis`` times the cost of the swap: so it never loses much more than the best schedule in hindsight would have
-(ski rental; Karlin et al. 1988).
+(ski rental; Karlin et al. 1988). Beyond its share it grows in the same way, to slots of policies that have been
+without work for twice as long as ever before.
 
 A policy that waits is prefetched to the slots that are expected to be free first, if they have room for its state
 beside the one that computes. Of slots that are as good, those of the hosts that its state lies on come first. Work is
@@ -24,6 +28,7 @@ the number of ready computations times the mean time of the policy's last ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from ...errors import GangTooLarge, ProtocolViolation
 from ...names import PolicyName, SlotName
@@ -42,6 +47,9 @@ from .gangs import (
     Suspend,
 )
 from .slot_choice import AllocatorConfig, Occupancy, SlotChoice, join_names
+
+_KEPT_LOAD: Final = 0.99
+"""The part of a policy's load that is left after one more computation of any: the last hundred decide."""
 
 
 class Allocator:
@@ -85,7 +93,7 @@ class Allocator:
         """One more computation of ``policy`` may run."""
         gang = self._gang(policy)
         self._pass_time(now)
-        gang.ready += 1
+        gang.note_ready(now)
         # One that leaves its slots waits too: it needs others.
         if gang.waiting_since is None and gang.phase not in (Phase.BINDING, Phase.BOUND):
             gang.waiting_since = now
@@ -116,9 +124,11 @@ class Allocator:
         gang.require("ended", Phase.BOUND, computing=True)
         self._pass_time(now)
         if is_typical:
-            gang.compute_s = rolling_mean(gang.compute_s, now - gang.began)
+            for other in self._gangs.values():
+                other.load *= _KEPT_LOAD
+            gang.measure(now - gang.began)
         gang.computed_s += now - gang.began
-        gang.computing = False
+        gang.computing, gang.idle_since = False, now
         return self._decide(now)
 
     def suspended(self, policy: PolicyName, now: float, homes: Iterable[str] = ()) -> list[Decision]:
@@ -192,7 +202,8 @@ class Allocator:
             if gang.is_at_boundary and (gang.starves or not self._will_be_loaded(successor, chosen)):
                 yield self._leave(gang, reason, now)
         if chosen.grows is not None:
-            yield self._leave(*chosen.grows, now)
+            gang, gang.goal, reason = chosen.grows
+            yield self._leave(gang, reason, now)
 
     def _leave(self, gang: Gang, reason: str, now: float) -> Suspend:
         gang.enter(Phase.SUSPENDING, now, gang.slots)
@@ -225,7 +236,8 @@ class Allocator:
             if is_loaded or all(map(self._occupancy.has_room, slots)):
                 gang.was_prefetched = is_loaded
                 gang.enter(Phase.BINDING, now, gang.slots if is_loaded else slots)
-                gang.waiting_since, gang.passed, gang.runs, gang.computed_s = None, 0, 0, 0.0
+                gang.waiting_since, gang.passed, gang.runs, gang.computed_s, gang.goal = None, 0, 0, 0.0, 0
+                gang.expect_slots(len(gang.slots))
                 yield Bind(gang.policy, gang.slots, reason)
 
     def _run(self, now: float) -> list[Decision]:

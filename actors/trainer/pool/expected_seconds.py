@@ -41,9 +41,9 @@ class ExpectedSeconds:
 
     def step_end(self, slots: int) -> float:
         """Seconds until all that is ready can have ended: all work on all slots, or the longest policy's work."""
-        works = [(self.work(gang), gang.ranks) for gang in self._gangs]
+        works = [(self.work(gang), gang.width) for gang in self._gangs]
         return max(
-            sum(work_s * ranks for work_s, ranks in works) / max(1, slots),
+            sum(work_s * width for work_s, width in works) / max(1, slots),
             *(work_s for work_s, _ in works),
             0.0,
         )

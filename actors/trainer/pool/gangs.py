@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 
 from ...errors import ProtocolViolation
 from ...names import PolicyName, SlotName
+from ...rolling_mean import rolling_mean
 
 Slots: TypeAlias = tuple[SlotName, ...]
 """Slots of a gang; rank ``r`` is on the slot with index ``r``."""
@@ -86,6 +87,7 @@ class GangSeconds:
 
     ``computing``: a computation ran. ``idle``: bound, and no computation was ready. ``swapping``: being bound or
     suspended. ``waiting``: a computation was ready, and the policy had no slots. ``out``: suspended without work.
+    ``computing_on_slots``: ``computing`` on each slot, the sum over its slots.
     """
 
     computing: float = 0.0
@@ -93,6 +95,7 @@ class GangSeconds:
     swapping: float = 0.0
     waiting: float = 0.0
     out: float = 0.0
+    computing_on_slots: float = 0.0
 
 
 @dataclass(slots=True)
@@ -102,6 +105,8 @@ class Gang:
     ``ranks``: at most, ``fewest``: at least; while it has slots, it has as many ranks as slots. ``replica_size``:
     ranks of a replica, whose slots are to be neighbours.
     ``ready``: computations that may run and don't yet. ``runs``: begun since the gang was bound last.
+    ``load``: slots times seconds of its computations; those long ago count less. ``goal``: slots that it has left its
+    own for; 0 if it has not.
     ``waiting_since``: a computation is ready since then, and the gang has no slots. ``passed``: computations of others
     that began meanwhile. ``keeps_others_out``: no other gang may compute on its slots. ``homes``: the hosts that its
     state lies on while it has no slots.
@@ -131,6 +136,14 @@ class Gang:
     save_s: float | None = None
     computed_s: float = 0.0
     """Seconds of computing since it was bound last."""
+    idle_since: float | None = None
+    """The end of its last computation."""
+    longest_idle_s: float = 0.0
+    """The longest time so far from the end of a computation until another was ready."""
+    computed_on: int = 0
+    """Slots on which ``compute_s`` is right; 0 before the first computation."""
+    load: float = 0.0
+    goal: int = 0
 
     @property
     def waits(self) -> bool:
@@ -147,6 +160,28 @@ class Gang:
         """Bound, with no computation ready."""
         return self.is_at_boundary and not self.ready
 
+    @property
+    def width(self) -> int:
+        """Slots for which its expected seconds are right."""
+        return self.computed_on or self.ranks
+
+    def note_ready(self, now: float) -> None:
+        """One more computation is ready."""
+        if self.idle_since is not None and not self.ready and not self.computing:
+            self.longest_idle_s = max(self.longest_idle_s, now - self.idle_since)
+        self.ready += 1
+
+    def measure(self, seconds: float) -> None:
+        """A computation of ``seconds``, as long as others, has ended."""
+        self.compute_s, self.computed_on = rolling_mean(self.compute_s, seconds), len(self.slots)
+        self.load += seconds * len(self.slots)
+
+    def expect_slots(self, count: int) -> None:
+        """It is bound to ``count`` slots: on others than before its computations take another time."""
+        if self.compute_s is not None:
+            self.compute_s *= self.computed_on / count
+            self.computed_on = count
+
     def require(self, event: str, *phases: Phase, computing: bool = False) -> None:
         """Raises ProtocolViolation if ``event`` can't happen now."""
         # Not ignored: the owner and the allocator would differ about the slots from then on.
@@ -161,9 +196,10 @@ class Gang:
 
     def pass_time(self, seconds: float) -> None:
         """Counts ``seconds`` in which nothing has changed."""
-        # Each moment counts once, so that the five add up to the run's time: a swap with work ready is a swap.
+        # Each moment counts once, so that the first five add up to the run's time: a swap with work ready is a swap.
         if self.computing:
             self.seconds.computing += seconds
+            self.seconds.computing_on_slots += seconds * len(self.slots)
         elif self.phase is Phase.BOUND:
             self.seconds.idle += seconds
         elif self.phase not in _WAITING:

@@ -25,6 +25,7 @@ class PoolRecord:
         spent = {name: now[name] - before[name] for name in now}
         figures: Numbers = {
             "pool_computing_s": spent["computing"],
+            "pool_slots_s": spent["computing_on_slots"],
             "pool_idle_s": spent["idle"],
             "pool_swapping_s": spent["swapping"],
             "pool_waiting_s": spent["waiting"],

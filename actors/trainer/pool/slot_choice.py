@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from ...config_base import Config, Count, NonNegative, Unit
 from ...names import PolicyName, SlotName
 from .expected_seconds import ExpectedSeconds
 from .gangs import Gang, Phase, Slots
+from .slot_shares import slot_shares
+
+# Loads change from step to step, and each move costs a swap.
+_SMALL: Final = 0.75
+"""The part of its share below which a gang moves to more slots."""
+_LEFT: Final = 2.0
+"""Slots are left if their policy has been without work for as many times its longest time without any."""
 
 
 class AllocatorConfig(Config):
@@ -113,7 +120,8 @@ class SlotChoice:
 
     ``waiting``: the gangs that wait, the most urgent first. ``occupied``: slots that one of them gets. ``leaving``:
     gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
-    with the reason. ``grows``: a gang that leaves its slots for more, with the reason.
+    with the reason. ``grows``: a gang that leaves its slots for more, with their number and the reason.
+    ``shares``: see ``slot_shares``.
     """
 
     config: AllocatorConfig
@@ -128,15 +136,17 @@ class SlotChoice:
     occupied: set[SlotName] = field(default_factory=set)
     leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
     targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
-    grows: tuple[Gang, str] | None = None
+    grows: tuple[Gang, int, str] | None = None
+    shares: Mapping[PolicyName, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.shares = slot_shares(len(self.slots), self.gangs.values())
         self.critical_s = (1 - self.config.margin) * self.expected.step_end(len(self.slots))
         self.waiting = sorted((gang for gang in self.gangs.values() if gang.waits), key=self._urgency)
         for gang in self.waiting:
             self._choose(gang)
         if not self.waiting:
-            growing = ((gang, why) for gang in self.gangs.values() if (why := self._reason_to_grow(gang)))
+            growing = (growth for gang in self.gangs.values() if (growth := self._growth(gang)))
             self.grows = next(growing, None)
 
     def claim(self, gang: Gang) -> str:
@@ -193,14 +203,14 @@ class SlotChoice:
             self.targets[gang.policy] = (in_order, f"{self.claim(gang)}; {reason}")
 
     def _ranks_now(self, gang: Gang, allowed: Collection[SlotName]) -> int:
-        """As many as there are slots without work, within the gang's limits: it takes no slots of policies with work
-        for more than its fewest ranks."""
+        """Its share, or what it has left its slots for, as far as there are slots without work: it takes none of
+        policies with work for more than its fewest ranks."""
         if gang.fewest == gang.ranks:
             return gang.ranks
         idle = [slot for slot in allowed if slot not in self.occupied and self._idles(slot)]
         if gang.phase is Phase.PREFETCHING or (gang.slots and set(gang.slots) <= set(idle)):
             return len(gang.slots)
-        return min(gang.ranks, max(gang.fewest, len(idle)))
+        return max(gang.fewest, min(gang.goal or self.shares[gang.policy], len(idle)))
 
     def _idles(self, slot: SlotName) -> bool:
         holder = self.occupancy.holder(slot)
@@ -260,23 +270,39 @@ class SlotChoice:
             return ""  # else two policies that are due could swap for ever, and compute nothing
         if self._is_due(gang):
             return "it has had its turn"
+        swap_s, share = self.expected.swap(holder, gang), self.shares[holder.policy]
+        is_paid = holder.computed_s >= self.config.hysteresis * swap_s
+        if is_paid and len(holder.slots) > share:
+            return f"it has {len(holder.slots)} slots, and its share is {share}"
         if not self._is_critical(gang) or self._is_critical(holder):
             return ""
-        swap_s = self.expected.swap(holder, gang)
-        if holder.computed_s < self.config.hysteresis * swap_s or self.expected.work(holder) <= swap_s:
+        if not is_paid or self.expected.work(holder) <= swap_s:
             return ""
         return f"it has less work ({self.expected.work(holder):.3g} s) than {gang.policy}"
 
-    def _reason_to_grow(self, gang: Gang) -> str:
-        """The reason for which a bound gang is to leave its slots for more. Empty if it may stay."""
-        if not gang.is_at_boundary or len(gang.slots) == gang.ranks:
-            return ""
-        idle = sum(self._idles(slot) for slot in self.slots if slot not in gang.slots)
-        now, then = len(gang.slots), min(gang.ranks, len(gang.slots) + idle)
+    def _growth(self, gang: Gang) -> tuple[Gang, int, str] | None:
+        """A bound gang that is to leave its slots for more, their number and the reason. None if it may stay."""
+        now, share = len(gang.slots), self.shares[gang.policy]
+        if not gang.is_at_boundary or not gang.ready or now == gang.ranks:
+            return None
+        paid_s = self.config.hysteresis * self.expected.swap(gang, gang)
+        idle = [slot for slot in self.slots if slot not in gang.slots and self._idles(slot)]
+        is_short = now < _SMALL * share
+        if not is_short:  # slots of others, which will have work again
+            idle = [slot for slot in idle if self._is_left(slot)]
+        then = min(share if is_short else gang.ranks, now + len(idle))
         lost_s = gang.computed_s * (1 - now / then)
-        if lost_s <= self.config.hysteresis * self.expected.swap(gang, gang):
-            return ""
-        return f"{idle} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {gang.ranks} ranks"
+        if lost_s <= paid_s:
+            return None
+        reason = f"{len(idle)} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {then} ranks"
+        return gang, then, reason
+
+    def _is_left(self, slot: SlotName) -> bool:
+        """No policy is expected to have work for ``slot`` soon."""
+        holder = self.occupancy.holder(slot)
+        if holder is None or holder.idle_since is None:
+            return True
+        return self.now - holder.idle_since > _LEFT * holder.longest_idle_s
 
 
 def join_names(names: Iterable[str]) -> str:

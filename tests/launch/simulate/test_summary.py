@@ -24,7 +24,7 @@ def row(step: int, step_s: float, rollout_s: float, overlap_s: float) -> dict[st
         "step": step, "step_s": step_s, "rollout_s": rollout_s, "overlap_s": overlap_s, "tokens": 500,
         "failed_trajectories": 0, "turns/solver": 6, "turns/checker": 4,
         "backward_s/solver": 4.0, "optimizer_s/solver": 9.0, "backward_s/checker": 5.0, "optimizer_s/checker": 9.0,
-        "pool_computing_s/solver": 5.0, "pool_computing_s/checker": 7.0,
+        "pool_slots_s/solver": 10.0, "pool_slots_s/checker": 14.0,
         "pool_swapping_s/solver": 3.0, "swap_s": 1.5, "weights_s": 0.5, "time_s": 100.0 * step,
     }  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_the_last_of_several_steps_counts_for_the_engines_alone(tmp_path: Path) 
     assert figures.instances_busy == pytest.approx(2 * 10.0 / (2 * 100.0)), "of both steps"
     assert (figures.prefill_share, figures.decode_share) == pytest.approx((0.02, 0.08))
     assert figures.queue_s == pytest.approx(10.0 / 20)
-    assert figures.training_busy == pytest.approx(2 * 12.0 / (4 * 20.0)), "two ranks each, on four slots"
+    assert figures.training_busy == pytest.approx(24.0 / (4 * 20.0)), "on four slots"
     assert figures.swapping_s == 3.0
 
 

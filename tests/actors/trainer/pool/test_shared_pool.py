@@ -39,7 +39,7 @@ ELASTIC = {
     JUDGE: simulated_policy("judge", ranks=2, token_s=2.0),
 }
 REPLICAS = {
-    SOLVER: simulated_policy("solver", ranks=4, replicas=2, min_ranks=1, token_s=1.0, optimizer_s=3.0),
+    SOLVER: simulated_policy("solver", ranks=4, replicas=2, min_ranks=2, token_s=1.0, optimizer_s=3.0),
     JUDGE: simulated_policy("judge", ranks=2, replicas=2, token_s=2.0),
 }
 STEPS = 2

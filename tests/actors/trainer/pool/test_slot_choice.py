@@ -1,5 +1,7 @@
 """The slots of a policy that may have fewer ranks than it has at most."""
 
+from collections.abc import Callable
+
 from flexmarl.actors.names import PolicyName, SlotName
 from flexmarl.actors.trainer.pool.allocate import Allocator
 from flexmarl.actors.trainer.pool.gangs import Bind, Run, Suspend
@@ -7,13 +9,14 @@ from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
 
 from ..pool_owner import Owner, kinds
 
-A, B = PolicyName("a"), PolicyName("b")
+A, B, C = (PolicyName(name) for name in "abc")
 S0, S1, S2, S3 = (SlotName(f"slot-{n}") for n in range(4))
 
 
 def allocator_of(ranks: int, fewest: int, slots: int = 3) -> Allocator:
+    """The slots are too few for A, B and C at once."""
     names = [S0, S1, S2, S3][:slots]
-    return Allocator(names, {A: ranks, B: 2}, AllocatorConfig(states_per_slot=1), {A: fewest})
+    return Allocator(names, {A: ranks, B: 2, C: 2}, AllocatorConfig(states_per_slot=1), {A: fewest})
 
 
 def test_it_has_all_its_ranks_if_as_many_slots_are_without_work() -> None:
@@ -106,15 +109,67 @@ class TestGrowth:
         assert owner.count(Suspend, A) == 0
 
 
+class TestShares:
+    """A and B may have 1 to 4 ranks, on four slots."""
+
+    def owner(self, *, copy_s: float = 1.0, seconds: Callable[[PolicyName], float] = lambda _: 1.0) -> Owner:
+        return Owner(4, {A: 4, B: 4}, copy_s=copy_s, compute_s=seconds, fewest={A: 1, B: 1})
+
+    @staticmethod
+    def sizes(owner: Owner, policy: PolicyName) -> list[int]:
+        return [len(one.slots) for one in owner.decisions if isinstance(one, Bind) and one.policy == policy]
+
+    def test_policies_with_work_compute_at_once(self) -> None:
+        owner = self.owner()
+        for policy in (A, B):
+            owner.ready(policy, 3)
+        assert owner.finish() == 4.0, "a copy and three computations: none has waited for the other"
+        assert self.sizes(owner, A) == self.sizes(owner, B) == [2] and owner.count(Suspend) == 0
+
+    def test_one_with_more_work_than_its_slots_moves_to_its_share_when_others_have_none(self) -> None:
+        owner = self.owner(copy_s=0.5, seconds=lambda policy: 3.0 if policy == A else 1.0)
+        for _ in range(6):
+            for policy, count in ((B, 1), (A, 2)):
+                owner.ready(policy, count)
+                owner.finish()
+        assert self.sizes(owner, A) == [2, 3] and self.sizes(owner, B) == [2, 1]
+        (left,) = [one for one in owner.decisions if isinstance(one, Suspend) and one.policy == A]
+        assert "on 2 of 3 ranks" in left.reason
+
+    def test_slots_of_a_policy_that_will_have_work_again_are_not_taken(self) -> None:
+        owner = self.owner(copy_s=0.5)
+        for _ in range(20):
+            for policy in (A, B):
+                owner.ready(policy)
+                owner.finish()
+        assert owner.count(Suspend) == 0
+
+    def test_one_on_more_than_its_share_makes_room_for_one_that_waits(self) -> None:
+        owner = self.owner(copy_s=0.5)
+        owner.ready(A, 2)
+        owner.ready(B, 2)
+        owner.finish()
+        owner.ready(A, 40)
+        while self.sizes(owner, A) == [2]:
+            owner.advance()
+        while owner.count(Run, A) < 20:
+            owner.advance()
+        assert self.sizes(owner, A) == [2, 4], "B has had no work for long"
+        owner.ready(B, 2)
+        owner.finish()
+        assert self.sizes(owner, B)[-1] >= 1 and owner.count(Run, B) == 4
+        left = [one.reason for one in owner.decisions if isinstance(one, Suspend) and one.policy == A]
+        assert any("it has 4 slots, and its share is 3; b has waited" in reason for reason in left), left
+
+
 class TestReplicas:
     """A has two replicas of two ranks on six slots, of which each two are neighbours; B has one rank, and C another."""
 
-    C = PolicyName("c")
     SLOTS = tuple(SlotName(f"slot-{n}") for n in range(6))
 
     def allocator(self) -> Allocator:
         config = AllocatorConfig(states_per_slot=1)
-        return Allocator(self.SLOTS, {A: 4, B: 1, self.C: 1}, config, replica_sizes={A: 2})
+        return Allocator(self.SLOTS, {A: 4, B: 1, C: 1}, config, replica_sizes={A: 2})
 
     def bound(self, allocator: Allocator, policy: PolicyName, now: float) -> tuple[SlotName, ...]:
         (bind,) = allocator.ready(policy, now)
