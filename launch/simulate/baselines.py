@@ -12,6 +12,8 @@ Each is a row. The scenario's agents, models, batches, engines and devices stay 
                   parameters; whole: one at a time; co-located: so too, and all devices of the cluster generate
                   before and after
     calls         parallel: as the workload has them; in turn: one call of a trajectory after the other
+    shares        gangs have their share of the slots, from the scenario's min_ranks to its ranks; without, a rank for
+                  each sample of a micro-batch
     queries       of which trajectories run at once
 """
 
@@ -20,6 +22,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from ...actors.config_base import AUTO
 from ...actors.errors import ConfigError
 from ...actors.inference.router.rebalancer import Scope
 from ...actors.names import PolicyName
@@ -44,6 +47,7 @@ class Baseline:
     balance: Scope = "intra+inter"
     pool: Pool = "shared"
     joins: bool = False
+    shares: bool = False
     calls_in_turn: bool = False
     queries_at_once: int | None = None
 
@@ -62,9 +66,11 @@ BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType({
     ),
     "one-step-off": Baseline("the trainer is a version behind", "async"),
     "flexmarl-paper": Baseline("micro-batches beside the rollouts, a barrier of all versions", barrier="step"),
-    "flexmarl": Baseline("micro-batches beside the rollouts, joined if they wait, a barrier a policy", joins=True),
-    "without-balancing": Baseline("turns are dealt, and no instance moves", balance="off", joins=True),
-    "without-pipeline": Baseline("training begins after the rollouts", "sync", joins=True),
+    "flexmarl": Baseline(
+        "micro-batches beside the rollouts, joined if they wait, a barrier a policy", joins=True, shares=True
+    ),
+    "without-balancing": Baseline("turns are dealt, and no instance moves", balance="off", joins=True, shares=True),
+    "without-pipeline": Baseline("training begins after the rollouts", "sync", joins=True, shares=True),
     "without-sharing": Baseline("slots of its own for each policy", pool="own", joins=True),
 })  # fmt: skip
 
@@ -104,6 +110,8 @@ def _apply(scenario: Scenario, baseline: Baseline) -> Scenario:
     raw["balance"]["scope"] = baseline.balance
     if baseline.pool != "shared":
         _divide(raw, scenario.config, baseline.pool)
+    elif not baseline.shares:
+        _fix_gangs(raw, scenario.config)
     if baseline.pool == "co-located":
         twin_hosts = _spread_instances(raw, scenario)
     return replace(scenario, config=check(raw, "the baseline"), workload=workload, twin_hosts=twin_hosts)
@@ -123,6 +131,15 @@ def _divide(raw: dict[str, Any], config: RunConfig, pool: Pool) -> None:
         ranks = dict.fromkeys(config.trained, slots)
     for policy, count in ranks.items():
         raw["policies"][policy]["trainer"] |= {"ranks": count, "min_ranks": None, "replicas": 1}
+
+
+def _fix_gangs(raw: dict[str, Any], config: RunConfig) -> None:
+    """Sets ranks where a policy may have fewer than all."""
+    for policy, section in config.trained.items():
+        trainer = section.trainer
+        if trainer.min_ranks is not None and trainer.ranks != AUTO:
+            ranks = max(trainer.fewest_ranks, min(trainer.most_ranks, config.training.micro_batch))
+            raw["policies"][policy]["trainer"] |= {"ranks": ranks, "min_ranks": None, "replicas": 1}
 
 
 def _spread_instances(raw: dict[str, Any], scenario: Scenario) -> int:

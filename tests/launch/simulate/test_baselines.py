@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flexmarl.actors.errors import ConfigError
+from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.simulate.baselines import BASELINES, in_mode
 from flexmarl.launch.simulate.scenario import read_scenario, simulated_config
@@ -50,6 +51,24 @@ def test_pools_are_divided_as_the_rows_say() -> None:
     assert ranks_of(together) == {"solver": 2, "judge": 2}
     assert [policy.instances for policy in together.policies.values()] == [2, 2], "all four devices generate"
     assert in_mode(read_scenario(SCENARIO, ()), "mas-rl").hosts == 2, "the slots stand for the same devices"
+
+
+def test_gangs_have_a_share_of_the_slots_in_ours_alone() -> None:
+    sizes = (
+        "agent_defaults.trainer.ranks=4",
+        "trainer.min_ranks=1",
+        "pool.slots=4",
+        "training.micro_batch=2",
+        "cluster.devices=16",
+    )
+    sharing = [
+        name
+        for name, row in BASELINES.items()
+        if row.pool == "shared" and baseline(name, *sizes).policies[PolicyName("judge")].trainer.min_ranks
+    ]
+    assert sharing == ["flexmarl", "without-balancing", "without-pipeline"]
+    assert ranks_of(baseline("flexmarl", *sizes)) == {"solver": 4, "judge": 4}
+    assert ranks_of(baseline("flexmarl-paper", *sizes)) == {"solver": 2, "judge": 2}, "a rank for each sample"
 
 
 def test_slots_of_its_own_are_in_proportion_to_a_policys_parameters() -> None:
