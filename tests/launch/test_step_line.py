@@ -37,7 +37,7 @@ OF_STEP: Numbers = {
     "padding_share": 0.25, "merged_share": 0.5, "value_loss": 0.3, "explained_variance": -0.5, "unsure_tokens": 3,
     "entropy": 0.75, "kl": 0.01, "advantage_mean": -0.1, "advantage_std": 0.9, "optimizer_s": 0.25,
     "update_s": 0.125,
-    "pool_computing_s": 1.0, "pool_idle_s": 2.0, "pool_swapping_s": 3.0, "pool_waiting_s": 4.0,
+    "pool_computing_s": 1.0, "pool_slots_s": 1.5, "pool_idle_s": 2.0, "pool_swapping_s": 3.0, "pool_waiting_s": 4.0,
     "pool_suspended_s": 5.0, "suspensions": 6, "swapped_mib": 3.5, "repeated_micro_batches": 8, "gather_s": 0.0625,
 }  # fmt: skip
 OF_GAMES: Numbers = {
@@ -82,7 +82,7 @@ LINE = {
     "loads_by_cuda_ipc/solver": 1, "load_mean_s/solver": 0.2333333333333333, "load_max_s/solver": 0.3,
     "probe_p99/solver": 1.3e-06, "probe_max/solver": 1.3e-06,
     "value_loss/solver": 0.3, "explained_variance/solver": -0.5, "pool_computing_s/solver": 1.0,
-    "pool_idle_s/solver": 2.0, "pool_swapping_s/solver": 3.0, "pool_waiting_s/solver": 4.0,
+    "pool_slots_s/solver": 1.5, "pool_idle_s/solver": 2.0, "pool_swapping_s/solver": 3.0, "pool_waiting_s/solver": 4.0,
     "pool_suspended_s/solver": 5.0, "suspensions/solver": 6, "swapped_mib/solver": 3.5,
     "repeated_micro_batches/solver": 8, "gather_s/solver": 0.0625, "carried_samples/judge": 0, "stale_samples/judge": 0,
     "max_staleness/judge": 0, "backward_s/judge": 0.0, "opponent_step/past": 2, "opponent_games/past": 3,
