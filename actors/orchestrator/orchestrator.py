@@ -39,7 +39,7 @@ From a query's text to the optimizer step, with mode strict. Here:
 In a rollout worker, where all groups of the step run at once:
 
     Rollout.start_step          begins a task per group; ``Group.start`` decides how many trajectories it gets
-    Recipe.workflow             the user's function. It comes back by ``AgentHandle.generate`` -> ``Rollout.generate``
+    Recipe.workflow             the user's function; asks by ``AgentHandle.generate`` -> ``TurnGeneration.generate``
     turn_request                checks prompt and options. A text stays text: the instance has the tokenizer
     TurnRoutes.route            asks the router: ``Router.requested`` queues the turn, ``Router.decisions`` finds it an
                                 instance that serves its version. The trajectory's deadline is paused meanwhile
