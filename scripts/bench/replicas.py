@@ -72,7 +72,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of a rank, by forwards of a micro-batch: ``received_bytes`` of its host, and ``seconds``."""
+    """Figures of a rank by the forwards of a micro-batch: ``received_bytes`` of its host, and ``seconds``."""
 
     parameters: int
     received_bytes: dict[int, float]
