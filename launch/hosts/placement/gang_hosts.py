@@ -41,7 +41,7 @@ def gang_problems(config: RunConfig, hosts: Sequence[HostDescription], plan: Pla
 def _parts_of_one_gpu(
     name: PolicyName, slots: Sequence[Placed], hosts: Sequence[HostDescription]
 ) -> Iterator[str]:
-    """NCCL identifies a device by its place on the host's bus, which all parts of a GPU share, and refuses two at a place
+    """NCCL identifies a device by its place on the host's bus, which all parts of a GPU share, and refuses two at one
     (`Duplicate GPU detected`, its init.cc): in the first step, behind all other checks."""
     gpus = {host.name: host.gpus for host in hosts}
     counts = Counter(
