@@ -116,7 +116,7 @@ class HostMemory:
         return before
 
     async def free(self, ranks: Sequence[RankMemory]) -> None:
-        """Frees all memory of ``ranks``, which are no policy's."""
+        """Frees all memory of ``ranks``, after their policy has others."""
         for rank in ranks:
             await rank.free()
 
