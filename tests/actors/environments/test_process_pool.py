@@ -158,7 +158,7 @@ async def test_its_end_waits_for_a_process_that_a_cancelled_call_has_killed(pool
         await sleeping
     assert not pool._all
     await pool.close()
-    assert not Path(f"/proc/{pid}").exists(), "it has ended, and its parent has been told"
+    assert not Path(f"/proc/{pid}").exists(), "it has ended, and its parent has waited for it"
 
 
 async def child_that_sleeps(pool: Processes) -> int:
