@@ -92,7 +92,7 @@ def in_mode(scenario: Scenario, name: str) -> Scenario:
 
 
 def _apply(scenario: Scenario, baseline: Baseline) -> Scenario:
-    workload, twin_hosts = scenario.workload, 0
+    workload, cluster, twin_hosts = scenario.workload, scenario.cluster, 0
     if baseline.calls_in_turn:
         workload = workload.model_copy(
             update={"calls": tuple((call,) for stage in workload.calls for call in stage)}
@@ -112,9 +112,14 @@ def _apply(scenario: Scenario, baseline: Baseline) -> Scenario:
         _divide(raw, scenario.config, baseline.pool)
     elif not baseline.shares:
         _fix_gangs(raw, scenario.config)
+    if baseline.pool in ("whole", "co-located"):
+        # One gang for all policies lies on few hosts, and states lie where it is: the memory of those hosts stands for
+        # that of all, in which such a system would keep the states of policies that wait.
+        cluster = cluster.model_copy(update={"host_memory_gib": cluster.hosts * cluster.host_memory_gib})
     if baseline.pool == "co-located":
         twin_hosts = _spread_instances(raw, scenario)
-    return replace(scenario, config=check(raw, "the baseline"), workload=workload, twin_hosts=twin_hosts)
+    config = check(raw, "the baseline")
+    return replace(scenario, config=config, workload=workload, cluster=cluster, twin_hosts=twin_hosts)
 
 
 def _divide(raw: dict[str, Any], config: RunConfig, pool: Pool) -> None:

@@ -9,7 +9,7 @@ from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.simulate.baselines import BASELINES, in_mode
-from flexmarl.launch.simulate.scenario import read_scenario, simulated_config
+from flexmarl.launch.simulate.scenario import read_scenario, scenario_file, simulated_config
 from flexmarl.launch.simulate.scenario_run import run_scenario
 
 SCENARIO = Path(__file__).parent / "scenario.yaml"
@@ -32,6 +32,12 @@ def test_each_keeps_agents_batches_and_times_of_an_engine(name: str) -> None:
     assert changed.agents == plain.agents and changed.weights == plain.weights
     for policy, section in plain.policies.items():
         assert changed.policies[policy].engine == section.engine
+
+
+@pytest.mark.parametrize("scenario", ["merchant-assistant", "category-assistant"])
+def test_each_fits_the_hosts_of_the_papers_scenarios(scenario: str) -> None:
+    for name in BASELINES:
+        assert in_mode(read_scenario(scenario_file(scenario), ()), name).cluster.hosts == 8
 
 
 def test_micro_batches_are_joined_in_ours_alone() -> None:
