@@ -52,12 +52,12 @@ def test_a_policy_gets_the_fewest_ranks_that_fit_and_the_pool_slots_for_the_larg
 
 
 def test_each_replica_gets_the_fewest_ranks_that_fit() -> None:
-    """20 bytes a parameter, 160 GB in each replica: see ``rank_bytes``."""
+    """16 bytes a parameter, 128 GB in each replica, as in a policy without others: see ``rank_bytes``."""
     more = "agents.sorter.trainer.replicas=2"
-    assert chosen([host("a", 8)], *ON_GPUS, more) == (6, 1, 6)
-    large = host("a", 8, gpu_bytes=100 * GIB)
-    assert chosen([large], *ON_GPUS, more) == (4, 1, 4)
-    assert chosen([large], *ON_GPUS, more, "agents.sorter.trainer.min_ranks=5") == (6, 1, 6)
+    assert chosen([host("a", 8)], *ON_GPUS, more) == (4, 1, 4)
+    assert chosen([host("a", 8)], *ON_GPUS, more, "agents.sorter.trainer.min_ranks=5") == (6, 1, 6)
+    small = host("a", 10, gpu_bytes=40 * GIB)
+    assert chosen([small], *ON_GPUS, more) == (10, 3, 10)
 
 
 def test_a_number_that_is_written_stays() -> None:
