@@ -172,9 +172,14 @@ class HostMemory:
     # ------------------------------------------------------------------ the limit
 
     async def free_excess(self) -> None:
-        """Frees spare memory that there is no room for any more."""
+        """Frees spare memory that there is no room for any more. A host that is lost meanwhile has none."""
         for host in self._hosts.all:
-            await host.spare.free_excess()
+            try:
+                await host.spare.free_excess()
+            except FlexmarlError:
+                await self._hosts.check(host)
+                if not host.is_lost:
+                    raise
 
     def is_in(self, policy: PolicyName) -> None:
         """The policy is about to get slots: its state stays in memory."""

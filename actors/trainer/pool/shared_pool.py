@@ -338,6 +338,7 @@ class SharedPool(TrainingPool, SlotListener):
         if self._hosts(policy, gang):
             work.save()
             self._copy_again(policy)
+            await self._memory.free_excess()
 
     def _copy_again(self, policy: PolicyName) -> None:
         self._background(self._moves.copy_again(policy), f"second copy of {policy}")

@@ -243,6 +243,7 @@ class StateMoves:
         await self.memory.was_built(policy, needed)
         await self.set_weights(policy, gang)
         await self.save(policy, gang)
+        await self.memory.free_excess()
 
     async def _ask_needed(self, policy: PolicyName, gang: HostedGang) -> list[StateBytes]:
         """The memory that the state needs, by its parts."""
@@ -281,6 +282,8 @@ class StateMoves:
     async def save(self, policy: PolicyName, gang: HostedGang) -> None:
         """Copies the rest of the base part to the host's memory, beside the computations that follow: from then on
         the policy's state is this one. Raises SlotLost, and the errors of the transport."""
+        # Nothing is awaited once the state is this one: a slot that is lost before the caller notes that would have the
+        # step's samples trained into it again.
         memory = self.memory[policy]
         async with self._needs(gang, self._hosts_of(gang)), self._turn(policy, gang):
             if not self._hosts(policy, gang):
@@ -300,7 +303,6 @@ class StateMoves:
                 return  # its computations wait again, for the state before
             for rank, rest in zip(memory, rests, strict=True):
                 rank.rest_was_set(rest)
-            await self.memory.free_excess()
 
     async def copy_again(self, policy: PolicyName) -> None:
         """Has a second copy of the policy's state on another host, beside all computations: no call waits for it.
