@@ -1,4 +1,4 @@
-"""Tests that a second pass with another Python leaves out: those that compute for long, and with values alone.
+"""Leaves tests out of a second pass with another Python: those that compute for long, and with values alone.
 
 A pass records them in pytest's cache: no test of their file has started a process or a thread, or opened a socket, as
 each loop of asyncio does, and they took ``COSTLY_S`` or more of CPU time themselves. Such tests train models, play

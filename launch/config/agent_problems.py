@@ -1,4 +1,4 @@
-"""Agents and their policies."""
+"""Checks of agents against their policies. Rows of the table in ``problems.py``."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

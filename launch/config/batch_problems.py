@@ -1,4 +1,4 @@
-"""Batches, groups and the trajectories in them."""
+"""Checks of batches, groups and the trajectories in them. Rows of the table in ``problems.py``."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The mode of a run, and the settings that it rules out."""
+"""Checks of a run's mode against the settings that it rules out. Rows of the table in ``problems.py``."""
 
 from typing import TYPE_CHECKING
 

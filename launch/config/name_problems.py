@@ -1,4 +1,4 @@
-"""Names that can't be names of metrics, actors or files."""
+"""Checks of names, which are also names of metrics, actors and files. Rows of the table in ``problems.py``."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trainers, and the ways of their weights."""
+"""Checks of trainers, and of the ways of their weights. Rows of the table in ``problems.py``."""
 
 from typing import TYPE_CHECKING
 

@@ -150,7 +150,7 @@ async def test_one_process_after_the_other(pool: Processes) -> None:
 
 
 async def test_its_end_waits_for_a_process_that_a_cancelled_call_has_killed(pool: Processes) -> None:
-    """Nobody else would: the process and its pipes would stay in the loop, which may be closed behind it."""
+    """Without that wait the process and its pipes stay in the loop, and the loop may be closed before they end."""
     sleeping = asyncio.create_task(in_process(time.sleep, 1000))
     pid = await child_that_sleeps(pool)
     sleeping.cancel()
@@ -162,9 +162,9 @@ async def test_its_end_waits_for_a_process_that_a_cancelled_call_has_killed(pool
 
 
 async def child_that_sleeps(pool: Processes) -> int:
-    while not (found := [process for process in pool._all if process.runs and process not in pool._idle]):
+    while not (busy := [process for process in pool._all if process.runs and process not in pool._idle]):
         await asyncio.sleep(0.01)
-    return found[0]._process.pid
+    return busy[0]._process.pid
 
 
 async def gone(*pids: int) -> None:

@@ -223,16 +223,16 @@ def test_a_copy_from_a_host_that_is_lost_ends_and_the_policy_is_bound_with_the_s
 def test_a_second_copy_that_is_made_while_the_policy_is_divided_over_other_ranks_finds_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of the ranks before is freed: the copy of the first ends, and there is none of the second."""
+    """The memory of the ranks before is freed: the copy of the first rank ends, and the second rank is not copied."""
     copy, copied = RankMemory.copy_again, list[Part]()
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun, proceed = asyncio.Event(), asyncio.Event()
 
     async def copy_slowly(
         self: RankMemory, part: Part, piece: Piece, handle: StateHandle, host: StateHost
     ) -> None:
         copied.append(part)
         begun.set()
-        await go_on.wait()
+        await proceed.wait()
         await copy(self, part, piece, handle, host)
 
     async def work(home: House) -> None:
@@ -246,7 +246,7 @@ def test_a_second_copy_that_is_made_while_the_policy_is_divided_over_other_ranks
         await begun.wait()
         for rank in memory[SOLVER]:
             await rank.free()
-        go_on.set()
+        proceed.set()
         await copying
         assert copied in (["rest", "step"], ["rest"]) and seconds(home, SOLVER) == [{}, {}]
 
