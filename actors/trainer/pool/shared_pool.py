@@ -92,8 +92,8 @@ class SharedPool(TrainingPool, SlotListener):
         self._gangs: dict[PolicyName, HostedGang] = {}
         self._work = {policy: PolicyWork(system.clock) for policy in setup.policies}
         self._stepped: dict[PolicyName, Computation] = {}
-        self._lost: dict[PolicyName, FlexmarlError] = {}
-        """Policies whose state is lost, with the reason: the run begins again from its newest checkpoint."""
+        self._failed: dict[PolicyName, FlexmarlError] = {}
+        """Policies that can't continue, with the reason: the run begins again from its newest checkpoint, or ends."""
 
     # ------------------------------------------------------------------ TrainingPool
 
@@ -212,8 +212,8 @@ class SharedPool(TrainingPool, SlotListener):
 
     async def _compute(self, policy: PolicyName, computation: Computation) -> Any:
         """The result of ``computation``, after all earlier ones of the policy."""
-        if policy in self._lost:
-            raise self._lost[policy]
+        if policy in self._failed:
+            raise self._failed[policy]
         self._work[policy].add(computation)
         self._event(lambda now: self._decider.ready(policy, now))
         return await computation.done
@@ -229,6 +229,8 @@ class SharedPool(TrainingPool, SlotListener):
         """Reports an event to the allocator, and begins to carry out its decisions."""
         for decision in report(self._clock()):
             policy, kind = decision.policy, type(decision).__name__
+            if policy in self._failed:
+                continue  # the allocator still counts its computations, and the trainer is about to end
             log.debug("pool", decision=kind, policy=policy, reason=decision.reason)
             gang = self._gang_for(decision)
             gang.is_dropped |= isinstance(decision, Drop)
@@ -285,7 +287,7 @@ class SharedPool(TrainingPool, SlotListener):
         if not self._hosts(policy, gang):
             return  # one of its slots was lost meanwhile
         if error is not None:
-            self._work[policy].fail(error)  # the policy has no state on any slot: the run can't continue
+            self._fail(policy, error)  # it has no state on any slot
             return
         if isinstance(decision, Suspend | Drop):
             del self._gangs[policy]
@@ -314,7 +316,7 @@ class SharedPool(TrainingPool, SlotListener):
             return  # one of its slots was lost meanwhile, and it waits again; or the copy before has failed
         if error is not None:
             if computation.done.done():  # it was trained before its slot was lost: the step can't be repeated
-                work.fail(error)
+                self._fail(policy, error)
                 return
             computation.fail(error)
         work.end()
@@ -326,19 +328,23 @@ class SharedPool(TrainingPool, SlotListener):
         self._event(partial(self._decider.ended, policy, is_typical=computation.repeated))
 
     async def _save(self, policy: PolicyName, gang: HostedGang) -> None:
-        work = self._work[policy]
         try:
             await self._moves.save(policy, gang)
         except FlexmarlError as error:
             if self._hosts(policy, gang):
-                work.fail(error)  # without a whole state the step's samples can't be committed
+                self._fail(policy, error)  # without a whole state the step's samples can't be committed
             return
         finally:
             gang.is_saved.set()
         if self._hosts(policy, gang):
-            work.save()
+            self._work[policy].save()
             self._copy_again(policy)
             await self._memory.free_excess()
+
+    def _fail(self, policy: PolicyName, error: FlexmarlError) -> None:
+        """The run can't continue: all computations of the policy, also later ones, raise ``error``."""
+        self._failed.setdefault(policy, error)
+        self._work[policy].fail(error)
 
     def _copy_again(self, policy: PolicyName) -> None:
         self._background(self._moves.copy_again(policy), f"second copy of {policy}")
@@ -375,8 +381,7 @@ class SharedPool(TrainingPool, SlotListener):
             loss = self._memory.host_lost(policy, host)
             if loss is Loss.BASE:
                 lost = f"its host {host.name} is lost ({reason}), and with it the only whole state of policy {policy}"
-                self._lost[policy] = error = ActorDead(LENDER, lost)
-                self._work[policy].fail(error)
+                self._fail(policy, ActorDead(LENDER, lost))
             elif loss is not Loss.NOTHING:
                 self._continue_elsewhere(policy, gang, loss)
             self._copy_again(policy)
@@ -402,7 +407,7 @@ class SharedPool(TrainingPool, SlotListener):
         """The policy has lost a slot; returns the computations that wait again."""
         gang = self._gangs.pop(policy)
         self._moves.stop_taking(policy)
-        if policy in self._lost or not (gang.has_computed or self._work[policy].is_unsaved):
+        if policy in self._failed or not (gang.has_computed or self._work[policy].is_unsaved):
             return []
         for rank in self._memory[policy]:
             rank.step_was_lost()
