@@ -108,8 +108,11 @@ class HostMemory:
         self, policy: PolicyName, ranks: list[RankMemory], rests: Sequence[StateHandle]
     ) -> list[RankMemory]:
         """The state of the policy is in ``ranks`` from now on, in ``rests``, and has no step part. Returns the ranks
-        before, whose memory is to be freed."""
-        before, self._of[policy] = self._of[policy], ranks
+        before, whose memory is to be freed. Raises ActorDead, and changes nothing, if their base part was lost."""
+        before = self._of[policy]
+        for rank in before:
+            rank.check_base()
+        self._of[policy] = ranks
         for rank, rest in zip(ranks, rests, strict=True):
             rank.continue_from(before[0], rest)
         ranks[0].take_weights_of(before[0])

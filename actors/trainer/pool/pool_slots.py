@@ -162,11 +162,13 @@ class PoolSlots:
 
     async def at(self, gang: HostedGang, call: SlotCall[T], timeout_s: float = WORK_TIMEOUT_S) -> list[T]:
         """The results of one call at each rank's slot. Raises SlotLost, also for a worker that has not answered after
-        ``timeout_s``, and the errors of the call."""
+        ``timeout_s``, and the errors of the call. Of a gang that has lost a slot, the others are not called."""
+        _check_complete(gang)
         return _results(await self._ends(gang, call, timeout_s, len(gang.slots)))
 
     async def at_first_replica(self, gang: HostedGang, call: SlotCall[T]) -> list[T]:
         """The same at the ranks of the first replica, which have all parts of the state."""
+        _check_complete(gang)
         return _results(await self._ends(gang, call, WORK_TIMEOUT_S, gang.parts))
 
     async def at_those_left(self, gang: HostedGang, call: SlotCall[Any], timeout_s: float) -> None:
@@ -266,6 +268,15 @@ class PoolSlots:
             await self.hosts.check(self.host_of(slot))
             if self._all_joined:
                 self._listener.slot_lost(slot, lost.reason)
+
+
+def _check_complete(gang: HostedGang) -> None:
+    """Raises SlotLost if a slot was lost."""
+    # The policy may be bound again by now, with another gang on the same slots: a call that was held up on its way here
+    # would suspend that one, or have its state written to memory that belongs to another.
+    for slot, life in zip(gang.slots, gang.lives, strict=True):
+        if slot not in gang.remaining:
+            raise SlotLost(slot, life, "it was lost")
 
 
 def _results(ends: Sequence[T | BaseException]) -> list[T]:

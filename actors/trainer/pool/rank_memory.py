@@ -70,6 +70,9 @@ class RankMemory:
         """Memory of the rest, and of the step part, also if no state lies there now."""
         self._seconds: dict[Part, Copy] = {}
         self._files: dict[Part, Path] = {}
+        self._lending = asyncio.Lock()
+        """A gang that has lost a slot may still wait for memory of a slow host while the next one asks for its own: the
+        one that has asked last gets what is noted here."""
 
     # ------------------------------------------------------------------ memory for the next state
 
@@ -89,36 +92,38 @@ class RankMemory:
     async def for_rest(self, host: StateHost) -> LentMemory:
         """Memory of ``host`` for the rest of a base part, beside that of the present one; the step part before it is
         gone. Raises ArenaSpace, and ActorDead if the host is lost."""
-        self.step_was_lost()
-        # Kept if the slot is lost before the rest is whole: its worker may write there until its process is dead.
-        if self._newer is not None and self._newer.host is not host:
-            self._newer.host.spare.give_back(self._newer.lent)
-            self._newer = None
-        if self._newer is None:
-            self._newer = Piece(host, await host.spare.take(f"{self._key}-rest", self.needed.rest))
-        return self._newer.lent
+        async with self._lending:
+            self.step_was_lost()
+            # Kept if the slot is lost before the rest is whole: its worker may write there until its process is dead.
+            if self._newer is not None and self._newer.host is not host:
+                self._newer.host.spare.give_back(self._newer.lent)
+                self._newer = None
+            if self._newer is None:
+                self._newer = Piece(host, await host.spare.take(f"{self._key}-rest", self.needed.rest))
+            return self._newer.lent
 
     async def for_step(self, host: StateHost) -> LentMemory:
         """Memory of ``host`` for the step part, beside the present base part; an earlier step part is gone. Raises as
         ``for_rest``, and if the base part is lost."""
-        self._check_base()
-        self._forget_second("step")
-        piece = self._parts.get("step")
-        # A second copy of the step part before may still be under way.
-        if piece is not None and (piece.host is not host or await host.lender.is_used(piece.lent)):
-            del self._parts["step"]
-            piece.host.spare.give_back(piece.lent)
-            piece = None
-        if piece is None:
-            piece = Piece(host, await host.spare.take(f"{self._key}-step", self.needed.step))
-            self._parts["step"] = piece
-        return piece.lent
+        async with self._lending:
+            self.check_base()
+            self._forget_second("step")
+            piece = self._parts.get("step")
+            # A second copy of the step part before may still be under way.
+            if piece is not None and (piece.host is not host or await host.lender.is_used(piece.lent)):
+                # If its host was lost meanwhile, that of its second copy, or none.
+                if (old := self._parts.pop("step", None)) is not None:
+                    old.host.spare.give_back(old.lent)
+                piece = None
+            if piece is None:
+                piece = Piece(host, await host.spare.take(f"{self._key}-step", self.needed.step))
+                self._parts["step"] = piece
+            return piece.lent
 
     def continue_from(self, first: "RankMemory", rest: StateHandle) -> None:
         """The state is the base part ``rest`` of a policy that had other ranks before; ``first``: the first of those,
-        which has the published weights."""
-        assert first.state is not None
-        base = replace(first.state.base, weights_are_live=False, rest=rest)
+        which has the published weights. Raises ActorDead if its base part was lost meanwhile."""
+        base = replace(first.check_base().base, weights_are_live=False, rest=rest)
         self.published, self.probe = first.published, first.probe
         self._set_state(base)
 
@@ -186,9 +191,9 @@ class RankMemory:
 
     def was_suspended(self, step: Suspended) -> None:
         """From now on the step part belongs to the state. Raises ActorDead if the base part was lost meanwhile."""
-        self.state = HostState(self._check_base().base, step.step, step.data)
+        self.state = HostState(self.check_base().base, step.step, step.data)
 
-    def _check_base(self) -> HostState:
+    def check_base(self) -> HostState:
         """The state. Raises ActorDead if its base part was lost with a host: the slots of its gang may be on others."""
         if self.state is None:
             raise ActorDead(LENDER, "the base part of a state was lost with its host")
@@ -240,16 +245,22 @@ class RankMemory:
             if piece.host is host:
                 file = folder / f"{self._key}-{part}.state"
                 await host.lender.store_away(piece.lent, str(file))
+                if self._parts.get(part) is not piece:
+                    continue  # the host is lost, with the file: the part is in its second copy now, or gone
                 host.spare.lent_bytes -= piece.lent.size_bytes
                 self._files[part] = file
 
     async def bring_back(self) -> bool:
-        """The reverse; True if a part was on the disk. Raises OSError, RemoteError, ArenaSpace: it stays there then."""
+        """The reverse; True if a part was on the disk. Raises OSError, RemoteError, ArenaSpace: it stays there then.
+        Raises ActorDead if the base part is lost meanwhile."""
         was_on_disk = bool(self._files)
         for part, file in list(self._files.items()):
             handle, old = self.handle(part), self._parts[part]
             assert handle is not None, "a state is stored away whole"
             new = await old.host.lender.bring_back(old.lent, str(file))
+            if self._parts.get(part) is not old:
+                self.check_base()
+                continue  # the host is lost: the part is in its second copy now, or was the step part
             old.host.spare.lent_bytes += new.size_bytes
             del self._files[part]
             self._parts[part] = Piece(old.host, new)

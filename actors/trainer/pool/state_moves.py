@@ -185,12 +185,14 @@ class StateMoves:
         lent = []
         for rank, slot in zip(memory, gang.slots[: gang.parts], strict=True):
             host = self._slots.host_of(slot)
-            try:
-                lent.append(await lend(rank, host))
-            except ArenaSpace:
-                if not await self.memory.free_seconds(host):
-                    raise
-                lent.append(await lend(rank, host))
+            # Each call to a lender has a deadline.
+            with self._waits.open(f"memory of host {host.name} for a state"):
+                try:
+                    lent.append(await lend(rank, host))
+                except ArenaSpace:
+                    if not await self.memory.free_seconds(host):
+                        raise
+                    lent.append(await lend(rank, host))
         return lent
 
     async def _reshard(self, policy: PolicyName, gang: HostedGang, reason: str) -> None:
