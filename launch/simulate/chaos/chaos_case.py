@@ -69,7 +69,7 @@ def draw_case(seed: int) -> ChaosCase:
     least = 3 if any(fault.kind is FaultKind.CUT_NODES for fault in faults) else 1
     return ChaosCase(
         seed,
-        _settings(seed // _SEEDS_OF_A_RUN),
+        _with_large_pool(_settings(run := seed // _SEEDS_OF_A_RUN), random.Random(f"pool of run {run}")),
         draw.randint(least, 4),
         _link_faults(draw),
         faults,
@@ -174,6 +174,34 @@ def _training(draw: random.Random) -> dict[str, Any]:
 def _pool(slots: int) -> dict[str, Any]:
     """``slots``: 0 for a static pool."""
     return {"pool": {"name": "shared", "slots": slots} if slots else {"name": "static"}}
+
+
+def _with_large_pool(settings: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Half of the shared pools have gangs of up to four ranks, replicas, states beside each other on a slot, and hosts
+    with so little memory that states go to the disk."""
+    # Drawn apart from all else: the seeds that tests name keep their runs.
+    if settings["pool"]["name"] != "shared" or draw.random() < 0.5:
+        return settings
+    slots = draw.randint(2, 4)
+    policies = {
+        name: {**policy, "trainer": _large_gang(policy, slots, draw)}
+        for name, policy in settings["policies"].items()
+    }
+    pool = {
+        **settings["pool"],
+        "slots": slots,
+        "states_per_slot": draw.choice((1, 2)),
+        "host_memory_gib": draw.choice((None, 1e-8)),
+    }
+    return {**settings, "policies": policies, "pool": pool}
+
+
+def _large_gang(policy: Mapping[str, Any], slots: int, draw: random.Random) -> dict[str, Any]:
+    ranks = draw.choice((slots, draw.randint(1, slots)))
+    # From one rank on, a policy is divided differently the most often.
+    fewest = draw.choice((1, draw.randint(1, ranks)))
+    replicas = draw.choice([count for count in (1, 2, 2) if ranks % count == 0])
+    return {**policy["trainer"], "ranks": ranks, "min_ranks": fewest, "replicas": replicas}
 
 
 def _link_faults(draw: random.Random) -> Faults:
