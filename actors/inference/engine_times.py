@@ -27,8 +27,14 @@ class EngineTimes(ABC):
         """A decode step of ``batch`` sequences, at least one, with ``context`` tokens in all of them together."""
 
     @abstractmethod
-    def prefill_s(self, prompts: Sequence[int], batch: int) -> float:
+    def prefill_s(self, prompts: Sequence[float], batch: int) -> float:
         """The time that prompts of these lengths add to the steps of ``batch`` running sequences."""
+
+    @property
+    def prompt_gives_token(self) -> bool:
+        """The forward that computes a prompt gives the first token of its answer. Else the step of the running
+        sequences gives it, which the prompt makes longer."""
+        return False
 
     @property
     @abstractmethod
@@ -68,26 +74,29 @@ class RooflineTimes(Config, EngineTimes):
             + batch * self.exchange_token_s
         )
 
-    def prefill_s(self, prompts: Sequence[int], batch: int) -> float:
+    def prefill_s(self, prompts: Sequence[float], batch: int) -> float:
         chunks, last = divmod(sum(prompts), self.chunk_tokens)
-        added_s = chunks * self._added_s(self.chunk_tokens, batch) + self._added_s(last, batch)
         if self.prompts_apart:
-            added_s += (chunks + (last > 0)) * self.chunk_s
+            added_s = sum(prompts) * (self.token_s + self.exchange_token_s)
+            # Chunks are small, and little of the reading is hidden behind their products.
+            added_s += (chunks + (last > 0)) * (self.chunk_s + self.weights_s)
+        else:
+            added_s = chunks * self._added_s(self.chunk_tokens, batch) + self._added_s(last, batch)
         return added_s + self.pair_s * sum(prompt * prompt for prompt in prompts) / 2
+
+    @property
+    def prompt_gives_token(self) -> bool:
+        return self.prompts_apart
 
     @property
     def room_tokens(self) -> int:
         return self.kv_tokens
 
-    def _products_s(self, tokens: int) -> float:
+    def _products_s(self, tokens: float) -> float:
         return max(self.weights_s, tokens * self.token_s)
 
-    def _added_s(self, tokens: int, batch: int) -> float:
+    def _added_s(self, tokens: float, batch: int) -> float:
         """A step reads the weights once, for its prompts and its running sequences."""
-        # Prompts that come one after the other are often computed together, and read the weights once: what they take
-        # apart from the running sequences is counted by their tokens alone.
-        if self.prompts_apart:
-            return tokens * (self.token_s + self.exchange_token_s)
         added_s = self._products_s(batch + tokens) - self._products_s(batch)
         return added_s + tokens * self.exchange_token_s
 
@@ -103,7 +112,7 @@ class SteadyTimes(EngineTimes):
     def decode_s(self, batch: int, context: float) -> float:
         return self._token_s * (1.0 + self._crowding * (batch - 1))
 
-    def prefill_s(self, prompts: Sequence[int], batch: int) -> float:
+    def prefill_s(self, prompts: Sequence[float], batch: int) -> float:
         return 0.0
 
     @property

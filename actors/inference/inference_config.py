@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, Tag, field_validator
 
-from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Unit, chosen_by_name
+from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit, chosen_by_name
 from .engine_times import EngineTimes, RooflineTimes, SteadyTimes
 from .measured_times import MeasuredTimes
 from .vllm_installed import vllm_problem
@@ -203,6 +203,8 @@ class SimulatedEngineConfig(EngineOptions):
     """Time that each further sequence adds to a decode step, as a multiple of `token_s`."""
     prompt_share: NonNegative = 0.01
     """Decode steps for each token of the prompt."""
+    computed_share: Share = 1.0
+    """Part of the prompts' tokens that `times` counts: the others are those of equal prompts, or known beginnings."""
     install_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time in which new weights are loaded."""
     times: RooflineTimes | None = None

@@ -70,7 +70,7 @@ class MeasuredTimes(Config, EngineTimes):
             self.batches, [_value(self.contexts, row, mean) for row in self.decode], batch
         )
 
-    def prefill_s(self, prompts: Sequence[int], batch: int) -> float:
+    def prefill_s(self, prompts: Sequence[float], batch: int) -> float:
         # A step reads the weights once, for its prompts and its running sequences.
         reading_s = self.decode[0][0]
         chunks, last = divmod(sum(prompts), self.chunk_tokens)

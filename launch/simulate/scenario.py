@@ -149,7 +149,10 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     for name, policy in config.policies.items():
         lengths = _answer_lengths(config, name, scenario.workload)
         section = raw["policies"][name]
-        section["engine"] = _engine(policy, shapes[name], scenario.cluster, lengths)
+        section["engine"] = {
+            **_engine(policy, shapes[name], scenario.cluster, lengths),
+            "computed_share": _computed_share(config, name, scenario.workload),
+        }
         if policy.train:
             section["trainer"] = _trainer(policy, shapes[name], scenario.cluster)
     sizes = {
@@ -215,6 +218,20 @@ def _answer_lengths(config: RunConfig, policy: PolicyName, workload: WorkloadCon
                 f"{policy!r}, whose answers have one distribution of lengths"
             )
     return lengths
+
+
+def _computed_share(config: RunConfig, policy: PolicyName, workload: WorkloadConfig) -> float:
+    """The part of a policy's prompts that engines compute. Raises ConfigError for agents that do not share it."""
+    first, *agents = config.agents_of(policy)
+    share = workload.agents[first].prompt.computed
+    for agent in agents:
+        if workload.agents[agent].prompt.computed != share:
+            raise ConfigError(
+                f"workload.agents.{first}.prompt.computed is {share:g} and that of {agent} "
+                f"{workload.agents[agent].prompt.computed:g}, but both use policy {policy!r}, whose engines compute "
+                "one part of all prompts: give both agents the same"
+            )
+    return share
 
 
 def _item_bytes(policy: PolicyConfig) -> int:

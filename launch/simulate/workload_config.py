@@ -24,6 +24,8 @@ class PromptConfig(LengthsConfig):
 
     longest: Annotated[Count, Unit("tokens")] | None = None
     """Longest prompt. `null`: eight times the median."""
+    computed: Share = 1.0
+    """Part of their tokens that engines compute: the others are those of equal prompts, or known beginnings."""
 
     @property
     def most(self) -> int:
@@ -81,6 +83,8 @@ class WorkloadConfig(Config):
     """Stages in their order: an agent, or a list of agents that are called at once."""
     queries_at_once: Annotated[Count, Unit("queries")] | None = None
     """Queries of a rollout worker whose trajectories are played at once, the others after them. `null`: all."""
+    turn_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Time of a rollout worker's processor for each turn. Turns that come together share it."""
     environment: DelayConfig | None = None
     """Time of the environment after each call, such as a tool's. `null`: none."""
     reward: DelayConfig | None = None

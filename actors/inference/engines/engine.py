@@ -134,6 +134,8 @@ class EngineStatistics:
     """Tokens that the allocated cache of keys and values has room for now."""
     reused_tokens: int = 0
     """The part of ``prompt_tokens`` whose keys and values were known already; the others were computed."""
+    computed_tokens: int = 0
+    """Tokens in the forwards over prompts, with their padding: equal prompts of a forward are computed once."""
     prefill_chunks: int = 0
     """Forwards over prompts or parts of prompts."""
     decoded_tokens: int = 0

@@ -10,6 +10,9 @@ grows by a token of each sequence with every step, so that the steps form an ari
 end to end, however many steps lie between them. Prompts delay all running sequences by the time that they add. A
 sequence is admitted when keys and values of its whole prompt and answer have room: vLLM admits it earlier, and computes
 a part of its sequences twice when they have outgrown the memory.
+
+An engine whose prompts have forwards of their own takes them between two steps of the running sequences: requests that
+come within a step are admitted together at its end.
 """
 
 import heapq
@@ -94,6 +97,8 @@ class SimulatedStepEngine(StepEngine):
         self._prompts_left_s = self._prompts_s = (
             0.0  # time of prompts that have come: still to be spent, and in all
         )
+        self._prefill_chunks, self._computed_tokens = 0, 0.0
+        self._joined = -1.0  # progress at the last admission
         self._reserved = 0  # tokens of all running sequences at their ends
         self._context = (
             0.0  # tokens of all running sequences, less those that they have got since their admissions
@@ -119,7 +124,7 @@ class SimulatedStepEngine(StepEngine):
         )
         # the latter: `resumed_tokens` may exceed the tokens that the seed determines
         tokens = whole[request.resumed_tokens :] or (self._alphabet.end,)
-        steps = len(tokens) + self._config.prompt_steps(len(prompt))
+        steps = len(tokens) - self._costs.prompt_gives_token + self._config.prompt_steps(len(prompt))
         self._waiting[name] = _Sequence(request, tokens, finish_reason, steps)
         self._times.add(name)
 
@@ -147,7 +152,7 @@ class SimulatedStepEngine(StepEngine):
         end = next(entry[0] for entry in self._ends if entry[2] is active)
         self._ends = [entry for entry in self._ends if entry[2] is not active]
         heapq.heapify(self._ends)
-        tokens = active.tokens[: active.tokens_before(end - self._progress)]
+        tokens = active.tokens[: self._count_tokens(active, end)]
         self._generated_tokens += len(tokens)
         self._interrupted += 1
         phases = self._times.end(request_id)
@@ -161,7 +166,7 @@ class SimulatedStepEngine(StepEngine):
         for end, _, sequence in self._ends:
             name = sequence.request.request_id
             if name in token_counts:
-                tokens = sequence.tokens[token_counts[name] : sequence.tokens_before(end - self._progress)]
+                tokens = sequence.tokens[token_counts[name] : self._count_tokens(sequence, end)]
                 if tokens:
                     tokens_by_request[name] = tokens
         return tokens_by_request
@@ -208,6 +213,8 @@ class SimulatedStepEngine(StepEngine):
             running=len(self._active),
             waiting=len(self._waiting),
             cache_tokens=0,
+            computed_tokens=round(self._computed_tokens),
+            prefill_chunks=self._prefill_chunks,
             queue_s=self._times.queue_s,
             service_s=self._times.service_s,
         )
@@ -219,10 +226,23 @@ class SimulatedStepEngine(StepEngine):
         """Time of the clock at which the next ``step`` is useful if no other call comes first; infinity if idle."""
         if self._finished or self._can_admit():
             return self._now_s
-        return self._next_end_s() if self._ends else math.inf
+        return min(self._next_end_s(), self._next_joining_s())
 
     def _next_end_s(self) -> float:
-        return self._now_s + self._prompts_left_s + self._seconds_of(self._ends[0][0] - self._progress)
+        return self._time_of(self._ends[0][0]) if self._ends else math.inf
+
+    def _next_joining_s(self) -> float:
+        """Time at which a waiting sequence joins the running ones, if it waits for the end of their step alone."""
+        waits = self._costs.prompt_gives_token and self._active and self._has_room()
+        return self._time_of(self._step_end) if waits else math.inf
+
+    @property
+    def _step_end(self) -> float:
+        """Progress at the end of the present step, which began with the prompts that came last."""
+        return max(self._joined + 1.0, math.ceil(self._progress - _ROUNDING))
+
+    def _time_of(self, progress: float) -> float:
+        return self._now_s + self._prompts_left_s + self._seconds_of(progress - self._progress)
 
     def _next_steps(self) -> tuple[float, float]:
         """Seconds of the next step, and of each further one beyond the one before it."""
@@ -247,11 +267,15 @@ class SimulatedStepEngine(StepEngine):
     def _catch_up(self) -> None:
         """Advances to the time of the clock, from end to end: each end makes room at its own time."""
         now_s = self._clock()
-        while self._ends and (end_s := self._next_end_s()) <= now_s:
-            self._note_first_tokens(self._ends[0][0])
-            self._spend_until(end_s)
+        while self._ends:
+            end_s, joining_s = self._next_end_s(), self._next_joining_s()
+            if min(end_s, joining_s) > now_s:
+                break
+            progress = self._ends[0][0] if end_s <= joining_s else self._step_end
+            self._note_first_tokens(progress)
+            self._spend_until(min(end_s, joining_s))
             self._prompts_left_s = 0.0
-            self._progress = self._ends[0][0]
+            self._progress = progress
             # All that end with this step, before prompts of others delay those that are left.
             while self._ends and self._ends[0][0] <= self._progress:
                 self._finish(heapq.heappop(self._ends)[2])
@@ -260,7 +284,8 @@ class SimulatedStepEngine(StepEngine):
             elapsed_s = now_s - self._now_s
             prompts_s = min(self._prompts_left_s, elapsed_s)
             progress = self._progress + self._steps_in(elapsed_s - prompts_s)
-            self._note_first_tokens(progress)
+            if prompts_s >= self._prompts_left_s:
+                self._note_first_tokens(progress)
             self._prompts_left_s -= prompts_s
             self._progress = progress
         self._spend_until(now_s)
@@ -281,6 +306,11 @@ class SimulatedStepEngine(StepEngine):
         self._now_s = now_s
 
     def _can_admit(self) -> bool:
+        within_step = self._costs.prompt_gives_token and self._active and self._progress < self._step_end
+        return self._has_room() and not within_step
+
+    def _has_room(self) -> bool:
+        """True if a sequence waits for whose keys and values there is room."""
         if not self._waiting or len(self._active) >= self._config.max_batch:
             return False
         return self._reserved + next(iter(self._waiting.values())).room <= self._room
@@ -288,6 +318,7 @@ class SimulatedStepEngine(StepEngine):
     def _admit(self) -> None:
         if not self._active:
             self._progress = self._context = self._prompts_left_s = 0.0
+            self._joined = -1.0
             self._first_tokens.clear()
         batch, prompts = len(self._active), []
         while self._can_admit():
@@ -296,7 +327,7 @@ class SimulatedStepEngine(StepEngine):
             self._times.begin(name)
             self._admitted += 1
             prompt_tokens = len(sequence.request.prompt_tokens)
-            prompts.append(prompt_tokens)
+            prompts.append(prompt_tokens * self._config.computed_share)
             self._prompt_tokens += prompt_tokens
             self._reserved += sequence.room
             self._context += prompt_tokens - self._progress
@@ -305,9 +336,17 @@ class SimulatedStepEngine(StepEngine):
             first = self._progress + sequence.steps - len(sequence.tokens) + 1
             heapq.heappush(self._first_tokens, (first, self._admitted, sequence))
         if prompts:
+            self._joined = self._progress
+            self._prefill_chunks += 1
+            self._computed_tokens += sum(prompts)
             prompts_s = self._costs.prefill_s(prompts, batch)
             self._prompts_left_s += prompts_s
             self._prompts_s += prompts_s
+
+    def _count_tokens(self, sequence: _Sequence, end: float) -> int:
+        """Number of tokens that a running sequence has. ``end``: the progress at its last token."""
+        is_prompt_left = self._prompts_left_s > 0.0 and sequence.begin == self._progress
+        return 0 if is_prompt_left else sequence.tokens_before(end - self._progress)
 
     def _remove(self, sequence: _Sequence) -> None:
         """A running sequence has ended or is aborted."""

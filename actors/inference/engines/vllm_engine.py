@@ -357,6 +357,7 @@ class _Counted:
             waiting=len(self.times) - self.running,
             cache_tokens=cache_tokens,
             reused_tokens=self.reused_tokens,
+            computed_tokens=self.prompt_tokens - self.reused_tokens,
             prefill_chunks=self.prefill_chunks,
             decoded_tokens=self.generated_tokens - self.first_tokens,
             queue_s=self.times.queue_s,

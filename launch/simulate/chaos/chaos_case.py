@@ -124,6 +124,7 @@ def _workload(draw: random.Random, agents: Sequence[str]) -> dict[str, Any]:
         "agents": {name: {"prompt": {"median": 8, "sigma": 0.5, "longest": 64}} for name in agents},
         "calls": stages,
         "queries_at_once": None,
+        "turn_s": 0.0,
         "environment": draw.choice((None, {"median_s": 0.05, "sigma": 1.0})),
         "reward": draw.choice((None, {"median_s": 0.1, "sigma": 1.0})),
     }

@@ -52,7 +52,7 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
     work = {
         name: PolicyWork(
             drawn.turns(agents[name]), drawn.mean(agents[name], "prompts"), drawn.mean(agents[name], "tokens"),
-            policy.engine.max_batch, policy.train,
+            policy.engine.max_batch, policy.train, scenario.workload.agents[agents[name][0]].prompt.computed,
         )
         for name, policy in config.policies.items()
     }  # fmt: skip

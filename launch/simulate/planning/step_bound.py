@@ -105,21 +105,23 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class PolicyWork:
-    """A policy's turns in a step, and their means. ``max_batch``: of its engine. ``is_trained``: False if frozen."""
+    """A policy's turns in a step, and their means. ``max_batch``: of its engine. ``is_trained``: False if frozen.
+    ``computed``: part of the prompts' tokens that engines compute."""
 
     turns: float
     prompt: float
     answer: float
     max_batch: int
     is_trained: bool
+    computed: float = 1.0
 
     def turn_s(self, times: EngineTimes, at_once: float) -> float:
         """Seconds that a turn takes of an instance that is as full as it can be. ``at_once``: turns of the policy."""
         room = np.inf if times.room_tokens is None else times.room_tokens / (self.prompt + self.answer)
         batch = max(1, int(min(self.max_batch, room, at_once)))
         context = batch * (self.prompt + self.answer / 2)
-        prompt_s = times.prefill_s([round(self.prompt)] * batch, batch) / batch
-        return self.answer * times.decode_s(batch, context) / batch + prompt_s
+        prompt_s = times.prefill_s([round(self.prompt) * self.computed] * batch, batch) / batch
+        return (self.answer - times.prompt_gives_token) * times.decode_s(batch, context) / batch + prompt_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ class BoundModel:
                 name = policies[call.agent]
                 times = self.engines[name, widths[name]]
                 token_s = times.decode_s(1, self.work[name].prompt)
-                calls_s.append(call.delay_s + call.tokens * token_s)
+                steps = call.tokens - call.turns * times.prompt_gives_token
+                calls_s.append(call.delay_s + steps * token_s)
             whole_s += np.max(calls_s, axis=0)
         return float(whole_s.max(axis=1).mean())
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from flexmarl.actors.workflow import Agents, Query, Rewards
 from flexmarl.launch.simulate.query_order import QueryOrder
+from flexmarl.launch.simulate.worker_time import WorkerTime
 
 _order = QueryOrder()
+_worker_time = WorkerTime()
 
 
 async def workflow(query: Query, agents: Agents) -> Rewards:
@@ -49,6 +51,7 @@ async def _calls(call: Mapping[str, Any], place: str, agents: Agents, workload: 
     prompt, name = workload["agents"][call["agent"]]["prompt"], place
     for _ in range(call["times"]):
         length = min(prompt["longest"], max(1, round(_lognormal(prompt["median"], prompt["sigma"], draw))))
+        await _worker_time.take(workload["turn_s"])
         turn = await agents[call["agent"]].generate("x" * length)
         name, draw = turn.sample_id, random.Random(turn.sample_id)
         await _delay(workload["environment"], draw)

@@ -30,9 +30,11 @@ def test_prompts_add_to_steps_that_read_the_weights_in_any_case() -> None:
 def test_prompts_with_forwards_of_their_own_take_no_part_in_those_of_others() -> None:
     apart = TIMES.model_copy(update={"prompts_apart": True, "chunk_s": 2.0})
     token_s = TIMES.token_s + TIMES.exchange_token_s
-    assert apart.prefill_s([10], 4) == pytest.approx(2.0 + 10 * token_s + 0.001 * 50)
-    assert apart.prefill_s([150], 4) == pytest.approx(4.0 + 150 * token_s + 0.001 * 150**2 / 2), "two chunks"
+    chunk_s = 2.0 + TIMES.weights_s
+    assert apart.prefill_s([10], 4) == pytest.approx(chunk_s + 10 * token_s + 0.001 * 50)
+    assert apart.prefill_s([150], 4) == pytest.approx(2 * chunk_s + 150 * token_s + 0.001 * 150**2 / 2)
     assert apart.prefill_s([], 4) == 0.0
+    assert apart.prompt_gives_token and not TIMES.prompt_gives_token
 
 
 @given(batch=BATCHES, context=TOKENS, more=st.integers(1, 1000))

@@ -98,6 +98,21 @@ def test_agents_that_share_a_policy_have_one_distribution_of_answers() -> None:
     assert "workload.agents.solver.answer and workload.agents.judge.answer differ" in text
 
 
+def test_engines_compute_the_part_of_the_prompts_that_the_workload_names() -> None:
+    part = "workload.agents.solver.prompt.computed=0.25"
+    engines = simulated_config(read_scenario(SCENARIO, [part])).policies
+    assert {name: policy.engine.model_dump()["computed_share"] for name, policy in engines.items()} == {
+        "solver": 0.25,
+        "judge": 1.0,
+    }
+    answer = read_scenario(SCENARIO, []).workload.agents["solver"].answer.model_dump()
+    text = refusal("agents.judge={policy: solver}", f"workload.agents.judge.answer={answer}", part)
+    assert (
+        "workload.agents.solver.prompt.computed is 0.25 and that of judge 1, but both use policy 'solver'"
+        in text
+    )
+
+
 def test_what_can_not_be_simulated_yet_is_refused() -> None:
     assert "policies.solver.lora" in refusal("agents.solver.lora={rank: 8}")
 

@@ -107,3 +107,22 @@ def test_a_prompt_has_a_limit_of_eight_medians_unless_it_is_given() -> None:
 def test_mistakes_are_refused_by_their_key(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         workload(**changes)
+
+
+def test_the_turns_of_a_worker_share_its_processor() -> None:
+    config = workload(calls=["plan", "write"], turn_s=0.25)
+    recipe = Recipe(RecipeConfig(folder=str(FOLDER), data=scenario.recipe_data(config), seed=1))
+    agents = [FakeAgents(number) for number in range(3)]
+
+    async def play() -> None:
+        query = recipe.train_query(0)
+        async with asyncio.TaskGroup() as tasks:
+            for trajectory in agents:
+                tasks.create_task(recipe.workflow(query, trajectory))  # type: ignore[arg-type]
+
+    for _ in range(2):  # a second simulation begins with free workers
+        for trajectory in agents:
+            trajectory.calls.clear()
+        virtual_time.run(play())
+        begins = sorted(begin for trajectory in agents for _, _, begin in trajectory.calls)
+        assert begins == pytest.approx([0.75] * 3 + [2.5] * 3)

@@ -106,7 +106,8 @@ class TransformersEngine(StepEngine):
         self._plan: DecodePlan | None = None  # None: the rows have all their tokens, and may change
         self._logits_were_finite = True  # since the cache was cleared
         self._steps = self._prompt_tokens = self._generated_tokens = self._interrupted = 0
-        self._reused_tokens = self._prefill_chunks = self._decode_steps = self._decoded_tokens = 0
+        self._reused_tokens = self._computed_tokens = self._prefill_chunks = 0
+        self._decode_steps = self._decoded_tokens = 0
         self._prefill_s = self._decode_s = 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -192,6 +193,7 @@ class TransformersEngine(StepEngine):
             waiting=len(self._queue),
             cache_tokens=self._cache.capacity_tokens,
             reused_tokens=self._reused_tokens,
+            computed_tokens=self._computed_tokens,
             prefill_chunks=self._prefill_chunks,
             decoded_tokens=self._decoded_tokens,
             kept_tokens=self._memory.kept_tokens,
@@ -327,6 +329,7 @@ class TransformersEngine(StepEngine):
     def _prefill_parts(self, parts: Sequence[PromptPart], first: int) -> Tensor:
         self._prefill_chunks += 1
         batch = PromptBatch.of(parts, self._cache, first)
+        self._computed_tokens += batch.tokens.numel()
         return self._forward.prefill(self._cache, batch)
 
     def _first_tokens(

@@ -266,10 +266,12 @@ ON_DEVICE = RooflineTimes(
     chunk_tokens=64,
     kv_tokens=200,
 )
+APART = ON_DEVICE.model_copy(update={"prompts_apart": True, "chunk_s": 0.5})
+"""Prompts have forwards of their own, which give the first tokens."""
 
 
 def step_by_step(
-    requests: list[tuple[int, int]], max_batch: int
+    requests: list[tuple[int, int]], max_batch: int, times: RooflineTimes
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The ends of requests, prompt and answer each, that come at the same time, and the times of their first tokens:
     every step is taken by itself."""
@@ -282,35 +284,44 @@ def step_by_step(
     while waiting or running:
         batch, prompts = len(running), []
         reserved = sum(sizes[name] for name in running)
-        while waiting and len(running) < max_batch and reserved + sizes[waiting[0][0]] <= ON_DEVICE.kv_tokens:
+        while waiting and len(running) < max_batch and reserved + sizes[waiting[0][0]] <= times.kv_tokens:
             name, prompt, tokens = waiting.pop(0)
             running[name] = [prompt, tokens]
             reserved += sizes[name]
             prompts.append(prompt)
-        now_s += ON_DEVICE.prefill_s(prompts, batch)
-        now_s += ON_DEVICE.decode_s(len(running), sum(context for context, _ in running.values()))
+        now_s += times.prefill_s(prompts, batch)
+        if times.prompts_apart:
+            for name in [*running][batch:]:
+                running[name][1] -= 1
+                first_s[name] = end_s[name] = now_s
+            running = {name: sizes_left for name, sizes_left in running.items() if sizes_left[1]}
+        if not running:
+            continue
+        now_s += times.decode_s(len(running), sum(context for context, _ in running.values()))
         running = {name: [context + 1, left - 1] for name, (context, left) in running.items()}
         first_s = dict.fromkeys(running, now_s) | first_s
-        for name in [name for name, (_, left) in running.items() if not left]:
-            end_s[name] = now_s
-            del running[name]
+        end_s |= dict.fromkeys(running, now_s)
+        running = {name: sizes_left for name, sizes_left in running.items() if sizes_left[1]}
     return end_s, first_s
 
 
-def on_device(clock: Clock, max_batch: int) -> SimulatedStepEngine:
-    return SimulatedStepEngine(FIXED.model_copy(update={"max_batch": max_batch, "times": ON_DEVICE}), clock)
+def on_device(clock: Clock, max_batch: int, times: RooflineTimes = ON_DEVICE) -> SimulatedStepEngine:
+    return SimulatedStepEngine(FIXED.model_copy(update={"max_batch": max_batch, "times": times}), clock)
 
 
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12),
     max_batch=st.integers(1, 8),
+    times=st.sampled_from([ON_DEVICE, APART]),
 )
-def test_series_of_steps_end_when_single_steps_would(requests: list[tuple[int, int]], max_batch: int) -> None:
+def test_series_of_steps_end_when_single_steps_would(
+    requests: list[tuple[int, int]], max_batch: int, times: RooflineTimes
+) -> None:
     clock = Clock()
-    subject = on_device(clock, max_batch)
+    subject = on_device(clock, max_batch, times)
     for n, (prompt, tokens) in enumerate(requests):
         subject.add(request(str(n), tokens, prompt))
-    end_s, first_s = step_by_step(requests, max_batch)
+    end_s, first_s = step_by_step(requests, max_batch, times)
     times = ends_and_phases(subject, clock)
     assert {name: end for name, (end, _) in times.items()} == pytest.approx(end_s)
     # All came at the begin.
@@ -320,10 +331,13 @@ def test_series_of_steps_end_when_single_steps_would(requests: list[tuple[int, i
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12),
     pauses=st.lists(st.floats(1.0, 20.0), min_size=1, max_size=8),
+    times=st.sampled_from([ON_DEVICE, APART]),
 )
-def test_calls_in_between_change_no_end(requests: list[tuple[int, int]], pauses: list[float]) -> None:
+def test_calls_in_between_change_no_end(
+    requests: list[tuple[int, int]], pauses: list[float], times: RooflineTimes
+) -> None:
     clock = Clock()
-    subject = on_device(clock, 8)
+    subject = on_device(clock, 8, times)
     for n, (prompt, tokens) in enumerate(requests):
         subject.add(request(str(n), tokens, prompt))
     end_s: dict[str, float] = {}
@@ -335,8 +349,48 @@ def test_calls_in_between_change_no_end(requests: list[tuple[int, int]], pauses:
         for result in subject.step():
             end_s[result.request_id] = clock.now_s - 100.0
             first_s[result.request_id] = sum(result.phases or ())
-    whole_s, until_first_s = step_by_step(requests, 8)
+    whole_s, until_first_s = step_by_step(requests, 8, times)
     assert end_s == pytest.approx(whole_s) and first_s == pytest.approx(until_first_s)
+
+
+def test_prompts_with_forwards_of_their_own_wait_for_the_end_of_a_step_and_are_computed_together() -> None:
+    clock = Clock()
+    subject = on_device(clock, 8, APART)
+    subject.add(request("a", 3, 8))
+    assert subject.step() == []
+    prompt_s = APART.prefill_s([8], 0)
+    step_s = APART.decode_s(1, 8)
+    for name, part in (("b", 0.25), ("c", 0.75)):
+        clock.now_s = 100.0 + prompt_s + part * step_s
+        subject.add(request(name, 1, 16))
+        assert subject.step() == [] and subject.statistics().waiting == 1 + (name == "c")
+    b_s = prompt_s + step_s + APART.prefill_s([16, 16], 1)
+    assert ends(subject, clock) == pytest.approx({"b": b_s, "c": b_s, "a": b_s + APART.decode_s(1, 9)}), (
+        "an answer of one token ends with its prompt"
+    )
+    assert (subject.statistics().prefill_chunks, subject.statistics().computed_tokens) == (2, 8 + 2 * 16)
+
+
+def test_a_sequence_has_its_first_token_when_its_prompt_is_computed() -> None:
+    for part, count in ((0.5, 0), (1.0, 1)):
+        clock = Clock()
+        subject = on_device(clock, 8, APART)
+        subject.add(request("a", 3, 8))
+        subject.step()
+        clock.now_s = 100.0 + part * APART.prefill_s([8], 0)
+        result = subject.abort("a")
+        assert result is not None and len(result.tokens) == count
+
+
+def test_the_part_of_the_prompts_that_is_computed_takes_time_and_all_of_them_take_room() -> None:
+    clock = Clock()
+    config = FIXED.model_copy(update={"max_batch": 8, "times": APART, "computed_share": 0.25})
+    subject = SimulatedStepEngine(config, clock)
+    subject.add(request("a", 1, 80))
+    subject.step()
+    assert subject.due_s == pytest.approx(100.0 + APART.prefill_s([20], 0))
+    with pytest.raises(PromptTooLong, match="200"):
+        subject.add(request("large", 1, 200))
 
 
 def test_a_request_that_never_fits_the_memory_is_refused_with_its_size() -> None:
