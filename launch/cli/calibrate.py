@@ -18,7 +18,7 @@ from .options import RUN, as_json_option
 
 
 @click.command()
-@click.argument("run", type=RUN)
+@click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--like",
     default="H100",
@@ -27,23 +27,25 @@ from .options import RUN, as_json_option
     help="The named device whose numbers stand for those that a run does not measure.",
 )
 @as_json_option
-def calibrate(run: Path, like: str, as_json: bool) -> int:
+def calibrate(runs: tuple[Path, ...], like: str, as_json: bool) -> int:
     """Describe the device that a run has computed on, by the seconds that it took: for `cluster.device` of a scenario.
 
     RUN is the folder of a run with at least three steps. Its prefill, decode steps, forward and backward, optimizer
-    steps and installs become rates; the first step does not count.
+    steps and installs become rates; the first step does not count. Several runs on one machine are fitted together: a
+    run that was slowed by something else counts less.
 
     \b
     Examples:
       flexmarl calibrate runs/first
       flexmarl calibrate runs/first --like A100 > device.yaml
-      flexmarl calibrate runs/first --json
+      flexmarl calibrate runs/first runs/second --json
     """
     if like not in PRESETS:
         raise ConfigError(
             f"--like {like}: there is no such device; there are: {', '.join(PRESETS)}{guess(like, [*PRESETS])}"
         )
-    calibration = fit(measured_run(RunDirectory.recorded(run)), PRESETS[like])
+    policies = [policy for run in runs for policy in measured_run(RunDirectory.recorded(run))]
+    calibration = fit(policies, PRESETS[like])
     echo(_json(calibration) if as_json else _yaml(calibration, like), nl=as_json)
     return 0
 

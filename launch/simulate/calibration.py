@@ -4,7 +4,7 @@ Each measured time is a number of calls and amounts of work by the rooflines' ow
 fitted to the steps and policies of the run (``least_squares.py``). A run does not measure peaks, so that a rate is
 written as a peak of which all is achieved, and others as shares of it.
 
-    prefill                  chunks; 2 P operations for each token of the prompts
+    prefill                  less reading b P bytes in each chunk: chunks; 2 P operations for each computed token
     decode                   steps; b P bytes read in each, or the products of its tokens if they take longer
     forward and backward     forwards; L H elements a token; 6 P operations a token, 8 P with checkpoints, also of the
                              spare tokens
@@ -17,7 +17,8 @@ is wrong by as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Final
 
 from ...actors.model_shape import ModelShape
@@ -71,27 +72,39 @@ class Calibration:
 Amounts = Callable[[Measured, Work], float]
 
 
-def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
-    """``base``: its numbers stand where the run has measured none."""
-    changes: dict[str, float] = {}
-    sources: dict[str, str] = {}
+@dataclass(slots=True)
+class _Numbers:
+    """``base``: its numbers stand where a run has measured none. ``sources``: of those that it has measured."""
 
-    def set_number(key: str, value: float | None, source: str) -> None:
+    base: DeviceConfig
+    changes: dict[str, float] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> DeviceConfig:
+        return self.base.model_copy(update=self.changes)
+
+    def set_number(self, key: str, value: float | None, source: str) -> None:
         if value is not None:
-            changes[key], sources[key] = value, source
+            self.changes[key], self.sources[key] = value, source
 
-    def set_rates(peak_key: str, unit: float, rates: Sequence[tuple[str, float | None, str]]) -> None:
+    def set_rates(self, peak_key: str, unit: float, rates: Sequence[tuple[str, float | None, str]]) -> None:
         """A rate that was not measured stays that of the base: its share is of another peak then."""
-        before = getattr(base, peak_key) * unit
+        before = getattr(self.base, peak_key) * unit
         if peak := max((rate for _, rate, _ in rates if rate), default=0.0):
-            set_number(peak_key, peak / unit, " and ".join(source for _, rate, source in rates if rate))
+            sources = " and ".join(source for _, rate, source in rates if rate)
+            self.set_number(peak_key, peak / unit, sources)
             for key, rate, source in rates:
                 if rate:
-                    set_number(key, rate / peak, source)
+                    self.set_number(key, rate / peak, source)
                 else:
-                    changes[key] = min(1.0, before * getattr(base, key) / peak)
+                    self.changes[key] = min(1.0, before * getattr(self.base, key) / peak)
 
-    prefill = _costs(_works(policies, "prefill"), {"call": _calls, "work": _prefill_operations})
+
+def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
+    """``policies``: of one run, or of several on the same machine. ``base``: has the numbers that they have not
+    measured."""
+    numbers = _Numbers(base)
     training = _costs(
         _works(policies, "training"), {"call": _calls, "element": _elements, "work": _training_operations}
     )
@@ -102,7 +115,17 @@ def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
     # Without two sizes of models the reading is part of the step: its rate is taken from the optimizer step.
     decode = _costs(_works(policies, "decode"), {"call": _calls, "work": _read_bytes})
     read_rate = _rate(decode) if "call" in decode else None
-    set_rates(
+    reading = "decode steps" if read_rate else "the optimizer step"
+    numbers.set_rates(
+        "memory_gb_s",
+        _GIGA,
+        [
+            ("memory_share", read_rate or _rate(updates), reading),
+            ("update_share", _rate(updates), "the optimizer step"),
+        ],
+    )
+    prefill = _costs(_beside_reading(policies, numbers.device), {"call": _calls, "work": _prefill_operations})
+    numbers.set_rates(
         "tflops",
         _TERA,
         [
@@ -110,29 +133,16 @@ def calibrate(policies: Sequence[Measured], base: DeviceConfig) -> Calibration:
             ("training_share", _rate(training), "forward and backward"),
         ],
     )
-    set_rates(
-        "memory_gb_s",
-        _GIGA,
-        [
-            (
-                "memory_share",
-                read_rate or _rate(updates),
-                "decode steps" if read_rate else "the optimizer step",
-            ),
-            ("update_share", _rate(updates), "the optimizer step"),
-        ],
-    )
-    set_number("prompts_s", prefill.get("call"), "prefill, less its products")
-    set_number("forward_s", training.get("call"), "forward and backward, less their products")
-    set_number("element_s", training.get("element"), "forward and backward, less their products")
-    set_number("update_s", updates.get("call"), "the optimizer step, less its memory")
+    numbers.set_number("prompts_s", prefill.get("call"), "prefill, less reading and products")
+    numbers.set_number("forward_s", training.get("call"), "forward and backward, less their products")
+    numbers.set_number("element_s", training.get("element"), "forward and backward, less their products")
+    numbers.set_number("update_s", updates.get("call"), "the optimizer step, less its memory")
     copied = sum(policy.item_bytes * policy.shape.parameters * policy.versions for policy in policies)
     copying_s = sum(policy.transfer_s for policy in policies)
     if copied and copying_s:
-        set_number("host_gb_s", copied / copying_s / _GIGA, "copies of new weights")
-    step_s = _step_s(policies, base.model_copy(update=changes))
-    set_number("step_s", step_s, "decode steps, less reading and products")
-    return Calibration(base.model_copy(update=changes), sources)
+        numbers.set_number("host_gb_s", copied / copying_s / _GIGA, "copies of new weights")
+    numbers.set_number("step_s", _step_s(policies, numbers.device), "decode steps, less reading and products")
+    return Calibration(numbers.device, numbers.sources)
 
 
 def _calls(_: Measured, work: Work) -> float:
@@ -161,6 +171,25 @@ def _update_bytes(policy: Measured, work: Work) -> float:
     return 28.0 * policy.shape.parameters / policy.ranks * work.calls
 
 
+def _read_s(policy: Measured, device: DeviceConfig) -> float:
+    """Seconds in which an engine reads all weights."""
+    read_rate = device.memory_gb_s * _GIGA * device.memory_share
+    return policy.shape.parameters * policy.item_bytes / policy.devices / read_rate
+
+
+def _token_s(policy: Measured, device: DeviceConfig) -> float:
+    """Seconds in which an engine computes the products of a token."""
+    return 2 * policy.shape.parameters / policy.devices / (device.tflops * _TERA * device.product_share)
+
+
+def _beside_reading(policies: Sequence[Measured], device: DeviceConfig) -> list[tuple[Measured, Work]]:
+    """Prefill without the time in which its chunks read the weights."""
+    return [
+        (policy, replace(work, seconds=work.seconds - work.calls * _read_s(policy, device)))
+        for policy, work in _works(policies, "prefill")
+    ]
+
+
 def _works(policies: Sequence[Measured], field: str) -> list[tuple[Measured, Work]]:
     return [(policy, work) for policy in policies for work in getattr(policy, field)]
 
@@ -181,16 +210,12 @@ def _rate(costs: Mapping[str, float]) -> float | None:
 
 
 def _step_s(policies: Sequence[Measured], device: DeviceConfig) -> float | None:
-    """Seconds of an engine's step beside its products, the mean over all decode steps."""
-    steps = sum(work.calls for policy in policies for work in policy.decode)
-    if steps <= 0:
-        return None
-    beside_s = 0.0
-    for policy in policies:
-        parameters = policy.shape.parameters / policy.devices
-        token_s = 2 * parameters / (device.tflops * _TERA * device.product_share)
-        read_s = parameters * policy.item_bytes / (device.memory_gb_s * _GIGA * device.memory_share)
-        beside_s += sum(
-            work.seconds - max(read_s * work.calls, token_s * work.tokens) for work in policy.decode
-        )
-    return max(0.0, beside_s / steps)
+    """Seconds of an engine's step beside its products: the median of all measurements, as some of them have waited for
+    something else."""
+    beside_s = [
+        (work.seconds - max(_read_s(policy, device) * work.calls, _token_s(policy, device) * work.tokens))
+        / work.calls
+        for policy, work in _works(policies, "decode")
+        if work.calls > 0
+    ]
+    return max(0.0, median(beside_s)) if beside_s else None

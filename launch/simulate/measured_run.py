@@ -15,10 +15,11 @@ from ..run_folder.json_lines import read_lines
 from ..run_folder.run_directory import RunDirectory
 from .calibration import Measured, Work
 
-_PREFILL: Final = ("engine_prefill_chunks", "engine_prompt_tokens", "engine_prefill_s")
+_PREFILL: Final = ("engine_prefill_chunks", "engine_computed_tokens", "engine_prefill_s")
 _DECODE: Final = ("engine_steps", "engine_decoded_tokens", "engine_decode_s")
 
 _PROMPTS: Final = "actor.engine_prompt_tokens"
+_COMPUTED: Final = "actor.engine_computed_tokens"
 
 _LEAST: Final = 3
 
@@ -85,6 +86,29 @@ def mean_prompt(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> float:
         if turns:
             return float(sum(tokens.values()) / turns)
     return 0.0
+
+
+def computed_share(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> float:
+    """Part of the tokens of a policy's prompts that its first instances have computed between the first row and the
+    last but one: before and after them are evaluations, whose prompts differ more."""
+    first, *_, end, _ = rows
+    prefix = f"{_PROMPTS}/{policy}-"
+    rises = [
+        [float(end[of]) - float(first.get(of, 0.0)) for of in (key.replace(_PROMPTS, _COMPUTED), key)]
+        for key in end
+        if key.startswith(prefix)
+    ]
+    computed, tokens = map(sum, zip(*rises, strict=True)) if rises else (0.0, 0.0)
+    return min(1.0, computed / tokens) if computed and tokens else 1.0
+
+
+def turn_s(rows: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> float:
+    """Seconds of a rollout worker's processor for each turn, the mean between the first row and the last but one."""
+    first, *steps, _ = rows
+    turns = sum(row.get(f"turns/{agent}", 0.0) for row in steps for agent in agents)
+    workers = [key for key in steps[-1] if key.startswith("cpu_s/rollout-")]
+    used_s = sum(steps[-1][key] - first.get(key, 0.0) for key in workers)
+    return float(used_s / turns) if turns else 0.0
 
 
 def _training(config: RunConfig, name: PolicyName, row: Mapping[str, Any], prompt: float) -> Work:

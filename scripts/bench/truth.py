@@ -11,8 +11,8 @@ the clock of the machine, and all messages, files and processes of a run. The si
 virtual time. Goal: 5 %. The error has the messages of the real run beside its sleeps, and the waits of a machine that
 is busy with something else: ``load`` is its load average at the end.
 
-With ``--computed`` real models train instead, of two recipes and two sizes, for some minutes each. The device is
-calibrated on a run with models of both sizes, and all are simulated with the lengths that they had
+With ``--computed`` real models train instead, of two recipes and two sizes, for three minutes a round. The device is
+calibrated on the runs with models of both sizes, and all are simulated with the lengths that they had
 (``truth_computed.py``). Exits with 1 if a configuration misses the goal.
 """
 
@@ -105,13 +105,16 @@ def _lines(file: Path) -> list[str]:
 @click.command(help=__doc__)
 @click.option("--only", type=click.Choice(list(CONFIGURATIONS)), multiple=True, help="May be repeated.")
 @click.option("--computed", is_flag=True, help="Runs that compute, in place of those that sleep. Goal: 10 %.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each with --computed."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each.")
-def truth(only: tuple[str, ...], computed: bool, as_json: bool) -> int:
+def truth(only: tuple[str, ...], computed: bool, rounds: int, as_json: bool) -> int:
     missed = False
     with tempfile.TemporaryDirectory(prefix="flexmarl-truth-") as text:
         folder = Path(text)
         for row in (
-            compare_computed(folder)
+            compare_computed(folder, rounds)
             if computed
             else (compare(name, folder) for name in only or CONFIGURATIONS)
         ):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any, Final
 
 import yaml
@@ -16,7 +16,7 @@ from flexmarl.launch.config.config_reading import check, read_yaml
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.simulate.calibration import calibrate
 from flexmarl.launch.simulate.devices import PRESETS
-from flexmarl.launch.simulate.measured_run import mean_prompt, measured_run
+from flexmarl.launch.simulate.measured_run import computed_share, mean_prompt, measured_run, turn_s
 from flexmarl.launch.simulate.recorded_lengths import recorded_lengths
 from flexmarl.launch.simulate.scenario import read_scenario
 from flexmarl.launch.simulate.scenario_run import play_scenario
@@ -42,23 +42,29 @@ _COMMON: Final = (
 )  # fmt: skip
 
 
-def compare_computed(folder: Path) -> list[dict[str, Any]]:
-    """A row for each run, the calibrated one first: its own error is that of the rooflines alone."""
-    loads = {}
-    for name in RUNS:
-        train(name, folder)
-        loads[name] = round(os.getloadavg()[0], 1)
-    device = calibrate(measured_run(RunDirectory.recorded(folder / next(iter(RUNS)))), PRESETS["A100"]).device
+def compare_computed(folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A row for each configuration, the calibrated one first: its own error is that of the rooflines alone. Each is
+    trained once in a round."""
+    runs: dict[str, list[Path]] = {name: [] for name in RUNS}
+    loads: dict[str, list[float]] = {name: [] for name in RUNS}
+    for number in range(rounds):
+        for name in RUNS:
+            runs[name].append(train(name, folder / str(number)))
+            loads[name].append(os.getloadavg()[0])
+    first = next(iter(RUNS))
+    policies = [policy for run in runs[first] for policy in measured_run(RunDirectory.recorded(run))]
+    device = calibrate(policies, PRESETS["A100"]).device.model_dump()
+    of_turn_s = median(turn_s(steps_of(run), _AGENTS[RUNS[first][0]]) for run in runs[first])
     return [
-        {"run": name, **predict(folder / name, device.model_dump()), "load": load}
-        for name, load in loads.items()
+        {"run": name, **compare_runs(runs[name], device, of_turn_s), "load": round(max(loads[name]), 1)}
+        for name in RUNS
     ]
 
 
-def train(name: str, folder: Path) -> None:
-    """Trains a run of some minutes, unless it is there already."""
+def train(name: str, folder: Path) -> Path:
+    """Trains a run of some minutes, unless it is there already; returns its folder."""
     if (folder / name).exists():
-        return
+        return folder / name
     recipe, sizes = RUNS[name]
     settings = [*_COMMON]
     for agent, hidden in zip(_AGENTS[recipe], sizes, strict=True):
@@ -68,18 +74,28 @@ def train(name: str, folder: Path) -> None:
     subprocess.run(
         [*command, "--name", name, "-q", *settings], check=True, timeout=_LONGEST_S, capture_output=True
     )
+    return folder / name
 
 
-def predict(run: Path, device: Mapping[str, float]) -> dict[str, Any]:
-    """The seconds of a run's step, and of its simulation with the lengths and calls that it had."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    scenario = run.with_name(f"{run.name}.yaml")
-    scenario.write_text(yaml.safe_dump(_scenario(run, rows, device)))
-    described = read_scenario(scenario, [], recorded_lengths(RunDirectory.recorded(run)), str(run))
-    played, _ = play_scenario(described, run.with_name(f"{run.name}-simulated"))
-    simulated = [json.loads(line) for line in played.directory.metrics.read_text().splitlines()]
-    real_s, simulated_s = (fmean(row["step_s"] for row in of[1:-1]) for of in (rows, simulated))
-    training_s, simulated_training_s = (_training_s(of[1:-1]) for of in (rows, simulated))
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The figures of its steps."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def compare_runs(runs: Sequence[Path], device: Mapping[str, float], of_turn_s: float) -> dict[str, Any]:
+    """The seconds of a step of equal runs, and of the simulation of the first with the lengths and calls that it had:
+    medians over all steps but the first, which waits for all parts of a run, and the last, which evaluates.
+
+    ``of_turn_s``: of a rollout worker for each turn."""
+    first, rows = runs[0], steps_of(runs[0])
+    scenario = first.with_name(f"{first.name}.yaml")
+    scenario.write_text(yaml.safe_dump(_scenario(first, rows, device, of_turn_s)))
+    described = read_scenario(scenario, [], recorded_lengths(RunDirectory.recorded(first)), str(first))
+    played, _ = play_scenario(described, first.with_name(f"{first.name}-simulated"))
+    real = [row for run in runs for row in steps_of(run)[1:-1]]
+    simulated = steps_of(played.directory.path)[1:-1]
+    real_s, simulated_s = (median(row["step_s"] for row in of) for of in (real, simulated))
+    training_s, simulated_training_s = map(_training_s, (real, simulated))
     return {
         "real_s": round(real_s, 3), "simulated_s": round(simulated_s, 3), "error": round(simulated_s / real_s - 1, 3),
         "training_s": round(training_s, 3), "training_error": round(simulated_training_s / training_s - 1, 3),
@@ -87,11 +103,16 @@ def predict(run: Path, device: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _training_s(rows: Sequence[Mapping[str, Any]]) -> float:
-    keys = [key for key in rows[0] if key.startswith(("backward_s/", "optimizer_s/"))]
-    return fmean(sum(row.get(key, 0.0) for key in keys) for row in rows)
+    # A moment in which the machine did something else is one step of many.
+    return median(
+        sum(value for key, value in row.items() if key.startswith(("backward_s/", "update_s/")))
+        for row in rows
+    )
 
 
-def _scenario(run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str, float]) -> dict[str, Any]:
+def _scenario(
+    run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str, float], of_turn_s: float
+) -> dict[str, Any]:
     """The run's config on one host, with the mean lengths of its prompts and the mean number of its calls."""
     raw = read_yaml(run / "config.yaml")
     config = check(raw, str(run))
@@ -105,13 +126,20 @@ def _scenario(run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str,
         policy["sft"]["batches"] = 0  # examples are the recipe's
     # The lengths of answers are those that the run has recorded.
     agents = {
-        agent: {"prompt": {"median": prompts[agent], "longest": 24}, "answer": {"median": 1.0}}
+        agent: {
+            "prompt": {
+                "median": prompts[agent],
+                "longest": 24,
+                "computed": computed_share(rows, PolicyName(agent)),
+            },
+            "answer": {"median": 1.0},
+        }
         for agent in config.agents
     }
     return {
         **raw,
         "cluster": {"hosts": 1, "devices": 1, "device": dict(device)},
-        "workload": {"agents": agents, "calls": _calls(list(config.agents), rounds)},
+        "workload": {"agents": agents, "calls": _calls(list(config.agents), rounds), "turn_s": of_turn_s},
     }
 
 

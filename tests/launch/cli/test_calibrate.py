@@ -15,10 +15,10 @@ from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.simulate.devices import DeviceConfig
 
 
-def measured(folder: Path) -> Path:
+def measured(folder: Path, seconds: float = 2.0) -> Path:
     run = RunDirectory.create(folder / "run", "")
     record(run, resolve("sort-digits", []))
-    step = {"samples/sorter": 100, "mean_tokens/sorter": 6.0, "backward_s/sorter": 2.0}
+    step = {"samples/sorter": 100, "mean_tokens/sorter": 6.0, "backward_s/sorter": seconds}
     run.metrics.write_text("".join(f"{json.dumps({'step': number, **step})}\n" for number in (1, 2, 3)))
     return run.path
 
@@ -31,6 +31,19 @@ def test_the_description_is_a_device_of_a_scenario(tmp_path: Path) -> None:
     assert "memory_gib: 80.0 # not measured: as A100" in text
     told = json.loads(CliRunner().invoke(calibrate, [str(run), "--json"], catch_exceptions=False).output)
     assert told["device"]["tflops"] == pytest.approx(device.tflops, rel=1e-3)
+
+
+def test_several_runs_are_fitted_together(tmp_path: Path) -> None:
+    runs = [
+        str(measured(tmp_path / name, seconds)) for name, seconds in (("a", 2.0), ("b", 2.0), ("slow", 8.0))
+    ]
+    rates = [
+        json.loads(CliRunner().invoke(calibrate, [*words, "--json"], catch_exceptions=False).output)[
+            "device"
+        ]["tflops"]
+        for words in (runs[:1], runs)
+    ]
+    assert rates[0] >= rates[1] > 0.9 * rates[0], "the slow one counts less"
 
 
 def test_an_unknown_device_is_refused_by_the_known_ones(tmp_path: Path) -> None:

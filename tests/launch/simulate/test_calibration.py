@@ -9,13 +9,14 @@ import pytest
 
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.model_shape import ModelShape
+from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.run.resuming import record
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.simulate.calibration import Measured, Work, calibrate
 from flexmarl.launch.simulate.cluster_config import ClusterConfig
 from flexmarl.launch.simulate.devices import PRESETS, DeviceConfig
-from flexmarl.launch.simulate.measured_run import measured_run
+from flexmarl.launch.simulate.measured_run import computed_share, measured_run, turn_s
 from flexmarl.launch.simulate.roofline import EngineLoad, TrainerLoad, engine_times, trainer_times
 
 from .shapes import QWEN_7B, QWEN_14B, QWEN_32B
@@ -42,7 +43,7 @@ def played(
     return Measured(
         shape=shape, ranks=ranks, devices=devices, item_bytes=2, checkpoints=True,
         prefill=tuple(
-            Work(chunks, tokens, chunks * device.prompts_s + engine.token_s * tokens)
+            Work(chunks, tokens, chunks * (device.prompts_s + engine.weights_s) + engine.token_s * tokens)
             for chunks, tokens in ((200, 1e6), (100, 1e6))
         ),
         decode=(Work(1000, 32_000, 1000 * engine.decode_s(32, 0)),),
@@ -130,6 +131,22 @@ def test_numbers_that_a_run_has_not_measured_are_those_of_the_base() -> None:
     assert set(found.sources) == {"tflops", "training_share"} and found.device.memory_gb_s == A100.memory_gb_s
 
 
+def test_the_computed_part_of_the_prompts_and_the_time_of_a_turn_are_those_of_the_steps_between_evaluations() -> (
+    None
+):
+    computed, prompts = (f"actor.engine_{kind}_tokens/solver-0" for kind in ("computed", "prompt"))
+    rows: list[dict[str, float]] = [
+        {prompts: 1000.0, computed: 1000.0, "cpu_s/rollout-0": 3.0, "turns/solver": 500.0},
+        {prompts: 1400.0, computed: 1100.0, "cpu_s/rollout-0": 4.0, "turns/solver": 50.0},
+        {prompts: 1800.0, computed: 1200.0, "cpu_s/rollout-0": 5.0, "turns/solver": 50.0},
+        {prompts: 9800.0, computed: 9200.0, "cpu_s/rollout-0": 9.0, "turns/solver": 50.0},
+    ]
+    assert computed_share(rows, PolicyName("solver")) == 200 / 800
+    assert turn_s(rows, ["solver"]) == 2.0 / 100
+    without: list[dict[str, float]] = [{"turns/solver": 1.0}] * 4
+    assert computed_share(without, PolicyName("solver")) == 1.0 and turn_s(without, ["solver"]) == 0.0
+
+
 def rows(run: RunDirectory, *figures: dict[str, float]) -> None:
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in figures))
 
@@ -161,6 +178,7 @@ def test_the_figures_of_a_run_are_those_of_its_steps_but_the_first(tmp_path: Pat
                 "step": step,
                 **of_step,
                 engine.format("prompt_tokens"): 700.0 * step,
+                engine.format("computed_tokens"): 200.0 * step + 50.0,
                 engine.format("prefill_s"): 1.0 * step,
                 engine.format("prefill_chunks"): 5.0 * step,
                 "actor.turns.sorter-0/router": 100.0 * step,
@@ -172,7 +190,7 @@ def test_the_figures_of_a_run_are_those_of_its_steps_but_the_first(tmp_path: Pat
         ),
     )
     sorter, checker = measured_run(run)
-    assert sorter.prefill == (Work(5.0, 700.0, 1.0),) and sorter.decode == (Work(20.0, 600.0, 3.0),)
+    assert sorter.prefill == (Work(5.0, 200.0, 1.0),) and sorter.decode == (Work(20.0, 600.0, 3.0),)
     assert [(work.calls, work.seconds) for work in sorter.training] == [(4, 2.0)] * 2, "micro-batches of 32"
     assert [work.tokens for work in sorter.training] == pytest.approx([50 * (6 + 7)] * 2), (
         "prompts of seven tokens; samples without an advantage are not computed"
