@@ -5,6 +5,7 @@ Examples:
   scripts/bench/run truth
   scripts/bench/run truth --only moves --json
   scripts/bench/run truth --computed
+  scripts/bench/run truth --handed
 
 The real runs are processes of this machine, whose engines and trainers sleep instead of computing: the same times, by
 the clock of the machine, and all messages, files and processes of a run. The simulation plays the same config in
@@ -13,7 +14,8 @@ is busy with something else: ``load`` is its load average at the end.
 
 With ``--computed`` real models train instead, of two recipes and two sizes, for three minutes a round. The device is
 calibrated on the runs with models of both sizes, and all are simulated with the lengths that they had
-(``truth_computed.py``). Exits with 1 if a configuration misses the goal.
+(``truth_computed.py``). ``--handed`` measures a number that the comparison with publications needs
+(``truth_handed.py``). Exits with 1 if a configuration misses the goal.
 """
 
 import json
@@ -32,6 +34,7 @@ from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.simulate.simulation import simulate
 
 from .truth_computed import COMPUTED_GOAL, compare_computed
+from .truth_handed import handed
 
 GOAL: Final = 0.05
 _RECIPE: Final = Path(__file__).parents[2] / "tests" / "launch" / "recipes" / "simulated"
@@ -105,11 +108,15 @@ def _lines(file: Path) -> list[str]:
 @click.command(help=__doc__)
 @click.option("--only", type=click.Choice(list(CONFIGURATIONS)), multiple=True, help="May be repeated.")
 @click.option("--computed", is_flag=True, help="Runs that compute, in place of those that sleep. Goal: 10 %.")
+@click.option("--handed", "measures_handed", is_flag=True, help="Seconds of a process for a GB of samples.")
 @click.option(
     "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each with --computed."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each.")
-def truth(only: tuple[str, ...], computed: bool, rounds: int, as_json: bool) -> int:
+def truth(only: tuple[str, ...], computed: bool, measures_handed: bool, rounds: int, as_json: bool) -> int:
+    if measures_handed:
+        _print(handed(), as_json)
+        return 0
     missed = False
     with tempfile.TemporaryDirectory(prefix="flexmarl-truth-") as text:
         folder = Path(text)
@@ -119,5 +126,9 @@ def truth(only: tuple[str, ...], computed: bool, rounds: int, as_json: bool) -> 
             else (compare(name, folder) for name in only or CONFIGURATIONS)
         ):
             missed |= abs(row["error"]) > (COMPUTED_GOAL if computed else GOAL)
-            print(json.dumps(row) if as_json else "  ".join(f"{key} {row[key]}" for key in row), flush=True)
+            _print(row, as_json)
     return int(missed)
+
+
+def _print(row: Mapping[str, Any], as_json: bool) -> None:
+    print(json.dumps(row) if as_json else "  ".join(f"{key} {row[key]}" for key in row), flush=True)

@@ -105,7 +105,7 @@ def compare_runs(runs: Sequence[Path], device: Mapping[str, float], of_turn_s: f
 def _training_s(rows: Sequence[Mapping[str, Any]]) -> float:
     # A moment in which the machine did something else is one step of many.
     return median(
-        sum(value for key, value in row.items() if key.startswith(("backward_s/", "update_s/")))
+        sum(float(value) for key, value in row.items() if key.startswith(("backward_s/", "update_s/")))
         for row in rows
     )
 

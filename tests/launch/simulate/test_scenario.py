@@ -8,7 +8,7 @@ import yaml
 from flexmarl.actors.errors import ConfigError
 from flexmarl.actors.inference.engine_times import RooflineTimes
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
-from flexmarl.actors.names import PolicyName
+from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.trainer_times import TrainerTimes
 from flexmarl.core.errors import FlexmarlError
@@ -105,7 +105,7 @@ def test_engines_compute_the_part_of_the_prompts_that_the_workload_names() -> No
         "solver": 0.25,
         "judge": 1.0,
     }
-    answer = read_scenario(SCENARIO, []).workload.agents["solver"].answer.model_dump()
+    answer = read_scenario(SCENARIO, []).workload.agents[AgentName("solver")].answer.model_dump()
     text = refusal("agents.judge={policy: solver}", f"workload.agents.judge.answer={answer}", part)
     assert (
         "workload.agents.solver.prompt.computed is 0.25 and that of judge 1, but both use policy 'solver'"

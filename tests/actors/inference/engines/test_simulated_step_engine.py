@@ -322,10 +322,10 @@ def test_series_of_steps_end_when_single_steps_would(
     for n, (prompt, tokens) in enumerate(requests):
         subject.add(request(str(n), tokens, prompt))
     end_s, first_s = step_by_step(requests, max_batch, times)
-    times = ends_and_phases(subject, clock)
-    assert {name: end for name, (end, _) in times.items()} == pytest.approx(end_s)
+    ended = ends_and_phases(subject, clock)
+    assert {name: end for name, (end, _) in ended.items()} == pytest.approx(end_s)
     # All came at the begin.
-    assert {name: sum(phases) for name, (_, phases) in times.items()} == pytest.approx(first_s)
+    assert {name: sum(phases) for name, (_, phases) in ended.items()} == pytest.approx(first_s)
 
 
 @given(
