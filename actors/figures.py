@@ -145,6 +145,13 @@ _STEP: Final = (
     Figure("cut_lines", "count", "lines of trees that were cut at such a point", "sum", hides_zero=True),
     Figure("untrained_branch_turns", "count", "turns of trees that only cut lines hold, and that are not trained",
            "sum", hides_zero=True),
+    Figure("demonstrated_trajectories", "count",
+           "trajectories that followed a [demonstration](environments.md#demonstrations); left out if it is 0, as are "
+           "the next two", "sum", hides_zero=True),
+    Figure("patched_turns", "count", "turns of these in whose place the environment took the recorded action", "sum",
+           hides_zero=True),
+    Figure("departed_trajectories", "count", "those that ended at a turn which departed from their demonstration",
+           "sum", hides_zero=True),
     Figure("eval_s", "s", "time of the evaluation after the step; not in `step_s`"),
 )  # fmt: skip
 

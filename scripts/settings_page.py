@@ -34,14 +34,14 @@ from flexmarl.launch.config.written_config import Defaults
 PAGE: Final = Path(__file__).parents[1] / "launch" / "docs" / "settings.md"
 
 _TABLE: Final = re.compile(r"(<!-- (settings|section): (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-_CHOICE: Final = re.compile(r"(\S+)(?: (?:name|branch)=(\w+))?")
+_CHOICE: Final = re.compile(r"(\S+)(?: (?:name|branch|patch)=(\w+))?")
 _NAMES: Final = {
     "agents": "agent", "columns": "column", "peers": "peer", "policies": "policy", "samplings": "sampling",
 }  # fmt: skip
 """The placeholders of names that a user chooses, by the section that has them."""
 _LISTS: Final = ("sinks", "rollout.filters")
 """Lists of sections."""
-_CHOOSERS: Final = ("name", "branch")
+_CHOOSERS: Final = ("name", "branch", "patch")
 """The keys that choose the class of their section."""
 _POWERS: Final = {2**40: "TiB", 2**30: "GiB", 2**20: "MiB"}
 _DEFAULT_CHOICE: Final = ""

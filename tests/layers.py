@@ -30,10 +30,10 @@ TYPES_ACROSS = frozenset({
 })  # fmt: skip
 ROLES = ("orchestrator", "inference", "rewards", "rollout", "trainer", "store")
 SHARED_BY_ROLES = (
-    "chat", "columns", "compared_logprobs", "config_base", "credit", "deadline", "environments", "errors", "figures",
-    "filters", "gateway", "json_files", "messages", "model_shape", "model_sources", "names", "pretrained", "recipe",
-    "record_queue", "recorded_trajectory", "rolling_mean", "run_events", "sample_id", "segments", "spans",
-    "step_metrics", "trees", "truncated_scores", "workflow",
+    "chat", "columns", "compared_logprobs", "config_base", "credit", "deadline", "demonstrations", "environments",
+    "errors", "figures", "filters", "gateway", "json_files", "messages", "model_shape", "model_sources", "names",
+    "pretrained", "recipe", "record_queue", "recorded_trajectory", "rolling_mean", "run_events", "sample_id",
+    "segments", "spans", "step_metrics", "trees", "truncated_scores", "workflow",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ...core.base.task_groups import first_error
 from ..errors import InvalidEnvironment, LimitReached
 from ..messages import Query
 from ..workflow import Agent, Agents, Message, Prompt, Rewards, Turn
+from .patched_turn import as_written
 
 Says = str | Message | Sequence[str | Turn | Message]
 
@@ -31,6 +32,7 @@ class Ask:
 
 
 Asked = Mapping[str, Says | Ask]
+Follow = Callable[[Mapping[str, Turn]], Mapping[str, Turn]]
 
 
 class Environment:
@@ -79,6 +81,12 @@ class Environment:
         """The rewards of the turns that ``step`` has taken until now, for a tree that compares them. Changes
         nothing."""
         raise InvalidEnvironment(f"{type(self).__name__} has no interim")
+
+    def agrees(self, turn: Turn, action: str) -> bool:
+        """True if ``turn`` does the same as the recorded ``action``, for a trajectory that follows a demonstration
+        (``rollout.demonstrations``). By default the texts are equal, apart from reasoning and blanks around them.
+        Called before the ``step`` that takes the turn. Changes nothing."""
+        return turn.parts.content.strip() == action.strip()
 
     async def end(self) -> None:
         """Called at the end of each trajectory, also if it fails, was cancelled or passed its deadline."""
@@ -139,8 +147,11 @@ class Environments:
         return await play(self.new(), query, agents)
 
 
-async def play(environment: Environment, query: Query, agents: Agents) -> Rewards:
-    """One trajectory. ``environment`` is used for this one alone.
+async def play(
+    environment: Environment, query: Query, agents: Agents, follow: Follow | None = None
+) -> Rewards:
+    """One trajectory. ``environment`` is used for this one alone. ``follow``: gets the turns that the agents have drawn
+    together, by agent, and returns those that the environment takes in their place.
 
     Raises InvalidEnvironment for a result of ``reset`` or ``step`` that is neither prompts nor Rewards, and for an
     environment that has ended; and what the environment and its agents raise.
@@ -154,7 +165,11 @@ async def play(environment: Environment, query: Query, agents: Agents) -> Reward
             for agent in prompts:
                 if agent not in seats:
                     seats[agent] = Seat(agents[agent], environment.turns.setdefault(agent, []))
-            turns = await all_turns(seats, prompts)
+            turns: Mapping[str, Turn] = await all_turns(seats, prompts)
+            if follow is not None:
+                turns = follow(turns)
+                for agent, turn in turns.items():
+                    seats[agent].turns[-1] = turn
             outcome, method = await environment.step(turns), "step"
         return outcome
     except LimitReached as limit:
@@ -210,8 +225,8 @@ class Seat:
         says = ask.says
         parts: Sequence[str | Turn | Message] = [says] if isinstance(says, str | Mapping) else list(says)
         if ask.new or not self.turns or any(isinstance(part, Turn) for part in parts):
-            return says if isinstance(says, str) else parts
-        return [self.turns[-1], *parts]
+            return says if isinstance(says, str) else as_written(parts)
+        return as_written([self.turns[-1], *parts])
 
 
 def check_prompts(outcome: object, environment: Environment, method: str) -> Asked:

@@ -27,7 +27,7 @@ from ...core.errors import ActorDead, FlexmarlError, origin_of
 from ...core.waits import Wait
 from ..columns.store_client import ExperienceWriter, segment_directories, writer_node
 from ..deadline import Deadline
-from ..environments.tree_play import TreeEnd, branch_problem, play_tree
+from ..environments.tree_play import TreeEnd
 from ..errors import (
     NotJudged,
     RecipeError,
@@ -74,6 +74,7 @@ from .services.service import ServiceWorker
 from .services.services import WorkflowServices
 from .services.worker_programs import WorkerPrograms
 from .trajectory import Trajectory, where_it_hangs
+from .trajectory_play import TrajectoryPlay
 from .trajectory_records import TrajectoryRecords
 from .trajectory_rewards import TrajectoryRewards, trajectory_rewards
 from .tree_rewards import tree_rewards
@@ -98,9 +99,7 @@ class Rollout(Actor, RolloutApi):
         self._config = setup.config
         self._agents = setup.agents
         self._recipe = self.load_recipe()
-        tree = setup.config.tree
-        if tree is not None and (problem := branch_problem(self._recipe.environment_class, tree)):
-            raise RecipeError(problem)
+        self._play = TrajectoryPlay(self._recipe, setup.config, setup.agents)
         self._closing = GroupClosingRules(
             {agent: settings.credit for agent, settings in setup.agents.items()},
             [GroupFilter(settings.label, settings.load(self._recipe)) for settings in setup.config.filters],
@@ -219,8 +218,9 @@ class Rollout(Actor, RolloutApi):
             is_let_go = grace_s is not None and not self._setup.steps_wait
             run.leaves_out_late = is_let_go or config.late_rewards_after_s is not None
             run.is_session = is_session
-            # An answer to a program is one line of turns.
-            run.rule = None if ended or is_session or is_submitted else config.tree
+            # An answer to a program is one line of the policy's own turns.
+            if not (ended or is_session or is_submitted):
+                run.rule, run.demonstration = config.tree, self._play.demonstration_of(query)
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -424,7 +424,7 @@ class Rollout(Actor, RolloutApi):
             with trajectory.deadline.paused(), self._waits.judge(trajectory, SESSION_LIMIT):
                 returned: Rewards | TreeEnd = await self._sessions.play(trajectory, handles)
         else:
-            returned = await self._play(trajectory, handles)
+            returned = await self._play.play(trajectory, handles)
         self._spans.between_turns(trajectory)
         self._waits.returned(trajectory)
         trajectory.close()
@@ -451,12 +451,6 @@ class Rollout(Actor, RolloutApi):
             outside=outside,
             left_out=trajectory.left_out,
         )
-
-    async def _play(self, trajectory: Trajectory, handles: AgentHandles) -> Rewards | TreeEnd:
-        environments = self._recipe.environments
-        if trajectory.rule is None or environments is None:
-            return await self._recipe.workflow(trajectory.query, handles)
-        return await play_tree(environments.new, trajectory.query, handles, trajectory.rule)
 
     def _workflow_ended(self, work: asyncio.Task[TrajectoryRewards]) -> None:
         self._workflows.discard(work)

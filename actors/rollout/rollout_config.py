@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from ..config_base import Config, Count, Natural, NonNegative, Positive, Seconds, Share, Unit
+from ..demonstrations.demonstration_config import DemonstrationConfig
 from ..environments.sandboxes.sandbox_config import LocalSandboxConfig, SandboxConfig
 from ..filters.filter_config import FilterConfigs
 from ..gateway.gateway_config import GatewayServerConfig
@@ -149,6 +150,9 @@ class RolloutConfig(Config):
     [Group filters](modes.md#group-filters)."""
     tree: TreeConfig | None = None
     """Branches of training trajectories: see [Trees](environments.md#trees). `null`: a trajectory is one line."""
+    demonstrations: DemonstrationConfig | None = None
+    """Recorded trajectories that training trajectories follow: see [Demonstrations](environments.md#demonstrations).
+    `null`: none."""
     sandbox: SandboxConfig = LocalSandboxConfig()
     gateway: GatewayServerConfig = GatewayServerConfig()
     """Servers of agent programs."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..columns.declared_columns import Columns
 from ..deadline import Deadline
+from ..demonstrations.demonstration import Demonstration
 from ..environments.tree_play import TreeEnd
 from ..errors import InvalidColumn, InvalidReward, RecipeError
 from ..figures import Numbers
@@ -75,7 +76,7 @@ class Trajectory:
         self.services_open = 0
         """Calls of outside services under way."""
         self.service_figures: Numbers = {}
-        """Figures of those that have ended, by their names in ``figures.py``."""
+        """Figures of those that have ended, and of its demonstration, by their names in ``figures.py``."""
         self.judge_limit = ""
         """The settings that end its wait for rewards from outside the run; empty while it waits for none."""
         self.awaits_rewards: Callable[[], None] = lambda: None
@@ -97,6 +98,8 @@ class Trajectory:
         """True once an agent was asked for a turn beyond a limit."""
         self.rule: BranchRule | None = None
         """The rule of its branches; None: it has none."""
+        self.demonstration: Demonstration | None = None
+        """That it follows; None: its turns are the policy's alone."""
         self.tree: TreeEnd | None = None
         """Once its workflow has returned: the lines of a trajectory that could branch."""
         self._overran: list[tuple[AgentName, BaseException]] = []
@@ -134,7 +137,7 @@ class Trajectory:
         self._service_s[agent] += service_s
 
     def add_figures(self, figures: Mapping[str, float]) -> None:
-        """Adds the figures of a call of an outside service that has ended."""
+        """Adds figures of the trajectory, as those of a call of an outside service that has ended."""
         for name, value in figures.items():
             self.service_figures[name] = self.service_figures.get(name, 0) + value
 

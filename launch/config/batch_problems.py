@@ -137,6 +137,30 @@ def tree_problem(config: "RunConfig") -> str | None:
     return None
 
 
+def demonstration_problem(config: "RunConfig") -> str | None:
+    """Refuses demonstrations whose rewards the algorithm does not use, and a second way to play a trajectory."""
+    if config.rollout.demonstrations is None:
+        return None
+    if config.rollout.tree is not None:
+        return (
+            "rollout.demonstrations and rollout.tree: a trajectory follows its demonstration or branches; leave one of "
+            "them out"
+        )
+    for name, agent in config.trained_agents.items():
+        if agent.algorithm.used_rewards not in ("turn", "both"):
+            return (
+                "rollout.demonstrations rewards each turn by its agreement, and "
+                f"agents.{name}.algorithm.name={agent.algorithm.name} does not use the rewards of turns: set "
+                f"agents.{name}.algorithm.rewards to both or turn, or take at_grpo"
+            )
+        if outside_reward(agent.columns) is not None:
+            return (
+                f"rollout.demonstrations: agents.{name}.columns.{REWARD_COLUMN} has rewards from outside the run, and "
+                "the agreement with a demonstration is the reward of its trajectories"
+            )
+    return None
+
+
 def gateway_problem(config: "RunConfig") -> str | None:
     """Refuses a gateway whose sessions would teach nothing, or decide what is trained."""
     if config.gateway.listen is None:

@@ -17,6 +17,7 @@ from .agent_problems import (
 )
 from .batch_problems import (
     comparison_problem,
+    demonstration_problem,
     gateway_problem,
     global_batch_problem,
     group_size_problem,
@@ -64,6 +65,7 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     query_pool_problem,
     comparison_problem,
     tree_problem,
+    demonstration_problem,
     gateway_problem,
     training_problem,
     frozen_agent_problem,

@@ -49,6 +49,7 @@ from flexmarl.launch.bench.result_tables import goals_table
 from . import (
     league,
     replayed,
+    slot_demonstrations,
     slot_dispatch,
     slot_extra_queries,
     slot_objectives,
@@ -83,6 +84,10 @@ class Experiment:
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "league": Experiment(league.of_rounds, league.show),
     **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.RULES},
+    **{
+        name: Experiment(partial(slot_demonstrations.of_rounds, name), slot_demonstrations.show)
+        for name in slot_demonstrations.RULES
+    },
     "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
     "extra_queries": Experiment(slot_extra_queries.of_rounds, slot_extra_queries.show),
     **{

@@ -7,7 +7,7 @@ step along the policy gradient. A result depends on the seed alone.
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -16,6 +16,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.demonstrations.demonstration import Demonstration
+from flexmarl.actors.demonstrations.patch_rule import PatchRule
+from flexmarl.actors.environments.demonstrated_play import play_demonstrated
 from flexmarl.actors.environments.environment import Environment, play
 from flexmarl.actors.environments.tree_play import TreeEnd, play_tree
 from flexmarl.actors.messages import Query, Sample
@@ -58,12 +61,15 @@ class ArrivalPaid(PlanPath):
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of sampling. ``rule``: None for trajectories of one line. ``trajectories``: of a query."""
+    """A way of sampling. ``rule``: of trees; None for trajectories of one line. ``patch``: of trajectories that follow
+    the demonstrations of ``expert``; None for others. ``trajectories``: of a query."""
 
     environment: type[Environment]
     credit: CreditConfig
     trajectories: int
     rule: BranchRule | None = None
+    patch: PatchRule | None = None
+    expert: Callable[[Query], Demonstration] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +213,19 @@ class Run:
         agents = _agents(draws)
         name = str(draws.name.trajectory_name)
         if self._arm.rule is None:
-            returned = await play(self._arm.environment(), query, agents)
+            returned = await self._line(query, agents)
             return trajectory_rewards(name, returned, _ended(draws), self._agents, punish=False), None
         tree = await play_tree(self._arm.environment, query, agents, self._arm.rule)
         held = frozenset[str]().union(*(end.sample_ids for end in tree.ends))
         turns = _ended(draws)
         left_out = {turn.sample_id for turn in turns} - held
         return tree_rewards(name, tree, turns, self._agents, punish=False, left_out=left_out), tree
+
+    async def _line(self, query: Query, agents: dict[str, Agent]) -> Rewards:
+        environment, arm = self._arm.environment(), self._arm
+        if arm.patch is None or arm.expert is None:
+            return await play(environment, query, agents)
+        return (await play_demonstrated(environment, query, agents, arm.expert(query), arm.patch)).rewards
 
     async def _success(self) -> float:
         """The share of the evaluation's problems that the most probable answers solve."""

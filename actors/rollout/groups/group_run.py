@@ -9,6 +9,7 @@ from functools import partial
 from statistics import fmean
 
 from ...credit.credit_config import CreditConfig
+from ...demonstrations.demonstration import Demonstration
 from ...errors import SessionUnrewarded
 from ...figures import Numbers, StepFigures
 from ...filters.group_filter import FinishedGroup, FinishedTurn, GroupFilter, apply_filters
@@ -84,10 +85,11 @@ class GroupRun:
     ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
     failure. ``logged``: its trajectories, if they ended before; the step has only samples of them, and no figures of
     generating and rewarding. ``is_session``: a program outside the run plays it. ``rule``: of the branches of its
-    trajectories. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``,
-    the ends until now. ``awaited``: the trajectories that wait for rewards from outside, or have waited. ``announced``:
-    the orchestrator knows that the group waits. ``late``: the number of trajectories that are left out, because rewards
-    came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories that count."""
+    trajectories. ``demonstration``: that they follow. ``clock``: the time in seconds. ``trajectories`` and ``tasks``
+    are by number, and so are ``ended``, the ends until now. ``awaited``: the trajectories that wait for rewards from
+    outside, or have waited. ``announced``: the orchestrator knows that the group waits. ``late``: the number of
+    trajectories that are left out, because rewards came too late or not at all. ``credited_turns``: once it has closed,
+    all turns of the trajectories that count."""
 
     step: Step
     query: Query
@@ -101,6 +103,7 @@ class GroupRun:
     logged: Sequence[LoggedTrajectory] = ()
     is_session: bool = False
     rule: BranchRule | None = None
+    demonstration: Demonstration | None = None
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -122,7 +125,7 @@ class GroupRun:
         trajectory = Trajectory(self.query, self.step, number, self.versions)
         trajectory.leaves_out_late = self.leaves_out_late
         trajectory.is_session = self.is_session
-        trajectory.rule = self.rule
+        trajectory.rule, trajectory.demonstration = self.rule, self.demonstration
         if self.grace_s is not None:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....actors.demonstrations.demonstration import read_demonstrations
+from ....actors.environments.demonstrated_play import follow_problem
 from ....actors.environments.environment import environment_problems
 from ....actors.environments.tree_play import branch_problem
 from ....actors.errors import ConfigError, RecipeError
@@ -90,12 +92,26 @@ def _function_mistakes(config: RunConfig, recipe: Recipe) -> list[str]:
     else:
         functions.insert(0, "workflow")
     problems += _rule_problems(config, recipe)
-    if config.rollout.tree is not None:
-        problem = branch_problem(recipe.environment_class, config.rollout.tree)
-        problems += [problem] if problem else []
+    problems += _play_problems(config, recipe)
     for name in functions:
         problems += _signature_problems(name, recipe.function(name), recipe.file.name, config.data)
     return list(dict.fromkeys(problems))
+
+
+def _play_problems(config: RunConfig, recipe: Recipe) -> Iterator[str]:
+    """A line for a workflow that can't branch or follow a demonstration, and for a file without demonstrations."""
+    cls, tree, rule = recipe.environment_class, config.rollout.tree, config.rollout.demonstrations
+    if tree is not None and (problem := branch_problem(cls, tree)):
+        yield problem
+    if rule is None:
+        return
+    if problem := follow_problem(cls):
+        yield problem
+        return
+    try:
+        read_demonstrations(rule.file, recipe.folder, config.agents)
+    except RecipeError as error:
+        yield str(error)
 
 
 def function_problems(config: RunConfig) -> Iterator[str]:

@@ -353,6 +353,39 @@ class TestRefusals:
         ):
             resolve(str(TINY), tree)
 
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (
+                [],
+                "solver.algorithm.name=grpo does not use the rewards of turns: set agents.solver.algorithm.rewards",
+            ),
+            (
+                ["agent_defaults.algorithm={name: at_grpo}", "rollout.tree={branch: entropy}"],
+                "leave one of them out",
+            ),
+            (
+                [
+                    "agent_defaults.algorithm={name: at_grpo}",
+                    "agents.solver.columns={reward: {type: float, required: true, written_by: external}}",
+                ],
+                "agents.solver.columns.reward has rewards from outside the run",
+            ),
+            (
+                ["agent_defaults.algorithm={name: at_grpo, rewards: trajectory}"],
+                "does not use the rewards of turns",
+            ),
+        ],
+    )
+    def test_of_demonstrations_whose_rewards_are_not_used(self, overrides: list[str], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            resolve(str(TINY), ["rollout.demonstrations={file: walks.jsonl}", *overrides])
+
+    def test_none_of_demonstrations_with_rewards_of_turns(self) -> None:
+        turns = "agent_defaults.algorithm={name: dr_mas, rewards: turn}"
+        config = resolve(str(TINY), ["rollout.demonstrations={file: walks.jsonl, most: null}", turns])
+        assert config.rollout.demonstrations is not None
+
     def test_none_of_one_trajectory_that_branches(self) -> None:
         turns = ["agent_defaults.algorithm={name: at_grpo, rewards: turn}", "training.micro_batch=1"]
         config = resolve(str(TINY), ["rollout.tree={width: 2}", "training.trajectories_per_query=1", *turns])

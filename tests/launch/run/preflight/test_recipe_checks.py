@@ -317,6 +317,34 @@ def test_a_workflow_that_cant_branch_is_refused_with_a_tree(
     assert len(named) == len(found) and all(map(str.startswith, named, found))
 
 
+@pytest.mark.parametrize(
+    ("workflow", "line", "found"),
+    [
+        (RIGHT["workflow"], "", "rollout.demonstrations needs an environment: the workflow is a function"),
+        (ENVIRONMENT.format(data="largest", step=STEP), "", "walks.jsonl has no demonstration"),
+        (ENVIRONMENT.format(data="largest", step=STEP), "{}", "walks.jsonl, line 1: has no key"),
+        (
+            ENVIRONMENT.format(data="largest", step=STEP),
+            '{"query": "text", "actions": {"solvr": ["a"]}}',
+            "line 1: agent 'solvr' is not in the config; it has: solver; do you mean solver?",
+        ),
+        (
+            ENVIRONMENT.format(data="largest", step=STEP),
+            '{"query": "text", "actions": {"solver": ["a"]}}',
+            None,
+        ),
+    ],
+)
+def test_demonstrations_that_cant_be_followed_are_refused(
+    tmp_path: Path, workflow: str, line: str, found: str | None
+) -> None:
+    (tmp_path / "walks.jsonl").write_text(line)
+    solver = {**SIMULATED, "algorithm": {"name": "at_grpo"}}
+    settings = {"agents": {"solver": solver}, "rollout": {"demonstrations": {"file": "walks.jsonl"}}}
+    named = problems(tmp_path, settings, workflow=workflow)
+    assert len(named) == (found is not None) and all(str(found) in problem for problem in named)
+
+
 def test_a_class_that_is_no_environment(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, workflow="class workflow: ...")
     assert "workflow is the class workflow, which is not derived from flexmarl.actors.Environment" in problem
