@@ -42,11 +42,11 @@ from flexmarl.actors.filters.group_filter import (
 from flexmarl.actors.filters.near_duplicate import NearDuplicate
 from flexmarl.actors.messages import Query
 from flexmarl.actors.names import AgentName
-from flexmarl.actors.trainer.objective.loss import denominator, sum_tokens, token_logprobs
-from flexmarl.actors.trainer.objective.loss_inputs import LossInputs
-from flexmarl.actors.trainer.objective.token_losses import token_loss_of
+from flexmarl.actors.trainer.objective.loss import token_logprobs
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+
+from .score_update import TrainedAnswers, update_scores
 
 _QUERIES, _TOKENS, _PLACES, _GROUP, _GROUPS = 16, 5, 3, 8, 8
 _AGENT: Final = AgentName("solver")
@@ -166,29 +166,11 @@ class _Learner:
         return [int(turn.sample_id) for turn in apply_filters(group, self._filters)[0].turns]
 
     def _update(self, batch: _Batch) -> None:
-        row = self._credit.row
         count = len(batch.queries)
         self._trained += count
-        lengths = torch.full((count,), _PLACES)
-        old = self._logprobs(batch).detach()
-        for _ in range(self._options.updates):
-            inputs = LossInputs(
-                self._logprobs(batch),
-                old,
-                old,
-                batch.advantages.repeat_interleave(_PLACES),
-                lengths,
-                torch.full((count,), _GROUP),
-                batch.rewards,
-                clip_low=row.clip_low,
-                clip_high=row.clip_high,
-                options=dict(row.options),
-            )
-            values = token_loss_of(row.surrogate)(inputs).values
-            divisor = denominator(row.aggregation, tokens=len(values), sequences=count, constant=None)
-            self._optimizer.zero_grad()
-            (sum_tokens(values, lengths, row.aggregation) / divisor).backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+        answers = TrainedAnswers(torch.full((count,), _PLACES), batch.advantages, batch.rewards, _GROUP)
+        logprobs = partial(self._logprobs, batch)
+        update_scores(self._optimizer, logprobs, answers, self._credit, self._options.updates)
 
     def _logprobs(self, batch: _Batch) -> Tensor:
         scores = self._scores[batch.queries].reshape(-1, _TOKENS)

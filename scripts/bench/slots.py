@@ -53,6 +53,7 @@ from . import (
     slot_dispatch,
     slot_extra_queries,
     slot_objectives,
+    slot_overlong,
     slot_rewards,
     slot_sharing,
     slot_trees,
@@ -94,6 +95,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         name: Experiment(partial(slot_objectives.of_rounds, name), slot_objectives.show)
         for name in slot_objectives.ARMS
     },
+    "overlong": Experiment(slot_overlong.of_rounds, slot_overlong.show),
     "rewards": Experiment(slot_rewards.of_rounds, slot_rewards.show),
     "sharing": Experiment(slot_sharing.of_rounds, slot_sharing.show),
     "replay_recent": Experiment(replayed.of_recent, replayed.show),
