@@ -55,6 +55,7 @@ from . import (
     slot_objectives,
     slot_overlong,
     slot_rewards,
+    slot_sandbox,
     slot_sharing,
     slot_trees,
 )
@@ -97,6 +98,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     },
     "overlong": Experiment(slot_overlong.of_rounds, slot_overlong.show),
     "rewards": Experiment(slot_rewards.of_rounds, slot_rewards.show),
+    "sandbox": Experiment(slot_sandbox.of_rounds, slot_sandbox.show),
     "sharing": Experiment(slot_sharing.of_rounds, slot_sharing.show),
     "replay_recent": Experiment(replayed.of_recent, replayed.show),
     "replay_successes": Experiment(replayed.of_successes, replayed.show),

@@ -1,7 +1,7 @@
 """A command in the background of a server of SWE-ReX. This file is sent there as text: it needs Python's library alone.
 
     begin ─> a runner in a session of its own ─> the command ─> its end, in the folder
-      look: the end, if it comes soon        end: kills the runner and all that it has started; removes the folder
+      end: kills the runner and all that it has started; removes the folder
 
 The server computes one request at a time and hears nothing meanwhile; so each of these ends soon.
 """
@@ -96,13 +96,11 @@ def end(folder: Path) -> None:
 
 
 def main(words: list[str]) -> None:
-    """``begin FOLDER LIMIT_S WAIT_S COMMAND...``, ``look FOLDER WAIT_S`` or ``end FOLDER``; writes an object."""
+    """``begin FOLDER LIMIT_S WAIT_S COMMAND...`` or ``end FOLDER``; writes an object."""
     name, folder, answer = words[0], Path(words[1]), {}
     if name == "begin":
         begin(folder, float(words[2]), words[4:])
         answer = look(folder, float(words[3]))
-    elif name == "look":
-        answer = look(folder, float(words[2]))
     else:
         end(folder)
     sys.stdout.write(json.dumps(answer))

@@ -3,7 +3,7 @@
 A server of SWE-ReX 1.4 computes one request at a time and hears nothing meanwhile, so that a command of ``/execute``
 can't be ended by another request. So ``rex_runner.py``, which each request brings along, runs it in the background:
 
-    begin ─> is it at its end? ─> look ─> look ─> its end or a cancelled call ─> end
+    begin ─> is it at its end? ─> pause ─> look ─> pause ─> look ─> its end or a cancelled call ─> end
 
 A worker asks each server for one command at a time. The contract is that of ``/execute``, ``/write_file``,
 and status 511 with the server's error. Nothing of its package is imported here.
@@ -23,8 +23,12 @@ from .sandbox import KEPT_CHARACTERS, SandboxResult, overran
 
 _SLACK_S: Final = 10.0
 _FILE_S: Final = 30.0
-_LOOK_S: Final = 0.5
-"""The longest for which a server waits for the end of a command before it hears the next request."""
+_BEGIN_S: Final = 0.1
+"""The longest for which a server waits for the end of a command that it has begun before it hears the next request."""
+_PAUSES_S: Final = (0.2, 2.0)
+_LATE: Final = 0.1
+# A shell that prints a file starts in a tenth of the time of the runner.
+_LOOK: Final = 'if [ -e "$0" ]; then cat "$0"; else echo "{}"; fi'
 _RUNNER: Final = Path(__file__).with_name("rex_runner.py").read_text()
 _FAILED: Final = 511
 """The status with which a server reports an error of its own."""
@@ -83,9 +87,13 @@ class RexSandbox:
             for name, text in files.items():
                 path = f"{folder}/files/{name}"
                 await self._ask(url, "write_file", {"path": path, "content": text}, _FILE_S)
-            end = await self._runner(url, "begin", folder, str(timeout_s), str(_LOOK_S), *command)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            end = await self._runner(url, "begin", folder, str(timeout_s), str(_BEGIN_S), *command)
             while not end:
-                end = await self._runner(url, "look", folder, str(_LOOK_S))
+                # Here and not at the server: what it waits for a command, the other workers' requests wait for it.
+                await asyncio.sleep(pause_s(loop.time() - began))
+                end = await self._object(url, ["sh", "-c", _LOOK, f"{folder}/end"])
         finally:
             with contextlib.suppress(httpx2.TransportError, SandboxFailed):
                 await self._runner(url, "end", folder)
@@ -93,13 +101,17 @@ class RexSandbox:
 
     async def _runner(self, url: str, *words: str) -> dict[str, Any]:
         """The answer of the runner. Raises TransportError, SandboxFailed."""
-        printed = await self._execute(url, ["python3", "-I", "-c", _RUNNER, *words])
+        return await self._object(url, ["python3", "-I", "-c", _RUNNER, *words])
+
+    async def _object(self, url: str, command: Sequence[str]) -> dict[str, Any]:
+        """The object that a command prints. Raises TransportError, SandboxFailed."""
+        printed = await self._execute(url, command)
         try:
             answer = json.loads(printed)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise SandboxFailed("rex", f"{url}: its runner prints {printed[:_SHOWN]!r}, not an object")
+            raise SandboxFailed("rex", f"{url}: {command[0]} prints {printed[:_SHOWN]!r}, not an object")
         return answer
 
     async def _execute(self, url: str, command: Sequence[str]) -> str:
@@ -128,6 +140,13 @@ class RexSandbox:
                 f"{url}/{endpoint} answers with status {response.status_code}: {response.text[:_SHOWN]}",
             )
         return answer
+
+
+def pause_s(elapsed_s: float) -> float:
+    """Seconds until the next look for the end of a command that has run for ``elapsed_s``: a tenth of them, so that the
+    end is seen late by little, and a long command costs its server few looks."""
+    shortest, longest = _PAUSES_S
+    return min(max(shortest, _LATE * elapsed_s), longest)
 
 
 def _result(url: str, command: Sequence[str], timeout_s: float, end: Mapping[str, Any]) -> SandboxResult:
