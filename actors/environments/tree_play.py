@@ -13,14 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Final, TypeVar
 
 from ...core.base.task_groups import first_error
 from ..errors import InvalidEnvironment, LimitReached
 from ..messages import Query
 from ..trees.branch_rule import BranchRule, Candidate, TreePlace
+from ..trees.success_model import PrefixEnd, SuccessModel, prefix_features
 from ..workflow import Agents, Rewards, Turn
-from .environment import Ask, Asked, Environment, Seat, all_turns, check_prompts, end
+from .environment import Ask, Asked, Environment, Says, Seat, all_turns, check_prompts, end
 
 _TOLERANCE: Final = 1e-9
 _T = TypeVar("_T")
@@ -29,22 +31,38 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True)
 class LineEnd:
     """``rewards``: at the line's end. ``sample_ids``: of its turns. ``was_cut``: the rule kept other candidates, and
-    the rewards are those until then."""
+    the rewards are those until then. ``prefixes``: of its rounds, for a rule that predicts."""
 
     rewards: Rewards
     sample_ids: frozenset[str]
     was_cut: bool = False
+    prefixes: tuple["Prefix", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """A place of a line before a round; lines that part later have the same object. ``features``: for the predictor.
+    ``success``: as it has predicted."""
+
+    features: tuple[int, ...]
+    success: float
+
+
+_UNKNOWN: Final = Prefix((), 0.5)
+"""The prefixes of a rule that does not predict."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeEnd:
     """``ends``: of all lines whose rewards count, one at least that was not cut. ``places``: by sample id, of all
-    turns. ``nodes``: the points with several candidates. ``cut_lines``: lines that the rule has ended."""
+    turns. ``nodes``: the points with several candidates. ``cut_lines``: lines that the rule has ended.
+    ``prefixes``: of the lines to an end, for the predictor to learn from."""
 
     ends: tuple[LineEnd, ...]
     places: Mapping[str, TreePlace]
     nodes: int
     cut_lines: int
+    prefixes: tuple[PrefixEnd, ...] = ()
 
 
 def branch_problem(cls: type[Environment] | None, rule: BranchRule) -> str | None:
@@ -70,14 +88,19 @@ def branch_problem(cls: type[Environment] | None, rule: BranchRule) -> str | Non
 
 
 async def play_tree(
-    new: Callable[[], Environment], query: Query, agents: Agents, rule: BranchRule
+    new: Callable[[], Environment],
+    query: Query,
+    agents: Agents,
+    rule: BranchRule,
+    model: SuccessModel | None = None,
 ) -> TreeEnd:
-    """One trajectory as a tree. ``new``: makes an environment.
+    """One trajectory as a tree. ``new``: makes an environment. ``model``: for a rule that predicts; None if it
+    has learnt nothing yet.
 
     Raises InvalidEnvironment as ``play``, for a replay that asks for something else, and for a turn that the rule
     compares and that has no reward, or gets another one later; and what the environments and agents raise.
     """
-    tree = _Tree(new, query, agents, rule)
+    tree = _Tree(new, query, agents, rule, model or SuccessModel())
     try:
         return await tree.play()
     finally:
@@ -100,6 +123,7 @@ class _Line:
     node: int = -1
     ordinals: Mapping[str, int] = field(default_factory=dict)
     paid: Mapping[str, float] = field(default_factory=dict)
+    prefixes: tuple[Prefix, ...] = ()
     candidate: Candidate = field(default_factory=partial(Candidate, ()))
     interim: Rewards = field(default_factory=Rewards)
 
@@ -110,10 +134,12 @@ class _Line:
 
 @dataclass(slots=True)
 class _Try:
-    """A candidate: the seats of its agents, the confidences of its line, and its turns once these have ended."""
+    """A candidate: the seats of its agents, the confidences of its line, and its turns once these have ended.
+    ``prefix``: that of its prompts, for a rule that predicts."""
 
     seats: dict[str, Seat]
     past: tuple[float, ...]
+    prefix: Prefix
     turns: dict[str, Turn] = field(default_factory=dict)
 
     async def draw(self, prompts: Asked) -> None:
@@ -122,7 +148,7 @@ class _Try:
     @property
     def candidate(self) -> Candidate:
         logprobs = tuple(number for turn in self.turns.values() for number in turn.logprobs)
-        return Candidate(logprobs, self.past)
+        return Candidate(logprobs, self.past, success=self.prefix.success)
 
 
 class _Tree:
@@ -130,9 +156,14 @@ class _Tree:
     its line ends: cut, done, or given up with all others."""
 
     def __init__(
-        self, new: Callable[[], Environment], query: Query, agents: Agents, rule: BranchRule
+        self,
+        new: Callable[[], Environment],
+        query: Query,
+        agents: Agents,
+        rule: BranchRule,
+        model: SuccessModel,
     ) -> None:
-        self._new, self._query, self._agents, self._rule = new, query, agents, rule
+        self._new, self._query, self._agents, self._rule, self._model = new, query, agents, rule, model
         self._open: list[Environment] = []
         self._ends: list[LineEnd] = []
         self._places: dict[str, TreePlace] = {}
@@ -150,7 +181,8 @@ class _Tree:
             for line in lines:
                 await self._finish(line, await line.environment.truncated(limit))
         ends = [line for line in self._ends if self._rule.compares_rewards or not line.was_cut]
-        return TreeEnd(tuple(ends), self._places, self._nodes, self._cut_lines)
+        prefixes = _prefix_ends([end for end in ends if not end.was_cut], self._rule)
+        return TreeEnd(tuple(ends), self._places, self._nodes, self._cut_lines, prefixes)
 
     async def close(self) -> None:
         """Ends the environments that are open. Raises the first error of theirs, when all have ended."""
@@ -182,7 +214,7 @@ class _Tree:
                     f"{type(line.environment).__name__}: turn {sample_id} was compared by its reward {amount:g}, and "
                     f"has {final.get(sample_id, 0.0):g} in the end: a reward that interim has given must stay"
                 )
-        self._ends.append(LineEnd(rewards, line.sample_ids, was_cut))
+        self._ends.append(LineEnd(rewards, line.sample_ids, was_cut, line.prefixes))
         self._cut_lines += was_cut
         self._open.remove(line.environment)
         await end(line.environment)
@@ -205,20 +237,33 @@ class _Tree:
     async def _candidates(self, lines: Sequence[_Line]) -> list[list[_Try]]:
         """The candidates of each line, with their turns. All lines draw at once, as often as the rule asks for more."""
         of_lines = [check_prompts(line.outcome, line.environment, line.method) for line in lines]
+        prefixes = [*map(self._prefix, lines, of_lines)]
         tries: list[list[_Try]] = [[] for _ in lines]
+        # Those that are least certain come first: they get the room.
+        order = sorted(range(len(lines)), key=lambda place: abs(prefixes[place].success - 0.5))
         room = max(0, self._rule.most_lines - len(lines))
         while True:
             begun: list[tuple[_Try, Asked]] = []
-            for line, prompts, line_tries in zip(lines, of_lines, tries, strict=True):
+            for place in order:
+                line, prompts, line_tries = lines[place], of_lines[place], tries[place]
                 seen = [attempt.candidate for attempt in line_tries]
                 more = max(0, self._rule.candidates(seen, room) - len(seen))
                 room -= more if seen else more - 1
-                fresh = [_Try(self._seats(line, prompts), line.past) for _ in range(more)]
+                fresh = [_Try(self._seats(line, prompts), line.past, prefixes[place]) for _ in range(more)]
                 line_tries += fresh
                 begun += [(attempt, prompts) for attempt in fresh]
             if not begun:
                 return tries
             await _together(attempt.draw(prompts) for attempt, prompts in begun)
+
+    def _prefix(self, line: _Line, prompts: Asked) -> Prefix:
+        if not self._rule.predicts:
+            return _UNKNOWN
+        texts = {
+            agent: _text_of(says.says if isinstance(says, Ask) else says) for agent, says in prompts.items()
+        }
+        features = prefix_features(texts, len(line.rounds))
+        return Prefix(features, self._model.predict(features))
 
     def _seats(self, line: _Line, prompts: Asked) -> dict[str, Seat]:
         """Copies of the line's seats, with those of agents that are asked for the first time."""
@@ -255,6 +300,7 @@ class _Tree:
             node,
             ordinals,
             line.paid,
+            (*line.prefixes, attempt.prefix) if self._rule.predicts else (),
         )
         child.candidate = attempt.candidate
         if self._rule.compares_rewards:
@@ -335,6 +381,30 @@ def _prompts_of(prompts: Asked) -> dict[str, object]:
         agent: (says.says, says.new) if isinstance(says, Ask) else (says, False)
         for agent, says in prompts.items()
     }
+
+
+def _text_of(says: Says) -> str:
+    """The text of a prompt, for the features of a prefix."""
+    parts = [says] if isinstance(says, str | Mapping) else says
+    return "\n".join(
+        part
+        if isinstance(part, str)
+        else part.text
+        if isinstance(part, Turn)
+        else str(part.get("content", ""))
+        for part in parts
+    )
+
+
+def _prefix_ends(ends: Sequence[LineEnd], rule: BranchRule) -> tuple[PrefixEnd, ...]:
+    """The prefixes of lines to an end, in the order of their first line, each with the share that succeeded."""
+    successes: dict[Prefix, list[float]] = {}
+    for line_end in ends:
+        for prefix in line_end.prefixes:
+            successes.setdefault(prefix, []).append(rule.success_of(line_end.rewards))
+    return tuple(
+        PrefixEnd(prefix.features, fmean(values), len(values)) for prefix, values in successes.items()
+    )
 
 
 def _of_turns(rewards: Rewards) -> dict[str, float]:

@@ -9,6 +9,7 @@ from ...core.actor import endpoint
 from ..errors import RecipeError, WorkerReplaced
 from ..figures import Numbers, check_figures
 from ..names import AgentName, PolicyName, Step, Version
+from ..trees.success_model import PrefixEnd
 from .generating import TextApi, VersionRange
 from .sessions import CarrierApi
 
@@ -195,6 +196,8 @@ class GroupClosed:
     """Seconds for which the group has waited for its last trajectory alone; 0 for a group of one."""
     finished: LoggedGroup | None = None
     """All of it, if it may come again (``replay``)."""
+    prefixes: list[PrefixEnd] = field(default_factory=list)
+    """Prefixes of the trees of its trajectories, in order, if their rule predicts success: the run learns from them."""
 
     def __post_init__(self) -> None:
         check_figures("step", self.figures)
@@ -267,6 +270,7 @@ class RolloutApi(TextApi, CarrierApi, Protocol):
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
         sessions: list[str] | None = None,
+        success_weights: list[float] | None = None,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
@@ -274,8 +278,8 @@ class RolloutApi(TextApi, CarrierApi, Protocol):
         the newest of them that the instances serve does. ``submitted``: the ids of the queries that a program has
         submitted: the reports of their groups have their trajectories. ``logged``: by id of the query, the trajectories
         of a group that ended before: no workflow runs for it. ``sessions``: the ids of the queries that a program
-        outside the run plays, and no workflow: their groups have one trajectory. May be called again for the same
-        step.
+        outside the run plays, and no workflow: their groups have one trajectory. ``success_weights``: of the
+        ``SuccessModel`` that the run has learnt before the step. May be called again for the same step.
         """
 
     async def give_up(self, step: Step, query: str, reason: str) -> None:

@@ -168,6 +168,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             setup.plan,
             setup.evaluation.success,
             resumed.queries if resumed else None,
+            predicts=setup.predicts_success,
         )
         self._waits = OpenWaits()
         self._decisions_done = 0
@@ -524,10 +525,14 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             policy: VersionRange(version, None if newer else version) for policy, version in versions.items()
         }
         trajectories = self._setup.trajectories_per_query
+        weights = self._queries.success_weights(step)
         await self._workers.begin(
             [
                 *(self._submitted_work(step, query, ranges) for query in submitted),
-                *(GroupWork(step, number, query, trajectories, ranges) for number, query in draws),
+                *(
+                    GroupWork(step, number, query, trajectories, ranges, success_weights=weights)
+                    for number, query in draws
+                ),
             ]
         )
 

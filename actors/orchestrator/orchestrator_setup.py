@@ -30,7 +30,7 @@ class OrchestratorSetup:
     ``supervisor``: restarts the workers. ``checkpoints_kept``: the newest that stay in ``checkpoints``.
     ``max_failed_share``: of a step's trajectories. ``data_timeout_s``: of a draw from the recipe's query
     source, or a call of its ``eval_queries``. ``serves``: nothing is trained or evaluated, the policies are served
-    until the run is stopped. ``replay``: of finished trajectories.
+    until the run is stopped. ``replay``: of finished trajectories. ``predicts_success``: the rule of its trees does.
     """
 
     plan: Plan
@@ -53,3 +53,4 @@ class OrchestratorSetup:
     opponents: OpponentsSetup = field(default_factory=OpponentsSetup)
     serves: bool = False
     replay: ReplayConfig = field(default_factory=NoReplayConfig)
+    predicts_success: bool = False

@@ -78,7 +78,8 @@ class Listener(Protocol):
 @dataclass(frozen=True, slots=True)
 class GroupWork:
     """A query's group. ``position``: the number of the query's draw, over the run. ``submitted``: it was not drawn.
-    ``logged``: its trajectories, if they ended before. ``is_session``: a program outside the run plays it."""
+    ``logged``: its trajectories, if they ended before. ``is_session``: a program outside the run plays it.
+    ``success_weights``: for its trees, those of the step."""
 
     step: Step
     position: int
@@ -88,6 +89,7 @@ class GroupWork:
     submitted: bool = False
     logged: list[LoggedTrajectory] = field(default_factory=list)
     is_session: bool = False
+    success_weights: list[float] | None = None
 
     @property
     def key(self) -> GroupKey:
@@ -312,10 +314,19 @@ class RolloutWorkers:
         sessions = [group.query.id for group in groups if group.is_session]
         # The number of trajectories is one for all groups whose workflow has still to run.
         drawn = (group.trajectories for group in groups if not (group.logged or group.is_session))
+        weights = next((group.success_weights for group in groups if group.success_weights), None)
         trajectories = next(drawn, 1)
         try:
             await ref.api.start_step(
-                writer, first.step, queries, trajectories, first.versions, submitted, logged, sessions
+                writer,
+                first.step,
+                queries,
+                trajectories,
+                first.versions,
+                submitted,
+                logged,
+                sessions,
+                weights,
             )
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
             await self._lose(writer, error)

@@ -57,6 +57,7 @@ from ..recipe.missing_await import await_hint_of
 from ..recipe.recipe import Recipe
 from ..recipe.user_traceback import headline
 from ..run_events import ActorEndedBadly
+from ..trees.success_model import SuccessModel
 from ..workflow import Rewards
 from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
@@ -193,6 +194,7 @@ class Rollout(Actor, RolloutApi):
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
         sessions: list[str] | None = None,
+        success_weights: list[float] | None = None,
     ) -> None:
         self._check_incarnation(writer)
         refuse_equal_ids([query for _, query in queries], f"step {step}")
@@ -204,6 +206,7 @@ class Rollout(Actor, RolloutApi):
             minimum=config.min_trajectories,
             max_replacements=config.max_replacements,
         )
+        model = SuccessModel(success_weights or ()) if config.tree is not None else None
         for position, query in queries:
             ended = (logged or {}).get(query.id, ())
             is_session = query.id in (sessions or ())
@@ -221,6 +224,7 @@ class Rollout(Actor, RolloutApi):
             # An answer to a program is one line of the policy's own turns.
             if not (ended or is_session or is_submitted):
                 run.rule, run.demonstration = config.tree, self._play.demonstration_of(query)
+                run.model = model
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint

@@ -30,6 +30,7 @@ from ..recipe.recipe_lines import innermost_frames
 from ..recorded_trajectory import PromptPart
 from ..sample_id import SampleId, TrajectoryName, turn_of
 from ..trees.branch_rule import BranchRule
+from ..trees.success_model import SuccessModel
 from ..workflow import Rewards
 from .call_graph import TimedTurn
 from .resumable_turn import ResumableTurn
@@ -98,6 +99,8 @@ class Trajectory:
         """True once an agent was asked for a turn beyond a limit."""
         self.rule: BranchRule | None = None
         """The rule of its branches; None: it has none."""
+        self.model: SuccessModel | None = None
+        """Predicts the success of its prefixes, if the rule asks for it."""
         self.demonstration: Demonstration | None = None
         """That it follows; None: its turns are the policy's alone."""
         self.tree: TreeEnd | None = None

@@ -41,7 +41,7 @@ class TrajectoryPlay:
         if environments is None:
             return await self._recipe.workflow(query, handles)
         if trajectory.rule is not None:
-            return await play_tree(environments.new, query, handles, trajectory.rule)
+            return await play_tree(environments.new, query, handles, trajectory.rule, trajectory.model)
         if trajectory.demonstration is not None:
             return await self._follow(environments, trajectory, trajectory.demonstration, handles)
         return await self._recipe.workflow(query, handles)

@@ -6,7 +6,9 @@
 
 A rule is one file beside this one, with one class, and one row of ``tree_config.py``. A rule is pure: the same
 candidates have the same result, so that a trajectory that begins again after a loss is the same tree, and no rule has a
-state to be saved. The package belongs to no role: environments play trees, rollout workers reward them.
+state to be saved. A rule that needs the history of the run predicts by a ``SuccessModel``: it comes with the plan of
+the step, all trees of a step have the same one, and it is a part of the run's checkpoints. The package belongs to no
+role: environments play trees, rollout workers reward them.
 """
 
 import math
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ..config_base import Config, Count, Unit
+from ..workflow import Rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +26,13 @@ class Candidate:
 
     ``logprobs``: of the drawn tokens of all of these turns. ``past``: the confidences of the earlier rounds of its
     line, the oldest first. ``reward``: of its turns; 0 before the environment has taken them, and for a rule that does
-    not ask for rewards."""
+    not ask for rewards. ``success``: the predicted chance that a line from its prompts on succeeds, for a rule that
+    asks for it."""
 
     logprobs: tuple[float, ...]
     past: tuple[float, ...] = ()
     reward: float = 0.0
+    success: float = 0.5
 
     @property
     def confidence(self) -> float:
@@ -44,9 +49,11 @@ class BranchRule(Config):
     """A rule with its settings; the key ``branch`` chooses the class.
 
     ``compares_rewards``: it chooses by the rewards of a round, and the candidates that it cuts are trained with these.
-    Else the turns that no line to an end holds are not trained."""
+    Else the turns that no line to an end holds are not trained. ``predicts``: it branches by the predicted success of
+    prefixes, and the predictor learns from its trees."""
 
     compares_rewards: ClassVar[bool]
+    predicts: ClassVar[bool] = False
 
     width: Annotated[Count, Unit("turns")] = 4
     """Most candidates of one prompt."""
@@ -65,6 +72,10 @@ class BranchRule(Config):
     def kept(self, candidates: Sequence[Candidate]) -> list[int]:
         """Returns the places of the candidates whose lines stay, in order, one at least. ``candidates``: of one branch
         point, or the only one of a point without a choice."""
+        raise NotImplementedError
+
+    def success_of(self, rewards: Rewards) -> float:
+        """Returns the success of a line with these ``rewards``, 0 to 1. For a rule that ``predicts``."""
         raise NotImplementedError
 
 

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Tag
 
 from .entropy import EntropyRule
 from .greedy import GreedyRule
+from .predicted import PredictedRule
 
 
 def _branch_of(section: Any) -> Any:
@@ -13,7 +14,9 @@ def _branch_of(section: Any) -> Any:
 
 
 TreeConfig = Annotated[
-    Annotated[GreedyRule, Tag("greedy")] | Annotated[EntropyRule, Tag("entropy")],
+    Annotated[GreedyRule, Tag("greedy")]
+    | Annotated[EntropyRule, Tag("entropy")]
+    | Annotated[PredictedRule, Tag("predicted")],
     Discriminator(_branch_of),
 ]
 """The section ``rollout.tree``."""

@@ -271,4 +271,5 @@ def _orchestrator_setup(
         evaluation=EvaluationRules(config.evaluation.all_samplings(), config.evaluation.success),
         serves=config.gateway.serves,
         replay=config.replay,
+        predicts_success=config.rollout.tree is not None and config.rollout.tree.predicts,
     )

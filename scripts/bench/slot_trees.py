@@ -1,7 +1,9 @@
 """The slots of ``rollout.tree``: trees beside trajectories of one line, at equal tokens, on plan-path's tables.
 
 ``tree`` is AT-GRPO with ``branch: greedy``, four candidates of each prompt in two trajectories of a query; beside
-AT-GRPO with eight trajectories of one line. ``echo`` is the same with ``branch: entropy``. Both are paid for each turn.
+AT-GRPO with eight trajectories of one line. ``echo`` is the same with ``branch: entropy``, and ``trace`` with
+``branch: predicted``. They are paid for each turn.
+``trace_arrival`` is GRPO with ``branch: predicted``, paid at the end of a walk alone, 1 at the goal.
 Tokens are all that were generated, also of candidates that were cut. The keys:
 
     flat_tokens, tokens   until the greedy success on 300 other problems was first ``target``, without and with trees
@@ -25,26 +27,41 @@ from rich.console import Console
 from rich.table import Table
 
 from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.environments.environment import Environment
 from flexmarl.actors.trees.branch_rule import BranchRule
 from flexmarl.actors.trees.entropy import EntropyRule
 from flexmarl.actors.trees.greedy import GreedyRule
+from flexmarl.actors.trees.predicted import PredictedRule
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.goals import Goal, judge
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
 from flexmarl.launch.recipes.plan_path.workflow import PlanPath
 
-from .tree_tables import Arm, Settings, runs_of
+from .tree_tables import Arm, ArrivalPaid, Settings, runs_of
 
 RULES: Final[Mapping[str, BranchRule]] = {
     "tree": GreedyRule(width=4),
     "echo": EntropyRule(width=4, lines=4),
+    "trace": PredictedRule(width=3, lines=4),
+    "trace_arrival": PredictedRule(width=3, lines=4),
 }
 GOALS: Final[Mapping[str, tuple[Goal, ...]]] = {
     "tree": (Goal("gain", "mean success over that of single lines, at equal tokens", 1.0, at_most=False),),
     "echo": (Goal("ratio", "tokens over those of single lines", 0.8, at_most=True),),
+    "trace": (Goal("ratio", "tokens over those of single lines", 0.8, at_most=True),),
+    "trace_arrival": (
+        Goal("gain", "mean success over that of single lines, at equal tokens", 1.0, at_most=False),
+    ),
 }
-_TURNS: Final = CreditConfig(name="at_grpo", rewards="turn")
+_TURNS: Final = (PlanPath, CreditConfig(name="at_grpo", rewards="turn"))
+_AT_THE_END: Final = (ArrivalPaid, CreditConfig(name="grpo"))
+PAID: Final[Mapping[str, tuple[type[Environment], CreditConfig]]] = {
+    "tree": _TURNS,
+    "echo": _TURNS,
+    "trace": _TURNS,
+    "trace_arrival": _AT_THE_END,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,8 @@ def of_rounds(name: str, seed: int, rounds: int, *, quick: bool) -> Callable[[Re
 
 def measure(options: Options, report: Report) -> dict[str, Any]:
     """The object that ``--json`` prints; ``report`` is called with the name of each part before it is measured."""
-    arms = [Arm(PlanPath, _TURNS, 8), Arm(PlanPath, _TURNS, 2, RULES[options.name])]
+    environment, credit = PAID[options.name]
+    arms = [Arm(environment, credit, 8), Arm(environment, credit, 2, RULES[options.name])]
     rounds: list[dict[str, Any]] = []
     for seed in range(options.seed, options.seed + options.rounds):
         report(f"seed {seed}")

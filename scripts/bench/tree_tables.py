@@ -29,6 +29,7 @@ from flexmarl.actors.rollout.trajectory_rewards import EndedTurn, TrajectoryRewa
 from flexmarl.actors.rollout.tree_rewards import tree_rewards
 from flexmarl.actors.sample_id import SampleId
 from flexmarl.actors.trees.branch_rule import BranchRule, TreePlace
+from flexmarl.actors.trees.success_model import PrefixEnd, SuccessModel
 from flexmarl.actors.workflow import Agent, Rewards, Turn
 from flexmarl.launch.recipes.plan_path.workflow import DIRECTIONS, PlanPath, eval_queries, train_query
 
@@ -149,6 +150,8 @@ class Run:
         self._agents = {
             agent: RolloutAgent(PolicyName(agent), credit=arm.credit) for agent in (PLANNER, EXECUTOR)
         }
+        self._model = SuccessModel()
+        self._prefixes: list[PrefixEnd] = []
         self.tokens = 0
         self.curve: list[tuple[int, float]] = []
 
@@ -171,6 +174,8 @@ class Run:
                     self._add(gradients[agent], agent, prompt, answer, sample.advantage)
             for agent, by_prompt in gradients.items():
                 self._tables[agent].learn(by_prompt, self._settings.lr / max(1, counts[agent]))
+            self._model.learn(self._prefixes)
+            self._prefixes.clear()
         self.curve.append((self.tokens, await self._success()))
 
     def tokens_to(self, target: float) -> int:
@@ -197,6 +202,7 @@ class Run:
             self.tokens += sum(TOKENS[agent] for agent, *_ in draws.turns)
             if tree is not None:
                 places |= tree.places
+                self._prefixes += tree.prefixes
             for agent, amount in rewards.used.by_agent.items():
                 by_agent[agent][number] = amount
             for agent, sample_id, prompt, answer in draws.turns:
@@ -215,7 +221,7 @@ class Run:
         if self._arm.rule is None:
             returned = await self._line(query, agents)
             return trajectory_rewards(name, returned, _ended(draws), self._agents, punish=False), None
-        tree = await play_tree(self._arm.environment, query, agents, self._arm.rule)
+        tree = await play_tree(self._arm.environment, query, agents, self._arm.rule, self._model)
         held = frozenset[str]().union(*(end.sample_ids for end in tree.ends))
         turns = _ended(draws)
         left_out = {turn.sample_id for turn in turns} - held

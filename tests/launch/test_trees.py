@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.actors.json_files import read_json
 from flexmarl.launch.config.config_reading import RECIPES
 
 from .conftest import Launcher, wait_until
@@ -46,11 +47,17 @@ def eval_queries(seed, *, hold, **data):
 STEPS = 4
 SETTINGS = (
     "deterministic=true", "data.side=3", "data.walls=1", "data.rounds=4", "data.eval_problems=2",
-    "data.planner_reward=plan", "rollout.tree={branch: greedy, width: 3}",
+    "data.planner_reward=plan",
     "agent_defaults.algorithm={name: at_grpo, rewards: turn}", "agent_defaults.sft={batches: 2, batch_size: 8}",
     f"training={{steps: {STEPS}, queries_per_step: 2, trajectories_per_query: 1, micro_batch: 2}}",
     "checkpoint={every: 2, keep: 2}",
 )  # fmt: skip
+
+
+RULES = {
+    "greedy": "{branch: greedy, width: 3}",
+    "predicted": "{branch: predicted, width: 3, lines: 4, gain: 0.1}",
+}
 
 
 @pytest.fixture
@@ -62,17 +69,18 @@ def recipe(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("branch", RULES)
 def test_a_run_that_is_killed_in_the_midst_of_a_tree_ends_bit_for_bit_as_if_nothing_had_happened(
-    launcher: Launcher, recipe: Path, tmp_path: Path
+    launcher: Launcher, recipe: Path, tmp_path: Path, branch: str
 ) -> None:
-    here = RunsHere(launcher.runs)
+    here, settings = RunsHere(launcher.runs), (*SETTINGS, f"rollout.tree={RULES[branch]}")
     name = f"trees-{tmp_path.name}"
-    whole = here.train(f"{name}-whole", *SETTINGS, f"data.hold={tmp_path / 'never'}", recipe=recipe)
+    whole = here.train(f"{name}-whole", *settings, f"data.hold={tmp_path / 'never'}", recipe=recipe)
     assert whole.status == 0, whole.text
 
     hold, reached = tmp_path / "hold", tmp_path / "hold.reached"
     hold.write_text("4")  # positions count from 0: the first query of step 3
-    killed = launcher.train(name, *SETTINGS, f"data.hold={hold}", recipe=recipe)
+    killed = launcher.train(name, *settings, f"data.hold={hold}", recipe=recipe)
     killed.wait_for_output("checkpoints/step_000002")
     wait_until(reached.exists, f"a tree of step 3 within its second round:\n{killed.text}")
     killed.signal(signal.SIGKILL)
@@ -85,10 +93,19 @@ def test_a_run_that_is_killed_in_the_midst_of_a_tree_ends_bit_for_bit_as_if_noth
     assert resumed.status == 0, resumed.text
     assert "continuing after step 2" in resumed.text
     assert learned(resumed) == learned(whole)
+    assert predictor_of(resumed) == predictor_of(whole)
+    assert any(predictor_of(whole) or ()) == (branch == "predicted")
     for policy in ("planner", "executor"):
         for file in ("model.safetensors", "training_state.safetensors"):
             path = Path("checkpoints") / f"step_{STEPS:06d}" / policy / file
             assert (resumed.directory / path).read_bytes() == (whole.directory / path).read_bytes(), path
+
+
+def predictor_of(run: Finished) -> list[float] | None:
+    """The weights of the predictor in the last checkpoint."""
+    state = read_json(run.directory / "checkpoints" / f"step_{STEPS:06d}" / "run.json")
+    weights: list[float] | None = state["queries"]["success_weights"]
+    return weights
 
 
 def learned(run: Finished) -> list[dict[str, float]]:

@@ -13,7 +13,8 @@ class QueriesState:
     ``drawn``: number of queries that were drawn from the recipe's source. ``positions``: the state of ``train_query``'s
     ``PositionSource``; empty at the beginning. ``source``: the state of the recipe's own source, None without one.
     ``evaluation``: the digest of the evaluation's queries, empty without an evaluation. ``logged``: the step of each
-    group of logged trajectories that is trained: its name is not trained again.
+    group of logged trajectories that is trained: its name is not trained again. ``success_weights``: of the predictor
+    of success, None in a run whose trees do not predict.
     """
 
     drawn: int = 0
@@ -21,6 +22,7 @@ class QueriesState:
     source: dict[str, Any] | None = None
     evaluation: str = ""
     logged: dict[str, Step] = field(default_factory=dict)
+    success_weights: list[float] | None = None
 
     def without_digests(self) -> "QueriesState":
         """The state of a run that continues with changed data."""

@@ -9,12 +9,12 @@
 A state is taken when the next step begins, after the source has heard of all groups and before it gives a query; after
 the last step, when the checkpoint is made. So a checkpoint has all of its step and nothing of a later one, however far
 that has come. A run that is resumed makes the same calls to the source as one that was never interrupted, if its groups
-have the same results.
+have the same results. The predictor of trees learns when the source hears: all trees of a step have the same weights.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from ...messages import GroupClosed, Query, refuse_equal_ids
 from ...names import AgentName, PolicyName, Step, Version
 from ...recipe.query_source import GroupEnd
 from ...recipe.recipe import Recipe
+from ...trees.success_model import PrefixEnd, SuccessModel
 from ..evaluation import REWARD
 from ..plan import Plan
 from .position_source import digest_of_all
@@ -44,22 +45,26 @@ _MOST_LEFT_OUT: Final = 100
 @dataclass(slots=True)
 class _Draw:
     """A query of a step. ``number``: of the draw, counted over the run. ``heard``: its source knows how it ended.
-    ``closed``: its group has."""
+    ``closed``: its group has. ``prefixes``: of the group's trees, which the predictor has
+    still to learn from."""
 
     number: int
     query: Query
     submitted: bool = False
     heard: bool = False
     closed: bool = False
+    prefixes: Sequence[PrefixEnd] = ()
 
 
 @dataclass(slots=True)
 class _StepQueries:
-    """``by_id``: also those whose groups have closed. ``figures``: of the source, None before its first draw."""
+    """``by_id``: also those whose groups have closed. ``figures``: of the source, None before its first draw.
+    ``success_weights``: of the predictor when the step began."""
 
     versions: dict[PolicyName, Version]
     by_id: dict[str, _Draw] = field(default_factory=dict)
     figures: dict[str, float] | None = None
+    success_weights: list[float] | None = None
 
 
 class RunQueries:
@@ -71,8 +76,13 @@ class RunQueries:
         plan: Plan,
         success: str,
         resumed: QueriesState | None,
+        *,
+        predicts: bool = False,
     ) -> None:
-        """``system``, ``timeout_s``: as for ``RecipeData``. ``success``: as in ``EvaluationRules``."""
+        """``system``, ``timeout_s``: as for ``RecipeData``. ``success``: as in ``EvaluationRules``. ``predicts``: a
+        predictor of success learns from the trees of the groups (``SuccessModel``)."""
+        weights = resumed.success_weights if resumed else None
+        self._model = SuccessModel(weights or ()) if predicts else None
         self.submissions = Submissions(resumed.logged if resumed else {})
         self._recipe, self._plan, self._success = recipe, plan, success
         self._data = RecipeData(recipe, system, timeout_s)
@@ -163,6 +173,8 @@ class RunQueries:
                 # In a call of its own: the checkpoint does not wait for the queries of the step after it.
                 await self._take_state(before)
             ends = self._take_ends() if begins else []
+            if begins:
+                of_step.success_weights = self._success_weights()
             draws: list[tuple[int, Query]] = []
             left_out = Counter[str]()
             missing = count
@@ -184,6 +196,14 @@ class RunQueries:
                 ends, missing = [], count - len(draws)
             yield draws
 
+    def success_weights(self, step: Step) -> list[float] | None:
+        """The weights of the predictor for the trees of a step, once it has begun to draw; None without a predictor."""
+        of_step = self._steps.get(step) or self._remainders.get(step)
+        return None if of_step is None else of_step.success_weights
+
+    def _success_weights(self) -> list[float] | None:
+        return None if self._model is None else [*self._model.weights]
+
     def closed(self, group: GroupClosed, trained_by: Step | None = None) -> bool:
         """True if the query of a group was submitted: it is answered. ``trained_by``: None for the step that it began
         in. A group may begin again, and close again: the source hears of the last end before the next step begins, and
@@ -192,7 +212,7 @@ class RunQueries:
         if of_step is None:
             return False  # it closed in a step that is complete, and has begun again with a lost host
         draw = of_step.by_id[group.query]
-        draw.closed = True
+        draw.closed, draw.prefixes = True, group.prefixes
         end = GroupEnd(
             draw.query,
             group.step,
@@ -222,6 +242,9 @@ class RunQueries:
         self._ends.clear()
         for draw, _ in ends:
             draw.heard = True
+            if self._model is not None:
+                self._model.learn(draw.prefixes)
+            draw.prefixes = ()
         return [end for _, end in ends]
 
     # ------------------------------------------------------------------ checkpoints
@@ -240,8 +263,10 @@ class RunQueries:
         async with self._taking:
             if step > self._newest_state:
                 source, ends = self._running, self._take_ends()
+                weights = self._success_weights()  # before the wait, in which a later step may begin to learn
                 state = await self._data.call(lambda: source.function, partial(source.state_after, ends))
-                self._after[step], self._newest_state = replace(state, drawn=self._count), step
+                state = replace(state, drawn=self._count, success_weights=weights)
+                self._after[step], self._newest_state = state, step
 
     # ------------------------------------------------------------------ for people
 

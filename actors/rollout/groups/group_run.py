@@ -27,6 +27,7 @@ from ...messages import (
 from ...names import AgentName, PolicyName, Step, Version
 from ...sample_id import SampleId
 from ...trees.branch_rule import BranchRule
+from ...trees.success_model import PrefixEnd, SuccessModel
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
 from .credit_assignment import assign_credit
@@ -85,11 +86,11 @@ class GroupRun:
     ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
     failure. ``logged``: its trajectories, if they ended before; the step has only samples of them, and no figures of
     generating and rewarding. ``is_session``: a program outside the run plays it. ``rule``: of the branches of its
-    trajectories. ``demonstration``: that they follow. ``clock``: the time in seconds. ``trajectories`` and ``tasks``
-    are by number, and so are ``ended``, the ends until now. ``awaited``: the trajectories that wait for rewards from
-    outside, or have waited. ``announced``: the orchestrator knows that the group waits. ``late``: the number of
-    trajectories that are left out, because rewards came too late or not at all. ``credited_turns``: once it has closed,
-    all turns of the trajectories that count."""
+    trajectories. ``model``: predicts their success for the rule. ``demonstration``: that they follow. ``clock``: the
+    time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``, the ends until now.
+    ``awaited``: the trajectories that wait for rewards from outside, or have waited. ``announced``: the orchestrator
+    knows that the group waits. ``late``: the number of trajectories that are left out, because rewards came too late or
+    not at all. ``credited_turns``: once it has closed, all turns of the trajectories that count."""
 
     step: Step
     query: Query
@@ -103,6 +104,7 @@ class GroupRun:
     logged: Sequence[LoggedTrajectory] = ()
     is_session: bool = False
     rule: BranchRule | None = None
+    model: SuccessModel | None = None
     demonstration: Demonstration | None = None
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
@@ -125,7 +127,11 @@ class GroupRun:
         trajectory = Trajectory(self.query, self.step, number, self.versions)
         trajectory.leaves_out_late = self.leaves_out_late
         trajectory.is_session = self.is_session
-        trajectory.rule, trajectory.demonstration = self.rule, self.demonstration
+        trajectory.rule, trajectory.model, trajectory.demonstration = (
+            self.rule,
+            self.model,
+            self.demonstration,
+        )
         if self.grace_s is not None:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory
@@ -239,6 +245,7 @@ class GroupRun:
             games={pool: _games(members, *sides) for pool, sides in rules.sides.items()},
             trajectories=[member.answer() for member in members] if self.submitted else [],
             finished=self._record_group(members, rules) if kept and not self.submitted else None,
+            prefixes=_prefixes(members),
         )
 
     def _record_group(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> LoggedGroup | None:
@@ -401,6 +408,12 @@ def _tree_figures(members: Sequence[Trajectory]) -> dict[str, int]:
         "cut_lines": sum(tree.cut_lines for _, tree in trees),
         "untrained_branch_turns": sum(len(member.left_out) for member, _ in trees),
     }
+
+
+def _prefixes(members: Sequence[Trajectory]) -> list[PrefixEnd]:
+    """In the order of the trajectories' numbers, not of their ends: the sums of floats in the predictor follow it."""
+    trees = [member.tree for member in sorted(members, key=lambda member: member.number)]
+    return [prefix for tree in trees if tree is not None for prefix in tree.prefixes]
 
 
 def _turns_of(members: Sequence[Trajectory], agent: AgentName) -> AgentTurns:

@@ -17,6 +17,8 @@ from flexmarl.actors.messages import Query
 from flexmarl.actors.trees.branch_rule import BranchRule, Candidate, TreePlace
 from flexmarl.actors.trees.entropy import EntropyRule
 from flexmarl.actors.trees.greedy import GreedyRule
+from flexmarl.actors.trees.predicted import PredictedRule
+from flexmarl.actors.trees.success_model import FEATURES, SuccessModel, prefix_features
 from flexmarl.actors.workflow import Rewards, Turn
 
 QUERY = Query("q", "0")
@@ -249,3 +251,53 @@ async def test_environments_that_break_the_rules_fail_their_trajectory(cls: type
     with pytest.raises(InvalidEnvironment, match=problem):
         await played(GreedyRule(width=2), lambda number: "1", cls)
     assert all(environment.ends == 1 for environment in Sum.opened)
+
+
+class Marked(Sum):
+    """Succeeds if its numbers add up to 10 or more."""
+
+    def paid(self) -> Rewards:
+        return Rewards(solver=float(self.total >= 10), metrics={"accuracy": float(self.total >= 10)})
+
+
+async def test_prefixes_have_the_share_of_their_lines_that_succeeded() -> None:
+    rule = PredictedRule(width=2, lines=4, gain=0.4)
+    numbers = [1, 5, 0, 9, 2, 3, 4, 0, 0, 0]
+    tree, prompts = await played(rule, lambda number: str(numbers[number]), Marked)
+    # All prefixes have 1/2: the first round branches in two, the second in four, then there is no room.
+    assert prompts[:2] == ["0", "0"] and len(tree.ends) == 4
+    root, *others = tree.prefixes
+    assert root.features == prefix_features({"solver": "0"}, 0) and root.lines == 4
+    assert root.success == sum(end.rewards.metrics["accuracy"] for end in tree.ends) / 4
+    assert [prefix.lines for prefix in others] == [2, 1, 1, 2, 1, 1]
+    assert sum(prefix.success * prefix.lines for prefix in others) == 2 * root.success * 4
+
+
+async def test_branches_are_where_success_is_least_certain() -> None:
+    weights = [0.0] * FEATURES
+    for place in prefix_features({"solver": "0"}, 0):
+        weights[place] = 9.0
+    rule = PredictedRule(width=3, lines=2, gain=0.2)
+    solver = Drawn(lambda number: str(number + 3))
+    tree = await play_tree(Marked, QUERY, {"solver": solver}, rule, SuccessModel(weights))
+    assert [type(says) for says in solver.prompts] == [str, *[list] * 4], (
+        "one of the sure prompt, two from then on"
+    )
+    assert tree.nodes == 1 and {place.ordinal for place in tree.places.values()} == {0, 1}
+
+
+async def test_the_room_goes_to_the_prefix_nearest_to_one_half() -> None:
+    weights = [0.0] * FEATURES
+    # The prompts of round 1 are "0" and "1": a line that has drawn 0 is nearly sure to succeed.
+    for place in set(prefix_features({"solver": "0"}, 1)) - set(prefix_features({"solver": "1"}, 1)):
+        weights[place] = 9.0
+    rule = PredictedRule(width=2, lines=3, gain=0.0)
+    solver = Drawn(str)
+    tree = await play_tree(Marked, QUERY, {"solver": solver}, rule, SuccessModel(weights))
+    second = [says for says in solver.prompts if len(says) == 2][:3]
+    assert tree.nodes == 2 and sorted(says[-1] for says in second) == ["0", "1", "1"]
+
+
+async def test_rules_that_do_not_predict_have_no_prefixes() -> None:
+    tree, _ = await played(GreedyRule(width=2))
+    assert tree.prefixes == () and all(end.prefixes == () for end in tree.ends)

@@ -9,6 +9,7 @@ import pytest
 from flexmarl.actors.credit.credit_config import CreditConfig
 from flexmarl.actors.errors import RecipeError
 from flexmarl.actors.messages import GenerateRequest, Generation, Sample, TextTo
+from flexmarl.actors.trees.success_model import FEATURES, PrefixEnd, prefix_features
 from flexmarl.core.actor import endpoint
 from flexmarl.core.system import ActorSystem
 from flexmarl.core.wire.memory import MemoryNetwork
@@ -100,9 +101,16 @@ class Slow(FakeInstance):
         return await super().generate(request, text_to)
 
 
-@pytest.mark.parametrize("branch", ["greedy", "entropy"])
+@pytest.mark.parametrize(
+    ("branch", "options"),
+    [
+        ("greedy", {}),
+        ("entropy", {"entropy": 0.5, "least_confidence": 0.0}),
+        ("predicted", {"lines": 6, "gain": 0.1}),
+    ],
+)
 async def test_a_tree_that_begins_again_is_the_same_whichever_turns_end_first(
-    tmp_path: Path, branch: str
+    tmp_path: Path, branch: str, options: dict[str, float]
 ) -> None:
     lives = []
     for factor in (1, 3):
@@ -111,7 +119,6 @@ async def test_a_tree_that_begins_again_is_the_same_whichever_turns_end_first(
             cluster = FakeCluster(system, tmp_path / str(factor))
             cluster.credit = {"solver": CreditConfig(name="at_grpo", rewards="turn")}
             cluster.instances["solver"] = [Slow(factor), Slow(factor)]
-            options = {"entropy": 0.5, "least_confidence": 0.0} if branch == "entropy" else {}
             rollout = await cluster.open(TREE, tree={"branch": branch, "width": 3, **options})
             await serve(rollout, "solver", 0)
             await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
@@ -119,6 +126,28 @@ async def test_a_tree_that_begins_again_is_the_same_whichever_turns_end_first(
             assert group.figures["branch_points"] > 1
             lives.append([(s, s.advantage) for s in await rows(cluster, group.samples[SOLVER])])
     assert lives[0] == lives[1] and len(lives[0]) > 8
+
+
+async def test_a_group_reports_its_prefixes_and_the_weights_of_a_step_decide_on_its_branches(
+    tree_cluster: FakeCluster,
+) -> None:
+    rollout = await tree_cluster.open(TREE, tree={"branch": "predicted", "width": 3, "lines": 3})
+    await serve(rollout, "solver", 0)
+    await start_step(rollout, 1, [QUERY], 2, {"solver": 0, "judge": 0})
+    group = await tree_cluster.closed()
+    root = prefix_features({"solver": "2+2"}, 0)
+    after = prefix_features({"solver": "more"}, 1)
+    assert group.figures["branch_points"] == 2
+    # All have the mean reward of their turns, 1 or more; the lines of a trajectory part before "more".
+    assert group.prefixes == 2 * [PrefixEnd(root, 1.0, 3), *3 * [PrefixEnd(after, 1.0, 1)]]
+
+    weights = [0.0] * FEATURES
+    for place in (*root, *after):
+        weights[place] = 9.0
+    await start_step(rollout, 2, [QUERY], 2, {"solver": 0, "judge": 0}, success_weights=weights)
+    sure = await tree_cluster.closed()
+    assert sure.figures["branch_points"] == 0
+    assert sure.prefixes == 2 * [PrefixEnd(root, 1.0, 1), PrefixEnd(after, 1.0, 1)]
 
 
 async def test_evaluations_and_submitted_queries_are_one_line(tree_cluster: FakeCluster) -> None:

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from flexmarl.actors.trees.branch_rule import BranchRule, Candidate
 from flexmarl.actors.trees.entropy import EntropyRule
 from flexmarl.actors.trees.greedy import GreedyRule
+from flexmarl.actors.trees.predicted import PredictedRule
 from flexmarl.actors.trees.tree_config import TreeConfig
 
 CONFIG: TypeAdapter[BranchRule] = TypeAdapter(TreeConfig)
@@ -53,6 +54,30 @@ def test_echos_width_grows_with_surprise_and_shrinks_on_lines_that_were_unsure(
     assert rule.candidates([first] * 3, room) == 3, "and no more when they are there"
 
 
+@pytest.mark.parametrize(
+    ("chance", "room", "width"),
+    [
+        (0.5, 9, 3),  # 0.5 and 0.25 are added, then 0.125
+        (0.7, 9, 3),  # 0.42, 0.21, 0.1146
+        (0.3, 9, 3),
+        (0.8, 9, 2),  # 0.32, 0.16
+        (0.9, 9, 1),  # 0.18
+        (0.0, 9, 1),
+        (1.0, 9, 1),
+        (0.5, 1, 2),  # no more than the tree has room for
+        (0.5, 0, 1),
+    ],
+)
+def test_traces_width_grows_while_a_candidate_adds_contrast(chance: float, room: int, width: int) -> None:
+    rule = PredictedRule(width=5, gain=0.2)
+    first = Candidate((), success=chance)
+    assert rule.candidates((), room) == 1, "one is drawn"
+    assert rule.candidates([first], room) == width
+    assert rule.candidates([first] * 3, room) == 3, "and no more when they are there"
+    assert PredictedRule(width=2).candidates([Candidate((), success=0.5)], 9) == 2, "nor than the width"
+    assert rule.kept([first] * 3) == [0, 1, 2]
+
+
 def test_echo_cuts_lines_that_stay_unsure_but_one() -> None:
     rule = EntropyRule(least_confidence=0.25, patience=2)
     sure, unsure = drawn(0.5, past=(0.1,)), drawn(0.2, past=(0.9, 0.1))
@@ -67,12 +92,14 @@ candidates = st.builds(
     st.lists(st.floats(-20, 0), max_size=4).map(tuple),
     st.lists(st.floats(0, 1), max_size=4).map(tuple),
     st.floats(-10, 10),
+    st.floats(0, 1),
 )
 rules: st.SearchStrategy[BranchRule] = st.one_of(
     st.builds(GreedyRule, width=st.integers(1, 6)),
     st.builds(
         EntropyRule, width=st.integers(1, 6), lines=st.integers(1, 9), least_confidence=st.floats(0, 1)
     ),
+    st.builds(PredictedRule, width=st.integers(1, 6), lines=st.integers(1, 9), gain=st.floats(0, 1)),
 )
 
 
@@ -92,5 +119,6 @@ def test_every_rule_asks_until_it_has_enough_and_keeps_a_line(
 def test_the_key_branch_chooses_the_rule() -> None:
     assert CONFIG.validate_python({"width": 2}) == GreedyRule(width=2)
     assert CONFIG.validate_python({"branch": "entropy", "lines": 3}) == EntropyRule(lines=3)
+    assert CONFIG.validate_python({"branch": "predicted", "gain": 0.1}) == PredictedRule(gain=0.1)
     with pytest.raises(ValidationError, match="greedy.*entropy"):
         CONFIG.validate_python({"branch": "widest"})

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -17,6 +17,7 @@ from flexmarl.actors.orchestrator.queries.run_queries import RunQueries
 from flexmarl.actors.recipe.recipe import Recipe, RecipeConfig
 from flexmarl.actors.recipe.sources.plain_source import PlainSourceConfig
 from flexmarl.actors.recipe.sources.source_config import SourceConfig
+from flexmarl.actors.trees.success_model import FEATURES, PrefixEnd
 
 SOLVER = AgentName("solver")
 QUERIES = 4
@@ -53,7 +54,7 @@ def plan(save_every: int) -> Plan:
 
 def queries_of(recipe: Recipe, save_every: int = 1, resumed: QueriesState | None = None) -> RunQueries:
     system = cast(Any, Inline())
-    return RunQueries(recipe, lambda: system, 60.0, plan(save_every), "accuracy", resumed)
+    return RunQueries(recipe, lambda: system, 60.0, plan(save_every), "accuracy", resumed, predicts=True)
 
 
 def group(step: int, query: str, *solved: bool, failures: int = 0, dropped: str = "") -> GroupClosed:
@@ -69,7 +70,9 @@ def result(step: int, query: str) -> GroupClosed:
     chance = Random(f"{step} {query}")
     solved = [chance.random() < 0.4 for _ in range(2)]
     dropped = "all rewards are equal" if solved[0] == solved[1] and chance.random() < 0.7 else ""
-    return group(step, query, *solved, dropped=dropped)
+    places = tuple(sorted(chance.sample(range(FEATURES), 3)))
+    prefixes = [PrefixEnd(places, chance.random(), 2), PrefixEnd((1, 2), chance.random(), 1)]
+    return replace(group(step, query, *solved, dropped=dropped), prefixes=prefixes)
 
 
 @dataclass
@@ -77,7 +80,8 @@ class Driver:
     """Steps as under ``strict``: a step begins when the one before is rolled out, its checkpoint may come later.
 
     ``order``: decides in which order groups close and when checkpoints are made. ``drawn``: number and id of all
-    queries, by step. ``states``: of the checkpoints, as they come back from the disk.
+    queries, by step. ``weights``: of the predictor of each step's trees. ``states``: of the checkpoints, as they come
+    back from the disk.
     """
 
     queries: RunQueries
@@ -85,6 +89,7 @@ class Driver:
     saves: Sequence[int]
     drawn: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     figures: dict[int, dict[str, float]] = field(default_factory=dict)
+    weights: dict[int, list[float] | None] = field(default_factory=dict)
     states: dict[int, QueriesState] = field(default_factory=dict)
     _pending: list[int] = field(default_factory=list)
 
@@ -119,6 +124,8 @@ class Driver:
         async with self.queries.draw(step, count) as drawn:
             ids = [query.id for _, query in drawn]
             self.drawn[step] += [(number, query.id) for number, query in drawn]
+            weights = self.queries.success_weights(step)
+            assert self.weights.setdefault(step, weights) == weights, "one predictor for all trees of a step"
         return ids
 
     async def _checkpoint(self) -> None:

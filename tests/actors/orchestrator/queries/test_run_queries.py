@@ -97,11 +97,13 @@ def test_a_run_that_was_killed_gets_the_queries_of_one_that_was_not(
     assert sorted(whole.states) == sorted({*range(every, LAST + 1, every), LAST})
     numbers = [number for step in whole.drawn.values() for number, _ in step]
     assert numbers == [*range(len(numbers))]
+    assert any(whole.weights[LAST] or ()) and not any(whole.weights[1] or ()), "it learns from the groups"
     for step, state in whole.states.items():
         again = played(recipe, every, other, step + 1, state)
         later = range(step + 1, LAST + 1)
         assert again.drawn == {number: whole.drawn[number] for number in later}
         assert again.figures == {number: whole.figures[number] for number in later}
+        assert again.weights == {number: whole.weights[number] for number in later}
         assert again.states == {number: whole.states[number] for number in whole.states if number > step}
 
 
