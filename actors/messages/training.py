@@ -1,5 +1,6 @@
 """Messages between orchestrator and trainer; the weights that the trainer publishes."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,13 +34,15 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class MicroBatchTrained:
     """``busy_s``: seconds of forward and backward. ``nonzero_advantage``: samples whose advantage is not zero.
-    ``versions``: number of samples by the policy version that generated them."""
+    ``versions``: number of samples by the policy version that generated them. ``even_ranks``: the ranks that its
+    samples keep busy all the time, all tokens by those of the longest sample."""
 
     samples: int
     tokens: int
     versions: dict[int, int]
     nonzero_advantage: int
     busy_s: float
+    even_ranks: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

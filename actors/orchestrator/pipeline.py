@@ -14,10 +14,9 @@ Rules:
   policy has applied its new version.
 - A policy whose estimator needs the statistics of its whole batch (`whole_step`) trains as in `sync` in every mode;
   the micro-batches of the others flow.
-- With a `largest_micro_batch` above `micro_batch`, a policy has three computations under way at most. Rows that come
+- With a `largest_micro_batch` above `micro_batch`, a policy has `most_under_way` computations at most. Rows that come
   meanwhile wait, and are computed together, as many as it allows: the sum of gradients is the same, and ranks share
-  more samples, whose lengths are more even. Three, so that the policy has work when the first ends, and the pool, which
-  prefers the policy with the most work, sees more of it.
+  more samples, whose lengths are more even.
 - A policy's global batch is all samples of its agents from the step's queries, so its size is known, and the optimizer
   may step, only when the step is rolled out. A policy without samples in a step keeps its version,
   and is done with the step when it is done with the one before.
@@ -53,8 +52,6 @@ Rules:
 - A checkpoint is committed when its step is complete and evaluated, so that a run resumed from it lacks nothing.
 """
 
-from typing import Final
-
 from ..errors import ProtocolViolation, SamplesLost
 from ..names import PolicyName, Step, Version
 from .decisions import (
@@ -74,9 +71,6 @@ from .decisions import (
 from .next_groups import NextGroups
 from .plan import Plan
 from .steps import PolicyStep, StepState
-
-_AHEAD: Final = 3
-"""Computations of a policy under way, if rows that wait are joined."""
 
 
 class Pipeline:
@@ -407,7 +401,7 @@ class Pipeline:
         largest = self._plan.largest_micro_batch // size * size if joins else size
         decisions: list[Decision] = []
         while (ready := limit - state.sent) >= size or (complete and ready > 0):
-            if joins and state.under_way >= _AHEAD:
+            if joins and state.under_way >= self._plan.most_under_way:
                 break
             count = min(largest, ready if complete else ready // size * size)
             state.sent += count

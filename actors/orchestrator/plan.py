@@ -15,8 +15,9 @@ class Plan:
     """Steps ``first_step ... last_step`` of ``queries`` groups each.
 
     ``micro_batch``: samples of one forward and backward; ``largest_micro_batch``: those of several that wait together,
-    at most, 0 for no more than ``micro_batch``. ``save_every`` and ``evaluate_every`` are in steps, 0 for
-    never; the last step is always saved and evaluated. ``evaluate_first``: evaluate before the first step.
+    at most, 0 for no more than ``micro_batch``. ``most_under_way``: computations of a policy, if those are joined.
+    ``save_every`` and ``evaluate_every`` are in steps, 0 for never; the last step is always saved and evaluated.
+    ``evaluate_first``: evaluate before the first step.
     ``max_staleness``: versions, at least 1 under ``async`` and 0 otherwise. ``global_batch``: samples of an optimizer
     step, by policy, under ``async``; a policy that is not in it takes all samples of a step. ``whole_step``: policies
     that train a step only once it is rolled out. ``replacement_queries``: the most further queries of a step.
@@ -40,6 +41,7 @@ class Plan:
     extra_queries: int = 0
     barrier: Barrier = "policy"
     largest_micro_batch: int = 0
+    most_under_way: int = 3
 
     def is_evaluation_due(self, step: Step, evaluated: Collection[int]) -> bool:
         """True if a run that begins after ``step`` begins with an evaluation: an earlier one may have been stopped

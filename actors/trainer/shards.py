@@ -104,3 +104,9 @@ def divide(weights: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
         sums[rank] += int(weights[index])
         chosen[rank].append(index)
     return [np.array(sorted(indices), np.int64) for indices in chosen]
+
+
+def even_ranks(weights: Sequence[int]) -> float:
+    """The number of ranks that items of positive ``weights`` keep busy all the time: on more of them the others wait
+    for the rank with the heaviest. In [1, the number of items]."""
+    return sum(weights) / max(weights)

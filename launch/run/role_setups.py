@@ -6,6 +6,7 @@ from ...actors.inference.instance_setup import ServedBase, ServedPolicy
 from ...actors.inference.router.router_loads import RebalanceSettings
 from ...actors.names import PolicyName, Step
 from ...actors.orchestrator.plan import Plan
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...actors.trainer.trainer_setup import PolicySetup
 from ..config.run_config import RunConfig
 
@@ -45,6 +46,7 @@ def orchestrator_plan(config: RunConfig) -> Plan:
         queries=config.training.queries_per_step,
         micro_batch=config.training.micro_batch,
         largest_micro_batch=config.training.largest_micro_batch or 0,
+        most_under_way=_most_under_way(config),
         barrier=config.training.barrier,
         save_every=config.checkpoint.every,
         evaluate_every=config.evaluation.every,
@@ -58,6 +60,18 @@ def orchestrator_plan(config: RunConfig) -> Plan:
         replacement_queries=config.rollout.replacement_queries,
         extra_queries=config.rollout.extra_queries,
     )
+
+
+def _most_under_way(config: RunConfig) -> int:
+    """Computations of a policy that are under way at most, if micro-batches that wait are joined."""
+    pool = config.pool
+    fewest = sum(policy.trainer.fewest_ranks for policy in config.trained.values())
+    if isinstance(pool, SharedPoolConfig) and fewest <= pool.slot_count:
+        # No policy waits for the slots of another, and none loses its own between two computations. So all rows that
+        # come while one runs are the next: each computation takes as long as its longest sample, however few it has.
+        return 1
+    # Policies that take turns: the pool takes the slots of one without work, and prefers those with the most.
+    return 3
 
 
 def served_policies(config: RunConfig) -> dict[PolicyName, ServedPolicy]:

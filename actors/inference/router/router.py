@@ -434,6 +434,10 @@ class Router:
 
     # ------------------------------------------------------------------ versions and decisions
 
+    def is_awaited(self, name: PolicyName) -> bool:
+        """True if a turn waits for an instance of the policy."""
+        return self._policies[name].waiting.count > 0
+
     def published(self, name: PolicyName, version: Version, now: float) -> None:
         """Has all instances load ``version``; ``Installed`` follows."""
         policy = self._policies[name]

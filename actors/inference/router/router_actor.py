@@ -12,7 +12,7 @@
 
 Decisions are taken at once for the turns of one message, which are ordered among each other: the routes that there are
 travel in its answer. All others are taken once per round of the event loop, after its messages: instances that
-acknowledge at once share the turns that wait.
+acknowledge at once share the turns that wait. Loads begin in the order of ``load_order.py``.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ from ...names import PolicyName
 from ...run_events import InstanceChanged, InstanceMoved, InstanceNews, WeightsPathChosen, WeightsReloaded
 from ...spans import record, record_time
 from .instance_states import InstanceState
+from .load_order import LoadOrder
 from .router import Router
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
 from .router_setup import RouterSetup
@@ -101,6 +102,9 @@ class RouterActor(Actor, RouterApi):
         self._setup = setup
         self._loop = asyncio.get_running_loop()
         self._router = Router(setup.policies, setup.config, setup.balancing)
+        self._order = LoadOrder(self._router.is_awaited)
+        self._held: dict[int, asyncio.Event] = {}
+        """Set when an instance whose load waits for others may begin it, by instance."""
         self._instances: dict[int, ActorRef[InstanceApi]] = {}
         self._sessions: dict[int, _Session] = {}
         self._opened = 0
@@ -241,6 +245,9 @@ class RouterActor(Actor, RouterApi):
     def _decide(self) -> None:
         for decision in self._router.decisions(self._loop.time()):
             self._carry_out(decision)
+        for number, may_begin in self._held.items():
+            if self._order.may_begin(self._loads[number].policy):
+                may_begin.set()
         due_s = self._router.due_s
         if self._timer is not None and self._timer.when() != due_s:
             self._timer.cancel()
@@ -318,8 +325,15 @@ class RouterActor(Actor, RouterApi):
         try:
             loaded = None
             while (load := self._loads[number]) != loaded:
+                await self._wait_turn(number, load.policy)
+                if self._loads[number] != load:  # decided meanwhile
+                    continue
                 published = self._published[load.policy]
-                figures = await instance.within(WORK_TIMEOUT_S).load(published)
+                self._order.begun(load.policy)
+                try:
+                    figures = await instance.within(WORK_TIMEOUT_S).load(published)
+                finally:
+                    self._order.ended(load.policy)
                 self._acknowledged += 1
                 self._report_path(instance.name, figures)
                 self._report_mismatch(instance.name, figures)
@@ -339,6 +353,16 @@ class RouterActor(Actor, RouterApi):
         finally:
             del self._loads[number]
         self._decide_soon()
+
+    async def _wait_turn(self, number: int, policy: PolicyName) -> None:
+        """Returns when an instance may load ``policy``. The loads that it waits for have deadlines."""
+        while not self._order.may_begin(policy):
+            self._held[number] = asyncio.Event()
+            try:
+                await self._held[number].wait()
+            finally:
+                del self._held[number]
+            policy = self._loads[number].policy
 
     async def _probe(self, number: int, instance: ActorRef[InstanceApi]) -> None:
         """Asks a suspected instance until it answers, or is known to be gone."""

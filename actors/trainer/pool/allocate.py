@@ -27,6 +27,7 @@ beside the one that computes. Of slots that are as good, those of the hosts that
 the number of ready computations times the mean time of the policy's last ones.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -118,15 +119,18 @@ class Allocator:
         gang.enter(Phase.BOUND, now, gang.slots)
         return self._decide(now)
 
-    def ended(self, policy: PolicyName, now: float, *, is_typical: bool = True) -> list[Decision]:
-        """The running computation ended. ``is_typical``: its time says something about the next ones."""
+    def ended(
+        self, policy: PolicyName, now: float, *, is_typical: bool = True, even_ranks: float = math.inf
+    ) -> list[Decision]:
+        """The running computation ended. ``is_typical``: its time says something about the next ones. ``even_ranks``:
+        those that it has kept busy all the time."""
         gang = self._gang(policy)
         gang.require("ended", Phase.BOUND, computing=True)
         self._pass_time(now)
         if is_typical:
             for other in self._gangs.values():
                 other.load *= _KEPT_LOAD
-            gang.measure(now - gang.began)
+            gang.measure(now - gang.began, even_ranks)
         gang.computed_s += now - gang.began
         gang.computing, gang.idle_since = False, now
         return self._decide(now)

@@ -105,8 +105,8 @@ class Gang:
     ``ranks``: at most, ``fewest``: at least; while it has slots, it has as many ranks as slots. ``replica_size``:
     ranks of a replica, whose slots are to be neighbours.
     ``ready``: computations that may run and don't yet. ``runs``: begun since the gang was bound last.
-    ``load``: slots times seconds of its computations; those long ago count less. ``goal``: slots that it has left its
-    own for; 0 if it has not.
+    ``load``: seconds of its computations times the slots that they kept busy; those long ago count less.
+    ``goal``: slots that it has left its own for; 0 if it has not.
     ``waiting_since``: a computation is ready since then, and the gang has no slots. ``passed``: computations of others
     that began meanwhile. ``keeps_others_out``: no other gang may compute on its slots. ``homes``: the hosts that its
     state lies on while it has no slots.
@@ -171,10 +171,11 @@ class Gang:
             self.longest_idle_s = max(self.longest_idle_s, now - self.idle_since)
         self.ready += 1
 
-    def measure(self, seconds: float) -> None:
-        """A computation of ``seconds``, as long as others, has ended."""
+    def measure(self, seconds: float, even_ranks: float) -> None:
+        """A computation of ``seconds``, as long as others, has ended, which kept ``even_ranks`` busy all the time."""
         self.compute_s, self.computed_on = rolling_mean(self.compute_s, seconds), len(self.slots)
-        self.load += seconds * len(self.slots)
+        # The other slots have waited for its longest sample: further ones would not have made it shorter.
+        self.load += seconds * min(len(self.slots), even_ranks)
 
     def expect_slots(self, count: int) -> None:
         """It is bound to ``count`` slots: on others than before its computations take another time."""

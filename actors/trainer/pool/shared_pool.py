@@ -20,6 +20,7 @@ once.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -325,7 +326,10 @@ class SharedPool(TrainingPool, SlotListener):
             gang.has_computed = False
             gang.is_saved.clear()
             self._background(self._unless_lost(self._save(policy, gang)), f"Save {policy}")
-        self._event(partial(self._decider.ended, policy, is_typical=computation.repeated))
+        even_ranks = result.even_ranks if isinstance(result, MicroBatchTrained) else math.inf
+        self._event(
+            partial(self._decider.ended, policy, is_typical=computation.repeated, even_ranks=even_ranks)
+        )
 
     async def _save(self, policy: PolicyName, gang: HostedGang) -> None:
         try:

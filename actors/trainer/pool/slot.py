@@ -38,6 +38,7 @@ from ..backends.backend_factory import BackendFactory
 from ..backends.policy_backend import MicroBatchStats, PolicyBackend
 from ..compared_records import ComparedRecords
 from ..loss_columns import with_columns
+from ..shards import even_ranks
 from ..trainer_setup import TrainerSetup
 from .computations import Computations
 from .sft_rows import sft_rows, sft_shares
@@ -257,8 +258,14 @@ class Slot:
         self._compared.add(compared)
         self._record_batch(policy, leased.fence, samples, stats.tokens, sum(took))
         versions = Counter(sample.policy_version for sample in samples)
+        lengths = [len(sample.prompt_tokens) + len(sample.tokens) for sample in samples]
         return MicroBatchTrained(
-            stats.samples, stats.tokens, dict(versions), stats.trained_samples, stats.seconds
+            stats.samples,
+            stats.tokens,
+            dict(versions),
+            stats.trained_samples,
+            stats.seconds,
+            even_ranks(lengths),
         )
 
     def _record_batch(

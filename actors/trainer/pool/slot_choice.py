@@ -237,6 +237,7 @@ class SlotChoice:
             return (
                 not holder.starves,
                 not is_loaded_there,
+                len(holder.slots) <= self.shares[holder.policy],
                 left_s,
                 abs(gain(holder) - missing),
                 holder.began,

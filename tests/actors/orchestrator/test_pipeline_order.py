@@ -85,6 +85,14 @@ def test_rows_that_wait_are_joined_up_to_the_largest_micro_batch() -> None:
     assert pipeline.trained(A, S(1), 5) == [StepOptimizer(A, S(1))]
 
 
+def test_with_one_computation_under_way_all_rows_that_come_meanwhile_are_the_next() -> None:
+    pipeline = Pipeline(plan(policies=(A,), queries=4, largest_micro_batch=16, most_under_way=1), {A: V(0)})
+    pipeline.start()
+    assert pipeline.group_closed(S(1), {A: 4}) == [Train(A, S(1), V(0), 4)]
+    assert pipeline.group_closed(S(1), {A: 4}) == pipeline.group_closed(S(1), {A: 4}) == []
+    assert pipeline.trained(A, S(1), 4) == [Train(A, S(1), V(0), 8)]
+
+
 def test_a_checkpoint_is_committed_after_its_step_is_complete_and_evaluated() -> None:
     pipeline = Pipeline(plan(policies=(A,), last_step=S(2), save_every=1, evaluate_every=1), {A: V(0)})
     pipeline.start()

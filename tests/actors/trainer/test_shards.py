@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.actors.trainer.shards import Shard, divide, pieces, shard_of, whole
+from flexmarl.actors.trainer.shards import Shard, divide, even_ranks, pieces, shard_of, whole
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 RANKS = st.integers(1, 6)
@@ -62,3 +62,16 @@ def test_every_item_has_one_rank_and_no_rank_much_more_than_its_share(weights: l
 
 def test_one_rank_has_all_items_in_their_order() -> None:
     assert divide(np.array([3, 1, 2]), 1)[0].tolist() == [0, 1, 2]
+
+
+@given(weights=st.lists(st.integers(1, 100), min_size=1, max_size=30), ranks=RANKS)
+def test_no_more_ranks_are_busy_all_the_time_than_the_heaviest_item_allows(
+    weights: list[int], ranks: int
+) -> None:
+    shares = divide(np.array(weights, np.int64), ranks)
+    largest = max(sum(weights[index] for index in share) for share in shares)
+    assert 1.0 <= sum(weights) / largest <= even_ranks(weights) <= len(weights)
+
+
+def test_one_item_that_is_as_heavy_as_the_others_together_keeps_two_ranks_busy() -> None:
+    assert even_ranks([4, 2, 2]) == 2.0

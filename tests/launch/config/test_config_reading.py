@@ -80,6 +80,14 @@ class TestResolving:
         assert orchestrator_plan(config).whole_step == ("solver",)
         assert "solver: reinforce_pp can't train" in warnings_about(config)[0]
 
+    def test_policies_that_need_not_take_turns_have_one_joined_computation_under_way(self) -> None:
+        for pool, count in (
+            ("{name: static}", 3),
+            ("{name: shared, slots: 1}", 3),
+            ("{name: shared, slots: 2}", 1),
+        ):
+            assert orchestrator_plan(resolve(str(TINY), [f"pool={pool}"])).most_under_way == count
+
     @pytest.mark.parametrize("name", ["ppo", "at_grpo", "dr_mas"])
     def test_what_needs_a_group_or_a_critic_alone_streams_without_a_warning(self, name: str) -> None:
         config = resolve(str(TINY), [f"agents.solver.algorithm.name={name}"])

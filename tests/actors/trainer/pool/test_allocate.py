@@ -105,6 +105,17 @@ class TestOrder:
             allocator.ended(A, now + seconds, is_typical=is_typical)
         assert allocator._gangs[A].compute_s == 4.0
 
+    def test_slots_that_wait_for_the_longest_sample_are_not_counted_as_load(self) -> None:
+        """Else a small batch on many slots would seem to be much work, and get more of them."""
+        allocator = Allocator([S0, S1], {A: 2, B: 1})
+        allocator.ready(A, 0.0)
+        allocator.bound(A, 0.0)
+        allocator.ended(A, 4.0, even_ranks=1.25)
+        assert allocator._gangs[A].load == 5.0
+        allocator.ready(A, 4.0)
+        allocator.ended(A, 8.0, even_ranks=6.0)
+        assert allocator._gangs[A].load == pytest.approx(5.0 * 0.99 + 8.0), "it has two slots"
+
     def test_the_policy_with_most_work_is_bound_first(self) -> None:
         owner = Owner(1, {A: 1, B: 1, C: 1})
         owner.ready(A, 9)
