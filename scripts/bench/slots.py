@@ -57,6 +57,7 @@ from . import (
     slot_rewards,
     slot_sandbox,
     slot_sharing,
+    slot_sharing_cost,
     slot_trees,
 )
 from .skill_table import QUERIES, SkillTable
@@ -100,6 +101,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "rewards": Experiment(slot_rewards.of_rounds, slot_rewards.show),
     "sandbox": Experiment(slot_sandbox.of_rounds, slot_sandbox.show),
     "sharing": Experiment(slot_sharing.of_rounds, slot_sharing.show),
+    "sharing_cost": Experiment(slot_sharing_cost.of_rounds, slot_sharing_cost.show),
     "replay_recent": Experiment(replayed.of_recent, replayed.show),
     "replay_successes": Experiment(replayed.of_successes, replayed.show),
 }
