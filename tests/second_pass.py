@@ -19,7 +19,8 @@ from .leftovers import runs_tests
 
 COSTLY_S: Final = 1.0
 RECORD: Final = "flexmarl/computed"
-"""Key in pytest's cache: a list of ids."""
+"""Key in pytest's cache: ``outside``, the files of tests that have done more than compute, and ``computed``, the ids of
+tests that are to be left out."""
 _OUTSIDE = {
     "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "socket.__new__", "subprocess.Popen",
 }  # fmt: skip
@@ -60,10 +61,9 @@ class SecondPassPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        cache = getattr(config, "cache", None)  # with -p no:cacheprovider there is none
-        if not self._second or cache is None:
+        if not self._second:
             return
-        recorded = set(cache.get(RECORD, []))
+        recorded = set(_record(config)["computed"])
         left_out = [item for item in items if item.nodeid in recorded]
         self._left_out = len(left_out)
         items[:] = [item for item in items if item.nodeid not in recorded]
@@ -84,14 +84,23 @@ class SecondPassPlugin:
             if seconds >= COSTLY_S and _file_of(test) not in self._outside
         }
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput.update(computed=[*self._computed], left_out=self._left_out)
+            session.config.workeroutput.update(
+                outside=[*self._outside], computed=[*self._computed], left_out=self._left_out
+            )
         elif not self._second and (cache := getattr(session.config, "cache", None)) is not None:
-            cache.set(RECORD, sorted({*cache.get(RECORD, []), *self._computed}))
+            # The session may try some tests of a file once more, which the others of the file have kept in.
+            before = _record(session.config)
+            outside = self._outside.union(before["outside"])
+            computed = {
+                test for test in self._computed.union(before["computed"]) if _file_of(test) not in outside
+            }
+            cache.set(RECORD, {"outside": sorted(outside), "computed": sorted(computed)})
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A process of this session has ended; all of them have left the same tests out."""
         output = getattr(node, "workeroutput", {})
+        self._outside |= set(output.get("outside", ()))
         self._computed |= set(output.get("computed", ()))
         self._left_out = max(self._left_out, output.get("left_out", 0))
 
@@ -100,6 +109,13 @@ class SecondPassPlugin:
             terminalreporter.line(
                 f"{self._left_out} tests were left out that the first pass saw compute for {COSTLY_S:g} s or more"
             )
+
+
+def _record(config: pytest.Config) -> dict[str, list[str]]:
+    nothing: dict[str, list[str]] = {"outside": [], "computed": []}
+    cache = getattr(config, "cache", None)  # with -p no:cacheprovider there is none
+    record: dict[str, list[str]] = nothing if cache is None else cache.get(RECORD, nothing)
+    return record
 
 
 def _file_of(test: str) -> str:

@@ -42,23 +42,26 @@ WORLD = {
 }
 
 
-def passed(folder: Path, processes: int, second: str) -> set[str]:
-    """The tests that a session on ``folder`` runs, as "file::test"."""
+def run(folder: Path, processes: int, second: str = "", *options: str) -> tuple[set[str], str]:
+    """The tests of ``folder`` that a session sees pass, as "file::test", and its output."""
     paths = os.pathsep.join(str(path) for path in (ROOT, ROOT / "scripts" / "src"))
-    options = (
-        f"-c {os.devnull} -rp --dist loadfile --numprocesses {processes} -o cache_dir={folder / 'cache'}"
-    )
+    usual = f"-c {os.devnull} -rp --dist loadfile --numprocesses {processes} -o cache_dir={folder / 'cache'}"
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", *options.split(), "--rootdir", folder, folder],
+        [sys.executable, "-P", "-m", "pytest", *usual.split(), *options, "--rootdir", folder, folder],
         env={**os.environ, "PYTHONPATH": paths, "FLEXMARL_SECOND_PASS": second},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ("1 tests were left out that the first pass saw compute" in ended.stdout) == (second == "1")
-    return set(re.findall(r"^PASSED (?:\S*/)?(\S+)", ended.stdout, re.MULTILINE))
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr  # 1: tests have failed
+    return set(re.findall(r"^PASSED (?:\S*/)?(\S+)", ended.stdout, re.MULTILINE)), ended.stdout
+
+
+def passed(folder: Path, processes: int, second: str) -> set[str]:
+    tests, output = run(folder, processes, second)
+    assert ("1 tests were left out that the first pass saw compute" in output) == (second == "1")
+    return tests
 
 
 @pytest.mark.parametrize("processes", [0, 2])
@@ -75,3 +78,16 @@ def test_costly_tests_of_values_run_once(processes: int, tmp_path: Path) -> None
         assert passed(tmp_path, processes, second="") == tests, (
             "the record leaves nothing out of a first pass"
         )
+
+
+def test_a_second_try_of_one_test_records_nothing_that_its_file_keeps_in(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    again = tmp_path / "again"
+    world = f"def test_world(): {WORLD['socket']}"
+    fails_first = f"def test_twice():\n    compute()\n    assert __import__('os').path.exists({str(again)!r})"
+    (tmp_path / "test_file.py").write_text(f"{COMPUTES}\n{world}\n{fails_first}\n")
+    tests = {f"test_file.py::test_{name}" for name in ("costly", "cheap", "world")}
+    assert run(tmp_path, 0)[0] == tests
+    again.touch()
+    assert run(tmp_path, 0, "", "--last-failed")[0] == {"test_file.py::test_twice"}
+    assert run(tmp_path, 0, "1")[0] == {*tests, "test_file.py::test_twice"}
