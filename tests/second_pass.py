@@ -18,7 +18,7 @@ from .cpu_seconds import CpuSecondsPlugin
 from .leftovers import runs_tests
 
 COSTLY_S: Final = 1.0
-RECORD: Final = "flexmarl/computed"
+RECORD: Final = "flexmarl/second-pass"
 """Key in pytest's cache: ``outside``, the files of tests that have done more than compute, and ``computed``, the ids of
 tests that are to be left out."""
 _OUTSIDE = {
