@@ -86,8 +86,13 @@ def _cancel_what_is_left(loop: "VirtualTimeLoop") -> None:
     tasks = sorted(asyncio.all_tasks(loop), key=hash)
     if not tasks:
         return
-    for task in tasks:
-        task.cancel()
+    # Calls of actors that are cancelled send a message at once, for which a loop has to run.
+    asyncio._set_running_loop(loop)
+    try:
+        for task in tasks:
+            task.cancel()
+    finally:
+        asyncio._set_running_loop(None)
     loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -63,6 +63,7 @@ from ..run.stalls.watch import StallWatch
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.spans.span_log import SpanLog
 from .cluster_links import ClusterLinks
+from .interrupts import interruptible
 from .simulated_disk import SimulatedDisk
 from .simulated_faults import ESSENTIAL, FaultInjector, FaultKind, InjectedFault, PlannedFault
 from .simulated_hosts import SimulatedHost, describe
@@ -117,6 +118,8 @@ def simulate(
     settings ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. It starts a loop,
     so no loop may run in this thread.
 
+    Ctrl-C ends the run, and is raised as KeyboardInterrupt.
+
     Raises the errors of ``Run`` but losses, VirtualTimeExceeded or Deadlock for a run that hangs, and
     LeftBehind for one that leaves tasks, systems or memory.
     """
@@ -141,7 +144,7 @@ def simulate(
             stand_ins,
             links,
         )
-        virtual_time.run(simulator.run(config), limit_s=limit_s)
+        virtual_time.run(interruptible(simulator.run(config)), limit_s=limit_s)
     return simulation
 
 

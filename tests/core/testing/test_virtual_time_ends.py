@@ -47,6 +47,25 @@ def test_an_interrupt_comes_out_as_it_is_after_the_tasks_are_cancelled() -> None
     assert seen == [asyncio.CancelledError]
 
 
+def test_what_is_left_is_cancelled_with_the_loop_at_hand() -> None:
+    class Call(asyncio.Future[None]):
+        def cancel(self, msg: object = None) -> bool:
+            seen.append(asyncio.get_running_loop().time())
+            return super().cancel(msg)
+
+    async def wait() -> None:
+        await Call()
+
+    async def main() -> None:
+        kept.append(asyncio.create_task(wait()))
+        await asyncio.sleep(5)
+
+    seen: list[float] = []
+    kept: list[asyncio.Task[None]] = []
+    run(main())
+    assert seen == [5.0] and kept[0].cancelled()
+
+
 def test_what_is_left_is_cancelled_oldest_first_and_may_take_an_hour() -> None:
     ended: list[tuple[float, str]] = []
 
