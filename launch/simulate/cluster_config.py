@@ -1,8 +1,8 @@
 """The section ``cluster`` of a simulated run: its hosts, their devices, and what connects them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from ...actors.config_base import Config, Count, NonNegative, Positive, Unit
 from ...core.base.texts import guess
@@ -11,6 +11,7 @@ from .devices import PRESETS, DeviceConfig
 
 EngineSource = Literal["roofline", "measured"]
 
+_MOST_DEVICES: Final = 65_536  # the plan has an object for each: a mistyped number would fill the memory
 _CORES = 256  # threads take turns if there are fewer: the time of processors is not modelled
 
 
@@ -50,6 +51,15 @@ class ClusterConfig(Config):
                 "tflops, memory_gib, memory_gb_s, link_gb_s and host_gb_s of your own"
             )
         return PRESETS[device]
+
+    @model_validator(mode="after")
+    def _devices_can_be_planned(self) -> "ClusterConfig":
+        if (devices := self.hosts * self.devices) > _MOST_DEVICES:
+            raise ValueError(
+                f"hosts={self.hosts} x devices={self.devices} are {devices} devices, and at most {_MOST_DEVICES} can "
+                "be simulated: take fewer"
+            )
+        return self
 
     @property
     def device_bytes(self) -> int:

@@ -35,6 +35,13 @@ def test_an_unknown_device_is_refused_with_those_that_there_are() -> None:
         ClusterConfig.model_validate({"hosts": 1, "devices": 1, "device": "H1000"})
 
 
+@pytest.mark.parametrize(("hosts", "devices"), [(1, 10**9), (10**9, 1), (65_537, 1), (8_193, 8)])
+def test_a_mistyped_number_of_devices_is_refused_before_they_are_described(hosts: int, devices: int) -> None:
+    with pytest.raises(ValidationError, match=f"are {hosts * devices} devices, and at most 65536 can be"):
+        ClusterConfig.model_validate({"hosts": hosts, "devices": devices, "device": "H100"})
+    assert ClusterConfig.model_validate({"hosts": 8_192, "devices": 8, "device": "H100"}).hosts == 8_192
+
+
 def test_hosts_are_described_for_the_plan_of_a_run() -> None:
     cluster = ClusterConfig.model_validate({"hosts": 3, "devices": 4, "device": "H200"})
     hosts = cluster.descriptions()
