@@ -1,5 +1,6 @@
 """The command ``flexmarl plan``."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -70,6 +71,10 @@ def plan(
     target = Path(f"{file.stem}-planned.yaml") if target is None else target
     if target.exists():
         raise ConfigError(f"{target} exists already: write another name with --write, or remove it")
+    if not os.access(target.parent, os.W_OK | os.X_OK):  # said now: the file is written after the search
+        raise ConfigError(
+            f"{target} can't be written: {target.parent} is not a folder in which you may write; --write names another"
+        )
     lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
     described = ScenarioFile(file, settings, lengths, str(recorded))
     if budget is not None:

@@ -42,3 +42,11 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists already"):
         CliRunner().invoke(plan, [str(SCENARIO), "--write", str(target)], catch_exceptions=False)
     assert target.read_text() == "mine"
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
+    target = tmp_path / "missing" / "best.yaml"
+    with pytest.raises(
+        ConfigError, match="missing is not a folder in which you may write; --write names another"
+    ):
+        CliRunner().invoke(plan, [str(SCENARIO), "--write", str(target)], catch_exceptions=False)
