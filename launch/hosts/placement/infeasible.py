@@ -33,7 +33,10 @@ def infeasible_reasons(
 def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, share_gpus: bool) -> str:
     """The refusal for needs that fit by their sums and one by one, but for which the search found no places."""
     rooms = "; ".join(_free(host, share_gpus) for host in _sort_by_name(hosts))
-    return f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}"
+    return (
+        f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}; take more GPUs, fewer "
+        f"instances or slots, or {_LESS}"
+    )
 
 
 def _unusable_gpus(need: Need, head: HostDescription, share_gpus: bool) -> Iterator[str]:

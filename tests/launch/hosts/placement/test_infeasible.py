@@ -119,4 +119,7 @@ def test_more_instances_with_several_gpus_than_hosts_have_room_for() -> None:
 def test_sizes_for_which_no_way_was_found() -> None:
     said = refusal([*instances(2, 3), *instances(1, 2, "b")], host("n1", 4), host("n2", 4))
     assert said.startswith("no way was found to place a-0 (3 GPUs with 0.0 GiB, 0.0 GiB of memory), a-1 (3 ")
-    assert said.endswith("n2: 128.0 GiB of memory, GPUs of 80.0 GiB, 80.0 GiB, 80.0 GiB, 80.0 GiB")
+    assert said.endswith(
+        "n2: 128.0 GiB of memory, GPUs of 80.0 GiB, 80.0 GiB, 80.0 GiB, 80.0 GiB; take more GPUs, fewer "
+        "instances or slots, or a smaller engine.kv_cache_bytes"
+    )
