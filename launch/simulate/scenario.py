@@ -140,6 +140,8 @@ def simulated_config(scenario: Scenario) -> RunConfig:
 def simulated_job(scenario: Scenario) -> SimulatedJob:
     """The simulated run, with the actors where the plan of the real one has them. Raises ConfigError, and DoesNotFit as
     that plan does."""
+    if not scenario.config.training.steps:
+        raise ConfigError("training.steps=0: a simulation takes the time of steps: write 1 or more")
     hosts = scenario.cluster.descriptions(scenario.twin_hosts)
     config = with_chosen_ranks(scenario.config, lambda: hosts)
     shapes = model_shapes(config)

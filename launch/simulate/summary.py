@@ -160,7 +160,7 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
         decode_share=decode_s / (len(engines) * every_s),
         slots=slots,
         training_busy=computing_s / (slots * seconds),
-        queue_s=sum(figures["engine_queue_s"] for figures in engines) / turns,
+        queue_s=sum(figures["engine_queue_s"] for figures in engines) / max(turns, 1),
         swapping_s=_sum(rows, [f"pool_swapping_s/{name}" for name in config.trained]) / len(rows),
         failed_trajectories=_sum(rows, ("failed_trajectories",)) / len(rows),
         transfers=transfers_of([] if links is None else links.moves, counted),

@@ -4,18 +4,23 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ...actors.config_base import Config, Count, NonNegative, Positive, Share, Unit
+from ...actors.config_base import Config, Count, NonNegative, Positive, Share, Unit, no_bool
 from ...actors.names import AgentName
 
 _LONGEST_PROMPT: Final = 8
+
+# Above them a number is mistyped: lengths and times are computed as exp(sigma * z), and sent in messages.
+Tokens = Annotated[float, BeforeValidator(no_bool), Field(ge=1, le=1e8), Unit("tokens")]
+Spread = Annotated[NonNegative, Field(le=10)]
+Delay = Annotated[Positive, Field(le=1e7), Unit("s")]
 
 
 class LengthsConfig(Config):
     """Lognormal lengths: ``median * exp(sigma * z)``, ``z`` standard normal."""
 
-    median: Annotated[Positive, Unit("tokens")]
+    median: Tokens
     """Median length."""
-    sigma: NonNegative = 0.0
+    sigma: Spread = 0.0
     """Spread of the lengths."""
 
 
@@ -45,9 +50,9 @@ class AgentWorkload(Config):
 class DelayConfig(Config):
     """Lognormal times."""
 
-    median_s: Annotated[Positive, Unit("s")]
+    median_s: Delay
     """Median time."""
-    sigma: NonNegative = 0.0
+    sigma: Spread = 0.0
     """Spread of the times."""
 
 

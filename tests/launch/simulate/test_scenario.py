@@ -143,3 +143,9 @@ def test_an_unknown_scenario_is_refused_with_those_that_there_are() -> None:
         match=r"built in \(category-assistant, .*merchant-assistant.*\) .*do you mean merchant-assistant",
     ):
         scenario_file("merchant-asistant")
+
+
+def test_a_scenario_without_steps_is_refused() -> None:
+    assert refusal("training.steps=0") == (
+        "training.steps=0: a simulation takes the time of steps: write 1 or more"
+    )

@@ -11,7 +11,7 @@ from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.simulate.cluster_links import Move, MoveKind
 from flexmarl.launch.simulate.scenario import model_shapes, read_scenario
-from flexmarl.launch.simulate.scenario_run import play_scenario
+from flexmarl.launch.simulate.scenario_run import play_scenario, run_scenario
 from flexmarl.launch.simulate.simulation import Simulation
 from flexmarl.launch.simulate.summary import Summary, Transfers, summary_of, transfers_of
 
@@ -125,3 +125,9 @@ def test_the_longest_part_is_named(tmp_path: Path, rollout_s: float, overlap_s: 
     figures = summary(tmp_path, row(1, 20.0, rollout_s, overlap_s))
     assert bound in figures.bound and figures.bound in figures.text()
     assert json.loads(figures.as_json())["bound"] == figures.bound
+
+
+def test_steps_without_a_turn_have_a_summary(tmp_path: Path) -> None:
+    never = ["workload.calls=[{agent: judge, chance: 0}]", "training.steps=1"]
+    summary = run_scenario(read_scenario(SCENARIO, never), tmp_path / "run")
+    assert (summary.steps, summary.queue_s, summary.tokens_per_s) == (1, 0, 0) and summary.text()

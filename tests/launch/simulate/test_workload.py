@@ -109,6 +109,26 @@ def test_mistakes_are_refused_by_their_key(changes: dict[str, Any], problem: str
         workload(**changes)
 
 
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("agents.plan.prompt.median", {"agents": {"plan": {**LENGTHS, "prompt": {"median": 1e300}}}}),
+        ("agents.plan.prompt.median", {"agents": {"plan": {**LENGTHS, "prompt": {"median": 0.001}}}}),
+        (
+            "agents.plan.answer.sigma",
+            {"agents": {"plan": {**LENGTHS, "answer": {"median": 1, "sigma": 1e300}}}},
+        ),
+        ("environment.median_s", {"environment": {"median_s": 1e300}}),
+        ("reward.sigma", {"reward": {"median_s": 1, "sigma": 1e5}}),
+    ],
+)
+def test_lengths_and_times_that_only_a_mistake_has_are_refused(key: str, section: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValidationError, match=rf"(?m)^{key}\n  Input should be (less|greater) than or equal to 1"
+    ):
+        workload(**{"calls": ["plan"], **section})
+
+
 def test_the_turns_of_a_worker_share_its_processor() -> None:
     config = workload(calls=["plan", "write"], turn_s=0.25)
     recipe = Recipe(RecipeConfig(folder=str(FOLDER), data=scenario.recipe_data(config), seed=1))
