@@ -62,8 +62,9 @@ def simulate(
     """Play a run on a described cluster, in virtual time, and print how long its steps take.
 
     SCENARIO is a YAML file with train's keys and the sections cluster and workload, or the name of a built-in one:
-    merchant-assistant, category-assistant, fleet-15x14b. The run's own actors run in this process; engines and trainers
-    take the times that rooflines of the devices say. The run's files are in runs/NAME/, as those of any other run.
+    merchant-assistant, category-assistant, fleet-5x32b, fleet-3x32b-7x14b, fleet-15x14b. The run's own actors run in
+    this process; engines and trainers take the times that rooflines of the devices say. The run's files are in
+    runs/NAME/, as those of any other run.
 
     \b
     Examples:
