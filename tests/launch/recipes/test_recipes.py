@@ -14,7 +14,7 @@ from flexmarl.launch.simulate.simulation import simulate
 
 from .text_pairs import text_pairs
 
-IN_MEMORY = ("coder-tester", "countdown", "kuhn-poker", "plan-path", "tool-math")
+IN_MEMORY = ("coder-tester", "countdown", "kitchen", "kuhn-poker", "plan-path", "tool-math")
 TASKS = (*IN_MEMORY, "coding-harness")
 """A program of a trajectory is in real time."""
 SIMULATED = ("engine.name=simulated", "trainer.name=simulated", "training.steps=2", "training.queries_per_step=4",
@@ -59,7 +59,7 @@ def test_a_query_depends_on_position_and_seed_alone(name: str) -> None:
     assert one.sft(agent, 2, 8) == again.sft(agent, 2, 8) != one.sft(agent, 3, 8)
 
 
-@pytest.mark.parametrize("name", ["coder-tester", "countdown", "plan-path", "tool-math"])
+@pytest.mark.parametrize("name", ["coder-tester", "countdown", "kitchen", "plan-path", "tool-math"])
 def test_evaluation_problems_are_never_trained_on(name: str) -> None:
     recipe = Recipe(resolve(name, []).recipe_config())
     held_out = {query.text for query in recipe.eval_queries()}

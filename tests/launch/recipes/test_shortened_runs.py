@@ -1,5 +1,7 @@
 """The beginning of real runs of recipes, with seed 0: what is learned first is learned."""
 
+import pytest
+
 from flexmarl.launch.config.config_reading import recipe_folder
 
 from ..in_process import Finished, RunsHere
@@ -37,3 +39,14 @@ def test_countdown_learns_from_rewards_of_drafts(runs_here: RunsHere) -> None:
     before, after = evaluated(run, "draft_accuracy")
     assert after > before + 0.03
     assert [step["turns/proposer"] for step in run.metrics] == [4 * 16 * 8] * 8
+
+
+def test_a_dispatcher_learns_to_complete_orders(runs_here: RunsHere) -> None:
+    run = runs_here.train(
+        "kitchen", "training.steps=20", "evaluation.every=0", "data.eval_games=8", *QUIET,
+        recipe=recipe_folder("kitchen"),
+    )  # fmt: skip
+    before, after = evaluated(run, "collaboration_score")
+    assert after > before + 0.1
+    shares = [evaluated(run, f"completed_{interval}")[-1] for interval in (2, 3, 4, 5, 6)]
+    assert after == pytest.approx(sum(shares) / 5), "as many games of each interval"
