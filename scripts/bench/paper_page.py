@@ -107,28 +107,26 @@ def with_tables(text: str, rows: Sequence[Row]) -> str:
 
 
 def _modes(figures: Figures, scenario: str) -> list[list[str]]:
-    head = ["mode", "simulated s", "lowest to highest", "ratio", "tokens/s", "paper's s", "ratio"]
-    lines, paper_s = {}, PAPER_S[scenario]
+    head = ["mode", "simulated s", "other seeds", "ratio", "tokens/s", "paper's s", "ratio"]
+    lines, paper_s, first = {}, PAPER_S[scenario], figures.of_seed(FIRST_SEED)
     for mode in BASELINES:
-        if not (seconds := figures.values(scenario, mode, "step_s")):
+        if not (seconds := first.values(scenario, mode, "step_s")):
             continue
-        tokens = fmean(figures.values(scenario, mode, "tokens_per_s"))
-        ratios = figures.ratios(scenario, mode, REFERENCE)
+        others = [f"{value:.1f}" for value in figures.values(scenario, mode, "step_s")[1:]]
         paper = (
             [f"{paper_s[mode]}", _ratio([paper_s[mode] / paper_s[REFERENCE]])]
             if mode in paper_s
             else [_NONE] * 2
         )
-        words = f"`{mode}`{_OTHER_CODE * figures.is_of_other_code(scenario, mode)}"
         lines[mode] = [
-            words,
-            f"{fmean(seconds):.1f}",
-            _spread(seconds),
-            _ratio(ratios),
-            f"{tokens:.0f}",
+            f"`{mode}`{_OTHER_CODE * figures.is_of_other_code(scenario, mode)}",
+            f"{seconds[0]:.1f}",
+            ", ".join(others) or _NONE,
+            _ratio(first.ratios(scenario, mode, REFERENCE)),
+            _mean(first.values(scenario, mode, "tokens_per_s"), "{:.0f}"),
             *paper,
         ]
-    slowest_first = sorted(lines, key=lambda mode: -fmean(figures.values(scenario, mode, "step_s")))
+    slowest_first = sorted(lines, key=lambda mode: -first.values(scenario, mode, "step_s")[0])
     return [head, _rule(head), *(lines[mode] for mode in slowest_first)]
 
 
@@ -153,12 +151,13 @@ def _paper_ratios(mode: str) -> str:
 
 def _parts(figures: Figures, scenario: str) -> list[list[str]]:
     head = ["seconds of a step", *(f"`{mode}`" for mode in _PARTED_MODES)]
+    first = figures.of_seed(FIRST_SEED)
     seconds = [
-        [words, *(_mean(figures.values(scenario, mode, key), "{:.1f}") for mode in _PARTED_MODES)]
+        [words, *(_mean(first.values(scenario, mode, key), "{:.1f}") for mode in _PARTED_MODES)]
         for key, words in _PARTS.items()
     ]
     shares = [
-        [words, *(_mean(figures.values(scenario, mode, key), "{:.0%}") for mode in _PARTED_MODES)]
+        [words, *(_mean(first.values(scenario, mode, key), "{:.0%}") for mode in _PARTED_MODES)]
         for key, words in _SHARES.items()
     ]
     return [head, _rule(head), *seconds, *shares]
@@ -206,10 +205,6 @@ def _mean(values: Sequence[float], form: str) -> str:
 
 def _ratio(ratios: Sequence[float]) -> str:
     return _mean(ratios, "{:.2f}")
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{min(values):.1f} to {max(values):.1f}" if len(values) > 1 else _NONE
 
 
 def _ratio_spread(ratios: Sequence[float]) -> str:
