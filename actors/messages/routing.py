@@ -4,7 +4,7 @@ The messages of every turn are tuples, and those of one round of the event loop 
 more with the router than without.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -75,7 +75,7 @@ class Routes:
 
 class RouterApi(Protocol):
     @endpoint
-    def routes(self, worker: str) -> AsyncIterator[Routes]:
+    def routes(self, worker: str) -> AsyncGenerator[Routes]:
         """Opens the session of a rollout actor, by its name: routes of the turns that it asks for. The end of the
         stream is the end of the session and of all its turns."""
 

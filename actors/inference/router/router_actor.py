@@ -18,7 +18,7 @@ acknowledge at once share the turns that wait. Loads begin in the order of ``loa
 import asyncio
 import math
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 from ....core.actor import Actor, DeadActor, endpoint
 from ....core.base.texts import text_of
@@ -135,7 +135,7 @@ class RouterActor(Actor, RouterApi):
     # ------------------------------------------------------------------ endpoints
 
     @endpoint
-    async def routes(self, worker: str) -> AsyncIterator[Routes]:
+    async def routes(self, worker: str) -> AsyncGenerator[Routes]:
         self._opened += 1
         number, session = self._opened, _Session()
         self._sessions[number] = session

@@ -6,7 +6,7 @@
 
 After MindAgent's CuisineWorld (Gong et al., arXiv 2309.09971), where one model dispatches all workers too; without
 places, so without its ``goto``. Its other actions are ``get``: ``a``, ``b``; ``put``: ``p``; ``get`` from a tool:
-``A``, ``B``; ``put`` on the table: ``s``; and ``noop``: ``.``. A pot is ``activated`` by what is put into it. The SFT
+``A``, ``B``; ``put`` on the table: ``s``; and ``noop``: ``.``. An ingredient in a pot ``activates`` that. The SFT
 teaches the actions that are possible, one as often as another. Reinforcement learning teaches to work together: two
 workers that prepare the same order have made nothing for the next one.
 """
@@ -47,8 +47,8 @@ class Kitchen:
     """A kitchen between two steps, which never changes: ``step`` returns the next one.
 
     ``dishes``: of all orders. Order n comes at step ``n * interval``, and fails ``lifetime`` steps later. ``hands``,
-    ``pots``: an ingredient is a small letter, a cooked dish a capital one. What is put into a pot is cooked during the
-    next step, and can be taken in the one after that. ``orders``: the numbers of those that are open.
+    ``pots``: an ingredient is a small letter, a cooked dish a capital one. A pot cooks an ingredient during the step
+    after the one that has put it there; then the dish can be taken. ``orders``: the numbers of those that are open.
     """
 
     dishes: str

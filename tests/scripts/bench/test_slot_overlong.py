@@ -24,7 +24,7 @@ def test_every_arm_plays_and_a_result_depends_on_the_seed_alone() -> None:
 
 
 def test_the_figures_of_a_policy_that_draws_all_tokens_alike() -> None:
-    """Of 21 tokens one ends an answer, and another one is hidden. An answer is right if the hidden one comes before an
+    """A token of 21 ends an answer, and another one is hidden. An answer is right if the hidden one comes before an
     end, and cut off if none of 16 tokens ends it."""
     right, length, truncated = slot_overlong._Learner("plain", BRIEF, 0).figures()
     stays = 20 / 21

@@ -49,6 +49,7 @@ def loads(*, late_turn_s: float | None) -> dict[PolicyName, float]:
             seconds[policy] = loop.time() - begin
 
         async def ask(policy: PolicyName, turn: int) -> None:
+            assert routes.session is not None
             request = RouteRequest(turn, policy, Version(1), None, 1, 0.0, "")
             await cluster.router.api.turns(routes.session, [request], [])
 
