@@ -250,6 +250,18 @@ class Router:
         reason, instance.state_reason = instance.state_reason, ""
         self._change(instance, InstanceEvent.LOADED, now, reason)
 
+    def load_held(self, number: int) -> None:
+        """The load that was decided on waits for those of other policies: its time begins with ``load_begun``."""
+        instance = self._live.get(number)
+        if instance is not None and instance.state is InstanceState.LOADING:
+            instance.load_by_s = self._due_s = None
+
+    def load_begun(self, number: int, now: float) -> None:
+        """The load waits no more."""
+        instance = self._live.get(number)
+        if instance is not None and instance.state is InstanceState.LOADING:
+            self._time_load(instance, now)
+
     def failed(self, number: int, reason: str, now: float) -> None:
         """The instance can't load its version of this policy, and won't do better."""
         instance = self._live.get(number)
@@ -350,10 +362,14 @@ class Router:
         """Has an instance without a version load the newest."""
         published = self._policies[instance.policy].published
         if published is not None:
-            instance.loads_since_s, instance.load_by_s = now, now + self._config.load_timeout_s
-            heappush(self._deadlines, (instance.load_by_s, instance.number))
+            self._time_load(instance, now)
             self._change(instance, InstanceEvent.LOAD, now)
             self._decided.append(Load(instance.number, instance.policy, published))
+
+    def _time_load(self, instance: RoutedInstance, now: float) -> None:
+        instance.loads_since_s, instance.load_by_s = now, now + self._config.load_timeout_s
+        heappush(self._deadlines, (instance.load_by_s, instance.number))
+        self._due_s = None
 
     def _change(self, instance: RoutedInstance, event: InstanceEvent, now: float, reason: str = "") -> None:
         """``reason``: makes it an event of the run."""
@@ -403,6 +419,10 @@ class Router:
             instance for instance in policy.instances.values() if instance.state is InstanceState.LOADING
         ]
         for instance in loading:
+            if instance.load_by_s is None:
+                text = f"weights that turns wait for, before {instance.name} loads those of {name}"
+                yield Wait(text, now - instance.loads_since_s)
+                continue
             text = f"{instance.name}, which loads version {policy.published} of {name}"
             limit = f"router.load_timeout_s={self._config.load_timeout_s:g} ends it"
             yield Wait(text, now - instance.loads_since_s, limit, instance.name)

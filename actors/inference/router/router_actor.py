@@ -272,6 +272,8 @@ class RouterActor(Actor, RouterApi):
                     ref = self._instances[instance]
                     self.background(self._load(instance, ref), f"load {ref.name}")
                 self._loads[instance] = decision
+                if instance in self._held:
+                    self._router.load_held(instance)
             case Probe(instance):
                 ref = self._instances[instance]
                 self.background(self._probe(instance, ref), f"probe {ref.name}")
@@ -356,13 +358,17 @@ class RouterActor(Actor, RouterApi):
 
     async def _wait_turn(self, number: int, policy: PolicyName) -> None:
         """Returns when an instance may load ``policy``. The loads that it waits for have deadlines."""
+        if self._order.may_begin(policy):
+            return
         while not self._order.may_begin(policy):
+            self._router.load_held(number)
             self._held[number] = asyncio.Event()
             try:
                 await self._held[number].wait()
             finally:
                 del self._held[number]
             policy = self._loads[number].policy
+        self._router.load_begun(number, self._loop.time())
 
     async def _probe(self, number: int, instance: ActorRef[InstanceApi]) -> None:
         """Asks a suspected instance until it answers, or is known to be gone."""

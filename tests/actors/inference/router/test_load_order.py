@@ -33,15 +33,15 @@ def test_a_policy_that_no_turn_waits_for_is_behind_those_that_turns_wait_for() -
     assert order.may_begin(SOLVER)
 
 
-def loads(*, late_turn_s: float | None) -> dict[PolicyName, float]:
-    """Seconds until both policies, whose loads take 4 s, are installed. A turn waits for the judge from the beginning,
-    and one for the solver ``late_turn_s`` later."""
+def loads(*, late_turn_s: float | None, load_s: float = 4.0) -> dict[PolicyName, float]:
+    """Seconds until both policies, whose loads take ``load_s``, are installed. A turn waits for the judge from the
+    beginning, and one for the solver ``late_turn_s`` later."""
     seconds: dict[PolicyName, float] = {}
 
     async def case(cluster: FakeCluster) -> None:
         loop = asyncio.get_running_loop()
         for policy in (SOLVER, JUDGE):
-            await cluster.add(f"{policy}-0", Instance(4.0), policy)
+            await cluster.add(f"{policy}-0", Instance(load_s), policy)
         await asyncio.gather(*(cluster.publish(0, policy) for policy in (SOLVER, JUDGE)))
 
         async def publish(policy: PolicyName) -> None:
@@ -63,6 +63,7 @@ def loads(*, late_turn_s: float | None) -> dict[PolicyName, float]:
                 if late_turn_s is not None:
                     await asyncio.sleep(late_turn_s)
                     await ask(SOLVER, 2)
+        assert cluster.console.seen == [], "no instance was given up"
 
     in_virtual_time(case)
     return {policy: round(at_s, 1) for policy, at_s in seconds.items()}
@@ -74,3 +75,8 @@ def test_a_load_waits_for_those_that_turns_wait_for() -> None:
 
 def test_a_turn_has_its_policy_load_at_once() -> None:
     assert loads(late_turn_s=1.5) == {JUDGE: 4.0, SOLVER: 5.5}
+
+
+def test_a_load_that_waits_for_others_has_its_whole_time_afterwards() -> None:
+    """By default a load has 900 s: an instance whose load began after 600 s would be given up before its end."""
+    assert loads(late_turn_s=None, load_s=600.0) == {JUDGE: 600.0, SOLVER: 1200.0}

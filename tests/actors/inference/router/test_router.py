@@ -520,6 +520,19 @@ class TestWaits:
         (wait,) = router.waits(17.0)
         assert wait == Wait("x, which loads version 1 of a", 7.0, "router.load_timeout_s=50 ends it", "x")
 
+    def test_a_load_that_waits_for_others_is_named_and_has_its_time_afterwards(self) -> None:
+        router = serving({"x": 1})
+        router.published(A, Version(1), 10.0)
+        (x,) = router.numbers_of("x")
+        router.load_held(x)
+        assert router.waits(70.0) == [Wait("weights that turns wait for, before x loads those of a", 60.0)]
+        assert router.due_s == math.inf
+        router.load_begun(x, 70.0)
+        assert router.due_s == 70.0 + 50.0, "the limit of a load"
+        router.decisions(119.0)
+        router.loaded(x, Version(1), 119.0)
+        assert router.decisions(119.0)[-1] == Installed(A, Version(1))
+
     def test_turns_that_wait_for_room_are_the_instances_consequence(self) -> None:
         router = serving({"x": 1})
         for turn in range(3):
