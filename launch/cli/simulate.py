@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from ...actors.errors import ConfigError
 from ..monitoring.console.echo import echo
 from ..run.prepared_run import checked_name
 from ..run_folder.run_directory import RunDirectory
@@ -98,6 +99,8 @@ def simulate(
     if mode is not None:
         described = in_mode(described, mode)
     folder = runs / (f"{file.stem}-{stamp}" if name is None else checked_name(name))
+    if folder.exists():  # its own refusal offers to continue a run: a simulation has no such option
+        raise ConfigError(f"{folder} exists already: choose another --name")
     summary = run_scenario(described, folder)
     echo(summary.as_json() if as_json else f"{summary.text()}\n  run  {folder}")
     return 0

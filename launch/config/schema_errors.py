@@ -37,7 +37,8 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
     if kind == "extra_forbidden" and chosen:
         allowed = ", ".join(_keys(item["loc"][:-1], written))
         near = guess(str(location[-1]), _keys(item["loc"][:-1], written))
-        return f"{key}: the {location[-2]} {chosen} has no such option (value {value!r}); allowed: {allowed}{near}"
+        section = f"{_noun_of(location[:-1])} {chosen}"
+        return f"{key}: the {section} has no such option (value {value!r}); allowed: {allowed}{near}"
     if kind == "extra_forbidden":
         remedy = _remedy_of_misplaced(location, written)
         if remedy is None:
@@ -47,7 +48,9 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
         return f"{key}: {remedy}"
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(value, dict):
         names = item["ctx"].get("expected_tags", "").replace("'", "")
-        return f"{key}.name={value.get('name')!r}: there is no such {location[-1]}; there are: {names}"
+        tag = item["ctx"].get("tag")
+        chooses = next((word for word, choice in value.items() if choice == tag), "name")
+        return f"{key}.{chooses}={value.get(chooses)!r}: there is no such {_noun_of(location)}; there are: {names}"
     if kind == "missing":
         return f"{key}: is missing{_misspelt(str(location[-1]), value)}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
@@ -61,6 +64,12 @@ def problem_text(item: Any, written: WrittenConfig) -> str:
     if isinstance(value, dict):  # the message names the value; a section is too long to be shown
         return f"{key}: {message}" if key else message
     return f"{key}={value!r}: {message}"
+
+
+def _noun_of(location: Sequence[str | int]) -> str:
+    """The noun of a section: its key, or that of its list in the singular."""
+    *_, above, last = ("", *location)
+    return str(last) if isinstance(last, str) else str(above).removesuffix("s")
 
 
 def _guess_key(word: str, value: Any, allowed: Sequence[str]) -> str:

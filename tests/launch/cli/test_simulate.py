@@ -49,6 +49,12 @@ def test_a_seed_decides_the_figures(tmp_path: Path) -> None:
     assert first == again
 
 
+def test_a_folder_that_exists_is_refused_without_an_offer_to_continue_it(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    with pytest.raises(ConfigError, match="first exists already: choose another --name$"):
+        run(tmp_path, "--name", "first")
+
+
 def test_the_words_for_people_name_the_longest_part(tmp_path: Path) -> None:
     text = run(tmp_path, "--name", "first", "mode=sync").output
     assert "s a step" in text and "The longest part: " in text and str(tmp_path / "first") in text

@@ -52,6 +52,18 @@ class TestRefusals:
                 r"training.foo: there is no such key \(value 1\); allowed: steps, queries_per_step",
             ),
             (
+                "rollout.tree.branch=foo",
+                "rollout.tree.branch='foo': there is no such tree; there are: greedy, entropy, predicted",
+            ),
+            (
+                "rollout.filters=[{name: contras}]",
+                "rollout.filters.0.name='contras': there is no such filter; there are: .*, contrast, function",
+            ),
+            (
+                "rollout.filters=[{name: contrast, keep: 0}]",
+                r"rollout.filters.0.keep: the filter contrast has no such option \(value 0\); allowed: name, extremes",
+            ),
+            (
                 "agents.solver.columns.plan={typ: tokens}",
                 r"agents.solver.columns.plan.typ: there is no such key .* allowed: type, required, dtype",
             ),

@@ -20,6 +20,8 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.transport.handle import LentMemory
 from flexmarl.transport.state import StateTransport
 
+from ....patience import PATIENCE_S
+
 NEEDED = StateBytes(weights=64, rest=64, step=64, base=128, on_slot=192, rows={}, live={})
 STATE = {"x": np.zeros(8, np.float32)}
 SOLVER = PolicyName("solver")
@@ -86,7 +88,7 @@ async def test_a_gang_that_lost_a_slot_does_not_take_the_place_of_the_next_one(p
         after = asyncio.create_task(rank.for_rest(other))
         await asyncio.sleep(0)
         lender.answers.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             lent_before, lent = await before, await after
         rank.rest_was_set(SavedRest(await transport.set("x/rest", STATE, version=2, lent=lent), {}))
         assert [(part, piece.host, piece.lent) for part, piece in rank.pieces()] == [("rest", other, lent)]
@@ -108,7 +110,7 @@ async def test_a_host_that_is_lost_while_it_is_asked_for_memory_of_a_step(
                 await rank.copy_again(part, piece, handle, other)
         assert rank.host_lost(host) is (Loss.MOVED if "step" in seconds else Loss.STEP)
         lender.answers.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             lent = await suspending
         assert [piece.host for part, piece in rank.pieces() if part == "rest"] == [other]
         assert len(other.spare._pieces) == ("step" in seconds), "memory of the step part before is spare"
@@ -128,7 +130,7 @@ async def test_a_host_that_is_lost_when_it_has_stored_a_state_away(
         await lender.asked.wait()
         assert rank.host_lost(host) is (Loss.MOVED if has_second else Loss.BASE)
         lender.answers.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await storing
         assert {piece.host for _, piece in rank.pieces()} == ({other} if has_second else set())
         assert not await rank.bring_back(), "no part of it is on the disk of a host that is left"
@@ -143,7 +145,7 @@ async def test_a_host_that_is_lost_when_it_has_brought_a_state_back(private: Pat
         assert rank.host_lost(host) is Loss.BASE
         lender.answers.set()
         with pytest.raises(ActorDead, match="the base part of a state was lost with its host"):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await returning
 
 
