@@ -16,7 +16,7 @@ from ...actors.orchestrator import checkpoint
 from ...core.durable.files import open_private
 from ...core.errors import FlexmarlError, is_loss
 from ...core.telemetry import LOG_LEVELS, LogLevel, configure_logging
-from ..config.config_reading import flattened, to_yaml
+from ..config.config_reading import flattened, read_yaml, to_yaml
 from ..config.config_warnings import warnings_about
 from ..config.run_config import RunConfig
 from ..config.written_config import WrittenConfig
@@ -45,6 +45,7 @@ from ..run.run import Run
 from ..run.run_endings import failure_text, has_lost_samples, run_summary
 from ..run_folder.run_directory import RunDirectory
 from ..run_folder.run_findings import run_findings
+from ..simulate.workload_config import WORKLOAD_RECIPE
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
 from .options import runs_option
 from .signals import train_until_signal
@@ -181,6 +182,7 @@ def train(
             raise ConfigError("--resume takes no recipe, --name, --continue or --dry-run: they are the run's")
         _refuse_plan(machine, dry_run, "--resume trains a run")
         directory = RunDirectory.existing(resume)
+        _refuse_simulation(directory)
         with directory.locked():
             return _train(None, directory, options, overrides, accept)
     recipe = recipe_argument or DEFAULT_RECIPE
@@ -209,6 +211,15 @@ def _refuse_plan(machine: str | None, dry_run: bool, reason: str) -> None:
     if machine is not None or dry_run:
         option = "--dry-run" if machine is None else f"--on {machine}"
         raise ConfigError(f"{option} is for a new run: {reason}. Leave out one of the two options")
+
+
+def _refuse_simulation(directory: RunDirectory) -> None:
+    """Raises ConfigError for the folder of a simulated run: it would be continued by processes that wait."""
+    recipe = Path(str(read_yaml(directory.config).get("recipe")))
+    if recipe.resolve() == WORKLOAD_RECIPE.resolve():
+        raise ConfigError(
+            f"{directory.path} is a simulation: `flexmarl simulate` plays it from its start, with another --name"
+        )
 
 
 def _show_plan(config: RunConfig, node_request: NodeRequest) -> int:

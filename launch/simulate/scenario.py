@@ -37,10 +37,9 @@ from .cluster_links import ClusterLinks, StateSizes
 from .engine_sources import times_of_engine
 from .recorded_lengths import set_lengths
 from .roofline import EngineLoad, TrainerLoad, trainer_times
-from .workload_config import LengthsConfig, WorkloadConfig
+from .workload_config import WORKLOAD_RECIPE, LengthsConfig, WorkloadConfig
 
 _SECTIONS: Final = ("cluster", "workload")
-_RECIPE: Final = Path(__file__).parent / "workload_recipe"
 _SCENARIOS: Final = Path(__file__).parent / "scenarios"
 _NAME: Final = re.compile(r"[a-z0-9_-]+")
 
@@ -98,7 +97,7 @@ def read_scenario(
     cluster = _section(ClusterConfig, "cluster", sections, path)
     workload = _section(WorkloadConfig, "workload", sections, path)
     config, keys = resolve_mapping(
-        {**raw, "recipe": str(_RECIPE), "data": recipe_data(workload)}, of_run, str(path)
+        {**raw, "recipe": str(WORKLOAD_RECIPE), "data": recipe_data(workload)}, of_run, str(path)
     )
     return Scenario(config, keys, cluster, workload)
 

@@ -1,5 +1,6 @@
 """The section ``workload`` of a simulated run: the agents' lengths, their calls, and the times of everything else."""
 
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -7,6 +8,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from ...actors.config_base import Config, Count, NonNegative, Positive, Share, Unit, no_bool
 from ...actors.names import AgentName
 
+WORKLOAD_RECIPE: Final = Path(__file__).parent / "workload_recipe"
+"""The recipe of simulated runs, which plays a workload."""
 _LONGEST_PROMPT: Final = 8
 
 # Above them a number is mistyped: lengths and times are computed as exp(sigma * z), and sent in messages.

@@ -12,15 +12,14 @@ Neighbouring seeds share their run: without faults it is played once for all of 
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from ....core.wire.faults import Faults
 from ...config.config_reading import resolve_mapping
 from ...config.run_config import RunConfig
 from ..simulated_faults import ALL_KINDS, FaultKind, FaultPlan, PlannedFault
+from ..workload_config import WORKLOAD_RECIPE
 
-_RECIPE: Final = Path(__file__).parents[1] / "workload_recipe"
 _MOST_FAULTS: Final = 10
 _SEEDS_OF_A_RUN: Final = 8
 
@@ -84,7 +83,7 @@ def _settings(run: int) -> dict[str, Any]:
     policy_of = dict(zip(agents, [*policies, draw.choice(policies)], strict=False))
     slots = draw.choice((0, 0, 1, 1, 2, 3))
     return {
-        "recipe": str(_RECIPE),
+        "recipe": str(WORKLOAD_RECIPE),
         "seed": run,
         "data": {"workload": _workload(draw, agents)},
         "policies": {name: _policy(draw, slots) for name in policies},

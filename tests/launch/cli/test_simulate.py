@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.cli.simulate import simulate
+from flexmarl.launch.cli.train import train
 from flexmarl.launch.simulate.chaos.chaos_case import draw_case
 from flexmarl.launch.simulate.chaos.checks import Problem
 from flexmarl.launch.simulate.chaos.examination import Failure
@@ -53,6 +54,14 @@ def test_a_folder_that_exists_is_refused_without_an_offer_to_continue_it(tmp_pat
     (tmp_path / "first").mkdir()
     with pytest.raises(ConfigError, match="first exists already: choose another --name$"):
         run(tmp_path, "--name", "first")
+
+
+def test_a_simulation_is_not_continued_by_processes(tmp_path: Path) -> None:
+    run(tmp_path, "--name", "first")
+    with pytest.raises(
+        ConfigError, match="first is a simulation: `flexmarl simulate` plays it from its start"
+    ):
+        CliRunner().invoke(train, ["--resume", str(tmp_path / "first")], catch_exceptions=False)
 
 
 def test_the_words_for_people_name_the_longest_part(tmp_path: Path) -> None:
