@@ -157,9 +157,10 @@ def _host_memory(needs: Sequence[Need], hosts: Sequence[HostDescription]) -> Ite
     largest = max(host.memory_bytes for host in hosts)
     if total > capacity_bytes:
         keys = ", ".join(dict.fromkeys(need.key for need in some))
+        slots = ", or fewer slots" if any(need.purpose == "training" for need in some) else ""
         yield (
             f"{_gib(total)} of memory are needed ({keys}), and the hosts have {_gib(capacity_bytes)}; take fewer "
-            f"instances, or {_LESS}"
+            f"instances, or {_LESS}{slots}"
         )
     for need in some:
         if need.memory_bytes > largest:

@@ -99,6 +99,8 @@ def test_too_little_memory_of_the_hosts() -> None:
         "150.0 GiB of memory are needed (policies.a.instances=3), and the hosts have 128.0 GiB; take fewer instances, "
         "or a smaller engine.kv_cache_bytes"
     )
+    slots = [Need(f"slot-{n}", "pool.slots=3", purpose="training", memory_bytes=50 * GIB) for n in range(3)]
+    assert refusal(slots, host("n1")).endswith("or a smaller engine.kv_cache_bytes, or fewer slots")
 
 
 def test_memory_that_one_host_must_have() -> None:
