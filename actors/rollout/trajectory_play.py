@@ -32,7 +32,7 @@ class TrajectoryPlay:
             self._demonstrations = read_demonstrations(self._rule.file, recipe.folder, agents)
 
     def demonstration_of(self, query: Query) -> Demonstration | None:
-        """The demonstration that training trajectories of ``query`` follow; None if there is none."""
+        """Returns the demonstration for training trajectories of ``query``, or None."""
         return self._demonstrations.get(query.text)
 
     async def play(self, trajectory: Trajectory, handles: AgentHandles) -> Rewards | TreeEnd:

@@ -112,7 +112,7 @@ def _modes(figures: Figures, scenario: str) -> list[list[str]]:
     for mode in BASELINES:
         if not (seconds := first.values(scenario, mode, "step_s")):
             continue
-        others = [f"{value:.1f}" for value in figures.values(scenario, mode, "step_s")[1:]]
+        seconds_of_seeds = [f"{value:.1f}" for value in figures.values(scenario, mode, "step_s")[1:]]
         paper = (
             [f"{paper_s[mode]}", _ratio([paper_s[mode] / paper_s[REFERENCE]])]
             if mode in paper_s
@@ -121,7 +121,7 @@ def _modes(figures: Figures, scenario: str) -> list[list[str]]:
         lines[mode] = [
             f"`{mode}`{_OTHER_CODE * figures.is_of_other_code(scenario, mode)}",
             f"{seconds[0]:.1f}",
-            ", ".join(others) or _NONE,
+            ", ".join(seconds_of_seeds) or _NONE,
             _ratio(first.ratios(scenario, mode, REFERENCE)),
             _mean(first.values(scenario, mode, "tokens_per_s"), "{:.0f}"),
             *paper,

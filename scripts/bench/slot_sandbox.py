@@ -2,7 +2,7 @@
 
 A server computes one request at a time, so every request of a command waits for those of the other workers: their looks
 for the end of commands that run in the background. One real server on this machine; each worker is a ``RexSandbox`` as
-a rollout worker has it. The others' commands sleep, and take no CPU time. The keys:
+a rollout worker has it. The commands of others sleep, and take no CPU time. The keys:
 
     short_s      seconds of ``sleep 0.3`` by one worker alone, and ``beside_1_s``, ``beside_3_s``, ``beside_7_s``: while
                  so many others wait for commands that run for long
@@ -42,7 +42,7 @@ from flexmarl.launch.bench.measure import Report, rounded
 
 _START_S: Final = 60.0
 _LIMIT_S: Final = 611.0
-_OTHERS: Final = (0, 1, 3, 7)
+_SLEEPERS: Final = (0, 1, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ async def played(options: Options) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="sandbox") as folder:
         async with running_server(Path(folder), key) as url:
             figures = {"bare_s": await _bare_s(url, key, options)}
-            for others in _OTHERS:
-                name = f"beside_{others}_s" if others else "short_s"
-                figures[name] = await _short_s(url, key, others, options)
+            for sleepers in _SLEEPERS:
+                name = f"beside_{sleepers}_s" if sleepers else "short_s"
+                figures[name] = await _short_s(url, key, sleepers, options)
             began = time.perf_counter()
             await _run(url, key, options.long_s)
             return figures | {"late_s": time.perf_counter() - began - options.long_s}
@@ -123,12 +123,12 @@ async def _bare_s(url: str, key: str, options: Options) -> float:
         return (time.perf_counter() - began) / options.commands
 
 
-async def _short_s(url: str, key: str, others: int, options: Options) -> float:
+async def _short_s(url: str, key: str, sleepers: int, options: Options) -> float:
     """Seconds of a short command beside so many that do not end meanwhile."""
     with first_error():
         async with asyncio.TaskGroup() as tasks:
-            long = [tasks.create_task(_run(url, key, _LIMIT_S)) for _ in range(others)]
-            await _begun(others)
+            long = [tasks.create_task(_run(url, key, _LIMIT_S)) for _ in range(sleepers)]
+            await _wait_begun(sleepers)
             began = time.perf_counter()
             for _ in range(options.commands):
                 await _run(url, key, options.short_s)
@@ -138,19 +138,19 @@ async def _short_s(url: str, key: str, others: int, options: Options) -> float:
     return seconds
 
 
-async def _begun(others: int) -> None:
+async def _wait_begun(sleepers: int) -> None:
     """Waits until so many commands sleep: the server reports none before its end."""
-    while _sleepers() < others:  # noqa: ASYNC110
+    while _sleepers() < sleepers:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 
 def _sleepers() -> int:
     """The processes of this machine that sleep for the limit's time."""
-    found = 0
+    count = 0
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found += line.read_bytes().split(b"\0")[:2] == [b"sleep", f"{_LIMIT_S:g}".encode()]
-    return found
+            count += line.read_bytes().split(b"\0")[:2] == [b"sleep", f"{_LIMIT_S:g}".encode()]
+    return count
 
 
 async def _run(url: str, key: str, sleep_s: float) -> None:
@@ -184,7 +184,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
 
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """Prints the result as a table."""
-    keys = ("short_s", *(f"beside_{others}_s" for others in _OTHERS[1:]), "bare_s", "late_s")
+    keys = ("short_s", *(f"beside_{sleepers}_s" for sleepers in _SLEEPERS[1:]), "bare_s", "late_s")
     table = Table(*(key.removesuffix("_s") for key in keys), title="seconds of a command at one server")
     for line in result["rounds"]:
         table.add_row(*(f"{line[key]:g}" for key in keys))
