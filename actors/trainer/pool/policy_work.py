@@ -27,14 +27,16 @@ class Computation:
         if not self.done.done():
             self.done.set_result(result)
 
-    def fail(self, error: BaseException) -> None:
-        """Its caller gets ``error``, unless it has a result already, or has left."""
+    def fail(self, error: BaseException) -> bool:
+        """Its caller gets ``error``, unless it has a result already, or has left: then False is returned."""
         self.failed = True
-        if not self.done.done():
+        has_caller = not self.done.done()
+        if has_caller:
             self.done.set_exception(error)
         if not self.saved.done():
             self.saved.set_exception(error)
             self.saved.exception()  # asyncio logs an error that no caller takes, and most are not waited for
+        return has_caller
 
 
 class PolicyWork:
@@ -105,10 +107,10 @@ class PolicyWork:
         self._waiting.extendleft(reversed(again))
         return again
 
-    def fail(self, error: BaseException) -> None:
-        """None of those that run or wait can succeed."""
-        for computation in (*self._since_base, self.running, *self._waiting):
-            if computation is not None:
-                computation.fail(error)
+    def fail(self, error: BaseException) -> bool:
+        """None of those that run or wait can succeed. Returns True if a caller gets ``error``."""
+        failing = (*self._since_base, self.running, *self._waiting)
+        has_caller = [computation.fail(error) for computation in failing if computation is not None]
         self.running = None
         self._waiting.clear()
+        return any(has_caller)

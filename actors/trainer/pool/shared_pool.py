@@ -231,7 +231,7 @@ class SharedPool(TrainingPool, SlotListener):
         for decision in report(self._clock()):
             policy, kind = decision.policy, type(decision).__name__
             if policy in self._failed:
-                continue  # the allocator still counts its computations, and the trainer is about to end
+                continue  # the allocator still counts its computations, and the trainer ends
             log.debug("pool", decision=kind, policy=policy, reason=decision.reason)
             gang = self._gang_for(decision)
             gang.is_dropped |= isinstance(decision, Drop)
@@ -348,7 +348,10 @@ class SharedPool(TrainingPool, SlotListener):
     def _fail(self, policy: PolicyName, error: FlexmarlError) -> None:
         """The run can't continue: all computations of the policy, also later ones, raise ``error``."""
         self._failed.setdefault(policy, error)
-        self._work[policy].fail(error)
+        if not self._work[policy].fail(error):
+            # Not left to its next computation: that may come after those of policies that wait for its slots, which it
+            # does not leave any more.
+            self._background(_end_trainer(error), f"loss of {policy}")
 
     def _copy_again(self, policy: PolicyName) -> None:
         self._background(self._moves.copy_again(policy), f"second copy of {policy}")
@@ -416,3 +419,7 @@ class SharedPool(TrainingPool, SlotListener):
         for rank in self._memory[policy]:
             rank.step_was_lost()
         return self._work[policy].lose()
+
+
+async def _end_trainer(error: FlexmarlError) -> None:
+    raise error

@@ -96,7 +96,7 @@ async def test_a_second_result_changes_nothing(work: PolicyWork) -> None:
 async def test_a_policy_that_is_lost_for_good_fails_all_of_them(work: PolicyWork) -> None:
     running, waiting = added(work, "accumulate", "optimizer_step")
     work.begin()
-    work.fail(ValueError("no room"))
+    assert work.fail(ValueError("no room"))
     for computation in (running, waiting):
         for result in (computation.done, computation.saved):
             with pytest.raises(ValueError, match="no room"):
@@ -110,7 +110,7 @@ async def test_a_step_whose_base_state_can_not_be_saved_has_its_result_and_the_e
     (step,) = added(work, "optimizer_step")
     done(work, 1)
     step.succeed(1)
-    work.fail(ValueError("no room"))
+    assert not work.fail(ValueError("no room")), "its caller has left with the result"
     assert await step.done == 1
     with pytest.raises(ValueError, match="no room"):
         await step.saved
