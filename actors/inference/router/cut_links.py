@@ -9,10 +9,12 @@ stays what it is for all other workers. One turn at a time tries a link that is 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
+
+from .waiting_turns import RoutedInstance
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -53,6 +55,12 @@ class CutLinks:
 
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], CutLink] = {}
+        self._workers: dict[int, str] = {}
+        """The names of the rollout workers, by session."""
+
+    def begin(self, session: int, worker: str) -> None:
+        """A session begins. ``worker``: its rollout actor's name, for people."""
+        self._workers[session] = worker
 
     def lost(self, session: int, instance: int, turn: int, now: float) -> CutLink | None:
         """A turn was lost. Returns the link if that is at fault, and None if the instance may be."""
@@ -95,6 +103,8 @@ class CutLinks:
 
     def forget(self, *, session: int | None = None, instance: int | None = None) -> None:
         """The worker's session has ended, or the instance is gone."""
+        if session is not None:
+            self._workers.pop(session, None)
         for key, link in list(self._links.items()):
             if session == link.session or instance == link.instance:
                 del self._links[key]
@@ -120,6 +130,23 @@ class CutLinks:
         """The link if it is at fault."""
         link = self._links.get((session, instance))
         return link if link is not None and link.state in _AT_FAULT else None
+
+    def all_closed(self, session: int, instances: Iterable[RoutedInstance]) -> bool:
+        """True if turns of the session may go to none of the instances."""
+        return not any(self.is_open(session, instance.load.numbers[0]) for instance in instances)
+
+    def describe(self, session: int, instances: Iterable[RoutedInstance]) -> str:
+        """The links of the session to ``instances`` that are at fault, as a sentence."""
+        names = [instance.name for instance in instances if self.of(session, instance.load.numbers[0])]
+        answer = "answers" if len(names) == 1 else "answer"
+        return (
+            f"{self.worker(session)} can't reach {', '.join(names)}, which {answer} the router: the link between "
+            "their hosts is cut"
+        )
+
+    def worker(self, session: int) -> str:
+        """The name of the session's rollout worker, for people."""
+        return self._workers.get(session, "a rollout actor")
 
     def __iter__(self) -> Iterator[CutLink]:
         return iter(list(self._links.values()))

@@ -35,7 +35,7 @@ Rules:
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
@@ -51,7 +51,8 @@ from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
 from .router_loads import RebalanceSettings, first_to_move, loads_of, measure_load
-from .waiting_turns import RoutedInstance, RoutedTurn, statistics_of
+from .router_report import statistics_of, waits_of
+from .waiting_turns import RoutedInstance, RoutedTurn
 
 _REMEMBERED_TURNS: Final = 16384
 _LOADING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
@@ -76,7 +77,6 @@ class Router:
         }
         self._live = LiveInstances()
         self._links = CutLinks()
-        self._workers: dict[int, str] = {}
         self._sessions: dict[int, dict[int, RoutedTurn]] = {}
         self._decided: list[Decision] = []
         # The policies for which something may have become possible since the last ``decisions``: events only note them,
@@ -112,7 +112,7 @@ class Router:
 
     def session_begun(self, session: int, worker: str) -> None:
         """A rollout actor will ask for turns. ``worker``: its name, for people."""
-        self._workers[session] = worker
+        self._links.begin(session, worker)
 
     def ended(self, session: int, number: int, tokens: int, now: float, *, lost: bool = False) -> None:
         """Forgets a turn that waits or is at an instance. ``tokens``: generated there. ``lost``: the rollout actor
@@ -141,7 +141,7 @@ class Router:
         if not lost:
             self._links.ended(session, first, number, well=tokens > 0)
         elif (link := self._links.lost(session, first, number, now)) is None:
-            self.suspected(first, f"{self._worker(session)} can't reach it", now)
+            self.suspected(first, f"{self._links.worker(session)} can't reach it", now)
         else:
             self._due_s = None
             self._check_reach(turn.policy, link, now)
@@ -149,33 +149,15 @@ class Router:
     def _check_reach(self, name: PolicyName, link: CutLink, now: float) -> None:
         """Ends the run if a rollout actor has reached no instance of the policy for too long."""
         limit_s, policy = self._config.return_timeout_s, self._policies[name]
-        if now - link.since_s >= limit_s and self._reaches_none(link.session, policy):
-            reason = self._describe_cut(link.session, policy)
+        if now - link.since_s >= limit_s and self._links.all_closed(link.session, policy.instances.values()):
+            reason = self._links.describe(link.session, policy.instances.values())
             self._decided.append(NoInstances(name, limit_s, reason))
-
-    def _reaches_none(self, session: int, policy: RoutedPolicy) -> bool:
-        return not any(
-            self._links.is_open(session, instance.load.numbers[0]) for instance in policy.instances.values()
-        )
-
-    def _describe_cut(self, session: int, policy: RoutedPolicy) -> str:
-        instances = policy.instances.values()
-        names = [instance.name for instance in instances if self._links.of(session, instance.load.numbers[0])]
-        answer = "answers" if len(names) == 1 else "answer"
-        return (
-            f"{self._worker(session)} can't reach {', '.join(names)}, which {answer} the router: the link between "
-            "their hosts is cut"
-        )
-
-    def _worker(self, session: int) -> str:
-        return self._workers.get(session, "a rollout actor")
 
     def session_ended(self, session: int, now: float) -> None:
         """Forgets all turns of a rollout actor."""
         for number in list(self._sessions.get(session, ())):
             self.ended(session, number, 0, now)
         self._sessions.pop(session, None)
-        self._workers.pop(session, None)
         self._links.forget(session=session)
 
     def _take_back(self, turn: RoutedTurn, instance: RoutedInstance, now: float) -> None:
@@ -403,54 +385,11 @@ class Router:
         the sums of their seconds, ``queue_s.<instance>`` before and ``service_s.<instance>`` there. The same of each
         policy, since the start, as ``policy_turns.<policy>`` and so on; ``policy_waiting.<policy>``: turns that wait
         for room now."""
-        of_policies = {name: policy.totals for name, policy in self._policies.items()}
-        waiting = {
-            f"policy_waiting.{name}": float(policy.waiting.count) for name, policy in self._policies.items()
-        }
-        totals = statistics_of(self._queue_times_s, self._live, of_policies)
-        return {"moves": float(self._moves), **totals, **waiting}
+        return statistics_of(self._moves, self._queue_times_s, self._live, self._policies)
 
     def waits(self, now: float) -> list[Wait]:
         """Turns that wait, and instances that load or may be lost; for people."""
-        return [wait for name, policy in self._policies.items() for wait in self._waits_of(name, policy, now)]
-
-    def _waits_of(self, name: PolicyName, policy: RoutedPolicy, now: float) -> Iterator[Wait]:
-        loading = [
-            instance for instance in policy.instances.values() if instance.state is InstanceState.LOADING
-        ]
-        for instance in loading:
-            if instance.load_by_s is None:
-                text = f"weights that turns wait for, before {instance.name} loads those of {name}"
-                yield Wait(text, now - instance.loads_since_s)
-                continue
-            text = f"{instance.name}, which loads version {policy.published} of {name}"
-            limit = f"router.load_timeout_s={self._config.load_timeout_s:g} ends it"
-            yield Wait(text, now - instance.loads_since_s, limit, instance.name)
-        turns = policy.waiting.count
-        if policy.no_instance_since_s is not None and policy.published is not None:
-            if math.isinf(policy.no_instance_since_s):  # the run is about to end for that
-                return
-            states = [f"{instance.name} is {instance.state.value}" for instance in policy.instances.values()]
-            text = f"an instance of {name} for {_turns(turns)}: {', '.join(states) or policy.last_loss}"
-            limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
-            yield Wait(text, now - policy.no_instance_since_s, limit)
-        elif turns and policy.published is not None and policy.serving:
-            yield from self._cut_waits_of(name, policy, now)
-            newer = turns - policy.waiting.for_version(policy.published)
-            if newer:
-                yield Wait(f"a newer version of {name} for {_turns(newer)}", 0.0, actor="trainer")
-            if turns > newer:
-                yield Wait(f"room at the instances of {name} for {_turns(turns - newer)}", 0.0, actor=name)
-
-    def _cut_waits_of(self, name: PolicyName, policy: RoutedPolicy, now: float) -> Iterator[Wait]:
-        limit = f"router.return_timeout_s={self._config.return_timeout_s:g} ends the run"
-        for session, since_s in {link.session: link.since_s for link in self._links}.items():
-            turns = [turn for turn in self._sessions.get(session, {}).values() if turn.policy == name]
-            if turns and self._reaches_none(session, policy):
-                text = (
-                    f"an instance of {name} for {_turns(len(turns))}: {self._describe_cut(session, policy)}"
-                )
-                yield Wait(text, now - since_s, limit)
+        return waits_of(self._policies, self._links, self._sessions, self._config, now)
 
     # ------------------------------------------------------------------ versions and decisions
 
@@ -556,7 +495,3 @@ class Router:
             if once:
                 return True
         return False
-
-
-def _turns(number: int) -> str:
-    return f"{number} turn{'' if number == 1 else 's'}"

@@ -1,8 +1,8 @@
 """The turns of one policy that wait for an instance, and its instances with room for one. Pure, O(log n) per event."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -251,21 +251,3 @@ class InstancesWithRoom:
     def clear(self) -> None:
         """To be called when no instance serves any more."""
         self._heap.clear()
-
-
-def statistics_of(
-    queue_times_s: Iterable[float],
-    instances: Iterable[RoutedInstance],
-    policies: Mapping[PolicyName, TurnTotals],
-) -> dict[str, float]:
-    """See ``Router.statistics``."""
-    statistics = {
-        f"{name}.{instance.name}": value
-        for instance in instances
-        for name, value in asdict(instance.load.totals).items()
-    }
-    for policy, totals in policies.items():
-        statistics |= {f"policy_{name}.{policy}": value for name, value in asdict(totals).items()}
-    if times_s := sorted(queue_times_s):
-        statistics["queue_p99_s"] = times_s[math.ceil(0.99 * len(times_s)) - 1]
-    return statistics

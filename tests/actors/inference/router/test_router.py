@@ -8,7 +8,6 @@ import pytest
 from flexmarl.actors.inference.router.instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from flexmarl.actors.inference.router.rebalancer import BalanceConfig
 from flexmarl.actors.inference.router.router import Router
-from flexmarl.actors.inference.router.router_config import RouterConfig
 from flexmarl.actors.inference.router.router_decisions import (
     Changed,
     Installed,
@@ -20,36 +19,10 @@ from flexmarl.actors.inference.router.router_decisions import (
     Route,
 )
 from flexmarl.actors.inference.router.router_loads import RebalanceSettings
-from flexmarl.actors.messages import RouteAssigned, RouteRequest
-from flexmarl.actors.names import PolicyName, Version
-from flexmarl.core.waits import Wait
+from flexmarl.actors.messages import RouteAssigned
+from flexmarl.actors.names import Version
 
-A, B = PolicyName("a"), PolicyName("b")
-CONFIG = RouterConfig(load_timeout_s=50.0, return_timeout_s=80.0)
-
-
-def asked(
-    turn: int, policy: PolicyName = A, oldest: int = 0, newest: int | None = 0, **more: Any
-) -> RouteRequest:
-    values: dict[str, Any] = {"prompt_tokens": 10, "downstream_tokens": 0.0, "prefix": f"own {turn}"} | more
-    return RouteRequest(turn, policy, Version(oldest), None if newest is None else Version(newest), **values)
-
-
-def serving(capacities: dict[str, int], policy: PolicyName = A) -> Router:
-    """Instances by name that all serve version 0."""
-    router = Router([A, B], CONFIG)
-    numbers = [router.joined(name, (policy,), capacity, 0.0)[0] for name, capacity in capacities.items()]
-    router.published(policy, Version(0), 0.0)
-    for number in numbers:
-        router.loaded(number, Version(0), 0.0)
-    router.decisions(0.0)
-    return router
-
-
-def routes(router: Router, now: float = 0.0) -> dict[int, str]:
-    """The instances that turns are routed to now."""
-    decided = router.decisions(now)
-    return {d.routed.turn: router.name_of(d.routed.instance) for d in decided if isinstance(d, Route)}
+from .router_events import CONFIG, A, B, asked, routes, serving
 
 
 def test_turns_go_to_the_instance_with_the_fewest_expected_tokens() -> None:
@@ -388,102 +361,6 @@ def test_a_session_that_ends_frees_its_turns() -> None:
     assert isinstance(route, Route) and (route.session, route.routed.turn) == (2, 0)
 
 
-def lose(router: Router, turn: int, now: float, session: int = 1) -> str:
-    """A turn is asked for, routed and lost; the instance that it was at. The instance answers if it is probed."""
-    router.requested(session, asked(turn), now)
-    (at,) = routes(router, now).values()
-    router.ended(session, turn, 0, now, lost=True)
-    for decision in router.decisions(now):
-        if isinstance(decision, Probe):
-            router.trusted(decision.instance, Version(0), now)
-    router.decisions(now)
-    return at
-
-
-def test_a_turn_that_was_lost_at_one_that_answers_is_begun_again_there() -> None:
-    router = serving({"x": 2})
-    assert [lose(router, turn, 1.0) for turn in (1, 2)] == ["x", "x"]
-
-
-def test_a_cut_link_costs_its_worker_the_instance_and_no_other_worker() -> None:
-    router = serving({"x": 2, "y": 4})
-    router.requested(2, asked(100, prompt_tokens=900), 0.0)
-    assert routes(router) == {100: "x"}
-    router.requested(2, asked(101, prompt_tokens=1000), 0.0)
-    assert routes(router) == {101: "y"}
-    assert [lose(router, turn, 1.0) for turn in (1, 2)] == ["x", "x"]
-    router.requested(2, asked(102), 1.0)
-    router.requested(1, asked(3), 1.0)
-    assert routes(router, 1.0) == {102: "x", 3: "y"}
-    assert router.waits(1.0) == []
-
-
-def test_a_cut_link_is_tried_by_one_turn_at_a_time_and_ever_more_seldom() -> None:
-    router = serving({"x": 9})
-    assert [lose(router, turn, 1.0) for turn in (1, 2)] == ["x", "x"]
-    for turn in (3, 4, 5):
-        router.requested(1, asked(turn), 1.0)
-    assert routes(router, 1.9) == {} and router.due_s == 2.0
-    assert routes(router, 2.0) == {3: "x"}
-    assert routes(router, 50.0) == {}, "the trial is under way"
-    router.ended(1, 3, 0, 50.0, lost=True)
-    assert routes(router, 50.0) == {} and router.due_s == 52.0
-    assert routes(router, 52.0) == {4: "x"}
-    router.ended(1, 4, 7, 53.0)
-    router.requested(1, asked(6), 53.0)
-    assert routes(router, 53.0) == {5: "x", 6: "x"}, "it has healed"
-    assert lose(router, 7, 60.0) == "x" and lose(router, 8, 60.0) == "x", "it is a first loss again"
-
-
-def test_a_turn_that_was_given_up_says_nothing_about_the_link() -> None:
-    router = serving({"x": 9})
-    assert [lose(router, turn, 1.0) for turn in (1, 2)] == ["x", "x"]
-    router.requested(1, asked(3), 2.0)
-    router.requested(1, asked(4), 2.0)
-    assert routes(router, 2.0) == {3: "x"}
-    router.ended(1, 3, 0, 3.0)
-    assert routes(router, 3.0) == {4: "x"}
-
-
-def test_a_worker_that_reaches_no_instance_is_named_with_the_link_and_ends_the_run_after_a_while() -> None:
-    router = serving({"x": 9, "y": 9})
-    router.session_begun(1, "rollout-1")
-    assert [lose(router, turn, 1.0) for turn in (1, 2, 3, 4)] == ["x", "x", "y", "y"]
-    router.requested(1, asked(5), 1.0)
-    reason = "rollout-1 can't reach x, y, which answer the router: the link between their hosts is cut"
-    assert Wait(
-        f"an instance of a for 1 turn: {reason}", 0.5, "router.return_timeout_s=80 ends the run"
-    ) in router.waits(1.5)
-    now, ends = 1.0, list[NoInstances]()
-    while not ends:
-        now = router.due_s
-        while decided := router.decisions(now):
-            for decision in decided:
-                if isinstance(decision, Route):
-                    turn = decision.routed.turn
-                    router.ended(1, turn, 0, now, lost=True)
-                    router.requested(1, asked(turn + 1), now)
-            ends += [decision for decision in decided if isinstance(decision, NoInstances)]
-    assert ends[0] == NoInstances(A, 80.0, reason) and 81.0 <= now <= 1.0 + 2 * 80.0
-
-
-def test_links_of_a_session_and_of_an_instance_are_forgotten_with_them() -> None:
-    router = serving({"x": 9})
-    assert [lose(router, turn, 1.0) for turn in (1, 2)] == ["x", "x"]
-    router.requested(2, asked(3), 1.0)
-    assert routes(router, 1.0) == {3: "x"}
-    router.session_ended(1, 1.0)
-    router.requested(1, asked(4), 1.0)
-    assert routes(router, 1.0) == {4: "x"}
-    router.ended(1, 4, 5, 1.0)
-    assert [lose(router, turn, 2.0) for turn in (5, 6)] == ["x", "x"]
-    (number,) = router.joined("x", (A,), 9, 2.0)
-    router.decisions(2.0)
-    router.loaded(number, Version(0), 2.0)
-    router.requested(1, asked(7), 2.0)
-    assert routes(router, 2.0) == {7: "x"}
-
-
 def test_every_state_can_be_left_for_good() -> None:
     for state in InstanceState:
         assert (TRANSITIONS[state] == {}) == (state is InstanceState.GONE)
@@ -500,62 +377,3 @@ def test_a_thousand_instances_share_ten_thousand_turns(capacity: int) -> None:
     for instance in routes(router).values():
         counts[instance] = counts.get(instance, 0) + 1
     assert set(counts.values()) == {min(10, capacity)} and len(counts) == 1000
-
-
-class TestWaits:
-    """Waits for people: of turns, and of instances."""
-
-    def test_nobody_waits_at_a_router_with_room(self) -> None:
-        router = serving({"x": 2})
-        assert router.waits(9.0) == []
-        router.requested(1, asked(1), 9.0)
-        router.decisions(9.0)
-        assert router.waits(10.0) == [], "it is at its instance, which names it"
-
-    def test_an_instance_that_loads_is_named_with_its_limit(self) -> None:
-        router = serving({"x": 1, "y": 1})
-        router.published(A, Version(1), 10.0)
-        router.decisions(10.0)
-        router.loaded(router.numbers_of("y")[0], Version(1), 14.0)
-        (wait,) = router.waits(17.0)
-        assert wait == Wait("x, which loads version 1 of a", 7.0, "router.load_timeout_s=50 ends it", "x")
-
-    def test_a_load_that_waits_for_others_is_named_and_has_its_time_afterwards(self) -> None:
-        router = serving({"x": 1})
-        router.published(A, Version(1), 10.0)
-        (x,) = router.numbers_of("x")
-        router.load_held(x)
-        assert router.waits(70.0) == [Wait("weights that turns wait for, before x loads those of a", 60.0)]
-        assert router.due_s == math.inf
-        router.load_begun(x, 70.0)
-        assert router.due_s == 70.0 + 50.0, "the limit of a load"
-        router.decisions(119.0)
-        router.loaded(x, Version(1), 119.0)
-        assert router.decisions(119.0)[-1] == Installed(A, Version(1))
-
-    def test_turns_that_wait_for_room_are_the_instances_consequence(self) -> None:
-        router = serving({"x": 1})
-        for turn in range(3):
-            router.requested(1, asked(turn), 0.0)
-        router.decisions(0.0)
-        (wait,) = router.waits(5.0)
-        assert (wait.text, wait.actor) == ("room at the instances of a for 2 turns", "a")
-
-    def test_turns_that_wait_for_a_newer_version_are_the_trainers_consequence(self) -> None:
-        router = serving({"x": 4})
-        router.requested(1, asked(1, oldest=1, newest=1), 0.0)
-        router.decisions(0.0)
-        (wait,) = router.waits(5.0)
-        assert (wait.text, wait.actor) == ("a newer version of a for 1 turn", "trainer")
-
-    def test_a_policy_without_an_instance_is_a_cause_until_the_run_ends_for_it(self) -> None:
-        router = serving({"x": 1})
-        router.lost(router.numbers_of("x")[0], "killed", 20.0)
-        router.requested(1, asked(1), 21.0)
-        router.decisions(21.0)
-        (wait,) = router.waits(30.0)
-        assert wait == Wait(
-            "an instance of a for 1 turn: x: killed", 10.0, "router.return_timeout_s=80 ends the run"
-        )
-        assert any(isinstance(decision, NoInstances) for decision in router.decisions(101.0))
-        assert router.waits(102.0) == []

@@ -10,7 +10,7 @@ from flexmarl.actors.inference.router.router_config import RouterConfig
 from flexmarl.actors.inference.router.turn_lengths import LENGTHS, Lengths, MeanLengths, QueryLengths
 from flexmarl.actors.names import Version
 
-from .test_router import A, asked, routes
+from .router_events import A, asked, routes
 
 
 def test_the_mean_of_all_turns_counts_as_one_more_turn_of_the_topic() -> None:
