@@ -1,8 +1,12 @@
 """The decisions of ``pipeline.py``: plain data, carried out by ``orchestrator.py``."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..names import PolicyName, Step, Version
+
+_NAMED: Final = "recipe"
+"""The waits of the recipe's data and of the rollout workers name more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +112,24 @@ Work = (
 """Decisions that take time."""
 
 Decision = Work | CarryOn
+
+
+def wait_of(decision: Work) -> tuple[str, str, str]:
+    """The wait of carrying out a decision, as the arguments of ``OpenWaits.open``."""
+    match decision:
+        case StartStep(step) | Replacement(step):
+            return f"the queries of step {step}", "", _NAMED
+        case Train(policy, step):
+            return f"a micro-batch of {policy}, step {step}", "", "trainer"
+        case StepOptimizer(policy, step):
+            return f"the optimizer step of {policy}, step {step}", "", "trainer"
+        case Publish(policy, step):
+            return f"new weights of {policy} at its instances, step {step}", "", "router"
+        case Save(policy, step):
+            return f"the saving of {policy} after step {step}", "", "trainer"
+        case CommitCheckpoint(step):
+            return f"the checkpoint of step {step}, which is committed", "", ""
+        case Evaluate(step):
+            return f"the evaluation after step {step}", "", _NAMED
+        case StepComplete(step) | Finish(step):
+            return f"the end of step {step}", "", "console"

@@ -23,8 +23,8 @@ The concurrent parts, and the event that unblocks each:
     Publish          waits for every instance of the policy; the other policies continue
     StartStep,       wait for the draw before: the recipe's query source is called in the order of the steps
     Replacement
-    CommitCheckpoint waits for ``_committing``: checkpoints are completed in the order of their steps, however slow the
-                     disk
+    CommitCheckpoint waits for the one before (``RunCheckpoints.commit``): checkpoints are completed in the order of
+                     their steps, however slow the disk
     Evaluate         waits for its trajectories; the pipeline begins no step before its end
 
 Each decision runs as a task of its own; the order of two messages to the same actor is the order of the
@@ -70,13 +70,11 @@ Then ``Pipeline.applied`` lets turns of the next version begin.
 """
 
 import asyncio
-import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from ...core.actor import Actor, endpoint
 from ...core.base.task_groups import first_error
@@ -92,16 +90,13 @@ from ..messages import (
     Query,
     QueryAnswer,
     RunResult,
-    VersionRange,
 )
 from ..names import PolicyName, Step, Version
 from ..recipe.recipe import Recipe
-from ..run_events import CheckpointSaved, CheckpointSaving, Evaluated, WorkerLost
+from ..run_events import Evaluated, WorkerLost
 from ..spans import record as record_span
 from ..spans import record_time
 from ..step_metrics import StepMetrics
-from . import checkpoint
-from .checkpoint import RunState
 from .closing_order import ClosingOrder
 from .decisions import (
     CarryOn,
@@ -117,9 +112,11 @@ from .decisions import (
     StepOptimizer,
     Train,
     Work,
+    wait_of,
 )
 from .failures import Failures
 from .fine_tuning import fine_tune
+from .group_starts import GroupStarts
 from .loose_rollout import LooseRollout
 from .opponents.opponents import Opponents
 from .orchestrator_setup import OrchestratorSetup
@@ -128,15 +125,15 @@ from .queries.run_queries import RunQueries
 from .recorder import StepRecord
 from .replay.replay_buffer import ReplayBuffer
 from .replay.replay_config import NoReplayConfig
-from .rollout_workers import GroupKey, GroupWork, Listener, RolloutWorkers
+from .rollout_workers import GroupKey, Listener, RolloutWorkers
+from .run_checkpoints import RunCheckpoints
+from .run_evaluations import RunEvaluations
 from .step_records import StepRecords
 
 _LOSS_KNOWN_S = 60.0
 # The samples of a Train may be out of reach for two reasons. If they are lost, ``group_lost`` says so; if only the way
 # to their host fails for a moment, no event ever comes. So it is tried again after a short while, in both cases.
 _TRAIN_AGAIN_S = 0.1
-_NAMED: Final = "recipe"
-"""The waits of the recipe's data and of the rollout workers name more."""
 
 
 class Orchestrator(Actor, OrchestratorApi, Listener):
@@ -157,10 +154,6 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._trainer = setup.trainer.within(WORK_TIMEOUT_S)
         self._console = setup.console
         resumed = setup.resume_from
-        self._evaluations = dict(resumed.evaluations) if resumed else {}
-        self._last_checkpoint = ""
-        if resumed is not None:
-            self._last_checkpoint = str(checkpoint.committed_folder(setup.checkpoints, resumed.step))
         self._queries = RunQueries(
             self._recipe,
             lambda: self.system,
@@ -194,7 +187,6 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._not_trained_since: dict[PolicyName, float] = {}
         self._failures = Failures(setup.max_failed_share)
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._committing = asyncio.Lock()
         self._closing = ClosingOrder(setup.group_order)
         self._loose = LooseRollout(
             self._queries,
@@ -206,6 +198,21 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._begin_loose,
             self._carry_out,
             self._tell_console,
+        )
+        self._starts = GroupStarts(
+            setup,
+            self._queries,
+            self._workers,
+            self._opponents,
+            self._records,
+            self._closing,
+            self._loose.groups,
+        )
+        self._evaluations = RunEvaluations(
+            setup, self._queries, self._workers, self._opponents, self._failures, self._tell_console
+        )
+        self._checkpoints = RunCheckpoints(
+            setup, self._queries, self._opponents, self._replay, lambda: self.system, self._tell_console
         )
         self._queries.submissions.notify = self._begin_submitted
         self._stop_asked = self._finishing = False
@@ -327,7 +334,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._loose.begin_submitted()
 
     def _begin_loose(self, step: Step, queries: Sequence[Query]) -> None:
-        self._tasks.create_task(self._begin_groups(step, queries, []), name="submitted queries")
+        self._tasks.create_task(self._starts.begin(step, queries), name="submitted queries")
 
     def _by_policy(self, group: GroupClosed) -> dict[PolicyName, int]:
         samples = Counter[PolicyName]()
@@ -371,7 +378,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         plan = replace(
             self._plan,
             first_step=Step(before + 1),
-            evaluate_first=self._plan.is_evaluation_due(before, self._evaluations),
+            evaluate_first=self._plan.is_evaluation_due(before, self._evaluations.metrics),
         )
         self._pipeline = Pipeline(plan, versions)
         with first_error():
@@ -393,10 +400,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         shows right after them: a resumed run does not train them again."""
         step = Step(0)
         for policy in versions:
-            with self._waits.open(*_words(Save(policy, step))):
-                await self._save(policy, step)
-        with self._waits.open(*_words(commit := CommitCheckpoint(step, versions))):
-            await self._commit(commit)
+            with self._waits.open(*wait_of(Save(policy, step))):
+                await self._checkpoints.save(policy, step)
+        with self._waits.open(*wait_of(commit := CommitCheckpoint(step, versions))):
+            await self._checkpoints.commit(commit, self._evaluations.metrics)
 
     async def _publish_all(self) -> dict[PolicyName, Version]:
         """Brings the first weights of every policy to its instances."""
@@ -435,7 +442,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         if isinstance(decision, Evaluate | CommitCheckpoint):
             kind = "evaluation" if isinstance(decision, Evaluate) else "checkpoint"
             span = record_time(self.system.spans, self.ref.name, kind, step=decision.step)
-        with self._waits.open(*_words(decision)), span:
+        with self._waits.open(*wait_of(decision)), span:
             await self._carry(decision)
         self._decisions_done += 1
 
@@ -452,10 +459,10 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             case Publish():
                 await self._publish(decision)
             case Save(policy, step):
-                await self._save(policy, step)
+                await self._checkpoints.save(policy, step)
                 self._carry_out(self._running.saved(policy, step))
             case CommitCheckpoint(step):
-                await self._commit(decision)
+                await self._checkpoints.commit(decision, self._evaluations.metrics)
                 self._carry_out(self._running.committed(step))
             case Evaluate():
                 await self._evaluate(decision)
@@ -468,7 +475,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
                 self._queries.submissions.end(reason)
                 stopped = last_step < self._plan.last_step
                 await self._console.within(WORK_TIMEOUT_S).ended(
-                    RunResult(last_step, stopped, self._evaluations, self._last_checkpoint)
+                    RunResult(last_step, stopped, self._evaluations.metrics, self._checkpoints.newest)
                 )
                 self._finished.set_result(None)
 
@@ -486,7 +493,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         submitted = self._queries.begin(decision.step, decision.versions, decision.queries)
         record.figures.add("submitted_queries", len(submitted))
         self._refuse_late(f"step {decision.step}, the run's last, has begun")
-        await self._start_groups(decision.step, decision.queries - len(submitted), submitted)
+        await self._starts.draw(decision.step, decision.queries - len(submitted), submitted)
         if self._replay is not None and not self._running.begins_no_more:
             newest = {policy: published.version for policy, published in self._published.items()}
             groups = self._replay.take(newest, self._plan.queries)
@@ -502,45 +509,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
 
     async def _replacement(self, step: Step) -> None:
         self._records[step].figures.add("replaced_queries", 1)
-        await self._start_groups(step, 1)
-
-    async def _start_groups(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:
-        """Begins the groups of ``submitted`` queries, and of ``count`` others."""
-        async with self._queries.draw(step, count) as draws:
-            self._loose.groups.hold(
-                step, [query.id for query in [*submitted, *(query for _, query in draws)]]
-            )
-            await self._begin_groups(step, submitted, draws)
-
-    async def _begin_groups(
-        self, step: Step, submitted: Sequence[Query], draws: Sequence[tuple[int, Query]]
-    ) -> None:
-        self._closing.begun(step, [query.id for query in submitted] + [query.id for _, query in draws])
-        record = self._records.get(step)
-        versions = self._opponents.with_frozen(
-            self._records.newest_versions if record is None else record.versions
-        )
-        newer = self._plan.mode == "async"  # versions that may also generate turns of the step
-        ranges = {
-            policy: VersionRange(version, None if newer else version) for policy, version in versions.items()
-        }
-        trajectories = self._setup.trajectories_per_query
-        weights = self._queries.success_weights(step)
-        await self._workers.begin(
-            [
-                *(self._submitted_work(step, query, ranges) for query in submitted),
-                *(
-                    GroupWork(step, number, query, trajectories, ranges, success_weights=weights)
-                    for number, query in draws
-                ),
-            ]
-        )
-
-    def _submitted_work(self, step: Step, query: Query, ranges: dict[PolicyName, VersionRange]) -> GroupWork:
-        logged = self._queries.submissions.logged(step, query.id)
-        is_session = self._queries.submissions.is_session(step, query.id)
-        trajectories = 1 if is_session else len(logged) or self._setup.trajectories_per_query
-        return GroupWork(step, 0, query, trajectories, ranges, True, logged, is_session)
+        await self._starts.draw(step, 1)
 
     async def _train(self, decision: Train) -> None:
         try:
@@ -575,64 +544,15 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         self._records[decision.step].applied(decision.policy, loaded, self.system.clock())
         self._carry_out(self._running.applied(decision.policy, decision.step, published.version))
 
-    async def _save(self, policy: PolicyName, step: Step) -> None:
-        folder = checkpoint.partial_folder(self._setup.checkpoints, step) / policy
-        await self._trainer.save(policy, str(folder))
-
-    async def _commit(self, decision: CommitCheckpoint) -> None:
-        step = decision.step
-        # First those that change with later steps: the queries' state may wait for a draw.
-        evaluations, opponents = dict(self._evaluations), self._opponents.states_after(step)
-        queries = await self._queries.state_after(step)
-        replay = None if self._replay is None else copy.deepcopy(self._replay.state)
-        state = RunState(step, decision.versions, evaluations, queries, opponents, replay)
-        await self._opponents.wait_kept()
-        async with self._committing:
-            # An answer to this means that the console has written all earlier messages, with the step's metrics: a run
-            # that is resumed from this checkpoint lacks no line, even if this one is killed from here on.
-            await self._console.within(WORK_TIMEOUT_S).event(CheckpointSaving(step))
-            folder = await self.system.run_blocking(
-                checkpoint.commit, self._setup.checkpoints, state, self._setup.checkpoints_kept
-            )
-        self._opponents.committed(step)
-        self._last_checkpoint = str(folder)
-        await self._tell_console("event", CheckpointSaved(step, str(folder)))
-
     async def _evaluate(self, decision: Evaluate) -> None:
         started = self.system.clock()
-        queries = await self._queries.evaluation()
-        noun = "query" if len(queries) == 1 else "queries"
-        await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
-        rules = self._setup.evaluation
-        versions = self._opponents.with_frozen(decision.versions)
-        ends = await self._workers.evaluate(decision.step, rules.work(queries), versions)
-        result = rules.result(queries, ends)
-        for event in self._failures.add(result.failures, decision.step):
-            await self._tell_console("event", event)
-        when = f"evaluation after step {decision.step}"
-        if error := self._failures.too_many(when, len(result.failures), result.trajectories):
-            raise error
-        self._evaluations[decision.step] = result.metrics
-        await self._play_tournament(decision, queries)
-        eval_s = self.system.clock() - started
+        await self._evaluations.evaluate(decision)
+        eval_s, figures = self.system.clock() - started, self._evaluations.metrics[decision.step]
         self._last_end += eval_s  # no step is under way: its seconds belong to no step
-        await self._tell_console("event", Evaluated(decision.step, eval_s, result.metrics))
+        await self._tell_console("event", Evaluated(decision.step, eval_s, figures))
         if (metrics := self._unreported.pop(decision.step, None)) is not None:
-            await self._tell_console("step", replace(metrics, eval_s=eval_s, evaluation=result.metrics))
+            await self._tell_console("step", replace(metrics, eval_s=eval_s, evaluation=figures))
         self._carry_out(self._running.evaluated(decision.step))
-
-    async def _play_tournament(self, decision: Evaluate, queries: Sequence[Query]) -> None:
-        step, repeats = decision.step, self._setup.evaluation.samplings.values()
-        failures = await self._opponents.tournament(
-            step,
-            decision.versions,
-            queries,
-            sum(sampling.repeats for sampling in repeats),
-            partial(self._workers.evaluate, step),
-        )
-        for event in self._failures.add(failures, step):
-            await self._tell_console("event", event)
-        await self._opponents.write_results()
 
     @property
     def _running(self) -> Pipeline:
@@ -664,27 +584,6 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
         """Sends the console a message. It has the launcher's process, which may be stopped (ctrl-Z) for hours: after a
         window of messages this waits."""
         await self._console.tell(endpoint, *args, timeout_s=WORK_TIMEOUT_S)
-
-
-def _words(decision: Work) -> tuple[str, str, str]:
-    """The wait of carrying out a decision, as the arguments of ``OpenWaits.open``."""
-    match decision:
-        case StartStep(step) | Replacement(step):
-            return f"the queries of step {step}", "", _NAMED
-        case Train(policy, step):
-            return f"a micro-batch of {policy}, step {step}", "", "trainer"
-        case StepOptimizer(policy, step):
-            return f"the optimizer step of {policy}, step {step}", "", "trainer"
-        case Publish(policy, step):
-            return f"new weights of {policy} at its instances, step {step}", "", "router"
-        case Save(policy, step):
-            return f"the saving of {policy} after step {step}", "", "trainer"
-        case CommitCheckpoint(step):
-            return f"the checkpoint of step {step}, which is committed", "", ""
-        case Evaluate(step):
-            return f"the evaluation after step {step}", "", _NAMED
-        case StepComplete(step) | Finish(step):
-            return f"the end of step {step}", "", "console"
 
 
 def _count_restarted(groups: int, record: StepRecord) -> None:

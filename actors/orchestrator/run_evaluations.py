@@ -1,0 +1,61 @@
+"""The evaluations of a run: their trajectories are played by the rollout workers, their metrics kept by step."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from ..messages import Query
+from .decisions import Evaluate
+from .failures import Failures
+from .opponents.opponents import Opponents
+from .orchestrator_setup import OrchestratorSetup
+from .queries.run_queries import RunQueries
+from .rollout_workers import RolloutWorkers
+
+
+class RunEvaluations:
+    """``metrics``: of each evaluation, by the step before it."""
+
+    def __init__(
+        self,
+        setup: OrchestratorSetup,
+        queries: RunQueries,
+        workers: RolloutWorkers,
+        opponents: Opponents,
+        failures: Failures,
+        tell_console: Callable[..., Awaitable[None]],
+    ) -> None:
+        """``tell_console``: the orchestrator's."""
+        self._rules = setup.evaluation
+        self._queries, self._workers, self._opponents = queries, workers, opponents
+        self._failures, self._tell_console = failures, tell_console
+        self.metrics = dict(setup.resume_from.evaluations) if setup.resume_from else {}
+
+    async def evaluate(self, decision: Evaluate) -> None:
+        """Plays one evaluation, and a tournament of the pools. Raises RecipeError, and TooManyFailures."""
+        step = decision.step
+        queries = await self._queries.evaluation()
+        noun = "query" if len(queries) == 1 else "queries"
+        await self._tell_console("phase", f"evaluating {len(queries)} {noun}", None, None)
+        versions = self._opponents.with_frozen(decision.versions)
+        ends = await self._workers.evaluate(step, self._rules.work(queries), versions)
+        result = self._rules.result(queries, ends)
+        for event in self._failures.add(result.failures, step):
+            await self._tell_console("event", event)
+        when = f"evaluation after step {step}"
+        if error := self._failures.too_many(when, len(result.failures), result.trajectories):
+            raise error
+        self.metrics[step] = result.metrics
+        await self._play_tournament(decision, queries)
+
+    async def _play_tournament(self, decision: Evaluate, queries: Sequence[Query]) -> None:
+        step = decision.step
+        failures = await self._opponents.tournament(
+            step,
+            decision.versions,
+            queries,
+            sum(sampling.repeats for sampling in self._rules.samplings.values()),
+            partial(self._workers.evaluate, step),
+        )
+        for event in self._failures.add(failures, step):
+            await self._tell_console("event", event)
+        await self._opponents.write_results()
