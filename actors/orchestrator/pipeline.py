@@ -32,9 +32,8 @@ Rules:
   complete: a checkpoint leaves no row behind and no query half done.
 - Under `async` a step lets a group go whose rewards are missing: it is rolled out without it. A step that would have
   no sample waits for the first rewards of such groups; else a run without rewards would draw one query after another.
-  When its rewards are there, a loose group belongs to the oldest step under way in which no policy has stepped, or to
-  the next one, if its samples are not too old then (`admit`); no step gets it otherwise. A step with a free place is
-  preferred. Queries that programs submit begin as loose groups, and take places of the next steps, all but one of each.
+  When its rewards are there, a loose group belongs to one of the steps that can train it (`admission.py`), or is
+  dropped. Queries that programs submit begin as loose groups, and take places of the next steps, all but one of each.
 - With `extra_queries` under `async` more groups are begun than a step needs: it is rolled out when as many as its
   queries have closed, and the open ones belong to the next step (`CarryOn`). That one waits for all of them: none is
   passed on twice. Such a group is one version older, so rollout runs one step less ahead. A step that is saved or is
@@ -54,6 +53,7 @@ Rules:
 
 from ..errors import ProtocolViolation, SamplesLost
 from ..names import PolicyName, Step, Version
+from .admission import step_for
 from .decisions import (
     CarryOn,
     CommitCheckpoint,
@@ -225,17 +225,10 @@ class Pipeline:
         return self._roll_out(step) if self._has_closed(step) else []
 
     def step_for(self, oldest: dict[PolicyName, Version]) -> Step | None:
-        """The step that can train a loose group: the oldest with a free place, so that steps are even, or else the
-        oldest. None if its samples are too old, or no step begins any more. ``oldest``: the oldest version of its
-        samples, by policy."""
-        candidates = [*self._steps, *([] if self.begins_no_more else [self._next_step])]
-        takes = [
-            number
-            for number in candidates
-            if self._is_untrained(number)
-            and all(self._takes(number, policy, version) for policy, version in oldest.items())
-        ]
-        return next((number for number in takes if self._has_place(number)), next(iter(takes), None))
+        """The step that can train a loose group, see ``admission.py``. None if its samples are too old, or no step
+        begins any more. ``oldest``: the oldest version of its samples, by policy."""
+        next_step = None if self.begins_no_more else self._next_step
+        return step_for(self._plan, self._steps, next_step, self._versions, oldest, self._has_place)
 
     def _has_place(self, step: Step) -> bool:
         """True if the step has fewer groups than a step's queries, or waits for the first rewards."""
@@ -284,36 +277,6 @@ class Pipeline:
             if state.lets_go and not state.rolled_out and self._has_closed(step):
                 decisions += self._roll_out(step)
         return decisions
-
-    def _is_untrained(self, step: Step) -> bool:
-        """True if no policy has begun its optimizer step. Also of policies without samples in a group that is ready: if
-        its worker is lost before it closes, it runs again, and may have samples of any."""
-        whole = self._steps.get(step)
-        return whole is None or not any(
-            state.optimizing
-            or state.stepped
-            or state.done
-            or (state.sent and policy in self._plan.whole_step)
-            for policy, state in whole.policies.items()
-            if state.current
-        )
-
-    def _takes(self, step: Step, policy: PolicyName, oldest: Version) -> bool:
-        """True if the policy is not too far ahead in the step to train samples of this version."""
-        version = self._version_at(step, policy)
-        # Rows beyond a batch of a fixed size are carried to the next step.
-        carried = policy in self._plan.global_batch
-        return version - oldest <= self._plan.max_staleness - carried
-
-    def _version_at(self, step: Step, policy: PolicyName) -> Version:
-        """The version that trains the step, or a later one: each step before it adds one at most."""
-        for number, whole in reversed(self._steps.items()):
-            state = whole.policies[policy]
-            if state.current and number <= step:
-                if state.stepped and number < step:
-                    return Version(state.version + state.optimizing + step - number - 1)
-                return Version(state.version + step - number)
-        return self._versions[policy]
 
     def not_trained(self, policy: PolicyName, step: Step, count: int) -> list[Decision]:
         """The rows of a Train are not there, or can't be read: it is decided again."""
