@@ -78,6 +78,7 @@ from functools import partial
 
 from ...core.actor import Actor, endpoint
 from ...core.base.task_groups import first_error
+from ...core.system import ActorSystem
 from ...core.waits import OpenWaits, Wait
 from ..errors import ProtocolViolation, QueriesRefused, SamplesUnreachable, StoreError, TooFewRows
 from ..messages import (
@@ -144,49 +145,35 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
 
     def __init__(self, setup: OrchestratorSetup) -> None:
         """Raises RecipeError if the recipe can't be loaded."""
-        self._setup = setup
-        self._plan = setup.plan
-        self._recipe = Recipe(setup.recipe)
+        self._setup, self._plan, self._console = setup, setup.plan, setup.console
         self._router = setup.router.within(WORK_TIMEOUT_S)
+        self._trainer = setup.trainer.within(WORK_TIMEOUT_S)
+        self._recipe = Recipe(setup.recipe)
+        resumed, tell = setup.resume_from, self._tell_console
+
+        def system() -> ActorSystem:
+            return self.system  # there is one once the actor runs
+
         self._workers = RolloutWorkers(
             setup.workers, setup.store, setup.supervisor, self, lambda work, name: self.background(work, name)
         )
-        self._trainer = setup.trainer.within(WORK_TIMEOUT_S)
-        self._console = setup.console
-        resumed = setup.resume_from
         self._queries = RunQueries(
             self._recipe,
-            lambda: self.system,
+            system,
             setup.data_timeout_s,
             setup.plan,
             setup.evaluation.success,
             resumed.queries if resumed else None,
             predicts=setup.predicts_success,
         )
-        self._waits = OpenWaits()
-        self._decisions_done = 0
-        self._policy_of = {
-            agent: policy for policy, settings in setup.policies.items() for agent in settings.agents
-        }
-        self._opponents = Opponents(
-            setup.opponents,
-            self._recipe,
-            self._trainer,
-            self._router,
-            self._tell_console,
-            lambda: self.system,
-        )
+        self._opponents = Opponents(setup.opponents, self._recipe, self._trainer, self._router, tell, system)
+        self._policy_of = setup.policy_of
         self._agents = [*self._policy_of, *self._opponents.agents]
         self._replay: ReplayBuffer | None = None
         if not isinstance(setup.replay, NoReplayConfig):
-            kept = setup.resume_from.replay if setup.resume_from else None
+            kept = resumed.replay if resumed else None
             self._replay = ReplayBuffer(setup.replay, setup.plan.max_staleness, self._policy_of, kept)
-        self._records = StepRecords()
-        self._unreported: dict[Step, StepMetrics] = {}
-        self._published: dict[PolicyName, Published] = {}
-        self._not_trained_since: dict[PolicyName, float] = {}
-        self._failures = Failures(setup.max_failed_share)
-        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failures, self._records = Failures(setup.max_failed_share), StepRecords()
         self._closing = ClosingOrder(setup.group_order)
         self._loose = LooseRollout(
             self._queries,
@@ -197,7 +184,7 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             lambda: self._running,
             self._begin_loose,
             self._carry_out,
-            self._tell_console,
+            tell,
         )
         self._starts = GroupStarts(
             setup,
@@ -209,15 +196,18 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._loose.groups,
         )
         self._evaluations = RunEvaluations(
-            setup, self._queries, self._workers, self._opponents, self._failures, self._tell_console
+            setup, self._queries, self._workers, self._opponents, self._failures, tell
         )
-        self._checkpoints = RunCheckpoints(
-            setup, self._queries, self._opponents, self._replay, lambda: self.system, self._tell_console
-        )
+        self._checkpoints = RunCheckpoints(setup, self._queries, self._opponents, self._replay, system, tell)
         self._queries.submissions.notify = self._begin_submitted
+        self._pipeline: Pipeline | None = None
+        self._waits, self._decisions_done = OpenWaits(), 0
+        self._unreported: dict[Step, StepMetrics] = {}
+        self._published: dict[PolicyName, Published] = {}
+        self._not_trained_since: dict[PolicyName, float] = {}
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop_asked = self._finishing = False
         self._stop = asyncio.Event()
-        self._pipeline: Pipeline | None = None
 
     # ------------------------------------------------------------------ endpoints
 

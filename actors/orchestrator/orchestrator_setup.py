@@ -54,3 +54,8 @@ class OrchestratorSetup:
     serves: bool = False
     replay: ReplayConfig = field(default_factory=NoReplayConfig)
     predicts_success: bool = False
+
+    @property
+    def policy_of(self) -> dict[AgentName, PolicyName]:
+        """The policy of each agent that is trained."""
+        return {agent: policy for policy, settings in self.policies.items() for agent in settings.agents}
