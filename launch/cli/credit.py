@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import LostActor
-from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
 from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.console.output import Output
 from ..monitoring.console.terminal import Terminal
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
 from .options import as_json_option, runs_option
-from .train import RunOptions, run_prepared
+from .run_and_report import RunOptions, run_prepared
 
 if TYPE_CHECKING:
     from ..credit.credit_run import CreditRun
@@ -102,7 +101,7 @@ def credit(
 def _evaluate(credit_run: "CreditRun", coalition: "Coalition", folder: Path) -> int:
     """The exit status. The output of the evaluation is shown if it does not end well."""
     output = io.StringIO()
-    options = RunOptions(Output("quiet", output), 0, "info", NodeRequest(0, WAIT_S, ()))
+    options = RunOptions(Output("quiet", output))
     try:
         with credit_run.evaluation(coalition, folder) as prepared:
             status = run_prepared(prepared, options) if prepared is not None else 0

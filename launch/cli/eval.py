@@ -7,11 +7,10 @@ import click
 from ...core.telemetry import LOG_LEVELS, LogLevel
 from ..config.evaluation_config import evaluation_config
 from ..errors import LostActor
-from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
 from ..monitoring.console.output import Form, Output
 from ..run.prepared_run import new_run
 from .exit_status import EXIT_FAILED
-from .train import RunOptions, run_prepared
+from .run_and_report import RunOptions, run_prepared
 
 
 @click.command()
@@ -61,7 +60,7 @@ def eval(  # noqa: A001  # the function has the command's name
       flexmarl eval models/sorter --recipe sort-digits --json | jq 'select(.event == "evaluated")'
     """
     config = evaluation_config(source, recipe, [*settings], repeats)
-    options = RunOptions(Output.standard(form or "normal"), 0, log_level, NodeRequest(0, WAIT_S, ()))
+    options = RunOptions(Output.standard(form or "normal"), log_level)
     with new_run(config, (), runs, name, options.output.note) as prepared:
         try:
             return run_prepared(prepared, options)

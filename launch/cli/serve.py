@@ -8,11 +8,10 @@ from ...core.telemetry import LOG_LEVELS, LogLevel
 from ..config.evaluation_config import serving_config
 from ..errors import LostActor
 from ..gateway.service_key import service_key
-from ..hosts.nodes.joined_cluster import WAIT_S, NodeRequest
 from ..monitoring.console.output import Form, Output
 from ..run.prepared_run import new_run
 from .exit_status import EXIT_FAILED
-from .train import RunOptions, run_prepared
+from .run_and_report import RunOptions, run_prepared
 
 
 @click.command()
@@ -67,7 +66,7 @@ def serve(
     """
     place = source if checkpoint is None else source / str(checkpoint)
     config = serving_config(place, recipe, [*settings], listen, key_file and key_file.resolve())
-    options = RunOptions(Output.standard(form or "normal"), 0, log_level, NodeRequest(0, WAIT_S, ()))
+    options = RunOptions(Output.standard(form or "normal"), log_level)
     with new_run(config, (), runs, name, options.output.note) as prepared:
         key = service_key(config.gateway.key_file, prepared.directory.gateway_key)
         if key_file is None:
