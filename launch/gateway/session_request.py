@@ -1,6 +1,5 @@
 """The bodies of a service's requests, checked. Pure."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -96,8 +95,3 @@ def read_body(kind: type[BaseModel], content: bytes) -> Any:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ApiError(422, f"{place or 'the body'}: {first['msg']}", parameter=place) from None
-
-
-def json_text(value: Any) -> bytes:
-    """JSON as the answers have it."""
-    return json.dumps(value).encode()

@@ -110,19 +110,6 @@ def metrics_from_json(line: Mapping[str, Any]) -> StepMetrics | None:
         return None
 
 
-def other_figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by keys ``family/name`` of a workflow, a query source, of opponents, and of families that
-    are unknown."""
-    return {
-        key: finite
-        for key, value in line.items()
-        if "/" in key
-        and not key.startswith((_OF_ACTOR, "eval/"))
-        and _PART_OF.get(key.partition("/")[0]) in (None, "by_opponent")
-        and (finite := number(value)) is not None
-    }
-
-
 def label_of(field: str) -> str:
     """The kind of the names behind the slash of ``field/name``: ``agent``, ``policy``, ``process``, ``device``,
     ``opponent``, ``metric``; ``name`` for a field that is unknown."""

@@ -18,7 +18,6 @@ import numpy as np
 
 from ..host_memory.block import CHUNK_BYTES, Block
 
-Words = np.ndarray[Any, np.dtype[np.uint16]]
 _MOST_GAP: Final = 0xFFFF
 _COUNT_BYTES: Final = 4
 # Words of 2 bytes: weights are bfloat16 as a rule, and an optimizer step leaves many of them as they were. Not zlib
