@@ -1,7 +1,7 @@
 """The base of every typed configuration: unknown keys and wrong types are refused."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
@@ -45,6 +45,22 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Labelled(Protocol):
+    @property
+    def label(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=_Labelled)
+
+
+def each_label_once(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """``entries`` of a list in the config. Raises ValueError if two have one label."""
+    labels = [entry.label for entry in entries]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{twice[0]} is there twice")
+    return entries
 
 
 def chosen_by_name(default: str) -> Discriminator:

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 
+from ..config_base import each_label_once
 from .contrast import Contrast
 from .equal_rewards import EqualRewards
 from .near_duplicate import NearDuplicate
@@ -34,11 +35,4 @@ FilterConfig = Annotated[
 """An entry of ``rollout.filters``."""
 
 
-def _each_once(filters: tuple[FilterConfig, ...]) -> tuple[FilterConfig, ...]:
-    labels = [settings.label for settings in filters]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"{twice[0]} is there twice")
-    return filters
-
-
-FilterConfigs = Annotated[tuple[FilterConfig, ...], AfterValidator(_each_once)]
+FilterConfigs = Annotated[tuple[FilterConfig, ...], AfterValidator(each_label_once)]

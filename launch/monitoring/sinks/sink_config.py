@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator
 
-from ....actors.config_base import Config
+from ....actors.config_base import Config, each_label_once
 from .function_sink import FunctionSink
 from .mlflow_sink import MlflowSink
 from .opentelemetry_sink import OpentelemetrySink
@@ -172,11 +172,4 @@ SinkConfig = Annotated[
 ]
 
 
-def _each_once(sinks: tuple[SinkConfig, ...]) -> tuple[SinkConfig, ...]:
-    labels = [sink.label for sink in sinks]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"{twice[0]} is there twice")
-    return sinks
-
-
-SinkConfigs = Annotated[tuple[SinkConfig, ...], AfterValidator(_each_once)]
+SinkConfigs = Annotated[tuple[SinkConfig, ...], AfterValidator(each_label_once)]

@@ -24,6 +24,7 @@ from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
 from ...hosts.nvidia import read_devices
 from .chat_checks import chat_problem, chat_warnings
+from .recipe_checks import mentions
 
 _HUB_TIMEOUT_S = 5.0
 _LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
@@ -100,7 +101,8 @@ def model_findings(config: RunConfig) -> ModelFindings:
     findings = ModelFindings()
     tried: dict[str, _CanNotLoad | None] = {}
     folder = Path(config.recipe)
-    has_tools, has_messages = _mentions(folder, _TOOLS), _mentions(folder, _MESSAGES)
+    # Which agents get tools is known only while the code runs.
+    has_tools, has_messages = mentions(folder, _TOOLS), mentions(folder, _MESSAGES)
     for name, policy in config.policies.items():
         model = policy.used_model
         if model is None:
@@ -125,11 +127,6 @@ def model_findings(config: RunConfig) -> ModelFindings:
         elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):
             findings.warnings.append(_EXPERTS.format(policy=name))
     return findings
-
-
-def _mentions(folder: Path, words: re.Pattern[str]) -> bool:
-    """True if the recipe's own code has one of ``words``: which agents get tools is known only while it runs."""
-    return any(words.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
 
 
 class _CanNotLoad(Exception):

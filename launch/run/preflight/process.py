@@ -27,12 +27,14 @@ with importing():
         filter_problems,
         function_problems,
         loss_problems_of,
+        mentions,
         recipe_findings,
     )
 
 
 _REPORT_S: Final = 10.0
 _TORCH: Final = re.compile(r"\b(torch|transformers|peft|sentence_transformers|vllm)\b")
+"""A recipe with such a word may import torch, or transformers with it, while its workflow runs."""
 
 
 def main() -> None:
@@ -99,7 +101,7 @@ def _findings(config: RunConfig, of_recipe: RecipeFindings) -> dict[str, Any]:
     devices = _device_problems(config)
     if with_adapters:
         import torch  # noqa: F401  # the layers that they are for are found in models
-    elif "torch" not in sys.modules and not _mentions_torch(Path(config.recipe)):
+    elif "torch" not in sys.modules and not mentions(Path(config.recipe), _TORCH):
         # Configs and tokenizers need no torch, and transformers imports it only if it is there: this saves 2 s.
         sys.modules["torch"] = None  # type: ignore[assignment]  # Python's sign for a module that can't be imported
     with importing():
@@ -134,11 +136,6 @@ def _trial(config: RunConfig, of_recipe: RecipeFindings, cached: bool, directory
         constants.HF_HUB_OFFLINE = True
     assert of_recipe.recipe is not None, "the recipe has no problem"
     return asdict(play_trial(config, of_recipe.recipe, of_recipe.training, of_recipe.evaluation, directory))
-
-
-def _mentions_torch(folder: Path) -> bool:
-    """True if the recipe may import torch, or transformers with it, while its workflow runs."""
-    return any(_TORCH.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
 
 
 def _device_problems(config: RunConfig) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,11 @@ def recipe_findings(config: RunConfig) -> RecipeFindings:
         except RecipeError as error:  # a function of the recipe raises, or gives what it must not
             findings.problems.append(str(error))
     return findings
+
+
+def mentions(folder: Path, words: re.Pattern[str]) -> bool:
+    """True if the recipe's own code has one of ``words``."""
+    return any(words.search(file.read_text(errors="replace")) for file in folder.glob("**/*.py"))
 
 
 def _function_mistakes(config: RunConfig, recipe: Recipe) -> list[str]:
