@@ -89,10 +89,10 @@ class ResumeRefused(FlexmarlError):
 
 
 class InvalidCondition(FlexmarlError):
-    """A condition on a number can't be read."""
+    """A condition on a number can't be read. ``forms``: examples of those that can."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(f"{text!r} is not a condition: write 12, '<0.2', '>=0.5' or 10-20")
+    def __init__(self, text: str, forms: str = "12, '<0.2', '>=0.5' or 10-20") -> None:
+        super().__init__(f"{text!r} is not a condition: write {forms}")
         self.text = text
 
 
@@ -103,6 +103,10 @@ class SamplesUnreadable(FlexmarlError):
         super().__init__(f"{path}: {problem}")
         self.path = path
         self.problem = problem
+
+
+class NoDemonstration(FlexmarlError):
+    """No recorded trajectory of a run can be a demonstration."""
 
 
 class NoSpans(FlexmarlError):

@@ -61,6 +61,14 @@ class Answer:
         """The calls, with an error for those of other tools than ``names``."""
         return tuple(_tool_call(call, names) for call in self.calls)
 
+    def agrees(self, other: "Answer") -> bool:
+        """True if both have the same content, apart from blanks around it, and the same calls in the same order."""
+        return self.content.strip() == other.content.strip() and self._deeds == other._deeds
+
+    @property
+    def _deeds(self) -> list[tuple[str, Any, str]]:
+        return [(call.name, json.loads(call.arguments), call.error) for call in self.calls]
+
     def with_ids(self, turn: str) -> "Answer":
         """The same with ids for the calls that have none yet. ``turn``: a name that no other turn has.
 
@@ -121,6 +129,11 @@ def parse_answer(text: str) -> Answer:
         calls.append(_parse(written) if end else WrittenCall("", error=f"the call has no {CALL_END}"))
         content += CALL_BEGIN + part if calls[-1].error else behind
     return Answer(content.strip(), reasoning.strip(), tuple(calls))
+
+
+def without_reasoning(text: str) -> str:
+    """Returns an answer as it was written, calls included, but without its reasoning."""
+    return text if "think>" not in text else _split_thoughts(text)[1].strip()
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:

@@ -4,16 +4,16 @@
 
 ``query`` is the text of the query: its id may change with the source that draws it. ``actions`` are the answers of each
 agent, in the order of its turns. The package belongs to no role: environments follow demonstrations, rollout workers
-and the check before a run read them.
+and the check before a run read them, and ``flexmarl samples`` writes them.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.base.texts import guess
+from ...core.base.texts import guess, half_problem
 from ..errors import RecipeError
 
 
@@ -37,7 +37,8 @@ def read_demonstrations(name: str, folder: Path, agents: Collection[str]) -> dic
     if file is None:
         raise RecipeError(f"{key}: there is no such file in {folder} or {Path.cwd()}")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text in JSON may hold other ends of lines, as U+2028.
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{key}: {file} can't be read as text: {error}") from None
     demonstrations: dict[str, Demonstration] = {}
@@ -59,6 +60,12 @@ def read_demonstrations(name: str, folder: Path, agents: Collection[str]) -> dic
     return demonstrations
 
 
+def demonstration_line(query: str, actions: Mapping[str, Sequence[str]]) -> str:
+    """Returns the line of a file for the demonstration of the query with this text, without its end. ``actions``: by
+    agent, each a text that is not empty. In ASCII: no character of an answer can end the line."""
+    return json.dumps({"query": query, "actions": {agent: [*texts] for agent, texts in actions.items()}})
+
+
 def _read_line(line: str, place: str, agents: Collection[str]) -> tuple[str, dict[str, tuple[str, ...]]]:
     try:
         content: Any = json.loads(line)
@@ -69,6 +76,8 @@ def _read_line(line: str, place: str, agents: Collection[str]) -> tuple[str, dic
         raise RecipeError(
             f'{place}: has {shown or "no key"}: needs {{"query": TEXT, "actions": {{AGENT: [TEXT, ...]}}}}'
         )
+    if problem := half_problem(content):
+        raise RecipeError(f"{place}: {problem}")
     query, actions = content["query"], content["actions"]
     if not isinstance(query, str):
         raise RecipeError(f"{place}: query is {type(query).__name__}, needs the text of the query")

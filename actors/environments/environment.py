@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeGuard
 
 from ...core.base.task_groups import first_error
+from ..chat.answer import parse_answer
 from ..errors import InvalidEnvironment, LimitReached
 from ..messages import Query
 from ..workflow import Agent, Agents, Message, Prompt, Rewards, Turn
@@ -84,9 +85,9 @@ class Environment:
 
     def agrees(self, turn: Turn, action: str) -> bool:
         """True if ``turn`` does the same as the recorded ``action``, for a trajectory that follows a demonstration
-        (``rollout.demonstrations``). By default the texts are equal, apart from reasoning and blanks around them.
-        Called before the ``step`` that takes the turn. Changes nothing."""
-        return turn.parts.content.strip() == action.strip()
+        (``rollout.demonstrations``). By default their texts are equal, apart from reasoning and blanks around them, and
+        so are their calls of tools. Called before the ``step`` that takes the turn. Changes nothing."""
+        return turn.parts.agrees(parse_answer(action))
 
     async def end(self) -> None:
         """Called at the end of each trajectory, also if it fails, was cancelled or passed its deadline."""

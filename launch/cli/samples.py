@@ -4,14 +4,26 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from ..run_folder.samples.conditions import Condition
+from ..monitoring.console.echo import echo
+from ..run_folder.samples.conditions import Condition, FigureCondition
+
+_TYPED = ParameterSource.COMMANDLINE
+_OF_DEMONSTRATIONS = frozenset(
+    {"run_dir", "as_demonstrations", "success", "step", "query", "answer", "evaluation"}
+)
+"""Options that choose demonstrations; the others are about what is shown."""
 
 
 def _condition(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     if text is not None:
         Condition.of(text)  # raises InvalidCondition
     return text
+
+
+def _success(context: click.Context, option: click.Parameter, text: str) -> FigureCondition:
+    return FigureCondition.of(text)  # raises InvalidCondition
 
 
 @click.command()
@@ -44,7 +56,23 @@ def _condition(context: click.Context, option: click.Parameter, text: str | None
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for each trajectory, or turn with --list."
 )
+@click.option(
+    "--as-demonstrations",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Show none: write the best success of each query to this new file, for rollout.demonstrations.",
+)
+@click.option(
+    "--success",
+    default="reward>=1",
+    show_default=True,
+    callback=_success,
+    help="A success, for --as-demonstrations: by the mean reward of its agents, or a metric: 'accuracy=1'.",
+)
+@click.pass_context
 def samples(
+    context: click.Context,
+    /,
     run_dir: Path,
     best: int | None,
     worst: int | None,
@@ -54,6 +82,8 @@ def samples(
     as_list: bool,
     as_json: bool,
     failed: bool,
+    as_demonstrations: Path | None,
+    success: FigureCondition,
     **filters: Any,
 ) -> int:
     """Show the trajectories of a run as conversations: prompts, answers, rewards, advantages. The run may be running.
@@ -69,15 +99,11 @@ def samples(
       flexmarl samples runs/first --agent checker --differences
       flexmarl samples runs/first --failed --list
       flexmarl samples runs/first --best 100 --json | jq -r '.turns[-1].text'
+      flexmarl samples runs/first --as-demonstrations walks.jsonl --success 'accuracy=1'
     """
-    if best and worst:
-        raise click.UsageError("--best and --worst exclude each other")
-    if failed and (best or worst):
-        raise click.UsageError("a trajectory that failed has no reward: --failed takes no --best or --worst")
-    if as_list and (best or worst or tokens or differences):
-        raise click.UsageError(
-            "--list shows turns in their order, without texts: no --best, --worst, --tokens or --differences"
-        )
+    _refuse_mixtures(context)
+    if as_demonstrations is not None:
+        return _write(run_dir, as_demonstrations, success, filters)
     from ..run_folder.samples.reader import Order, Samples
     from ..run_folder.samples.showing import show_list, show_trajectories
 
@@ -98,4 +124,39 @@ def samples(
             as_json=as_json,
             shade="difference" if differences else "probability",
         )
+    return 0
+
+
+def _refuse_mixtures(context: click.Context) -> None:
+    """Raises UsageError for options that have no meaning beside the others."""
+    given = {name for name in context.params if context.get_parameter_source(name) is _TYPED}
+    if "as_demonstrations" in given and (others := sorted(given - _OF_DEMONSTRATIONS)):
+        raise click.UsageError(
+            f"--as-demonstrations shows no trajectories, and has no use for --{others[0].removeprefix('as_')}: "
+            "choose by --success, --step, --query, --answer and --training"
+        )
+    if "success" in given and "as_demonstrations" not in given:
+        raise click.UsageError("--success chooses demonstrations: give --as-demonstrations FILE too")
+    if {"best", "worst"} <= given:
+        raise click.UsageError("--best and --worst exclude each other")
+    if "failed" in given and given & {"best", "worst"}:
+        raise click.UsageError("a trajectory that failed has no reward: --failed takes no --best or --worst")
+    if "as_list" in given and given & {"best", "worst", "tokens", "differences"}:
+        raise click.UsageError(
+            "--list shows turns in their order, without texts: no --best, --worst, --tokens or --differences"
+        )
+
+
+def _write(run_dir: Path, file: Path, success: FigureCondition, filters: dict[str, Any]) -> int:
+    from ..run_folder.samples.demonstrations import left_out_note, write_demonstrations
+    from ..run_folder.samples.reader import Samples
+
+    if file.exists():  # an expert's walks are hard to make again
+        raise click.UsageError(f"{file} exists: name a new file, or remove it")
+    with Samples(run_dir) as reader:
+        written = write_demonstrations(reader, file, success, **filters)
+    echo(
+        f"{file} has demonstrations of {written.queries} queries: the best of {written.successes} successes among "
+        f"{written.trajectories} trajectories{left_out_note(written.left_out)}"
+    )
     return 0

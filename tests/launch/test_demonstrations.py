@@ -1,4 +1,5 @@
-"""Demonstrations in a real run, with models and engines: killed in the midst of a patched trajectory, and continued."""
+"""Demonstrations in a real run, with models and engines: killed in the midst of a patched trajectory, and continued;
+and a run that follows the successes of another one."""
 
 import json
 import shutil
@@ -7,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.config_reading import RECIPES
 from flexmarl.launch.recipes.plan_path.workflow import train_query
+from flexmarl.launch.run_folder.samples.reader import Samples
 from scripts.bench.slot_demonstrations import demonstration_of
 
 from .conftest import Launcher, wait_until
@@ -17,13 +20,13 @@ from .test_trees import HELD
 
 STEPS, QUERIES = 4, 2
 DATA = {"side": 3, "walls": 1, "rounds": 5, "eval_problems": 2, "planner_reward": "step"}
-SETTINGS = (
+BASE = (
     "deterministic=true", *(f"data.{key}={value}" for key, value in DATA.items()),
-    "rollout.demonstrations={file: walks.jsonl, most: 3}",
     "agent_defaults.algorithm={name: at_grpo}", "agent_defaults.sft={batches: 2, batch_size: 8}",
     f"training={{steps: {STEPS}, queries_per_step: {QUERIES}, trajectories_per_query: 3, micro_batch: 2}}",
     "checkpoint={every: 2, keep: 2}",
 )  # fmt: skip
+SETTINGS = (*BASE, "rollout.demonstrations={file: walks.jsonl, most: 3}")
 
 
 @pytest.fixture
@@ -67,6 +70,43 @@ def test_a_run_that_is_killed_in_the_midst_of_a_demonstration_ends_bit_for_bit_a
         for file in ("model.safetensors", "training_state.safetensors"):
             path = Path("checkpoints") / f"step_{STEPS:06d}" / policy / file
             assert (resumed.directory / path).read_bytes() == (whole.directory / path).read_bytes(), path
+
+
+def test_a_run_follows_the_best_trajectories_of_another_one(
+    launcher: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = RunsHere(launcher.runs)
+    name, file = f"walks-of-{tmp_path.name}", tmp_path / "walks.jsonl"
+    # With so little SFT many answers are empty, which no demonstration can have.
+    settings = (*BASE, "training.steps=1", "evaluation.every=0", "agent_defaults.sft.batches=30")
+    first = here.train(name, *settings, recipe=RECIPES / "plan_path")
+    assert first.status == 0, first.text
+    capsys.readouterr()
+    # All walks count: models with so little training seldom reach a goal.
+    words = ["--as-demonstrations", str(file), "--success", "rounds>=1", "--training"]
+    assert main(["samples", str(first.directory), *words]) == 0
+    assert capsys.readouterr().out == (
+        f"{file} has demonstrations of {QUERIES} queries: the best of {3 * QUERIES} successes among "
+        f"{3 * QUERIES} trajectories\n"
+    )
+
+    follow = f"rollout.demonstrations={{file: {file}, most: 0}}"
+    second = here.train(f"{name}-again", *settings, follow, recipe=RECIPES / "plan_path")
+    assert second.status == 0, second.text
+    (step,) = second.metrics
+    assert step["demonstrated_trajectories"] == 3 * QUERIES
+    # Step 1 is drawn as in the first run: of each query, the recorded trajectory follows itself to its end.
+    assert step["departed_trajectories"] <= 2 * QUERIES
+    with Samples(second.directory) as samples:
+        followed = {
+            one.query.text for one in samples.trajectories(evaluation=False) if one.metrics["followed"] == 1.0
+        }
+    assert len(followed) == QUERIES
+    # What follows a demonstration is no demonstration once more.
+    capsys.readouterr()
+    again = ["--as-demonstrations", str(tmp_path / "again.jsonl"), "--success", "reward>=0", "--training"]
+    assert main(["samples", str(second.directory), *again]) == 2
+    assert "along a demonstration already" in capsys.readouterr().err
 
 
 def learned(run: Finished) -> list[dict[str, float]]:

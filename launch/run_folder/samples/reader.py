@@ -171,11 +171,16 @@ class Samples:
     ) -> list[RecordedTrajectory]:
         """Whole trajectories. ``best`` and ``worst``: by the mean reward of their agents, or of ``agent``; those that
         failed are left out."""
+        return [*self.iterate(order=order, limit=limit, skip=skip, **filters)]
+
+    def iterate(
+        self, *, order: Order = "oldest", limit: int | None = None, skip: int = 0, **filters: Any
+    ) -> Iterator[RecordedTrajectory]:
+        """As ``trajectories``, one after the other, all as of the moment of the first: for files that are larger than
+        the memory. No other method may be called before its end, or its ``close``."""
         with self._snapshot():
-            rows = self._select(
-                "r.id, r.step, r.evaluation, r.query, r.text, t.place", order, limit, skip, filters
-            )
-            return [*self._whole(rows)]
+            columns = "r.id, r.step, r.evaluation, r.query, r.text, t.place"
+            yield from self._whole(self._select(columns, order, limit, skip, filters))
 
     def listed(
         self, *, order: Order = "newest", limit: int | None = None, skip: int = 0, **filters: Any

@@ -2,13 +2,21 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flexmarl.actors.demonstrations.demonstration import Demonstration, read_demonstrations
+from flexmarl.actors.demonstrations.demonstration import (
+    Demonstration,
+    demonstration_line,
+    read_demonstrations,
+)
 from flexmarl.actors.errors import RecipeError
 
+WHOLE = st.characters(exclude_categories=["Cs"])  # no halves of surrogates
 AGENTS = ("planner", "executor")
 LINE = {"query": "a > b", "actions": {"planner": ["UL", "LU"], "executor": ["U"]}}
 
@@ -46,6 +54,10 @@ def test_a_file_is_also_found_in_the_working_directory(
         ({}, "has no key: needs"),
         ({"query": "c"}, "has query: needs"),
         ({**LINE, "reward": 1.0}, "has query, actions, reward: needs"),
+        (
+            {"query": "c", "actions": {"planner": ["\ud83d"]}},
+            "actions.planner.0. is .*half of a surrogate pair",
+        ),
         ({**LINE, "query": 7}, "query is int, needs the text of the query"),
         ({"query": "c", "actions": {}}, "actions has no agent"),
         ({"query": "c", "actions": ["U"]}, "actions has no agent"),
@@ -66,6 +78,28 @@ def test_a_file_is_also_found_in_the_working_directory(
 def test_a_line_that_is_none_is_refused_by_its_number(tmp_path: Path, line: Any, problem: str) -> None:
     with pytest.raises(RecipeError, match=rf"walks\.jsonl, line 2: {problem}"):
         read(tmp_path, LINE, line)
+
+
+@given(
+    st.dictionaries(
+        st.text(WHOLE),
+        st.dictionaries(
+            st.sampled_from(AGENTS), st.lists(st.text(WHOLE, min_size=1), min_size=1), min_size=1
+        ),
+        min_size=1,
+    )
+)
+def test_lines_that_are_written_are_read_as_they_were(walks: dict[str, dict[str, list[str]]]) -> None:
+    with TemporaryDirectory() as folder:
+        found = read(Path(folder), *(demonstration_line(query, actions) for query, actions in walks.items()))
+    assert {
+        query: {agent: [*texts] for agent, texts in one.actions.items()} for query, one in found.items()
+    } == walks
+
+
+def test_a_text_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
+    line = json.dumps({"query": "a\u2028b", "actions": {"planner": ["U\x85"]}}, ensure_ascii=False)
+    assert read(tmp_path, line)["a\u2028b"].actions == {"planner": ("U\x85",)}
 
 
 def test_a_file_that_is_missing_or_has_none_is_refused(tmp_path: Path) -> None:

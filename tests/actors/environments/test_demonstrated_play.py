@@ -156,6 +156,25 @@ def test_texts_agree_apart_from_reasoning_and_blanks(text: str, agrees: bool) ->
     assert Walk().agrees(Turn("solver", text, (), (1,)), "go ") is agrees
 
 
+CALL = '<tool_call>\n{"name": "press", "arguments": {"x": 1, "y": 2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "agrees"),
+    [
+        (f"Now.\n{CALL}", True),
+        (f"<think>where?</think>Now.{CALL}", True),
+        ('Now. <tool_call>{"arguments": {"y": 2, "x": 1}, "name": "press"}</tool_call>', True),
+        (CALL, False),
+        ("Now.", False),
+        (f"Now.{CALL}{CALL}", False),
+        ('Now. <tool_call>{"name": "press", "arguments": {"x": 1, "y": 3}}</tool_call>', False),
+    ],
+)
+def test_calls_of_tools_agree_by_their_names_and_arguments(text: str, agrees: bool) -> None:
+    assert Walk().agrees(Turn("solver", text, (), (1,)), f"Now.\n{CALL}") is agrees
+
+
 async def test_a_turn_beyond_the_recorded_ones_is_refused_with_the_line(opened: list[Walk]) -> None:
     with pytest.raises(
         InvalidEnvironment,

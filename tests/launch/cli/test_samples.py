@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from flexmarl.actors.demonstrations.demonstration import Demonstration, read_demonstrations
 from flexmarl.actors.recorded_trajectory import RecordedTurn
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.config.config_reading import resolve, to_yaml
@@ -106,11 +107,37 @@ def test_an_empty_result_is_explained(flexmarl: Flexmarl) -> None:
         (["--list", "--tokens"], "no --best, --worst, --tokens or --differences"),
         (["--best", "1", "--failed"], "--failed takes no --best or --worst"),
         (["--best", "0"], "0 is not in the range"),
+        (["--success", ">0"], "--success chooses demonstrations: give --as-demonstrations FILE too"),
+        (["--as-demonstrations", "x", "--success", "good"], "'good' is not a condition: write 'reward>=1'"),
+        (["--as-demonstrations", "x", "--best", "1"], "has no use for --best: choose by --success"),
+        (["--as-demonstrations", "x", "--json"], "has no use for --json"),
+        (["--as-demonstrations", __file__], "exists: name a new file, or remove it"),
+        (
+            ["--as-demonstrations", "x"],
+            "has reward >= 1: their reward is 0.5 to 0.5; choose another --success",
+        ),
+        (
+            ["--as-demonstrations", "x", "--success", "score=1"],
+            "has the figure score: --success takes 'reward'",
+        ),
+        (["--as-demonstrations", "x", "--query", "none"], "has no trajectory that fits the filters"),
     ],
 )
 def test_invalid_words_are_refused(flexmarl: Flexmarl, words: list[str], why: str) -> None:
     status, out, err = flexmarl(*words)
     assert status == 2 and not out and why in err
+    assert not Path("x").exists()
+
+
+def test_successes_become_demonstrations(flexmarl: Flexmarl, tmp_path: Path) -> None:
+    file = tmp_path / "walks.jsonl"
+    status, out, err = flexmarl("--as-demonstrations", str(file), "--success", "accuracy>=0.5")
+    assert status == 0 and not err
+    assert out == f"{file} has demonstrations of 2 queries: the best of 2 successes among 3 trajectories\n"
+    assert read_demonstrations(str(file), tmp_path, ("solver", "judge")) == {
+        text: Demonstration({"solver": ("4",), "judge": ("no",)}, f"{file}, line {number}")
+        for number, text in enumerate(("1+2", "3+2"), 1)
+    }
 
 
 def test_the_difference_between_trainer_and_engine_is_shown(
