@@ -1,6 +1,7 @@
 """Remarks on a configuration that is valid, for the person who starts the run."""
 
 from ...actors.trainer.objective.transforms import sync_warning
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from .run_config import RunConfig
 
 
@@ -13,6 +14,12 @@ def warnings_about(config: RunConfig) -> list[str]:
             "turns that are computed together round together"
         )
     for name, policy in config.policies.items():
+        if policy.trainer.min_ranks is not None and not isinstance(config.pool, SharedPoolConfig):
+            warnings.append(
+                f"policy {name}: trainer.min_ranks={policy.trainer.min_ranks} has no effect with pool.name="
+                f"{config.pool.name}, where a policy always has one rank: leave it out, or write "
+                "pool={name: shared, slots: N}"
+            )
         model = policy.used_model
         if model is not None and model.device != "cpu" and model.dtype == "float32":
             warnings.append(

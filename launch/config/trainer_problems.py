@@ -18,9 +18,19 @@ def simulation_problem(config: "RunConfig") -> str | None:
 
 
 def gang_problem(config: "RunConfig") -> str | None:
-    """Refuses more ranks than slots, and several ranks without slots."""
+    """Refuses more ranks than slots, and several ranks, also as the fewest of ``auto``, without slots."""
     for name, policy in config.policies.items():
-        ranks = policy.trainer.ranks
+        ranks, fewest = policy.trainer.ranks, policy.trainer.min_ranks
+        if (
+            ranks == AUTO
+            and fewest is not None
+            and fewest > 1
+            and not isinstance(config.pool, SharedPoolConfig)
+        ):
+            return (
+                f"policies.{name}.trainer.min_ranks={fewest} wants slot workers: write pool={{name: shared, slots: "
+                f"{AUTO}}}, or leave it out: without a pool a policy has one rank"
+            )
         if ranks == AUTO:
             continue  # the plan stays within the slots
         if isinstance(config.pool, SharedPoolConfig):

@@ -123,6 +123,10 @@ class TestRefusals:
                 "trainer.ranks=2 wants slot workers: write pool={name: shared, slots: 2}",
             ),
             (
+                "trainer={ranks: auto, min_ranks: 3}",
+                "trainer.min_ranks=3 wants slot workers: write pool={name: shared, slots: auto}, or leave",
+            ),
+            (
                 "agent_defaults.lora={rank: 0}",
                 "agents.solver.lora.rank=0: .* equal to 1|agent_defaults.lora.rank=0: .*",
             ),
@@ -473,6 +477,12 @@ class TestEngines:
         monkeypatch.setattr(EmbeddedEngineConfig, "resumable", False)
         assert note in warnings_about(resolve(str(TINY), ["mode=async"]))
         assert note not in warnings_about(resolve(str(TINY), []))
+
+    def test_the_fewest_ranks_without_a_shared_pool_are_noted(self) -> None:
+        (note,) = warnings_about(resolve(str(TINY), ["agents.solver.trainer.min_ranks=1"]))
+        assert note.startswith("policy solver: trainer.min_ranks=1 has no effect with pool.name=static")
+        shared = ["agents.solver.trainer.min_ranks=1", "pool={name: shared, slots: 1}"]
+        assert warnings_about(resolve(str(TINY), shared)) == []
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "*", "::"])
