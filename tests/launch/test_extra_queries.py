@@ -1,6 +1,5 @@
 """Queries beyond the batch: in the config, and in runs that end, are killed and resumed in virtual time."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from flexmarl.actors.sample_id import SampleId
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.simulate.simulated_faults import FaultKind, FaultPlan
 from flexmarl.launch.simulate.simulation import Simulation, simulate
+
+from .run_files import step_lines, trained
 
 GAME = Path(__file__).parent / "recipes" / "self_play"
 ASYNC = ("mode=async", "max_staleness=1", "agents.player.algorithm.correction=decoupled")
@@ -47,11 +48,10 @@ def simulated(tmp_path: Path, *settings: str, **options: Any) -> Simulation:
     return run
 
 
-def trained(run: Simulation) -> Counter[SampleId]:
-    """The number of times that each sample was trained, by the newest checkpoint."""
-    newest = max(run.directory.checkpoints.glob("step_*[0-9]"))
-    state = json.loads((newest / "player" / "simulated_policy.json").read_text())
-    return Counter(SampleId.parse(name) for samples in state["trained"].values() for name in samples)
+def samples(run: Simulation) -> Counter[SampleId]:
+    """The number of times that each sample was trained."""
+    counts = trained(run.directory.path, "player")
+    return Counter({SampleId.parse(name): count for name, count in counts.items()})
 
 
 def numbers(counts: Counter[SampleId]) -> list[int]:
@@ -59,20 +59,15 @@ def numbers(counts: Counter[SampleId]) -> list[int]:
     return sorted(int(query[1:]) for _, query in {(sample.step, sample.query) for sample in counts})
 
 
-def lines(run: Simulation) -> list[dict[str, Any]]:
-    read = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
-    return [*{line["step"]: line for line in read}.values()]
-
-
 def test_open_queries_are_trained_by_the_next_step_and_none_is_lost(tmp_path: Path) -> None:
     run = simulated(tmp_path, "training.steps=8", "checkpoint.every=4")
-    counts = trained(run)
+    counts = samples(run)
     assert set(counts.values()) == {1}
     assert numbers(counts) == [*range(len(numbers(counts)))], "each query that was drawn, once"
     assert len(numbers(counts)) >= 8 * 4
-    carried = {line["step"]: line["carried_queries"] for line in lines(run)}
+    carried = {line["step"]: line["carried_queries"] for line in step_lines(run.directory.path)}
     assert sum(carried.values()) > 0 and carried[4] == carried[8] == 0, "a checkpoint has no open query"
-    assert max(line["max_staleness"] for line in lines(run)) == 1
+    assert max(line["max_staleness"] for line in step_lines(run.directory.path)) == 1
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -84,7 +79,7 @@ def test_a_killed_run_trains_each_query_once(tmp_path: Path, seed: int) -> None:
         planned_faults=kills,
     )  # fmt: skip
     assert run.attempts > 1
-    counts = trained(run)
+    counts = samples(run)
     assert set(counts.values()) == {1} and len(numbers(counts)) >= 9 * 4
     assert numbers(counts) == [*range(len(numbers(counts)))], "each query that was drawn, once"
-    assert max(line["max_staleness"] for line in lines(run)) <= 1
+    assert max(line["max_staleness"] for line in step_lines(run.directory.path)) <= 1

@@ -5,7 +5,6 @@ import asyncio
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from flexmarl.launch.run.connected_run import ConnectedRun
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, Launcher, json_lines
 from .in_process import run_in_loop, wait_for_step
+from .run_files import events, trained
 
 REWARD = "agents.solver.columns.reward={{type: float, required: true, written_by: external, timeout_s: {}}}"
 ASYNC = (
@@ -109,17 +109,6 @@ async def reward_through_restarts(run: Path, last: float = math.inf) -> None:
             async with flexmarl.connect(run, wait_s=PATIENCE_S) as program:
                 await reward(program, ["chat"], last)
         await asyncio.sleep(0.1)
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in json_lines(run / "events.jsonl") if line["event"] == kind]
-
-
-def trained(run: Path) -> Counter[str]:
-    """Counts how often each sample was trained, by the newest checkpoint."""
-    newest = max((run / "checkpoints").glob("step_*[0-9]"))
-    state = json.loads((newest / "solver" / "simulated_policy.json").read_text())
-    return Counter(name for names in state["trained"].values() for name in names)
 
 
 async def test_chats_are_answered_at_once_and_trained_when_their_rewards_come_or_are_late(

@@ -19,6 +19,7 @@ from flexmarl.launch.errors import RunUnreachable
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, Launcher, json_lines
 from .in_process import run_in_loop, wait_for_step
+from .run_files import trained
 
 ENDLESS = (*SIMULATED, "training.steps=100000", "checkpoint.every=100000")
 ASYNC = (*ENDLESS, "mode=async", "max_staleness=2", "agents.solver.algorithm.correction=decoupled")
@@ -41,11 +42,9 @@ def log(count: int, **keys: Any) -> list[dict[str, Any]]:
     return [line(f"log-{n // 2}", float(n % 2), **keys) for n in range(2 * count)]
 
 
-def trained(run: Path) -> Counter[str]:
-    """Counts how often each logged trajectory was trained, by the newest checkpoint: ``QUERY_NUMBER``."""
-    newest = max((run / "checkpoints").glob("step_*[0-9]"))
-    state = json.loads((newest / "solver" / "simulated_policy.json").read_text())
-    names = [name.partition(":")[2] for samples in state["trained"].values() for name in samples]
+def logged(run: Path) -> Counter[str]:
+    """The number of times that each logged trajectory was trained: ``QUERY_NUMBER``."""
+    names = (name.partition(":")[2] for name in trained(run).elements())
     return Counter(name.replace("_0_", "_") for name in names if name.startswith("log-"))
 
 
@@ -77,7 +76,7 @@ async def test_answers_of_another_policy_are_trained_once_with_their_log_probs(
         assert sorted(row["reward"] for row in rows) == [0.0, 1.0]
         assert sum(row["advantage"] for row in rows) == pytest.approx(0.0)
         await run.stop()
-    assert trained(run.directory.path) == each_once(3)
+    assert logged(run.directory.path) == each_once(3)
     lines = json_lines(run.directory.metrics)
     assert sum(step["logged_trajectories"] for step in lines) == 6
     assert {step["turns/solver"] for step in lines} <= {4, 8}, "figures of generation are the run's own"
@@ -106,7 +105,7 @@ async def test_answers_of_a_version_of_the_run_are_trained_or_too_old(tmp_path: 
         (row, _) = await program.samples(f"query = 'log-{newest}'")
         assert row["policy_version"] == newest
         await run.stop()
-    counts = trained(run.directory.path)
+    counts = logged(run.directory.path)
     assert counts == {f"log-{newest}_0": 1, f"log-{newest}_1": 1}
     late = [event for event in json_lines(run.directory.events) if event["event"] == "group_late"]
     assert late[0]["query"] == "log-old" and late[0]["trajectories"] == 2
@@ -167,4 +166,4 @@ async def test_each_is_trained_once_through_kills_of_worker_and_store(
         with suppress(ActorDead, RunUnreachable):
             await program.wait()
     assert await asyncio.to_thread(run.wait) == 130, run.text
-    assert trained(run.directory) == each_once(count)
+    assert logged(run.directory) == each_once(count)

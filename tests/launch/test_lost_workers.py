@@ -1,7 +1,6 @@
 """Rollout workers of real runs that are killed or stopped: the run continues without a restart, and each sample is
 trained once."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import SIMULATED, Launched, Launcher, wait_until
+from .run_files import trained_by_version
 
 # A worker that is stopped is given up within 4 s: more than a busy machine keeps a process waiting. The end of one is
 # seen without heartbeats.
@@ -61,9 +61,7 @@ def assert_ended_by_itself(run: Launched) -> None:
     names = Counter(event["event"] for event in run.events)
     assert names["run_started"] == 1 and not names["run_resumed"] and not names["trajectory_failed"]
     assert [line["step"] for line in run.metrics] == [*range(1, STEPS + 1)]
-    newest = run.directory / "checkpoints" / f"step_{STEPS:06d}" / "solver" / "simulated_policy.json"
-    trained = json.loads(newest.read_text())["trained"]
-    assert {version: Counter(ids) for version, ids in trained.items()} == {
+    assert {version: Counter(ids) for version, ids in trained_by_version(run.directory).items()} == {
         str(step): Counter(
             f"{step + 1}:q{step * QUERIES + query:03d}_0_{n}"
             for query in range(QUERIES)

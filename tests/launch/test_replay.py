@@ -1,6 +1,5 @@
 """Trajectories that come again: in the config, and in runs that end, are killed and resumed."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from flexmarl.actors.sample_id import SampleId
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.simulate.simulated_faults import FaultKind, FaultPlan
 from flexmarl.launch.simulate.simulation import Simulation, simulate
+
+from .run_files import step_lines, trained
 
 GAME = Path(__file__).parent / "recipes" / "self_play"
 """The longer answer wins: with a simulated engine the rewards of a group differ."""
@@ -50,28 +51,22 @@ def simulated(tmp_path: Path, name: str, *settings: str, **options: Any) -> Simu
     return made
 
 
-def trained(run: Simulation) -> Counter[SampleId]:
-    """The number of times that each sample was trained, by the newest checkpoint."""
-    newest = max(run.directory.checkpoints.glob("step_*[0-9]"))
-    state = json.loads((newest / "player" / "simulated_policy.json").read_text())
-    return Counter(SampleId.parse(name) for samples in state["trained"].values() for name in samples)
-
-
-def lines(run: Simulation) -> list[dict[str, Any]]:
-    read = [json.loads(line) for line in run.directory.metrics.read_text().splitlines()]
-    return [*{line["step"]: line for line in read}.values()]
+def samples(run: Simulation) -> Counter[SampleId]:
+    """The number of times that each sample was trained."""
+    counts = trained(run.directory.path, "player")
+    return Counter({SampleId.parse(name): count for name, count in counts.items()})
 
 
 @pytest.mark.parametrize("name", ["recent", "successes"])
 def test_groups_come_again_within_the_bound_of_their_age(tmp_path: Path, name: str) -> None:
     run = simulated(tmp_path, "run", f"replay={{name: {name}, share: 0.5}}", "training.steps=12")
-    counts = trained(run)
+    counts = samples(run)
     again = [sample for sample in counts if "~" in sample.query]
     assert again and set(counts.values()) == {1}
     for sample in again:
         first = [each.step for each in counts if each.query == sample.query.split("~")[0]]
         assert first and min(step or 0 for step in first) <= (sample.step or 0), "it was trained before"
-    steps = lines(run)
+    steps = step_lines(run.directory.path)
     assert sum(step["replayed_groups"] for step in steps) >= len({sample.query for sample in again})
     assert max(step["max_staleness"] for step in steps) <= 3
     newest = max(run.directory.checkpoints.glob("step_*[0-9]"))
@@ -89,10 +84,10 @@ def test_a_killed_run_continues_with_the_groups_of_its_checkpoint(tmp_path: Path
     ]  # fmt: skip
     run = simulated(tmp_path, "killed", *settings, planned_faults=kills)
     assert run.attempts > 1
-    counts = trained(run)
+    counts = samples(run)
     assert set(counts.values()) == {1}, "none is trained twice under one name"
     numbers = [
         int(query.split("~")[1]) for query in {sample.query for sample in counts if "~" in sample.query}
     ]
     assert numbers and len(numbers) == len(set(numbers)), "no number of a replay is used twice"
-    assert max(step["max_staleness"] for step in lines(run)) <= 3
+    assert max(step["max_staleness"] for step in step_lines(run.directory.path)) <= 3

@@ -1,7 +1,6 @@
 """``--restarts`` and the loss of an actor in any way; stops and continuations of whole processes."""
 
 import contextlib
-import json
 import os
 import pty
 import select
@@ -26,6 +25,7 @@ from flexmarl.actors.store.writers import Writers
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, Launched, Launcher, wait_until
 from .in_process import Finished, RunsHere
+from .run_files import trained_by_version
 
 # A call notices a silent actor within 4 s: more than a busy machine keeps a process waiting.
 SHORT_HEARTBEATS = ("supervision={heartbeat_s: 1.0, missed_heartbeats: 4, silence_s: 4.0}",)
@@ -63,9 +63,7 @@ def held(launcher: Launcher, tmp_path: Path, hold: Path, trace: Path) -> Iterato
 
 def assert_every_sample_is_trained_once(run: Launched | Finished, steps: int = STEPS) -> None:
     assert [line["step"] for line in run.metrics] == [*range(1, steps + 1)]
-    newest = run.directory / "checkpoints" / f"step_{steps:06d}" / "solver" / "simulated_policy.json"
-    trained = json.loads(newest.read_text())["trained"]
-    assert {version: Counter(ids) for version, ids in trained.items()} == {
+    assert {version: Counter(ids) for version, ids in trained_by_version(run.directory).items()} == {
         str(step - 1): Counter(f"{step}:q{step - 1:03d}_0_{n}" for n in range(4))
         for step in range(1, steps + 1)
     }

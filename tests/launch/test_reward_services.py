@@ -1,14 +1,13 @@
 """Reward services of real runs: a killed process, and a killed service, cost a call again, and no sample."""
 
 import contextlib
-import json
-from collections import Counter
 from pathlib import Path
 
 import psutil
 
 from .conftest import SIMULATED, Launcher, wait_until
 from .in_process import RunsHere
+from .run_files import trained
 
 STEPS, QUERIES, TRAJECTORIES = 3, 2, 2
 SETTINGS = (
@@ -54,9 +53,8 @@ def test_a_killed_process_and_a_killed_service_cost_no_sample(launcher: Launcher
     assert [line["reward_calls"] for line in run.metrics] == [QUERIES * TRAJECTORIES] * STEPS
     assert "repeated_rewards" not in run.metrics[0] and run.metrics[1]["repeated_rewards"] == 1
     assert 2 <= run.metrics[2]["repeated_rewards"] <= QUERIES * TRAJECTORIES, "also those in its queue"
-    newest = run.directory / "checkpoints" / f"step_{STEPS:06d}" / "solver" / "simulated_policy.json"
-    trained = Counter(name for ids in json.loads(newest.read_text())["trained"].values() for name in ids)
-    assert len(trained) == STEPS * QUERIES * TRAJECTORIES and set(trained.values()) == {1}
+    counts = trained(run.directory)
+    assert len(counts) == STEPS * QUERIES * TRAJECTORIES and set(counts.values()) == {1}
     run.assert_nothing_is_left()
 
 

@@ -2,7 +2,6 @@
 counted."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import flexmarl
 from ..patience import PATIENCE_S
 from .conftest import SIMULATED, json_lines
 from .in_process import end_of, run_in_loop, wait_for_step
+from .run_files import events, trained
 
 SERVED = (
     *SIMULATED,
@@ -27,17 +27,6 @@ SERVED = (
 )
 ASYNC = (*SERVED, "mode=async", "max_staleness=2", "agents.solver.algorithm.correction=decoupled")
 """Drawn queries after the first steps hold their steps, until ``held`` is over: no policy steps meanwhile."""
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in json_lines(run / "events.jsonl") if line["event"] == kind]
-
-
-def trained(run: Path) -> Counter[str]:
-    """Counts how often each sample was trained, by the newest checkpoint."""
-    newest = max((run / "checkpoints").glob("step_*[0-9]"))
-    state = json.loads((newest / "solver" / "simulated_policy.json").read_text())
-    return Counter(name for names in state["trained"].values() for name in names)
 
 
 @asynccontextmanager

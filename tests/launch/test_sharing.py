@@ -1,7 +1,6 @@
 """Runs that train each other's groups: they come and go, over CURVE too, and another task is refused by name."""
 
 import asyncio
-import json
 import shutil
 import signal
 import threading
@@ -26,6 +25,7 @@ from flexmarl.launch.sharing.shared_group import Task, task_of
 from ..patience import PATIENCE_S
 from .conftest import Launcher, json_lines, wait_until
 from .in_process import run_in_loop
+from .run_files import trained
 
 GAME = Path(__file__).parent / "recipes" / "self_play"
 """The longer answer wins: with a simulated engine the rewards of a group differ."""
@@ -66,11 +66,9 @@ def shared(run: Path) -> int:
     return sum(line.get("shared_groups", 0) for line in json_lines(run / "metrics.jsonl"))
 
 
-def trained(run: Path) -> Counter[str]:
-    """Counts the times that each sample of a peer was trained, by the newest checkpoint."""
-    newest = max((run / "checkpoints").glob("step_*[0-9]"))
-    state = json.loads((newest / "player" / "simulated_policy.json").read_text())
-    names = [name.partition(":")[2] for samples in state["trained"].values() for name in samples]
+def peer_samples(run: Path) -> Counter[str]:
+    """The number of times that each sample of a peer was trained."""
+    names = (name.partition(":")[2] for name in trained(run, "player").elements())
     return Counter(name for name in names if name.startswith("shared-"))
 
 
@@ -122,11 +120,13 @@ async def test_runs_train_each_others_groups_while_they_come_and_go(runs: Runs) 
     await until(lambda: changes(two, "a") == ["joined", "lost", "joined"] and shared(two) > before)
     await second.stop()
     for run in (one, two):
-        counts = trained(run)
+        counts = peer_samples(run)
         assert counts and set(counts.values()) == {1}, "none is trained twice"
         failed = [event for event in json_lines(run / "events.jsonl") if event.get("state") == "dropped"]
         assert not failed
-    assert not [name for name in trained(two) if "shared-a" not in name], "b trains no group of its own again"
+    assert not [name for name in peer_samples(two) if "shared-a" not in name], (
+        "b trains no group of its own again"
+    )
 
 
 async def test_another_task_is_refused_by_name(runs: Runs, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_strict_run_shares_over_curve_with_those_that_it_admits(launcher: Laun
     run.wait_for_step(len(run.metrics) + 2)
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.text
-    counts = trained(run.directory)
+    counts = peer_samples(run.directory)
     assert counts and set(counts.values()) == {1}
     assert {name.split("-")[1] for name in counts} == {"far"}
     run.assert_nothing_is_left()
@@ -216,5 +216,5 @@ def test_a_peer_that_stands_still_is_lost_by_name_and_joins_again(launcher: Laun
         one.signal(signal.SIGINT)
         assert one.wait() == 130, one.text
         one.assert_nothing_is_left()
-    counts = trained(run.directory)
+    counts = peer_samples(run.directory)
     assert counts and set(counts.values()) == {1}

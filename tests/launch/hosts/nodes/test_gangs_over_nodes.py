@@ -9,6 +9,7 @@ from flexmarl.launch.bench.namespaces import Host
 
 from ...conftest import REPRODUCIBLE, Launched, Launcher, wait_until
 from ...in_process import Finished
+from ...run_files import events
 from .links import cut, needs
 
 Pair = tuple[Host, Host]
@@ -49,10 +50,6 @@ def losses(run: Launched | Finished) -> list[float]:
     return [line[f"loss/{policy}"] for line in run.metrics for policy in ("solver", "checker")]
 
 
-def events(run: Launched, name: str) -> list[dict[str, object]]:
-    return [event for event in run.events if event["event"] == name]
-
-
 def assert_learns_the_same(run: Launched, undisturbed: Finished) -> None:
     """Without a restart of the run: each sample was trained once."""
     assert run.wait() == 0, run.text
@@ -71,7 +68,7 @@ def test_ranks_on_two_hosts_learn_what_one_rank_learns_also_after_a_kill(
     nodes["far"].actors()[name].kill()
     hold.unlink()
     assert_learns_the_same(run, undisturbed)
-    assert [event["slot"] for event in events(run, "slot_lost")][:1] == [name]
+    assert [event["slot"] for event in events(run.directory, "slot_lost")][:1] == [name]
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
 
@@ -87,7 +84,7 @@ def test_a_replica_on_each_host_learns_what_one_rank_learns_also_after_a_kill(
     nodes["far"].actors()[min(slots_of(nodes["far"]))].kill()
     hold.unlink()
     assert_learns_the_same(run, undisturbed)
-    assert events(run, "slot_lost") and not events(run, "actor_moved")
+    assert events(run.directory, "slot_lost") and not events(run.directory, "actor_moved")
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
 
@@ -101,7 +98,7 @@ def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
     nodes["far"].process.kill()
     hold.unlink()
     assert_learns_the_same(run, undisturbed)
-    (moved,) = [event for event in events(run, "actor_moved") if event["actor"] == name]
+    (moved,) = [event for event in events(run.directory, "actor_moved") if event["actor"] == name]
     assert moved["node"] != "far" and "node far is lost: its process ended" in str(moved["reason"])
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
@@ -117,11 +114,12 @@ def test_a_gang_whose_link_is_cut_is_whole_again_without_that_host(
     with cut(hosts[1]):
         hold.unlink()
         wait_until(
-            lambda: [event for event in events(run, "actor_moved") if event["actor"] == name], "a move"
+            lambda: [event for event in events(run.directory, "actor_moved") if event["actor"] == name],
+            "a move",
         )
         assert_learns_the_same(run, undisturbed)
         assert nodes["far"].wait() == 1, "it has lost its head"
-    assert "silent for over" in str(events(run, "node_lost")[0]["reason"])
+    assert "silent for over" in str(events(run.directory, "node_lost")[0]["reason"])
     for launched in (run, *nodes.values()):
         launched.assert_nothing_is_left()
 

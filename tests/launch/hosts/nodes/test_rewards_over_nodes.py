@@ -1,7 +1,6 @@
 """Reward services of a run over two hosts: a worker asks that of its own, and a lost host costs its calls again."""
 
 import contextlib
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
 from ...conftest import Launched, Launcher, wait_until
+from ...run_files import trained
 from ...test_reward_services import computing
 from .links import cut, needs
 from .test_run_over_nodes import SOON_LOST, begin, events
@@ -51,9 +51,8 @@ def by_service(hold: Path, *launched: Launched) -> Counter[str]:
 def assert_each_sample_is_trained_once(run: Launched) -> None:
     assert [line["step"] for line in run.metrics] == [*range(1, STEPS + 1)]
     assert sum(line["failed_trajectories"] for line in run.metrics) == 0
-    newest = run.directory / "checkpoints" / f"step_{STEPS:06d}" / "solver" / "simulated_policy.json"
-    trained = Counter(name for ids in json.loads(newest.read_text())["trained"].values() for name in ids)
-    assert len(trained) == STEPS * CALLS and set(trained.values()) == {1}
+    counts = trained(run.directory)
+    assert len(counts) == STEPS * CALLS and set(counts.values()) == {1}
 
 
 def test_each_worker_asks_the_service_of_its_host_and_survives_the_loss_of_the_other(

@@ -9,6 +9,7 @@ from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
 from ...conftest import SIMULATED, Launched, Launcher, wait_until
+from ...run_files import events
 from .links import cut, needs
 
 Pair = tuple[Host, Host]
@@ -36,10 +37,6 @@ def endless(launcher: Launcher, name: str, hosts: Pair, *settings: str) -> tuple
     return run, nodes
 
 
-def events(run: Launched, name: str) -> list[dict[str, object]]:
-    return [event for event in run.events if event["event"] == name]
-
-
 def continues(run: Launched) -> None:
     run.wait_for_step(len(run.metrics) + 3)
 
@@ -55,7 +52,7 @@ def test_actors_are_on_both_hosts_and_end_with_the_run(launcher: Launcher, hosts
     assert run.wait() == 130, run.text
     assert node.wait() == 0, node.text
     assert "node far has joined the run" in node.text and "the node ends: the run has ended" in node.text
-    chosen = events(run, "weights_path_chosen")
+    chosen = events(run.directory, "weights_path_chosen")
     assert {event["instance"] for event in chosen} == instances
     # One that comes late finds the copy that another one of its host has fetched.
     assert "tcp" in {event["path"] for event in chosen if event["instance"] in there} <= {"tcp", "shm"}
@@ -84,10 +81,12 @@ def test_a_killed_node_costs_its_turns_a_retry_and_its_instances_move(
     run, (node,) = endless(launcher, "killed", hosts)
     there = set(node.actors())
     node.process.kill()
-    wait_until(lambda: len(events(run, "actor_restarted")) >= len(there), "its instances are restarted")
-    (lost,) = events(run, "node_lost")
+    wait_until(
+        lambda: len(events(run.directory, "actor_restarted")) >= len(there), "its instances are restarted"
+    )
+    (lost,) = events(run.directory, "node_lost")
     assert lost["node"] == "far" and "its process ended" in str(lost["reason"])
-    assert {event["actor"] for event in events(run, "actor_restarted")} == there
+    assert {event["actor"] for event in events(run.directory, "actor_restarted")} == there
     wait_until(lambda: there <= set(run.actors()), "they run here")
     continues(run)
     assert not any(line["failed_trajectories"] for line in run.metrics)
@@ -136,8 +135,8 @@ def test_after_the_loss_of_the_trainer_the_run_continues_on_the_nodes_that_are_t
 def test_a_node_behind_a_cut_link_is_given_up_and_ends(launcher: Launcher, hosts: Pair) -> None:
     run, (node,) = endless(launcher, "cut", hosts, *SOON_LOST)
     with cut(hosts[1]):
-        wait_until(lambda: events(run, "node_lost"), "the node is lost")
-        assert "silent for over" in str(events(run, "node_lost")[0]["reason"])
+        wait_until(lambda: events(run.directory, "node_lost"), "the node is lost")
+        assert "silent for over" in str(events(run.directory, "node_lost")[0]["reason"])
         continues(run)
         assert node.wait() == 1, "it has lost its head"
     run.signal(signal.SIGINT)

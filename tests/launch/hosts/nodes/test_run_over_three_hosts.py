@@ -3,7 +3,6 @@
 Each host has an instance and a rollout worker. Engines and trainer are simulated; messages, samples and weights are
 real."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from flexmarl.launch.bench.namespaces import Host, network_of
 
 from ....patience import PATIENCE_S
 from ...conftest import ONE_AGENT, Launcher, json_lines, wait_until
+from ...run_files import trained_by_version
 from .links import cut, cut_between, lossy, missing, needs
 
 pytestmark = needs(missing())
@@ -130,9 +130,7 @@ class Run:
         self.run.signal(signal.SIGINT)
         assert self.run.wait() == 130, self.run.text
         assert not any(line["failed_trajectories"] for line in self.run.metrics)
-        newest = max((self.run.directory / "checkpoints").iterdir())
-        trained = json.loads((newest / "solver" / "simulated_policy.json").read_text())["trained"]
-        assert {version: Counter(ids) for version, ids in trained.items()} == {
+        assert {version: Counter(ids) for version, ids in trained_by_version(self.run.directory).items()} == {
             str(step): Counter(
                 f"{step + 1}:q{step * self.queries + query:03d}_0_{n}"
                 for query in range(self.queries)
