@@ -13,7 +13,7 @@ from .steps import StepState
 
 def step_for(
     plan: Plan,
-    steps: Mapping[Step, StepState],
+    steps: dict[Step, StepState],
     next_step: Step | None,
     versions: Mapping[PolicyName, Version],
     oldest: Mapping[PolicyName, Version],
@@ -52,7 +52,7 @@ def _most_staleness(plan: Plan, policy: PolicyName) -> int:
 
 
 def _version_at(
-    steps: Mapping[Step, StepState], versions: Mapping[PolicyName, Version], step: Step, policy: PolicyName
+    steps: dict[Step, StepState], versions: Mapping[PolicyName, Version], step: Step, policy: PolicyName
 ) -> Version:
     """The version that trains the step, or a later one: each step before it adds one at most."""
     for number, whole in reversed(steps.items()):
