@@ -32,7 +32,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -45,10 +45,11 @@ from ..errors import BenchmarkFailed
 from ..hosts import env
 from ..monitoring.formatting import compact
 from . import machine, namespaces
-from .goals import Goal, judge
+from .goals import Goal
 from .measure import medians, rounded
 from .namespaces import Host
 from .result_tables import goals_table, warn_if_busy
+from .results import result_of
 
 SIZE: Final = 1 << 30
 CHANGED: Final = 0.01
@@ -95,14 +96,14 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
                 report(f"round {number} of {options.rounds}")
                 rounds.append(await _round(hosts[0], owner, readers, addresses, options))
     figures = medians(rounds)
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": {key: [rounded(of_round[key]) for of_round in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "network": "two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
-        "machine": described,
-        "settings": asdict(options),
-    }
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        described,
+        rounds={key: [rounded(of_round[key]) for of_round in rounds] for key in figures},
+        network="two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ instances; so partitions are tried in the order of their bounds, until a bound e
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -36,11 +36,11 @@ from rich.text import Text
 from flexmarl.actors.inference.router.rebalancer import Scope
 from flexmarl.actors.names import PolicyName
 from flexmarl.core.testing import virtual_time
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.hosts import env
@@ -97,16 +97,15 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
         rounds.append({"seed": seed, **figures, **_best_partition(config, equal, figures, options.searched)})
     keys = [key for key in rounds[0] if key.endswith("_s")]
     means = {key: fmean(figures[key] for figures in rounds) for key in keys}
-    return {
-        **{key: rounded(value) for key, value in means.items()},
-        "rounds": [
+    return result_of(
+        options,
+        means,
+        GOALS,
+        rounds=[
             {key: rounded(value) if key.endswith("_s") else value for key, value in figures.items()}
             for figures in rounds
         ],
-        "goals": [asdict(verdict) for verdict in judge(GOALS, means)],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,9 +33,10 @@ import flexmarl
 from flexmarl.actors.messages import Query, QueryAnswer
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
-from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.goals import Goal
+from flexmarl.launch.bench.measure import Report
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.run.connected_run import ConnectedRun
 from flexmarl.launch.run_folder.json_lines import read_lines
 
@@ -79,14 +80,7 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         async with asyncio.timeout(_ROUND_S):
             figures, reasons = await _of_run(options, Path(folder))
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "reasons": reasons,
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "machine": described,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    return result_of(options, figures, GOALS, described, reasons=reasons)
 
 
 async def _of_run(options: Options, folder: Path) -> tuple[dict[str, float], dict[str, int]]:

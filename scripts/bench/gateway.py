@@ -27,7 +27,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -37,9 +37,10 @@ from rich.text import Text
 
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
-from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.goals import Goal
+from flexmarl.launch.bench.measure import Report
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 
 from .gateway_server import AGENT, PACED, PROMPT, Place, Usage, pause, serve_sessions, typical_ms
 
@@ -77,13 +78,7 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
         figures = await _calls(options)
         report(f"{options.sessions} sessions at once")
         figures |= await _sessions(options)
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "machine": described,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    return result_of(options, figures, GOALS, described)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ A test of the slot ``pool_of.rule``; real models learn the same game in the reci
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
 from random import Random
@@ -39,10 +39,10 @@ from flexmarl.actors.names import PolicyName, Step, Version
 from flexmarl.actors.orchestrator.opponents.meta_game import meta_game, mixture
 from flexmarl.actors.orchestrator.opponents.past_pool import Game, PastPool
 from flexmarl.actors.orchestrator.opponents.rules import draw_member, nash
-from flexmarl.launch.bench import machine
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.recipes.kuhn_poker import workflow as kuhn
 
 PLAYER, SPY, RIVAL = PolicyName("player"), PolicyName("spy"), PolicyName("rival")
@@ -291,16 +291,15 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     }
     for name, key in product(GAMES, ("", "_exploiters")):
         figures[f"{name}_ratio{key}"] = figures[f"{name}_league{key}"] / figures[f"{name}_self_play"]
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": [
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        rounds=[
             {key: value if isinstance(value, str) else rounded(value) for key, value in each.items()}
             for each in rounds
         ],
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    )
 
 
 def _round(

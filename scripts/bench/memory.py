@@ -37,10 +37,11 @@ from flexmarl.actors.trainer.pool.rank_memory import RankMemory
 from flexmarl.actors.trainer.pool.state_hosts import StateHost
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import rounded
 from flexmarl.launch.bench.namespaces import missing, two_hosts
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.transport.handle import LentMemory, StateHandle
 
 from .memory_peaks import MemoryPeaks, measure_memory
@@ -155,18 +156,18 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         **hybrid,
         "host_bytes_per_parameter": host["at_rest"],
     }
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
+    return result_of(
+        options,
+        figures,
+        goals,
+        described,
         **{f"{phase}_peak_bytes": getattr(peaks, f"{phase}_peak_bytes") for phase in _PHASES},
-        "shares": {phase: rounded(share) for phase, share in peaks.shares.items()},
-        "host_bytes": host,
-        "predicted_bytes": {part: getattr(predicted, part) for part in ("state", *PHASES)},
-        "two_hosts": no_namespaces or "two network namespaces",
-        "parameters": peaks.parameters,
-        "goals": [asdict(verdict) for verdict in judge(goals, figures)],
-        "machine": described,
-        "settings": asdict(options),
-    }
+        shares={phase: rounded(share) for phase, share in peaks.shares.items()},
+        host_bytes=host,
+        predicted_bytes={part: getattr(predicted, part) for part in ("state", *PHASES)},
+        two_hosts=no_namespaces or "two network namespaces",
+        parameters=peaks.parameters,
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

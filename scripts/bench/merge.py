@@ -18,7 +18,7 @@ Also: ``machine``, ``versions``, ``settings``.
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -37,9 +37,10 @@ from flexmarl.actors.trainer.trainer_config import LossConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 
 _VOCABULARY: Final = 4096
 _AGENT: Final = AgentName("agent")
@@ -172,14 +173,13 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
     finally:
         torch.set_num_threads(threads)
     every = trajectories(options, 64)
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "shares": {size: rounded(merged_share(every, size)) for size in _MICRO_BATCHES},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "machine": described,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        described,
+        shares={size: rounded(merged_share(every, size)) for size in _MICRO_BATCHES},
+    )
 
 
 def _figures(options: Options) -> dict[str, float]:

@@ -31,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -44,9 +44,10 @@ from rich.text import Text
 
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
-from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.goals import Goal
+from flexmarl.launch.bench.measure import Report
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.monitoring.page.panels import PANELS
 
 from . import page_paint
@@ -95,16 +96,15 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
             with _served(run) as (address, _):
                 figures |= await asyncio.to_thread(page_paint.paint_times, address)
     goals = GOALS if missing else (*GOALS, *BROWSER_GOALS)
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
+    return result_of(
+        options,
+        figures,
+        goals,
+        described,
         **(
             {"no_browser": f"{', '.join(missing)} is missing; CI=true .ci/run installs it"} if missing else {}
         ),
-        "goals": [asdict(verdict) for verdict in judge(goals, figures)],
-        "machine": described,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    )
 
 
 @contextmanager

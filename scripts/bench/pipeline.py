@@ -22,7 +22,7 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -43,9 +43,10 @@ from flexmarl.actors.trainer.backends.simulated_policy import micro_batch_s
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, in_turns, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.cli.signals import train_until_signal
 from flexmarl.launch.config.config_reading import resolve, to_yaml
 from flexmarl.launch.config.config_sections import PolicyConfig
@@ -119,18 +120,17 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     turns_per_s = run.turns / options.counted_steps / figures["strict_s"]
     load = _timed_run(scaled(options.config("strict"), turns_per_s / _LOAD_TURNS_PER_S))
     figures["orchestrator_core_share"] = load.core_shares["orchestrator"]
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "load": {
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        described,
+        load={
             "turns_per_s": rounded(load.turns_per_s),
             "core_share": {name: rounded(share) for name, share in load.core_shares.items()},
         },
-        "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "machine": described,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+        rounds={key: [rounded(value) for value in values] for key, values in rounds.items()},
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ of its own. The keys of the result, medians of the rounds:
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +29,10 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.formatting import compact
 
@@ -83,15 +84,15 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
             updated = await _updated(system, folder, options, report)
     rounds = [{**one, **other} for one, other in zip(served, updated, strict=True)]
     figures = {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
-    return {
-        "vllm_tokens_per_s": None,
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": {key: [rounded(round_[key]) for round_ in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge(_goals(figures), figures)],
-        "contenders": versions,
-        "machine": described,
-        "settings": asdict(options),
-    }
+    return result_of(
+        options,
+        figures,
+        _goals(figures),
+        described,
+        vllm_tokens_per_s=None,
+        rounds={key: [rounded(round_[key]) for round_ in rounds] for key in figures},
+        contenders=versions,
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

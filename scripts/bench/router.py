@@ -19,7 +19,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,9 +53,10 @@ from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, in_turns, percentile, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.hosts import env
 from flexmarl.transport.handle import StateHandle
 
@@ -119,13 +120,13 @@ async def measure(options: Options, report: Report) -> dict[str, Any]:
                     rounds[f"{name}_p99_us"].append(percentile(latencies_us, 0.99))
             workers.close()
     figures = {key: statistics.median(values) for key, values in rounds.items()}
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": {key: [rounded(value) for value in values] for key, values in rounds.items()},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "machine": described,
-        "settings": asdict(options),
-    }
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        described,
+        rounds={key: [rounded(value) for value in values] for key, values in rounds.items()},
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

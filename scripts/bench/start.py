@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,10 +30,11 @@ from rich.text import Text
 
 from flexmarl.launch.bench import machine, namespaces
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import medians, rounded
 from flexmarl.launch.bench.namespaces import Host
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.errors import BenchmarkFailed
 from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.formatting import compact
@@ -74,15 +75,15 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
     with namespaces.two_hosts() as hosts:
         rounds = [await _round(hosts, options, report) for _ in range(options.rounds)]
     figures = medians(rounds)
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "nodes": options.nodes,
-        "rounds": {key: [rounded(values[key]) for values in rounds] for key in figures},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "network": "two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
-        "machine": described,
-        "settings": asdict(options),
-    }
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        described,
+        nodes=options.nodes,
+        rounds={key: [rounded(values[key]) for values in rounds] for key in figures},
+        network="two network namespaces" if reason is None else f"loopback, without namespaces: {reason}",
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

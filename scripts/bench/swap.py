@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,9 +53,10 @@ from flexmarl.core.supervision.supervisor import Supervisor
 from flexmarl.core.system import ActorSystem
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import medians, rounded
 from flexmarl.launch.bench.result_tables import goals_table, warn_if_busy
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.config.config_reading import RECIPES
 from flexmarl.launch.hosts import env
 from flexmarl.launch.monitoring.formatting import compact
@@ -127,13 +128,13 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
         "rss_change": cycled.rss_change,
         "same_loss": float(cycled.learned == undisturbed),
     }
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": {key: [rounded(one[key]) for one in rounds] for key in rounds[0]},
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "machine": described,
-        "settings": asdict(options),
-    }
+    return result_of(
+        options,
+        figures,
+        GOALS,
+        described,
+        rounds={key: [rounded(one[key]) for one in rounds] for key in rounds[0]},
+    )
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:
