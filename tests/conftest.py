@@ -27,6 +27,7 @@ from .machine import MachinePlugin
 from .patience import PATIENCE_S
 from .second_pass import SecondPassPlugin
 from .vllm_plugin import VllmPlugin
+from .warm_process import TEMPLATE
 
 TESTS = Path(__file__).parent
 
@@ -62,6 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(cpu_seconds)
     config.pluginmanager.register(SecondPassPlugin(config, cpu_seconds))
     config.pluginmanager.register(VllmPlugin())
+
+
+def pytest_unconfigure() -> None:
+    TEMPLATE.close()
 
 
 @pytest.fixture(autouse=True, scope="module")

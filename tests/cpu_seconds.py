@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from .leftovers import runs_tests
+from .warm_process import TEMPLATE
 
 _COLLECTION = "(imports and collection)"
 
 
 class CpuSecondsPlugin:
-    """Counts in each process that runs tests. A process counts when it has ended and its parent has waited for it."""
+    """Counts in each process that runs tests. A process counts when it has ended and its parent has waited for it; the
+    template of commands counts all along."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._shown: int | None = config.getoption("durations")
@@ -30,7 +32,7 @@ class CpuSecondsPlugin:
 
     def _count(self, part: str) -> float:
         times = os.times()
-        now = times.user + times.system + times.children_user + times.children_system
+        now = times.user + times.system + times.children_user + times.children_system + TEMPLATE.cpu_seconds()
         seconds, self._before = now - self._before, now
         self._seconds[part] += seconds
         return seconds

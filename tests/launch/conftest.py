@@ -20,6 +20,7 @@ import pytest
 from flexmarl.launch.hosts import env
 
 from ..patience import PATIENCE_S
+from ..warm_process import TEMPLATE, WarmProcess
 
 if TYPE_CHECKING:
     from .in_process import Finished, RunsHere
@@ -76,9 +77,11 @@ class Launched:
         terminal: int | None = None,
         prelude: str = "",
         on: Sequence[str] = (),
+        warm: bool = False,
     ) -> None:
         """``terminal``: a terminal's descriptor, to run on instead of with its output in a file. ``prelude``: code that
-        the process runs first. ``on``: words before the command, which run it on another host."""
+        the process runs first. ``on``: words before the command, which run it on another host. ``warm``: it is a fork
+        of a process that has imported torch, if its environment is the usual one (``warm_process.py``)."""
         self.directory = directory
         self.output = directory.parent / f"{directory.name}-{time.monotonic_ns()}.out"
         # Every process with this folder in its environment and every file in this folder belong to the run.
@@ -89,16 +92,13 @@ class Launched:
             "OMP_NUM_THREADS": "1",
             "FLEXMARL_RUNTIME_BASE": str(self._runtime_base),
         }
-        command = [
-            *on,
-            sys.executable,
-            "-c",
-            f"{prelude}\nimport sys; from flexmarl.launch.cli.main import main; sys.exit(main())",
-            *arguments,
-        ]
+        code = f"{prelude}\nimport sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
+        command = [*on, sys.executable, "-c", code, *arguments]
+        warm = warm and terminal is None
         with self.output.open("wb") as output:
             stream = output.fileno() if terminal is None else terminal
-            self.process = subprocess.Popen(
+            forked = TEMPLATE.start(code, arguments, environment, stream, on) if warm else None
+            self.process: WarmProcess | subprocess.Popen[bytes] = forked or subprocess.Popen(
                 command if terminal is None else ["setsid", "--ctty", "--wait", *command],
                 stdin=subprocess.DEVNULL if terminal is None else terminal,
                 stdout=stream,
@@ -250,7 +250,9 @@ class Launcher:
         return self._launch(name, "serve", str(source), "--runs", str(self.runs), "--name", name, *words)
 
     def _launch(self, name: str, *arguments: str, prelude: str = UNCHECKED, **options: Any) -> Launched:
-        launched = Launched(self.runs / name, *arguments, prelude=prelude, **options)
+        # A run that is checked first is one as a person starts it: with new interpreters throughout.
+        warm = prelude.startswith(UNCHECKED)
+        launched = Launched(self.runs / name, *arguments, prelude=prelude, warm=warm, **options)
         self._launched.append(launched)
         return self._launched[-1]
 
