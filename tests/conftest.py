@@ -21,6 +21,7 @@ from flexmarl.core.system import ActorSystem
 from flexmarl.launch.hosts import env
 
 from .cpu_seconds import CpuSecondsPlugin
+from .independent_tests import IndependentTestsPlugin
 from .left_out import LeftOutPlugin
 from .leftovers import LeftoversPlugin
 from .machine import MachinePlugin
@@ -63,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(cpu_seconds)
     config.pluginmanager.register(SecondPassPlugin(config, cpu_seconds))
     config.pluginmanager.register(VllmPlugin())
+    config.pluginmanager.register(IndependentTestsPlugin())
 
 
 def pytest_unconfigure() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from .independent_tests import INDEPENDENT
 from .leftovers import STATUS
 from .patience import PATIENCE_S
 
@@ -184,3 +185,45 @@ def test_a_test_that_runs_for_ever_shows_its_line(tmp_path: Path) -> None:
             assert any('test_x.py", line 3 in test_that_hangs' in line for line in process.stderr)
         finally:
             process.kill()
+
+
+MEETING = """
+import pathlib, time
+import pytest
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_x(number, testrun_uid):
+    folder = pathlib.Path(__file__).parent
+    (folder / f"{testrun_uid}-{number}").touch()
+    deadline = time.monotonic() + WAIT_S
+    while not (met := (folder / f"{testrun_uid}-{1 - number}").exists()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert met
+"""
+
+
+@pytest.mark.parametrize("independent", [True, False])
+def test_tests_of_a_long_file_run_at_the_same_time(independent: bool, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests import independent_tests\n"
+        f"independent_tests.INDEPENDENT = {{'test_long.py'}} if {independent} else set()\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(independent_tests.IndependentTestsPlugin())\n"
+    )
+    (tmp_path / "test_long.py").write_text(MEETING.replace("WAIT_S", str(PATIENCE_S if independent else 0.1)))
+    root = TESTS.parent
+    paths = os.pathsep.join(str(path) for path in (root, root / "scripts" / "src"))
+    options = f"-q -p no:cacheprovider -c {os.devnull} --dist loadfile --numprocesses 2"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", *options.split(), "--rootdir", tmp_path, tmp_path],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert ("2 passed" if independent else "1 failed, 1 passed") in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_long_files_are_there() -> None:
+    assert {str(path.relative_to(TESTS.parent)) for path in TESTS.rglob("test_*.py")} >= INDEPENDENT
