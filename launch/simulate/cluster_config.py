@@ -15,6 +15,16 @@ _MOST_DEVICES: Final = 65_536  # the plan has an object for each: a mistyped num
 _CORES = 256  # threads take turns if there are fewer: the time of processors is not modelled
 
 
+def _named(device: str) -> DeviceConfig:
+    """Raises ValueError for a name that no device has."""
+    if device not in PRESETS:
+        raise ValueError(
+            f"there is no device {device!r}; there are: {', '.join(PRESETS)}{guess(device, [*PRESETS])}; or give "
+            "tflops, memory_gib, memory_gb_s, link_gb_s and host_gb_s of your own, or base and those that differ"
+        )
+    return PRESETS[device]
+
+
 class ClusterConfig(Config):
     """Equal hosts. Bandwidths are of one direction."""
 
@@ -23,7 +33,7 @@ class ClusterConfig(Config):
     devices: Count
     """Devices of each host."""
     device: DeviceConfig
-    """Name of a device, or its numbers."""
+    """Name of a device, its numbers, or the name of a device as `base` and the numbers in which it differs."""
     network_gb_s: Annotated[Positive, Unit("GB/s")] = 50.0
     """Bandwidth of a host to the others."""
     switch_gb_s: Annotated[Positive, Unit("GB/s")] | None = None
@@ -43,14 +53,13 @@ class ClusterConfig(Config):
     @field_validator("device", mode="before")
     @classmethod
     def _by_name(cls, device: Any) -> Any:
-        if not isinstance(device, str):
+        if isinstance(device, str):
+            return _named(device)
+        if not isinstance(device, dict) or "base" not in device:
             return device
-        if device not in PRESETS:
-            raise ValueError(
-                f"there is no device {device!r}; there are: {', '.join(PRESETS)}{guess(device, [*PRESETS])}; or give "
-                "tflops, memory_gib, memory_gb_s, link_gb_s and host_gb_s of your own"
-            )
-        return PRESETS[device]
+        if not isinstance(base := device["base"], str):
+            raise ValueError(f"base is {base!r}, not the name of a device; there are: {', '.join(PRESETS)}")
+        return {**_named(base).model_dump(), **{key: value for key, value in device.items() if key != "base"}}
 
     @model_validator(mode="after")
     def _devices_can_be_planned(self) -> "ClusterConfig":

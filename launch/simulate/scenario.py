@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -23,6 +23,7 @@ from ...actors.inference.measured_times import MeasuredTimes
 from ...actors.model_shape import ModelShape
 from ...actors.names import PolicyName
 from ...actors.trainer.backends.backend_config import TorchTrainerConfig
+from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...core.base.texts import guess
 from ..config.config_reading import apply_override, check, override_key, read_yaml, resolve_mapping
 from ..config.config_sections import PolicyConfig
@@ -89,7 +90,9 @@ def read_scenario(
         set_lengths(raw.get("workload"), recorded, source)
     of_run = []
     for override in overrides:
-        if override_key(override).partition(".")[0] in _SECTIONS:
+        if (key := override_key(override)).partition(".")[0] in _SECTIONS:
+            if key.startswith("cluster.device."):
+                _write_as_base(raw.get("cluster"))
             apply_override(raw, override)
         else:
             of_run.append(override)
@@ -102,17 +105,50 @@ def read_scenario(
     return Scenario(config, keys, cluster, workload)
 
 
+def _write_as_base(cluster: Any) -> None:
+    """Writes a named device as the base of one with numbers of its own, so that an override can change one of them."""
+    if isinstance(cluster, dict) and isinstance(device := cluster.get("device"), str):
+        cluster["device"] = {"base": device}
+
+
 def _section(kind: type[Section], name: str, sections: Mapping[str, Any], path: Path) -> Section:
     if sections[name] is None:
         raise ConfigError(f"{path} has no section {name}: a simulation needs it")
     try:
         return kind.model_validate(sections[name])
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, (name, *item['loc'])))}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors(include_url=False)
-        ]
+        problems = [_problem(kind, name, item) for item in error.errors(include_url=False)]
         raise ConfigError(f"{path}, overrides included:\n  " + "\n  ".join(problems)) from None
+
+
+def _problem(kind: type[Config], name: str, item: Any) -> str:
+    """One line for a mistake that pydantic found: the key, and its value or the keys that there are."""
+    location, value = item["loc"], item["input"]
+    key = ".".join(map(str, (name, *location)))
+    if item["type"] == "extra_forbidden":
+        section: Any = kind
+        for part in location[:-1]:
+            if (field := section.model_fields.get(part)) is not None:
+                section = _config_in(field.annotation) or section
+        allowed = [*section.model_fields]
+        return (
+            f"{key}: there is no such key (value {value!r}); allowed: {', '.join(allowed)}"
+            f"{guess(str(location[-1]), allowed)}"
+        )
+    if item["type"] == "missing":
+        return f"{key}: is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    # A section is too long to be shown, and the words of a validator have the value.
+    shows = item["type"] != "value_error" and not isinstance(value, dict | list)
+    return f"{key}={value!r}: {message}" if shows else f"{key}: {message}"
+
+
+def _config_in(annotation: Any) -> type[Config] | None:
+    """The class of a section, also of one in a mapping or a list; None if there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return annotation
+    inner = map(_config_in, get_args(annotation))
+    return next((section for section in inner if section is not None), None)
 
 
 def recipe_data(workload: WorkloadConfig) -> dict[str, Any]:
@@ -159,6 +195,7 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     sizes = {
         name: StateSizes.of(shapes[name], _item_bytes(policy)) for name, policy in config.policies.items()
     }
+    _refuse_small_head(config, scenario.cluster, sizes)
     links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
     return SimulatedJob(check(raw, "the simulated run"), links)
 
@@ -171,6 +208,26 @@ def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
         raise ConfigError(
             f"instances and training need {demand} devices, and cluster has {cluster.hosts} x {cluster.devices}: they "
             f"would share {demand - len(used)}, which can't be simulated yet: take fewer instances or slots"
+        )
+
+
+def _refuse_small_head(
+    config: RunConfig, cluster: ClusterConfig, sizes: Mapping[PolicyName, StateSizes]
+) -> None:
+    """Raises ConfigError if the weights that a static pool publishes are more than the memory of their host. The plan
+    has those of a shared pool."""
+    if isinstance(config.pool, SharedPoolConfig):
+        return
+    versions = {name: 1 + (name in config.trained) for name in config.policies}
+    needed = sum(count * sizes[name].weights for name, count in versions.items())
+    if needed > cluster.host_memory_gib * 2**30:
+        parts = ", ".join(
+            f"{count} x {sizes[name].weights / 2**30:.2f} of {name}" for name, count in versions.items()
+        )
+        raise ConfigError(
+            f"cluster.host_memory_gib={cluster.host_memory_gib:g}: published weights lie in the memory of the first "
+            f"host, two versions of each policy that is trained: {needed / 2**30:.2f} GiB ({parts}); describe hosts "
+            "with more memory, or take smaller models"
         )
 
 

@@ -16,6 +16,27 @@ def test_a_device_is_named_or_given_by_its_numbers() -> None:
     assert given.device.tflops == 100 and given.device.memory_share == PRESETS["H100"].memory_share
 
 
+def test_a_device_is_another_one_with_a_few_numbers_of_its_own() -> None:
+    device = {"base": "H200", "memory_gib": 120, "training_share": 0.45}
+    cluster = ClusterConfig.model_validate({"hosts": 1, "devices": 1, "device": device})
+    assert cluster.device == PRESETS["H200"].model_copy(update={"memory_gib": 120.0, "training_share": 0.45})
+    assert ClusterConfig.model_validate(cluster.model_dump(mode="json")) == cluster
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"base": "H2000"}, "there is no device 'H2000'; .*do you mean H200"),
+        ({"base": 200}, "base is 200, not the name of a device; there are: A100, "),
+        ({"base": "H200", "memory_gb": 120}, "memory_gb"),
+        ({"base": "H200", "memory_gib": -1}, "memory_gib"),
+    ],
+)
+def test_a_device_with_a_mistaken_base_or_number_is_refused(device: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ClusterConfig.model_validate({"hosts": 1, "devices": 1, "device": device})
+
+
 def test_a_written_cluster_is_the_same_when_it_is_read_again() -> None:
     cluster = ClusterConfig.model_validate({"hosts": 48, "devices": 16, "device": "NPU-64GB"})
     assert ClusterConfig.model_validate(cluster.model_dump(mode="json")) == cluster

@@ -1,5 +1,6 @@
 """Scenarios: what they refuse, and the runs that they become."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
 from flexmarl.actors.trainer.backends.trainer_times import TrainerTimes
 from flexmarl.core.errors import FlexmarlError
+from flexmarl.launch.simulate.devices import PRESETS
 from flexmarl.launch.simulate.scenario import model_shapes, read_scenario, scenario_file, simulated_config
 
 SCENARIO = Path(__file__).parent / "scenario.yaml"
@@ -55,6 +57,41 @@ def test_engines_and_trainers_get_the_times_of_the_cluster() -> None:
     assert fast.kv_tokens == 2**30 // (2 * 2 * 2 * 64 * 2)
 
 
+def test_one_number_of_a_named_device_is_changed_by_a_setting() -> None:
+    cluster = read_scenario(SCENARIO, ["cluster.device.memory_gib=60", "cluster.device.step_s=0.01"]).cluster
+    assert cluster.device == PRESETS["H100"].model_copy(update={"memory_gib": 60.0, "step_s": 0.01})
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "cluster.device.memory_gb=3",
+            r"cluster.device.memory_gb: there is no such key \(value 3\); .* memory_gib",
+        ),
+        ("cluster.host=3", "cluster.host: there is no such key .* do you mean hosts"),
+        (
+            "workload.agents.solver.prompt.medium=3",
+            "prompt.medium: there is .*; allowed: median, .*mean median",
+        ),
+        ("workload.calls=[{agent: solver, chanc: 1}]", "chanc: there is no such key .*; do you mean chance"),
+        ("cluster.hosts=two", "cluster.hosts='two': Input should be a valid integer"),
+    ],
+)
+def test_a_mistaken_key_or_value_is_refused_with_the_keys_that_there_are(override: str, words: str) -> None:
+    assert re.search(words, refusal(override))
+
+
+def test_hosts_without_room_for_the_published_weights_of_a_static_pool_are_refused_with_the_numbers() -> None:
+    static = ("pool={name: static}", "agent_defaults.trainer.ranks=1", "cluster.host_memory_gib=0.001")
+    words = refusal(*static)
+    assert "cluster.host_memory_gib=0.001: published weights lie in the memory of the first host" in words
+    assert re.search(
+        r"0\.0\d GiB \(2 x 0\.01 of solver, 2 x 0\.01 of judge\); describe hosts with more", words
+    )
+    simulated_config(read_scenario(SCENARIO, [*static, "cluster.host_memory_gib=0.1"]))
+
+
 def test_answers_have_the_lengths_of_the_workload() -> None:
     engine, *_ = simulated_parts("solver", "workload.agents.solver.answer.median=60")
     assert (engine.median_tokens, engine.sigma, engine.max_context) == (60, 0.8, 4096)
@@ -74,7 +111,7 @@ def test_a_gang_that_is_larger_than_its_pool_is_refused() -> None:
 
 def test_a_device_without_numbers_is_refused_by_their_names() -> None:
     text = refusal("cluster.device={tflops: 100}")
-    assert all(f"cluster.device.{key}: Field required" in text for key in ("memory_gib", "host_gb_s"))
+    assert all(f"cluster.device.{key}: is missing" in text for key in ("memory_gib", "host_gb_s"))
     assert "cluster.device: there is no device 'H1'" in refusal("cluster.device=H1")
 
 
