@@ -11,12 +11,12 @@ import click
 from ..monitoring.console.echo import echo
 from ..run.connected_run import query_run
 from ..run.run_control import CALLS, Right
-from .options import RUN
+from .options import RUN, FilePath
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FilePath(dir_okay=False))
 @click.option(
     "--may",
     "rights",

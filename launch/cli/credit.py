@@ -13,7 +13,7 @@ from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.console.output import Output
 from ..monitoring.console.terminal import Terminal
 from .exit_status import EXIT_FAILED, EXIT_STOPPED
-from .options import as_json_option, runs_option
+from .options import FilePath, as_json_option, runs_option
 from .run_and_report import RunOptions, run_prepared
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run_dir", type=FilePath(), metavar="RUN")
 @click.argument("settings", nargs=-1, metavar="[KEY.KEY=VALUE]...")
 @click.option(
     "--without",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="SOURCE",
     help="Weights of agents that are taken out: RUN/STEP, a run, or the folder of a model. Default: RUN/0, the "
     "checkpoint before training.",

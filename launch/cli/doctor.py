@@ -22,15 +22,16 @@ from ..hosts.placement.run_placement import RunPlacement, place_run
 from ..monitoring.console.echo import echo, echo_json
 from ..monitoring.console.terminal import Terminal
 from ..run.prepared_run import recipe_and_settings, resolve_given
+from .options import FilePath
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY.KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="The folder of all runs.")
+@click.option("--runs", type=FilePath(), default=Path("runs"), help="The folder of all runs.")
 @click.option(
     "--hosts",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     metavar="FILE",
     help="Look at these hosts too, by ssh, and compare them: versions, clocks, connections both ways, the folder of "
     "all runs. The file is that of `flexmarl train --hosts`.",

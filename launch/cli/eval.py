@@ -10,11 +10,12 @@ from ..errors import LostActor
 from ..monitoring.console.output import Form, Output
 from ..run.prepared_run import new_run
 from .exit_status import EXIT_FAILED
+from .options import FilePath
 from .run_and_report import RunOptions, run_prepared
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=FilePath())
 @click.argument("settings", nargs=-1, metavar="[KEY.KEY=VALUE]...")
 @click.option(
     "--recipe", help="The recipe whose queries are taken. Default: the run's, with the run's settings."
@@ -25,7 +26,7 @@ from .run_and_report import RunOptions, run_prepared
 @click.option("--name", help="The evaluation's name. Default: recipe and time.")
 @click.option(
     "--runs",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     default=Path("runs"),
     show_default=True,
     help="The folder of all runs, in which the evaluation is one too.",

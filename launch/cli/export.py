@@ -6,12 +6,13 @@ import click
 
 from ..monitoring.console.echo import echo
 from ..run_folder.run_directory import RunDirectory
+from .options import FilePath
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run_dir", type=FilePath(file_okay=False))
 @click.argument("policy")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FilePath())
 @click.option("--step", type=click.IntRange(0), help="The checkpoint after this step. Default: the newest.")
 @click.option(
     "--merged", is_flag=True, help="Of a LoRA policy, write the whole model, with the adapter in its weights."

@@ -10,6 +10,7 @@ from ...actors.errors import ConfigError
 from ...core.base.texts import guess
 from ..config.config_reading import RECIPES
 from ..monitoring.console.echo import echo
+from .options import FilePath
 
 _IGNORED = shutil.ignore_patterns("__pycache__")
 _SKELETONS = Path(__file__).parents[1] / "skeletons"
@@ -28,7 +29,7 @@ def recipe_names() -> list[str]:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FilePath())
 @click.option(
     "--like",
     metavar="NAME",

@@ -1,13 +1,29 @@
 """Arguments and options that several commands have in common."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-RUN = click.Path(path_type=Path)  # the folder of a run, or an address file of it
+
+class FilePath(click.Path):
+    """A path that has a name: an empty one, of a variable that is not set, would be the working directory."""
+
+    def __init__(self, **options: Any) -> None:
+        """``options``: of click's Path."""
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises click's BadParameter for an empty text."""
+        if value == "":
+            self.fail("the path is empty: write `.` for the working directory", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+RUN = FilePath()  # the folder of a run, or an address file of it
 runs_option = click.option(
     "--runs",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     default=Path("runs"),
     show_default=True,
     help="The folder of all runs.",
@@ -16,7 +32,7 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one
 lengths_option = click.option(
     "--from",
     "recorded",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="RUN_DIR",
     help="Take the lengths of answers from the steps of a run, with agents of the same names.",
 )

@@ -9,10 +9,11 @@ import click
 
 from ..monitoring.console.echo import echo
 from ..monitoring.page.demo_run import unpacked_demo
+from .options import FilePath
 
 
 @click.command()
-@click.argument("run_dirs", nargs=-1, type=click.Path(path_type=Path), metavar="RUN [RUN]...")
+@click.argument("run_dirs", nargs=-1, type=FilePath(), metavar="RUN [RUN]...")
 @click.option(
     "--listen",
     default="127.0.0.1:0",

@@ -1,6 +1,5 @@
 """The command ``flexmarl plan``."""
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ..simulate.planning.planner import ScenarioFile, search_plan
 from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import scenario_file
 from .exit_status import EXIT_STOPPED
-from .options import as_json_option, lengths_option
+from .options import FilePath, as_json_option, lengths_option
 
 
 @click.command()
@@ -38,7 +37,7 @@ from .options import as_json_option, lengths_option
 @click.option(
     "--write",
     "target",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     metavar="FILE",
     help="The file for the fastest scenario. Default: SCENARIO-planned.yaml, here.",
 )
@@ -69,12 +68,7 @@ def plan(
     """
     file = scenario_file(scenario)
     target = Path(f"{file.stem}-planned.yaml") if target is None else target
-    if target.exists():
-        raise ConfigError(f"{target} exists already: write another name with --write, or remove it")
-    if not os.access(target.parent, os.W_OK | os.X_OK):  # said now: the file is written after the search
-        raise ConfigError(
-            f"{target} can't be written: {target.parent} is not a folder in which you may write; --write names another"
-        )
+    _refuse_unwritable(target)
     lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
     described = ScenarioFile(file, settings, lengths, str(recorded))
     if budget is not None:
@@ -95,3 +89,18 @@ def plan(
     )
     echo(plan_json(outcome, str(target)) if as_json else f"{text}\n\n  scenario  {target}")
     return EXIT_STOPPED if outcome.stopped else 0
+
+
+def _refuse_unwritable(target: Path) -> None:
+    """Raises ConfigError for a file that exists, or can't be made: the search comes before it is written."""
+    try:
+        with target.open("x"):  # not by the folder's mode, which says nothing of /proc or to root
+            pass
+        target.unlink()
+    except FileExistsError:
+        raise ConfigError(f"{target} exists already: write another name with --write, or remove it") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{target} can't be written: {error.strerror}; --write names another file, in a folder in which you may "
+            "write"
+        ) from None

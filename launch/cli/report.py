@@ -7,10 +7,11 @@ import click
 from ..monitoring.console.echo import echo
 from ..monitoring.page.frozen_page import write_report
 from ..run_folder.run_directory import RunDirectory
+from .options import FilePath
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=FilePath())
 def report(run_dir: Path) -> int:
     """Write report.html of a run again. The run may be running.
 

@@ -9,11 +9,12 @@ import click
 
 from ..monitoring.console.echo import echo, echo_json
 from ..run_folder.run_directory import RunDirectory
+from .options import FilePath
 
 if TYPE_CHECKING:
     from ..run_folder.compare import SeedComparison
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = FilePath(file_okay=False)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 
 

@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from ..monitoring.console.echo import echo
 from ..run_folder.samples.conditions import Condition, FigureCondition
+from .options import FilePath
 
 _TYPED = ParameterSource.COMMANDLINE
 _OF_DEMONSTRATIONS = frozenset(
@@ -27,7 +28,7 @@ def _success(context: click.Context, option: click.Parameter, text: str) -> Figu
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=FilePath())
 @click.option(
     "--step", callback=_condition, help="12, 10-20 or '>100': of training, or before the evaluation."
 )
@@ -59,7 +60,7 @@ def _success(context: click.Context, option: click.Parameter, text: str) -> Figu
 @click.option(
     "--as-demonstrations",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="Show none: write the best success of each query to this new file, for rollout.demonstrations.",
 )
 @click.option(

@@ -11,11 +11,12 @@ from ..gateway.service_key import service_key
 from ..monitoring.console.output import Form, Output
 from ..run.prepared_run import new_run
 from .exit_status import EXIT_FAILED
+from .options import FilePath
 from .run_and_report import RunOptions, run_prepared
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=FilePath())
 @click.argument("settings", nargs=-1, metavar="[KEY.KEY=VALUE]...")
 @click.option(
     "--checkpoint", type=click.IntRange(0), metavar="STEP", help="Of a run. Default: its newest checkpoint."
@@ -29,14 +30,12 @@ from .run_and_report import RunOptions, run_prepared
 )
 @click.option(
     "--key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="A file with the key of requests, which its owner alone may read. Default: a new key, printed once.",
 )
 @click.option("--recipe", help="The recipe with the agents. Default: the run's, with the run's settings.")
 @click.option("--name", help="The name of the folder with the logs. Default: recipe and time.")
-@click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="As of train."
-)
+@click.option("--runs", type=FilePath(), default=Path("runs"), show_default=True, help="As of train.")
 @click.option("--json", "form", flag_value="json", help="Print one JSON object per event, and nothing else.")
 @click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help="As of train."

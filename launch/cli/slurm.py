@@ -16,6 +16,7 @@ from ..hosts.placement.auto_ranks import with_least_ranks
 from ..hosts.slurm.batch_script import Job, script
 from ..monitoring.console.echo import echo, echo_file
 from ..run.prepared_run import DEFAULT_RECIPE, begun_run, default_name, recipe_and_settings, resolve_given
+from .options import FilePath
 
 _SUBMIT_S = 60.0
 
@@ -39,7 +40,7 @@ _SUBMIT_S = 60.0
 @click.option(
     "--apptainer",
     "image",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="IMAGE",
     help="An image with flexmarl, on a disk that all hosts share: head and nodes run in it.",
 )
@@ -55,7 +56,7 @@ _SUBMIT_S = 60.0
 @click.option("--name", help="The run's name. Default: recipe and time.")
 @click.option(
     "--runs",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     default=Path("runs"),
     show_default=True,
     help="The folder of all runs, on a disk that all hosts share.",

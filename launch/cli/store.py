@@ -7,10 +7,11 @@ import click
 
 from ..monitoring import store_view
 from ..monitoring.console.echo import echo_json
+from .options import FilePath
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=FilePath())
 @click.argument("where", default="")
 @click.option(
     "--trajectory",

@@ -14,12 +14,12 @@ import click
 from ...actors.errors import QueriesRefused
 from ..monitoring.console.echo import echo, echo_json
 from ..run.connected_run import query_run
-from .options import RUN, as_json_option
+from .options import RUN, FilePath, as_json_option
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=FilePath(exists=True, dir_okay=False))
 @as_json_option
 def submit(run: Path, file: Path, as_json: bool) -> int:
     """Have a running run train the trajectories of FILE, a log of answers that ended before: one JSON object a line.

@@ -9,10 +9,11 @@ import click
 
 from ...actors.errors import RecipeError
 from ..run_folder.run_directory import RunDirectory
+from .options import FilePath
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run_dir", type=FilePath(), metavar="RUN")
 def top(run_dir: Path) -> int:
     """Show a run in the terminal: agents, instances, slots, waits, reasons for slowness, warnings. It may be running.
 

@@ -6,14 +6,15 @@ import click
 
 from ..monitoring.console.echo import echo
 from ..run_folder.run_directory import RunDirectory
+from .options import FilePath
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run_dir", type=FilePath(file_okay=False))
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="The file; compressed if its name ends with .gz. Default: RUN_DIR's name with .trace.json.gz, here.",
 )
 @click.option("--from-step", type=click.IntRange(1), help="The first step. Default: from the run's begin.")

@@ -31,7 +31,7 @@ from ..run.prepared_run import (
 from ..run.resuming import differences
 from ..run_folder.run_directory import RunDirectory
 from ..simulate.workload_config import WORKLOAD_RECIPE
-from .options import runs_option
+from .options import FilePath, runs_option
 from .run_and_report import RunOptions, run_with_restarts
 
 
@@ -41,7 +41,7 @@ from .run_and_report import RunOptions, run_with_restarts
 @runs_option
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="RUN_DIR",
     help="Continue a run with its configuration. Settings of the optimizer, and those that don't change what is "
     "learned (steps, checkpoint, evaluation, limits), may be changed: KEY=VALUE.",
@@ -78,7 +78,7 @@ from .run_and_report import RunOptions, run_with_restarts
 )
 @click.option(
     "--hosts",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(dir_okay=False),
     metavar="FILE",
     help="Start these nodes by ssh: one host a line, NAME [USER@]ADDRESS port=PORT python=PATH; all but the name may "
     "be left out.",

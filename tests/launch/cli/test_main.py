@@ -406,3 +406,24 @@ def test_a_checkpoint_that_was_never_completed_is_cleared_and_not_used(
     assert result.status == 130 and result.out.startswith("no checkpoint yet: starting again\n")
     assert started[1] is None, "without any checkpoint it begins again"
     assert stopped_run.metrics.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--runs", ""),
+        ("train", "--resume", ""),
+        ("simulate", "merchant-assistant", "--runs", ""),
+        ("report", ""),
+        ("runs", "list", "--runs", ""),
+        ("runs", "compare", "runs/first", ""),
+        ("calibrate", ""),
+        ("new", ""),
+    ],
+)
+def test_an_empty_path_is_refused_it_would_be_the_working_directory(
+    flexmarl: Flexmarl, words: tuple[str, ...]
+) -> None:
+    done = flexmarl(*words)
+    assert done.status == 2 and "the path is empty: write `.` for the working directory" in done.err
+    assert not any(Path().iterdir())

@@ -44,9 +44,20 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
-def test_a_place_where_nothing_can_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
-    target = tmp_path / "missing" / "best.yaml"
-    with pytest.raises(
-        ConfigError, match="missing is not a folder in which you may write; --write names another"
-    ):
-        CliRunner().invoke(plan, [str(SCENARIO), "--write", str(target)], catch_exceptions=False)
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (
+            "missing/best.yaml",
+            "missing/best.yaml can't be written: No such file or directory; --write names another",
+        ),
+        ("/proc/best.yaml", "/proc/best.yaml can't be written: .*; --write names another file"),
+        ("x" * 300, "x can't be written: File name too long; --write names another file"),
+    ],
+)
+def test_a_file_that_can_not_be_written_is_refused_before_the_search(
+    tmp_path: Path, target: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        CliRunner().invoke(plan, [str(SCENARIO), "--write", str(tmp_path / target)], catch_exceptions=False)
+    assert not any(tmp_path.iterdir())
