@@ -7,12 +7,15 @@ import click
 
 from ...actors.errors import ConfigError
 from ..monitoring.console.echo import echo
+from ..monitoring.console.no_display import NoDisplay
+from ..monitoring.console.terminal import Terminal
 from ..run.prepared_run import checked_name
 from ..run_folder.run_directory import RunDirectory
 from ..simulate.baselines import BASELINES, in_mode
 from ..simulate.recorded_lengths import recorded_lengths
 from ..simulate.scenario import read_scenario, scenario_file
 from ..simulate.scenario_run import run_scenario
+from ..simulate.simulated_progress import SimulationProgress
 from .chaos import replay, search
 from .options import as_json_option, lengths_option, runs_option
 
@@ -65,7 +68,7 @@ def simulate(
     SCENARIO is a YAML file with train's keys and the sections cluster and workload, or the name of a built-in one:
     merchant-assistant, category-assistant, fleet-5x32b, fleet-3x32b-7x14b, fleet-15x14b. The run's own actors run in
     this process; engines and trainers take the times that rooflines of the devices say. The run's files are in
-    runs/NAME/, as those of any other run.
+    runs/NAME/, as those of any other run. Its step is shown on standard error while it plays; not with --json.
 
     \b
     Examples:
@@ -101,6 +104,8 @@ def simulate(
     folder = runs / (f"{file.stem}-{stamp}" if name is None else checked_name(name))
     if folder.exists():  # its own refusal offers to continue a run: a simulation has no such option
         raise ConfigError(f"{folder} exists already: choose another --name")
-    summary = run_scenario(described, folder)
+    progress = SimulationProgress(Terminal(stderr=True, soft_wrap=True), described.config.training.steps)
+    with NoDisplay() if as_json else progress as display:
+        summary = run_scenario(described, folder, display=display)
     echo(summary.as_json() if as_json else f"{summary.text()}\n  run  {folder}")
     return 0

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from ..config.run_config import RunConfig
+from ..monitoring.console.display import Display
 from .scenario import Scenario, simulated_job
 from .simulation import Simulation, simulate
 from .summary import Summary, summary_of
@@ -11,20 +12,22 @@ from .summary import Summary, summary_of
 _LIMIT_S: Final = 365 * 86400.0
 
 
-def run_scenario(scenario: Scenario, folder: Path, *, records_spans: bool = True) -> Summary:
+def run_scenario(
+    scenario: Scenario, folder: Path, *, records_spans: bool = True, display: Display | None = None
+) -> Summary:
     """Trains until the last step. ``folder``: of the run, a new one; with spans, in virtual time, if it
-    ``records_spans``. Raises the errors of ``simulated_job`` and ``simulate``."""
-    return summary_of(*play_scenario(scenario, folder, records_spans=records_spans))
+    ``records_spans``. ``display``: shows the run. Raises the errors of ``simulated_job`` and ``simulate``."""
+    return summary_of(*play_scenario(scenario, folder, records_spans=records_spans, display=display))
 
 
 def play_scenario(
-    scenario: Scenario, folder: Path, *, records_spans: bool = True
+    scenario: Scenario, folder: Path, *, records_spans: bool = True, display: Display | None = None
 ) -> tuple[Simulation, RunConfig]:
     """As ``run_scenario``; the run itself, and its config."""
     job = simulated_job(scenario)
     simulation = simulate(
         job.config, folder, job.config.seed,
         hosts=scenario.hosts, links=job.links, keep_log=False, reads_statistics=True, records_spans=records_spans,
-        limit_s=_LIMIT_S,
+        display=display, limit_s=_LIMIT_S,
     )  # fmt: skip
     return simulation, job.config

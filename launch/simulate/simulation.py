@@ -50,6 +50,7 @@ from ..hosts.placement.auto_ranks import with_chosen_ranks
 from ..hosts.placement.place import place
 from ..hosts.placement.plan import Plan
 from ..hosts.placement.run_placement import RunPlacement
+from ..monitoring.console.display import Display
 from ..monitoring.console.no_display import NoDisplay
 from ..monitoring.console.run_console import RunConsole
 from ..run import resuming
@@ -109,14 +110,15 @@ def simulate(
     records_spans: bool = False,
     stand_ins: Mapping[str, str] = MappingProxyType({}),
     links: ClusterLinks | None = None,
+    display: Display | None = None,
     limit_s: float = _LIMIT_S,
 ) -> Simulation:
     """Trains until the last step. ``folder``: of the run, a new one. ``faults``: of messages. ``planned_faults``: in
     the order of their beginnings. ``links``: have the places of the actors, and take the time of transfers; None:
     those take none. ``reads_statistics``: of the actors, at the end, without the memory and the time of their
     processes. ``watches``: for standstills, whose causes are events. ``records_spans``: in virtual time, as the
-    settings ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. It starts a loop,
-    so no loop may run in this thread.
+    settings ``trace`` say. ``stand_ins``: classes that actors have in place of their own, by actor. ``display``: shows
+    the run; None: nothing does. It starts a loop, so no loop may run in this thread.
 
     Ctrl-C ends the run, and is raised as KeyboardInterrupt.
 
@@ -143,6 +145,7 @@ def simulate(
             records_spans,
             stand_ins,
             links,
+            display or NoDisplay(),
         )
         virtual_time.run(interruptible(simulator.run(config)), limit_s=limit_s)
     return simulation
@@ -163,8 +166,10 @@ class _Simulator:
         records_spans: bool,
         stand_ins: Mapping[str, str],
         links: ClusterLinks | None,
+        display: Display,
     ) -> None:
         self._links = links
+        self._display = display
         self._simulation = simulation
         self._hosts = [f"host-{n}" for n in range(hosts)]
         self._gone: set[str] = set()
@@ -248,7 +253,7 @@ class _Simulator:
             self._disk,
         )
         async with ActorSystem(_LAUNCHER, head_node.directory, wire=wire, settings=settings) as system:
-            console = RunConsole(directory, NoDisplay(), clock=asyncio.get_running_loop().time)
+            console = RunConsole(directory, self._display, clock=asyncio.get_running_loop().time)
             await system.add(console, "console")
             began_s = asyncio.get_running_loop().time()
             await console.event(begin_of_run(start, _machine(head_node.name), str(directory.path)))
@@ -273,7 +278,7 @@ class _Simulator:
                 _running(injector.run()) as injecting,
             ):
                 cluster.take_up = supervision.take_up
-                with closing(SpanLog(directory.trace, config.trace, NoDisplay().warn)) as log:
+                with closing(SpanLog(directory.trace, config.trace, self._display.warn)) as log:
                     spans = SpanKeeper(
                         supervision,
                         log,
@@ -305,7 +310,7 @@ class _Simulator:
             result = await launcher.console.ended_with
             await launcher.console.event(end_of_run(result, asyncio.get_running_loop().time() - began_s))
             if launcher.spans is not None:
-                await launcher.spans.end(NoDisplay().warn)
+                await launcher.spans.end(self._display.warn)
             if self._reads_statistics:
                 await launcher.supervision.process_statistics(self._note_statistics)
             return result
