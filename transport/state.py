@@ -29,7 +29,8 @@ Get on B, on another host:
     host_memory.py  HostMemory.fetch    compares names, shapes and dtypes with the destination before a byte moves
     remote.py       Remote.copy_here    one process of a host fetches, by the lock of the key; the others wait for it
     fetch.py        Fetch.run           asks A for ranges (``frames.py``), over a few connections (``bulk.py``), and
-                                        compares each chunk with its digest as it arrives
+                                        compares each chunk with its digest as it arrives; a large version comes from
+                                        the host that has asked A before B, if there is one (``relays.py``)
     server.py       BulkServer          on A, keeps the block from being written meanwhile (``Block.hold``)
     host_memory.py  _read               copies into the destination (``payload.fetch``). The generation must be the
                                         handle's before and after; digests are compared, unless they just were

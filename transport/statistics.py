@@ -19,13 +19,17 @@ class PathStatistics:
 
 @dataclass(slots=True)
 class NetworkStatistics:
-    """Bytes of states that were exchanged with other hosts, and of these the bytes of deltas. ``reconnects``:
-    connections that ended during a fetch. ``refused``: connections without the keys of the run."""
+    """Bytes of states that were exchanged with other hosts, and of these the bytes of deltas. ``relayed_bytes``: that
+    have come from copies on other hosts, and not from the owner; ``relays_left``: copies that were given up for the
+    owner. ``reconnects``: connections that ended during a fetch. ``refused``: connections without the keys of the
+    run."""
 
     sent_bytes: int = 0
     sent_delta_bytes: int = 0
     got_bytes: int = 0
     got_delta_bytes: int = 0
+    relayed_bytes: int = 0
+    relays_left: int = 0
     reconnects: int = 0
     refused: int = 0
 

@@ -8,7 +8,8 @@ head, and a rank's state in that of the host on which it was suspended (``actors
 or an instance on another host crosses the network to it. Sizes with P parameters of b bytes, of a policy on R ranks:
 
     weights     b P         from the first rank, once a version; to each instance, divided over its devices: across the
-                            network once for all instances of a host (``transport/remote/remote.py``)
+                            network once for all instances of a host, from the head to the first host and from there
+                            to the next (``transport/remote/relays.py``)
     rest        12 P / R    float32 weights and two moments, from each rank after an optimizer step and to it
     gradients    4 P / R    from each rank that is suspended within a step, and back to it
     second      12 and 4    of both, from a host other than the head to another host, beside all others
@@ -20,7 +21,7 @@ all.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ...actors.model_shape import ModelShape
@@ -28,6 +29,7 @@ from ...actors.names import PolicyName
 from ...actors.trainer.backends.simulated_policy import STATE_ROWS
 from ...core.pacing import Pacing
 from ...core.testing.link_clock import LinkClock
+from ...transport.remote.relays import Chain
 from ..hosts.placement.plan import Need, Placed, Plan
 from .cluster_config import ClusterConfig
 
@@ -58,6 +60,15 @@ class Move:
     version: int
     begin_s: float
     end_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _HostCopy:
+    """Weights that a process of ``host`` fetches for all others there. ``ended`` is set when they are whole there, or
+    when the fetch has failed."""
+
+    host: str
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +126,9 @@ class ClusterLinks:
         """All transfers, in the order of their ends."""
         self._host_of: dict[str, str] = {}
         """The host of each process's memory."""
-        self._host_copies: dict[tuple[str, PolicyName, int], asyncio.Event] = {}
-        """Weights that a process of a host fetches for all others there; set when they are whole."""
+        self._host_copies: dict[tuple[str, PolicyName, int], _HostCopy] = {}
+        self._chains: dict[tuple[PolicyName, int], Chain[_HostCopy]] = {}
+        """By policy and version."""
         self._published: dict[str, int] = {}
         """The newest version of each policy whose weights have left a first rank."""
 
@@ -168,23 +180,42 @@ class ClusterLinks:
         host = self._host_of.get(memory, self._head)
         time = asyncio.get_running_loop().time
         begin_s = time()
-        fetched: asyncio.Event | None = None
+        moved_bytes = sizes.moved(part, size_bytes)
         if kind == "install" and place.node != host:
-            copy = place.node, policy, version
-            if (whole := self._host_copies.get(copy)) is None:
-                self._host_copies[copy] = fetched = asyncio.Event()
-            else:
-                await whole.wait()
-                host = place.node
-        try:
-            latency_s = self._cluster.network_latency_s if place.node != host else 0.0
-            await self._clock.transfer(
-                sizes.moved(part, size_bytes), self._way(place, operation, host), latency_s
-            )
-        finally:
-            if fetched is not None:
-                fetched.set()
+            await self._install_from_network(place, policy, version, moved_bytes, host)
+        else:
+            await self._transfer(place, operation, moved_bytes, host)
         self.moves.append(Move(kind, policy, version, begin_s, time()))
+
+    async def _install_from_network(
+        self, place: Placed, policy: PolicyName, version: int, size_bytes: float, owner: str
+    ) -> None:
+        """Weights of the host ``owner``: the first process of a host fetches them, and the others read its copy."""
+        key = place.node, policy, version
+        while (copy := self._host_copies.get(key)) is not None:
+            await copy.ended.wait()
+            if self._host_copies.get(key) is copy:  # else its fetch has failed
+                await self._transfer(place, "get", size_bytes, place.node)
+                return
+        copy = self._host_copies[key] = _HostCopy(place.node)
+        chain = self._chains.setdefault((policy, version), Chain())
+        relay = chain.join(copy)
+        try:
+            await self._transfer(place, "get", size_bytes, owner if relay is None else relay.host)
+            if relay is not None:  # it passes on the bytes that it has, and no others
+                await relay.ended.wait()
+        except BaseException:
+            chain.leave(copy)
+            del self._host_copies[key]
+            raise
+        finally:
+            copy.ended.set()
+
+    async def _transfer(
+        self, place: Placed, operation: Literal["set", "get"], size_bytes: float, host: str
+    ) -> None:
+        latency_s = self._cluster.network_latency_s if place.node != host else 0.0
+        await self._clock.transfer(size_bytes, self._way(place, operation, host), latency_s)
 
     def _is_first(self, policy: str, version: int) -> bool:
         """The first rank has the whole weights, and is the first to be asked for them."""

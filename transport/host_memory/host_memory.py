@@ -475,7 +475,8 @@ class HostMemory(Memory[Any]):
         if isinstance(source, ShmSource):
             return ReadRequest(handle, source, request.tensors, request.progress), True
         assert self._remote is not None, "select.choose refuses tcp without a door"
-        copy = await self._remote.copy_here(ReadRequest(handle, source, request.tensors, request.progress))
+        remote = ReadRequest(handle, source, request.tensors, request.progress)
+        copy = await self._remote.copy_here(remote, self._open_door)
         return ReadRequest(handle, copy.source, request.tensors, request.progress), not copy.is_verified
 
     def _read(

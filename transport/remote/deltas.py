@@ -145,6 +145,13 @@ class Deltas:
             deltas.append(changes)
         return b"".join(deltas)
 
+    def are_small(self) -> bool:
+        """False if none of the first chunks has much fewer changes than bytes."""
+        for start in range(0, min(self._size_bytes, _TRIED_CHUNKS * CHUNK_BYTES), CHUNK_BYTES):
+            if self._small or self._chunk(start) is not None:
+                return True
+        return False
+
     def compute(self, start: int) -> None:
         """Computes those of the chunk that begins there, which is in the cache: its thread has just written it."""
         self._chunk(start)

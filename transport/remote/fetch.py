@@ -3,17 +3,21 @@
 Ranges are taken from one list by all connections. A connection that ends is made again; its ranges go back to the
 list, and those that have arrived stay. Every chunk is compared with its digest while it is in the cache, and the table
 of the digests with the handle's. With a ``base``, an older version on this host, the owner may send changes instead.
+
+A version of many ranges may come from another reader's copy (``relays.py``): the owner names it. A copy that ends, has
+other bytes or brings too little is given up, and the missing ranges come from the owner.
 """
 
 import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from typing import Final
 
 import xxhash
 
+from ...core.base.texts import text_of
 from ..errors import (
     CorruptState,
     FetchFailed,
@@ -30,7 +34,8 @@ from ..statistics import NetworkStatistics
 from ..transfers import Progress
 from . import deltas
 from .bulk import Bulk, Refused, exactly, receive_into, refusal, secure
-from .frames import REPLY_BYTES, Answer, BadFrame, Open, Read, Reply
+from .frames import REPLY_BYTES, Answer, BadFrame, Join, Leave, Open, Read, Reply, decode_relay
+from .relays import Arrival, Relay, RelayUse
 
 # A range is lost as a whole with its connection: small enough to be cheap to repeat, large enough that its request and
 # reply cost nothing beside it.
@@ -43,12 +48,21 @@ _CONNECT_S: Final = 1.0
 # A connection without a byte for this long is given up, and made again. Not TCP's own keepalive: after a cut on the way
 # no byte comes from the other side, and TCP takes hours to notice.
 _SILENCE_S: Final = 3.0
+# Fewer ranges come sooner than a relay is found, and a chain of relays has a range under way at each.
+_RELAYED_RANGES: Final = 8
+# A relay that brings less in this time than a link of 100 Mbit/s could is given up: the owner may be faster.
+RELAY_S: Final = 3.0
+_LEAST_RELAYED_BYTES: Final = 32 << 20
 _PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.5
 
 
 class Fetch:
-    """One version of a state, from ``source``. ``progress`` is kept up to date."""
+    """One version of a state, from ``source``. ``progress`` is kept up to date.
+
+    One class of more than 300 lines: connections to the owner and to a relay take ranges from one list, and each may
+    give its own back to the other.
+    """
 
     def __init__(
         self,
@@ -73,14 +87,47 @@ class Fetch:
         self._ended = threading.Event()
         self._error: TransportError | None = None
         self._connections: set[socket.socket] = set()
+        self._arrival: Arrival | None = None
+        self._use = RelayUse()
 
-    def run(self, target: Block, base: Block | None, share: Share) -> None:
-        """Fills the payload and the table of ``target``, a block that was begun. ``base``: an older version.
+    @property
+    def relay_failure(self) -> str | None:
+        """The reason why a relay was given up; None if none was."""
+        return self._use.failure
 
-        Raises FetchFailed, PeerRefused, StaleHandle, ForeignHandle, CorruptState; TransportClosed after ``abort``.
+    @property
+    def is_relayed(self) -> bool:
+        """True if the version is large enough to come from a relay, and to be passed on."""
+        return len(self._missing) >= _RELAYED_RANGES
+
+    def run(
+        self,
+        target: Block,
+        base: Block | None,
+        share: Share,
+        arriving: Callable[[Arrival], AbstractContextManager[Relay]] | None = None,
+    ) -> int:
+        """Fills ``target``, a block that was begun, and publishes it; returns its generation. ``base``: an older
+        version. ``arriving``: has other hosts read the version meanwhile; None: it comes from the owner alone.
+
+        Raises FetchFailed, PeerRefused, StaleHandle, ForeignHandle, CorruptState; TransportClosed after ``abort``. The
+        block has ended then.
         """
         self._target = target
         self._base = base
+        try:
+            with ExitStack() as stack:
+                if arriving is not None and self.is_relayed:
+                    self._arrival = Arrival(target, RANGE_BYTES)
+                    self._use.relay = self._find_relay(stack.enter_context(arriving(self._arrival)))
+                self._receive_from_all(share)
+                # Within the context: a reader finds the version arriving, or whole.
+                return target.commit()
+        except BaseException:
+            target.end()
+            raise
+
+    def _receive_from_all(self, share: Share) -> None:
         self._report("")
 
         def run_connection(_: int) -> None:
@@ -119,11 +166,14 @@ class Fetch:
         while self._todo:
             if self._ended.is_set():
                 raise TransportClosed
+            if (relay := self._use.relay) is not None:
+                self._receive_relayed(relay)
+                continue
             requests: deque[int] = deque()
             before = self._got_bytes
             try:
-                with self._connect() as connection:
-                    self._receive_all(connection, requests)
+                with self._connect(self._source.address) as connection:
+                    self._receive_all(connection, requests, self._source)
             except Refused as refused:
                 raise self._error_of(f"refused: {refused}", PeerRefused) from None
             except (BadFrame, deltas.BadDelta) as broken:
@@ -148,10 +198,52 @@ class Fetch:
                 self._todo.extendleft(reversed(requests))
                 self._ended.wait(pause)
 
+    # ----------------------------------------------------------------------- a relay
+
+    def _find_relay(self, copy: Relay) -> Relay | None:
+        """The copy to read from; None: from the owner. ``copy``: of this process, for the next reader."""
+        try:
+            with self._connect(self._source.address) as connection:
+                connection.sendall(Join(self._request(), copy).encode())
+                reply = Reply.decode(exactly(connection, REPLY_BYTES)).check_joined()
+                return decode_relay(exactly(connection, reply.size_bytes))[0] if reply.size_bytes else None
+        except (OSError, Refused, BadFrame):
+            return None  # the connection for the first range follows at once, and its error has the reason
+
+    def _receive_relayed(self, relay: Relay) -> None:
+        """Receives ranges from a relay until none is left, or the relay is given up."""
+        requests: deque[int] = deque()
+        try:
+            with self._connect(relay.address) as connection:
+                self._receive_all(connection, requests, relay)
+        except (TransportError, Refused, BadFrame, OSError) as error:
+            self._todo.extendleft(reversed(requests))
+            if self._ended.is_set():
+                raise TransportClosed from None
+            self._give_up(relay, text_of(error))
+
+    def watch_relay(self) -> None:
+        """Gives a relay up that has brought too little since the last call. To be called every ``RELAY_S``."""
+        least_bytes = min(_LEAST_RELAYED_BYTES, self._size_bytes // 2)
+        if (relay := self._use.late(self._got_bytes, least_bytes)) is not None:
+            with self._lock:
+                connections = [*self._connections]
+            self._give_up(relay, f"less than {least_bytes} bytes in {RELAY_S:g} s")
+            for connection in connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _give_up(self, relay: Relay, reason: str) -> None:
+        if self._use.give_up(relay, reason):
+            with self._lock:
+                self._statistics.relays_left += 1
+
+    # ----------------------------------------------------------------------- connections
+
     @contextmanager
-    def _connect(self) -> Iterator[socket.socket]:
+    def _connect(self, address: str) -> Iterator[socket.socket]:
         with (
-            closing(connect(self._source.address)) as raw,
+            closing(connect(address)) as raw,
             self._register(raw),
             closing(secure(raw, self._bulk, server=False)) as connection,
             self._register(connection),
@@ -174,9 +266,11 @@ class Fetch:
 
     # ----------------------------------------------------------------------- a connection
 
-    def _receive_all(self, connection: socket.socket, requests: "deque[int]") -> None:
+    def _receive_all(
+        self, connection: socket.socket, requests: "deque[int]", source: TcpSource | Relay
+    ) -> None:
         """Asks for ranges and receives them until there are no more. ``requests``: those that have not arrived."""
-        has_base = self._open(connection)
+        has_base = self._open(connection, source)
         while True:
             while len(requests) < _REQUESTS_AHEAD and (number := self._next()) is not None:
                 requests.append(number)
@@ -189,14 +283,24 @@ class Fetch:
             number = requests[0]
             start, end = self._bounds(number)
             is_right = start == end or self._receive(connection, start, end)
+            if not is_right and source is not self._source:
+                raise BadFrame(f"bytes {start} to {end} are not those of the version")
             requests.popleft()
             self._end_range(number, end - start, is_right)
 
-    def _open(self, connection: socket.socket) -> bool:
-        """True if deltas may be asked for."""
-        handle, source = self._handle, self._source
+    def _request(self) -> Open:
+        """The version as its owner knows it."""
         base = None if self._base is None else table_digest(self._base.table, self._size_bytes)
-        connection.sendall(Open(source.block, source.generation, self._size_bytes, base).encode())
+        return Open(self._source.block, self._source.generation, self._size_bytes, base)
+
+    def _open(self, connection: socket.socket, source: TcpSource | Relay) -> bool:
+        """True if deltas may be asked for."""
+        handle, request = self._handle, self._request()
+        if source is not self._source:
+            request = Open(source.block, source.generation, self._size_bytes)
+        elif (copy := self._use.take_unreported()) is not None:
+            connection.sendall(Leave(request, copy).encode())
+        connection.sendall(request.encode())
         chunks = -(-self._size_bytes // CHUNK_BYTES)
         reply = Reply.decode(exactly(connection, REPLY_BYTES)).check(chunks=chunks)
         if reply.answer is Answer.STALE:
@@ -209,6 +313,8 @@ class Fetch:
             raise CorruptState(handle.key, handle.version, handle.digest, digest)
         # By each connection, with the same bytes: they were compared with the handle's digest.
         self._target.table[:chunks] = table
+        if self._arrival is not None:
+            self._arrival.table_came()
         return reply.has_base
 
     def _receive(self, connection: socket.socket, start: int, end: int) -> bool:
@@ -268,17 +374,23 @@ class Fetch:
         with self._lock:
             self._missing.discard(number)
             self._got_bytes += size_bytes
+        if self._arrival is not None:
+            self._arrival.range_came(number)
         self._report("")
 
     def _count(self, size_bytes: int, *, delta_bytes: int = 0) -> None:
         with self._lock:
             self._statistics.got_bytes += size_bytes
             self._statistics.got_delta_bytes += delta_bytes
+            if self._use.relay is not None:
+                self._statistics.relayed_bytes += size_bytes
 
     def _report(self, trouble: str) -> None:
         with self._lock:
             first = min(self._missing, default=0)
-            done = f"{self._got_bytes} bytes came from {self._source.address}, range {first} did not yet"
+            relay = self._use.relay
+            source = self._source.address if relay is None else f"a copy at {relay.address}"
+            done = f"{self._got_bytes} bytes came from {source}, range {first} did not yet"
         self._progress.words = f"{done}: {trouble}" if trouble else done
 
     def _error_of(self, reason: str, kind: Callable[..., FetchFailed] = FetchFailed) -> FetchFailed:

@@ -9,6 +9,10 @@
                     a range of bytes that the owner serves under a name (``named_ranges.py``); several may be under way
     owner   Reply   named, followed by these bytes; or foreign
 
+    reader  Join    names a version as Open does, and the reader's copy of it, for other readers (``relays.py``)
+    owner   Reply   joined, followed by the copy to read from; by nothing: read from here
+    reader  Leave   names a copy from which it could not read; without a reply
+
 Replies come in the order of the requests. The version can't change while it is open. A peer that breaks the rules, or
 closes, ends the connection. All sizes are checked before memory is allocated.
 """
@@ -19,6 +23,7 @@ from enum import IntEnum
 from typing import Final
 
 from ..host_memory.block import CHUNK_BYTES
+from .relays import Relay
 
 # Fixed headers, not MessagePack: the reader knows from one of them how many bytes follow, and receives these into
 # memory that it has prepared, without a decoder between.
@@ -31,7 +36,9 @@ _OPEN: Final = struct.Struct("!QQ?Q")
 _READ: Final = struct.Struct("!QQ?")
 _REPLY: Final = struct.Struct("!4sB?xxQQ")
 _NAMED: Final = struct.Struct("!QQ")
-_OPEN_KIND, _READ_KIND, _NAMED_KIND = 1, 2, 3
+_RELAY: Final = struct.Struct("!QHH")  # generation, bytes of the address, of the block
+_MOST_RELAY_BYTES: Final = 512
+_OPEN_KIND, _READ_KIND, _NAMED_KIND, _JOIN_KIND, _LEAVE_KIND = 1, 2, 3, 4, 5
 REPLY_BYTES: Final = _REPLY.size
 
 
@@ -50,8 +57,18 @@ class Open:
 
     def encode(self) -> bytes:
         """The message's bytes."""
-        body = _OPEN.pack(self.generation, self.size_bytes, self.base is not None, self.base or 0)
-        return _frame(_OPEN_KIND, body + self.block.encode())
+        return _frame(_OPEN_KIND, self.body())
+
+    def body(self) -> bytes:
+        """The message's bytes without their head."""
+        numbers = _OPEN.pack(self.generation, self.size_bytes, self.base is not None, self.base or 0)
+        return numbers + self.block.encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Open":
+        """The reverse of ``body``. Raises struct.error, UnicodeDecodeError."""
+        generation, size_bytes, has_base, base = _OPEN.unpack_from(body)
+        return cls(body[_OPEN.size :].decode(), generation, size_bytes, base if has_base else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +97,51 @@ class NamedRange:
         return _frame(_NAMED_KIND, _NAMED.pack(self.start, self.end) + self.name.encode())
 
 
-Request = Open | Read | NamedRange
+@dataclass(frozen=True, slots=True)
+class Join:
+    """``copy``: of the reader, into which it is about to receive ``version``."""
+
+    version: Open
+    copy: Relay
+
+    def encode(self) -> bytes:
+        """The message's bytes."""
+        return _frame(_JOIN_KIND, encode_relay(self.copy) + self.version.body())
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """``copy``: another reader's, from which ``version`` could not be read."""
+
+    version: Open
+    copy: Relay
+
+    def encode(self) -> bytes:
+        """The message's bytes."""
+        return _frame(_LEAVE_KIND, encode_relay(self.copy) + self.version.body())
+
+
+Request = Open | Read | NamedRange | Join | Leave
+
+
+def encode_relay(relay: Relay) -> bytes:
+    """A copy on another host, as bytes."""
+    address, block = relay.address.encode(), relay.block.encode()
+    return _RELAY.pack(relay.generation, len(address), len(block)) + address + block
+
+
+def decode_relay(received: bytes | bytearray) -> tuple[Relay, bytes]:
+    """The reverse of ``encode_relay``, and the bytes behind it. Raises BadFrame."""
+    try:
+        generation, address_bytes, block_bytes = _RELAY.unpack_from(received)
+        middle = _RELAY.size + address_bytes
+        end = middle + block_bytes
+        if len(received) < end:
+            raise BadFrame(f"a copy in {len(received)} bytes instead of {end}")
+        address, block = received[_RELAY.size : middle].decode(), received[middle:end].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BadFrame(f"invalid copy: {error}") from error
+    return Relay(address, block, generation), bytes(received[end:])
 
 
 def _frame(kind: int, body: bytes) -> bytes:
@@ -116,8 +177,7 @@ class Requests:
 def _request(kind: int, body: bytes) -> Request:
     try:
         if kind == _OPEN_KIND:
-            generation, size_bytes, has_base, base = _OPEN.unpack_from(body)
-            return Open(body[_OPEN.size :].decode(), generation, size_bytes, base if has_base else None)
+            return Open.decode(body)
         if kind == _READ_KIND:
             start, end, delta = _READ.unpack(body)
             if not (start < end <= start + MOST_RANGE_BYTES and start % CHUNK_BYTES == 0):
@@ -128,6 +188,9 @@ def _request(kind: int, body: bytes) -> Request:
             if not start < end:  # the bytes of that name bound it
                 raise BadFrame(f"invalid named range: bytes {start} to {end}")
             return NamedRange(body[_NAMED.size :].decode(), start, end)
+        if kind in (_JOIN_KIND, _LEAVE_KIND):
+            copy, version = decode_relay(body)
+            return (Join if kind == _JOIN_KIND else Leave)(Open.decode(version), copy)
     except (struct.error, UnicodeDecodeError) as error:
         raise BadFrame(f"invalid request: {error}") from error
     raise BadFrame(f"unknown request {kind}")
@@ -140,6 +203,7 @@ class Answer(IntEnum):
     RAW = 4
     DELTA = 5
     NAMED = 6
+    JOINED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +228,12 @@ class Reply:
         if magic != _MAGIC or answer not in Answer.__members__.values():
             raise BadFrame(f"invalid reply {received!r}")
         return cls(Answer(answer), size_bytes, number, has_base)
+
+    def check_joined(self) -> "Reply":
+        """Itself, if it is the reply of a Join with a possible size. Raises BadFrame."""
+        if self.answer is not Answer.JOINED or self.size_bytes > _MOST_RELAY_BYTES:
+            raise BadFrame(f"{self.answer.name} with {self.size_bytes} bytes")
+        return self
 
     def check(self, *, chunks: int | None = None, range_bytes: int | None = None) -> "Reply":
         """Itself, if the bytes that follow have a possible size: of an Open for ``chunks`` chunks, or of a Read of

@@ -6,23 +6,28 @@
 
 The owner copies nothing: it serves the block that it has set for readers of its own host, at the door that its
 ``HostMemory`` opens (``server.py``). The reader receives straight into a block of its host (``fetch.py``), compares the
-digests and publishes the block (``NodeCopies``); from then on the version is read as any other one of shared memory. A
-fetch that fails leaves the destination, and the older version on this host, as they were.
+digests and publishes the block (``NodeCopies``); from then on the version is read as any other one of shared memory.
+The next host may receive it from there, while it arrives or later (``relays.py``). A fetch that fails leaves the
+destination, and the older version on this host, as they were.
 """
 
 import asyncio
 import functools
 import itertools
+import math
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
+from ...core.base.texts import text_of
 from ...core.base.threads import wait_ended
+from ...core.telemetry import get_logger
 from ..errors import ForeignHandle, TransportClosed
 from ..handle import ShmSource, StateHandle, TcpSource
 from ..host_memory.block import Block, Share, is_locked, populate, try_lock
@@ -31,12 +36,17 @@ from ..select import Place
 from ..statistics import NetworkStatistics
 from ..transfers import INLINE_BYTES, CopyWorkers, ReadRequest
 from .bulk import Bulk
-from .fetch import Fetch
+from .fetch import RELAY_S, Fetch
+from .relays import Arrival, Relay
+from .server import BulkServer
 
 # Between two looks if another process still fetches a version. Not a lock that waits (F_OFD_SETLKW): it would take a
 # thread for each reader that waits, and no deadline or cancellation would end it.
 _POLL_S: Final = 0.005
 LOCK_FILE: Final = "copies.lock"
+_NO_RELAYS_S: Final = 60.0
+"""Seconds for which a process that has given a relay up reads from owners alone."""
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,8 @@ class Remote:
         self._workers = CopyWorkers()  # a fetch lasts: it must not keep copies of this host waiting
         self._fetches: set[Fetch] = set()
         self._closed = False
+        self._relays_from = -math.inf
+        """Time of the loop from which on versions may come from copies on other hosts."""
         self.statistics = NetworkStatistics()
 
     def find(self, handle: StateHandle) -> ShmSource | None:
@@ -68,8 +80,9 @@ class Remote:
             return None
         return self._copies.find(handle)
 
-    async def copy_here(self, request: ReadRequest[TcpSource]) -> Copy:
-        """The copy on this host. It is fetched first, unless it is there or another process fetches it."""
+    async def copy_here(self, request: ReadRequest[TcpSource], open_door: Callable[[], BulkServer]) -> Copy:
+        """The copy on this host. It is fetched first, unless it is there or another process fetches it.
+        ``open_door``: for other hosts that read it from here, meanwhile and later."""
         while True:
             if self._closed:
                 raise TransportClosed
@@ -81,7 +94,7 @@ class Remote:
                     return Copy(source, is_verified=False)
                 if lock is not None:
                     begin = functools.partial(self._copies.begin, request.handle, self._workers.share)
-                    block, generation = await self.fetch(request, begin)
+                    block, generation = await self.fetch(request, begin, open_door)
                     return Copy(self._copies.source(block, generation), is_verified=True)
             finally:
                 if lock is not None:
@@ -97,28 +110,30 @@ class Remote:
                 raise TransportClosed
 
     async def fetch(
-        self, request: ReadRequest[TcpSource], begin: Callable[[], tuple[Block, Block | None]]
+        self,
+        request: ReadRequest[TcpSource],
+        begin: Callable[[], tuple[Block, Block | None]],
+        open_door: Callable[[], BulkServer] | None = None,
     ) -> tuple[Block, int]:
         """Fills the block that ``begin`` has begun, and publishes it; returns its generation too. The other block of
-        ``begin`` is a version to which changes can be applied."""
+        ``begin`` is a version to which changes can be applied. ``open_door``: see ``copy_here``; None: no other host
+        reads it."""
         handle = request.handle
         fetch = Fetch(self.bulk, request.source, handle, request.progress, self.statistics)
+        arriving = self._arriving_at(open_door) if fetch.is_relayed else None
 
         def work(stop: threading.Event) -> tuple[Block, int]:
             block, base = begin()
-            try:
-                fetch.run(block, base, self._workers.share)
-                return block, block.commit()
-            except BaseException:
-                block.end()
-                raise
+            return block, fetch.run(block, base, self._workers.share, arriving)
 
         self._fetches.add(fetch)
         # Never in the event loop, however small the state is, as it waits for the network: so the size is one that a
         # thread takes.
         moving = asyncio.ensure_future(self._workers.run(handle.size_bytes + INLINE_BYTES + 1, work))
         try:
-            return await asyncio.shield(moving)
+            while not (await asyncio.wait([moving], timeout=RELAY_S))[0]:
+                fetch.watch_relay()
+            return moving.result()
         except asyncio.CancelledError:
             fetch.abort()
             await wait_ended(moving)
@@ -127,6 +142,26 @@ class Remote:
             raise
         finally:
             self._fetches.discard(fetch)
+            if fetch.relay_failure is not None:
+                # Hosts that can't reach each other are found out once in a while, and not with each version.
+                self._relays_from = asyncio.get_running_loop().time() + _NO_RELAYS_S
+                log.warning(
+                    "a copy on another host was given up, and the state came from its owner",
+                    key=handle.key, version=handle.version, copy=fetch.relay_failure,
+                    no_copies_for_s=_NO_RELAYS_S,
+                )  # fmt: skip
+
+    def _arriving_at(
+        self, open_door: Callable[[], BulkServer] | None
+    ) -> Callable[[Arrival], AbstractContextManager[Relay]] | None:
+        """Has other hosts read what arrives here; None if they don't."""
+        if open_door is None or asyncio.get_running_loop().time() < self._relays_from:
+            return None
+        try:
+            return open_door().arriving
+        except OSError as error:
+            log.warning("this process can't pass states on to other hosts", reason=text_of(error))
+            return None
 
     def drop(self, key: str) -> None:
         """Removes the copies of ``key`` on this host."""

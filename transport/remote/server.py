@@ -4,15 +4,16 @@ Each connection has a thread. Encryption and digests are computed without the GI
 shared memory in place. Python's ``ssl`` under asyncio would copy every byte twice more, on the event loop.
 
 While a version is open for a reader, its block is locked: its owner sets the next versions in other blocks. A reader
-that asks for nothing within ``IDLE_S`` loses its lock.
+that asks for nothing within ``IDLE_S`` loses its lock. A version that is on its way to this host itself is served range
+by range, as these arrive (``relays.py``).
 """
 
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import xxhash
@@ -26,7 +27,8 @@ from ..payload import table_digest
 from ..statistics import NetworkStatistics
 from .bulk import Bulk, Refused, secure
 from .deltas import Deltas
-from .frames import Answer, BadFrame, NamedRange, Open, Read, Reply, Requests
+from .frames import Answer, BadFrame, Join, Leave, NamedRange, Open, Read, Reply, Requests, encode_relay
+from .relays import Arrival, Chain, Relay
 
 # Why not the actors' connections: a message is in memory as a whole, passes the event loop and is paid for by credit,
 # and a Get of gigabytes would delay the calls beside it. Over one connection of the loopback, ZeroMQ with CURVE moves
@@ -87,6 +89,9 @@ class BulkServer:
         self._sessions: dict[threading.Thread, socket.socket] = {}
         self._deltas: dict[str, Deltas] = {}
         self._read: dict[str, int] = {}
+        self._chains: dict[str, tuple[int, Chain[Relay]]] = {}
+        """Readers of the newest generation of each block that was asked for."""
+        self._arrivals: dict[str, Arrival] = {}
         self._refusals = BoundedLog(log, lines=1)
         self._closed = False
         self._accepting = threading.Thread(target=self._accept, name="flexmarl-bulk", daemon=True)
@@ -103,6 +108,9 @@ class BulkServer:
         self._listener.close()
         with self._lock:
             sessions = dict(self._sessions)
+            arrivals = [*self._arrivals.values()]
+        for arrival in arrivals:  # sessions may wait for them
+            arrival.end()
         for connection in sessions.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -190,6 +198,55 @@ class BulkServer:
                 return block, held, self._reuse(deltas)
         return block, held, None
 
+    # ----------------------------------------------------------------------- relays
+
+    @contextmanager
+    def arriving(self, arrival: Arrival) -> Iterator[Relay]:
+        """Serves a version while it arrives; the result names it for other readers. At the end its block is published,
+        or will not be."""
+        name = arrival.block.name
+        with self._lock:
+            self._arrivals[name] = arrival
+        try:
+            yield Relay(self.address, name, arrival.generation)
+        finally:
+            with self._lock:
+                del self._arrivals[name]
+            arrival.end()
+
+    def arrival(self, request: Open) -> Arrival | None:
+        """The version that arrives here, if it is the one that ``request`` names."""
+        with self._lock:
+            arrival = self._arrivals.get(request.block)
+        if arrival is None or arrival.generation != request.generation:
+            return None
+        return arrival if request.size_bytes == arrival.block.size_bytes else None
+
+    def join(self, request: Join) -> Relay | None:
+        """The copy that the reader shall read from; None: the version here."""
+        version = request.version
+        try:
+            _, held, deltas = self.open_version(version)
+        except (StaleHandle, ForeignHandle):
+            return None  # the Open that follows reports it
+        os.close(held)
+        with self._lock:
+            generation, chain = self._chains.get(version.block, (0, Chain[Relay]()))
+            if generation != version.generation:
+                chain = Chain()
+                self._chains[version.block] = version.generation, chain
+            before = chain.join(request.copy)
+        # Few changes are less than the whole version, which all others have: they come from here.
+        return None if deltas is not None and deltas.are_small() else before
+
+    def leave(self, request: Leave) -> None:
+        """Nobody is sent to the copy of ``request`` any more."""
+        version = request.version
+        with self._lock:
+            generation, chain = self._chains.get(version.block, (0, Chain[Relay]()))
+            if generation == version.generation:
+                chain.leave(request.copy)
+
     def count(self, *, whole_bytes: int = 0, delta_bytes: int = 0) -> None:
         """Adds bytes that are about to be sent to the statistics: bytes of states or names as they are, and bytes of
         deltas."""
@@ -216,6 +273,7 @@ class BulkServer:
         file is gone."""
         with self._lock:
             self._read.pop(name, None)
+            self._chains.pop(name, None)
             for new, deltas in list(self._deltas.items()):
                 if name in (deltas.pair.old, deltas.pair.new):
                     del self._deltas[new]
@@ -249,6 +307,7 @@ class _Session:
         self._block: Block | None = None
         self._size_bytes = 0
         self._deltas: Deltas | None = None
+        self._arrival: Arrival | None = None
 
     def __enter__(self) -> "_Session":
         return self
@@ -269,12 +328,22 @@ class _Session:
                         self._send(request)
                     case NamedRange():
                         self._send_named(request)
+                    case Join():
+                        relay = self._server.join(request)
+                        answer = b"" if relay is None else encode_relay(relay)
+                        self._connection.sendall(Reply(Answer.JOINED, len(answer)).encode() + answer)
+                    case Leave():
+                        self._server.leave(request)
 
     def _open(self, request: Open) -> None:
         if self._block is not None:
             raise BadFrame("a version is open already")
         try:
-            block, self._held, self._deltas = self._server.open_version(request)
+            arrival = self._server.arrival(request)
+            if arrival is not None and arrival.wait_table():
+                block, self._arrival = arrival.block, arrival
+            else:
+                block, self._held, self._deltas = self._server.open_version(request)
         except StaleHandle as stale:
             number = 0 if stale.newest is None else stale.newest + 1
             self._connection.sendall(Reply(Answer.STALE, 0, number).encode())
@@ -303,6 +372,8 @@ class _Session:
     def _send(self, request: Read) -> None:
         if self._block is None or request.end > self._size_bytes:
             raise BadFrame(f"bytes {request.start} to {request.end} of {self._size_bytes}")
+        if self._arrival is not None:
+            self._await_range(self._arrival, request)
         changes = None
         if request.delta and self._deltas is not None:
             changes = self._deltas.of(request.start, request.end)
@@ -316,3 +387,15 @@ class _Session:
         # In place, from the mapping. Not sendfile(2): TLS is computed in this process, so that it would serve trusted
         # networks alone.
         self._connection.sendall(self._block.payload[request.start : request.end])
+
+    def _await_range(self, arrival: Arrival, request: Read) -> None:
+        """Returns when the range is here. Raises ConnectionAbortedError if it does not come in time, or if the block
+        has other bytes by now: the reader turns to the owner."""
+        if not arrival.wait(request.start, request.end):
+            raise ConnectionAbortedError(f"bytes {request.start} to {request.end} have not arrived here")
+        if arrival.has_ended and self._held is None:
+            # While the version arrived, its writer had the lock. A block that is written again before this one could
+            # hold it has other bytes: the reader's digests would show them too.
+            self._held = arrival.block.hold()
+            if self._held is None or arrival.block.generation != arrival.generation:
+                raise ConnectionAbortedError("the version is not here any more")

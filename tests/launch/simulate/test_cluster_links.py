@@ -8,6 +8,7 @@ import pytest
 
 from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.backends.simulated_policy import STATE_ROWS
+from flexmarl.core.pacing import Pacing
 from flexmarl.core.testing import virtual_time
 from flexmarl.launch.hosts.placement.plan import Need, Placed, Plan
 from flexmarl.launch.simulate.cluster_config import ClusterConfig
@@ -131,3 +132,36 @@ def test_weights_cross_the_network_once_for_all_instances_of_a_host() -> None:
     """The second one reads the copy of the host, over its own devices: 2 x 20 GB/s."""
     first, second = ends([("a-1", "get", "a", "host-0"), ("a-2", "get", "a", "host-0")])
     assert (first, second) == pytest.approx((40 / 10 + 0.5, 4.5 + 40 / 2 / 20))
+
+
+def test_a_host_passes_weights_on_to_the_next_as_they_arrive() -> None:
+    """Both hosts have them after the time of one: the head's port carries them once, and not twice in 8 s."""
+    moves: list[Transfer] = [("a-0", "get", "a", "host-0"), ("a-1", "get", "a", "host-0")]
+    assert ends(moves) == pytest.approx([40 / 10 + 0.5] * 2)
+    slower = ends([*moves, ("slot-1", "get", "a/rest", "host-0")])
+    assert slower == pytest.approx([8.5, 8.5, 10.5]), "the second has no byte before the first"
+
+
+def test_a_host_whose_fetch_has_failed_is_no_source_and_fetches_again() -> None:
+    async def main() -> tuple[float, float]:
+        settings = {"hosts": 3, "devices": 4, "device": DEVICE, "network_gb_s": 10, "network_latency_s": 0.5}
+        links = ClusterLinks(ClusterConfig.model_validate(settings), 3, PLAN, SIZES)
+        links.of_node("host-0").opened("memory")
+        first, neighbour, other = (links.of(name) for name in ("a-1", "a-2", "a-0"))
+        assert first is not None
+        assert neighbour is not None
+        assert other is not None
+        loop = asyncio.get_running_loop()
+
+        async def install(end: Pacing) -> float:
+            await end.pace("get", "a", 1, 16, "memory")
+            return loop.time()
+
+        failing = asyncio.create_task(install(first))
+        waiting = asyncio.create_task(install(neighbour))
+        await asyncio.sleep(1.0)
+        failing.cancel()
+        await asyncio.wait([failing])
+        return await waiting, await install(other)
+
+    assert virtual_time.run(main()) == pytest.approx((1 + 40 / 10 + 0.5, 5.5 + 40 / 10 + 0.5))

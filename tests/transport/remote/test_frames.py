@@ -10,13 +10,18 @@ from flexmarl.transport.remote.frames import (
     REPLY_BYTES,
     Answer,
     BadFrame,
+    Join,
+    Leave,
     NamedRange,
     Open,
     Read,
     Reply,
     Request,
     Requests,
+    decode_relay,
+    encode_relay,
 )
+from flexmarl.transport.remote.relays import Relay
 
 WORDS = st.integers(0, 2**64 - 1)
 opens = st.builds(Open, st.text(max_size=200), WORDS, WORDS, st.none() | WORDS)
@@ -32,7 +37,9 @@ names = st.builds(
     st.integers(0, 2**40),
     st.integers(1, 2**40),
 )
-any_request = opens | reads | names
+relays = st.builds(Relay, st.text(max_size=60), st.text(max_size=60), WORDS)
+versions = st.builds(Open, st.text(max_size=100), WORDS, WORDS, st.none() | WORDS)
+any_request = opens | reads | names | st.builds(Join, versions, relays) | st.builds(Leave, versions, relays)
 
 
 @given(st.lists(any_request, max_size=8), st.lists(st.integers(0, 600), max_size=20))
@@ -52,7 +59,7 @@ def test_any_bytes_are_requests_or_refused(received: bytes) -> None:
     decoder = Requests()
     try:
         for request in decoder.feed(received):
-            assert isinstance(request, (NamedRange, Open, Read))
+            assert isinstance(request, (Join, Leave, NamedRange, Open, Read))
     except BadFrame:
         pass
 
@@ -123,3 +130,24 @@ def test_any_bytes_are_a_reply_or_refused(received: bytes) -> None:
 def test_sizes_are_checked_before_memory_is_allocated(reply: Reply, expected: dict[str, int]) -> None:
     with pytest.raises(BadFrame, match=reply.answer.name):
         reply.check(**expected)
+
+
+@given(relays, st.binary(max_size=20))
+def test_a_copy_comes_out_as_it_went_in(relay: Relay, rest: bytes) -> None:
+    assert decode_relay(encode_relay(relay) + rest) == (relay, rest)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_copy_or_refused(received: bytes) -> None:
+    try:
+        relay, rest = decode_relay(received)
+    except BadFrame:
+        return
+    assert encode_relay(relay) + rest == received
+
+
+@pytest.mark.parametrize("reply", [Reply(Answer.OPENED, 8), Reply(Answer.JOINED, 1 << 20)])
+def test_the_size_of_a_copy_is_checked_before_memory_is_allocated(reply: Reply) -> None:
+    with pytest.raises(BadFrame, match=f"{reply.answer.name} with {reply.size_bytes} bytes"):
+        reply.check_joined()
+    assert Reply(Answer.JOINED, 0).check_joined()
