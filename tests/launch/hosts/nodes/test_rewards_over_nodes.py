@@ -10,10 +10,10 @@ from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
 from ...conftest import Launched, Launcher, wait_until
-from ...run_files import trained
+from ...run_files import events, trained
 from ...test_reward_services import computing
 from .links import cut, needs
-from .test_run_over_nodes import SOON_LOST, begin, events
+from .test_run_over_nodes import SOON_LOST, begin
 
 Pair = tuple[Host, Host]
 
@@ -70,7 +70,7 @@ def test_each_worker_asks_the_service_of_its_host_and_survives_the_loss_of_the_o
     )
     hold.unlink()
     assert run.wait() == 0, run.text
-    assert {"rollout-1", "rewards-1"} <= {event["actor"] for event in events(run, "actor_given_up")}
+    assert {"rollout-1", "rewards-1"} <= {event["actor"] for event in events(run.directory, "actor_given_up")}
     assert_each_sample_is_trained_once(run)
     for launched in (run, node):
         launched.assert_nothing_is_left()
@@ -88,12 +88,12 @@ def test_calls_at_a_host_behind_a_cut_link_are_made_again_at_the_other(
         "each has the other worker's second call in its queue",
     )
     with cut(hosts[1]):
-        wait_until(lambda: events(run, "node_lost"), "the node is lost")
+        wait_until(lambda: events(run.directory, "node_lost"), "the node is lost")
         assert node.wait() == 1, "it has lost its head"
         wait_until(lambda: by_service(hold, run) == {"rewards-0": 1}, "the processes over there have ended")
         hold.unlink()
         assert run.wait() == 0, run.text
-    assert {"rollout-1", "rewards-1"} <= {event["actor"] for event in events(run, "actor_given_up")}
+    assert {"rollout-1", "rewards-1"} <= {event["actor"] for event in events(run.directory, "actor_given_up")}
     assert run.metrics[1]["repeated_rewards"] >= 1, "the call of this worker in the queue over there"
     assert_each_sample_is_trained_once(run)
     for launched in (run, node):

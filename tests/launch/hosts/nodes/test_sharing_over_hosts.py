@@ -7,7 +7,7 @@ from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
 from ...conftest import Launched, Launcher, wait_until
-from ...test_sharing import ENDLESS, GAME, changes, shared, trained
+from ...test_sharing import ENDLESS, GAME, changes, peer_samples, shared
 from .links import cut, needs
 
 
@@ -52,7 +52,7 @@ def test_runs_share_again_after_their_link_was_cut_and_train_nothing_twice(
         peer = peers[run.directory]
         states = changes(run.directory, peer)
         assert set(states) <= {"absent", "joined", "lost"}, "none is refused, and no group is dropped"
-        counts = trained(run.directory)
+        counts = peer_samples(run.directory)
         assert set(counts.values()) == {1}, "none is trained twice"
         assert {name.split("-")[1] for name in counts} == {peer}, "no group comes back to its own run"
         assert len(counts) >= shared(run.directory) > 0
