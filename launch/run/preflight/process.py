@@ -135,7 +135,8 @@ def _trial(config: RunConfig, of_recipe: RecipeFindings, cached: bool, directory
 
         constants.HF_HUB_OFFLINE = True
     assert of_recipe.recipe is not None, "the recipe has no problem"
-    return asdict(play_trial(config, of_recipe.recipe, of_recipe.training, of_recipe.evaluation, directory))
+    training = [*of_recipe.training, *of_recipe.further]
+    return asdict(play_trial(config, of_recipe.recipe, training, of_recipe.evaluation, directory))
 
 
 def _device_problems(config: RunConfig) -> list[Any]:

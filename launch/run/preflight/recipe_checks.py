@@ -48,6 +48,8 @@ _POSITIONAL = {
 COMPARED = 16
 """Queries that are made again, here and in another process."""
 _DRAW_S = 5.0
+_FURTHER = 256
+_FURTHER_S = 2.0
 _ASYNC = ("workflow", "setup", "teardown")
 _WITHOUT_DATA = ("workflow", "teardown")
 
@@ -56,12 +58,13 @@ _WITHOUT_DATA = ("workflow", "teardown")
 class RecipeFindings:
     """``problems``: every mistake that shows without a model. ``recipe``: None if it can't be loaded. ``digests``: of
     the first queries of ``train_query``. ``training``, ``evaluation``: queries of the first step, and all of the
-    evaluation's, if the functions could be called."""
+    evaluation's, if the functions could be called. ``further``: a sample of the training queries of later steps."""
 
     problems: list[str] = field(default_factory=list)
     recipe: Recipe | None = None
     digests: list[str] = field(default_factory=list)
     training: list[Query] = field(default_factory=list)
+    further: list[Query] = field(default_factory=list)
     evaluation: list[Query] = field(default_factory=list)
 
 
@@ -275,6 +278,8 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
             [*map(digest, first[:compared])] if not recipe.has_source else first_digests(recipe, compared)
         )
         yield from _random_data(findings.digests, first_digests(recipe, compared))
+    if config.checks.trajectory and not recipe.has_source:
+        yield from _draw_further(config, findings)
     if recipe.has_source:
         yield from _restoring_problems(recipe, source)
     queries = findings.evaluation = recipe.eval_queries()
@@ -296,6 +301,25 @@ def _first_queries(config: RunConfig, source: RecipeSource) -> list[Query]:
     while len(queries) < config.training.queries_per_step and (not queries or time.monotonic() < ends_at):
         queries += source.draw([], 1, 1)[0]
     return queries
+
+
+def _draw_further(config: RunConfig, findings: RecipeFindings) -> Iterator[str]:
+    """Draws queries of ``train_query`` at equal distances over the steps that follow the first one, as many as a short
+    time allows. A line for the first that fails: the run would end there."""
+    assert findings.recipe is not None, "it has been loaded"
+    size, begin = config.training.queries_per_step, len(findings.training)
+    positions = range(
+        begin, config.training.steps * size, max(1, (config.training.steps * size - begin) // _FURTHER)
+    )
+    ends_at = time.monotonic() + _FURTHER_S
+    for position in positions[:_FURTHER]:
+        if time.monotonic() > ends_at:
+            return
+        try:
+            findings.further.append(findings.recipe.train_query(position))
+        except RecipeError as error:
+            yield f"train_query({position}, seed), a query of step {position // size + 1}: {error}"
+            return
 
 
 def first_digests(recipe: Recipe, count: int) -> list[str]:

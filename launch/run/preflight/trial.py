@@ -9,9 +9,10 @@ temporary folder, and the program that asked waits no longer than the trial's de
 import asyncio
 import contextlib
 import gc
+import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,15 @@ from ....core.system import ActorSystem
 from ....core.wire.memory import MemoryNetwork
 from ....transport.state import StateTransport
 from ...config.run_config import RunConfig
-from .trial_findings import Trial, judge_ends, recipe_error_problem, unawaited_warnings
+from .trial_findings import (
+    LongPrompts,
+    Trial,
+    has_long_prompt,
+    judge_ends,
+    judge_long_prompts,
+    recipe_error_problem,
+    unawaited_warnings,
+)
 from .trial_words import EMPTY_FOLDER, broken_trial_warning, overrun_warning
 from .trial_worker import trial_worker
 
@@ -118,29 +127,62 @@ async def _play_queries(
 ) -> None:
     """Raises RecipeError, which would end the run too."""
     if config.training.steps and training:
-        ends = await _play(config, worker, training, Step(1))
-        judge_ends(config, recipe, ends, trial)
-        if trial.problems or ends[-1].trajectory.has_overrun:
+        ends = await _play(config, recipe, worker, training, Step(1), trial)
+        if trial.problems or (ends and ends[-1].trajectory.has_overrun):
             return
     if evaluation:
-        judge_ends(config, recipe, await _play(config, worker, evaluation, None), trial)
+        await _play(config, recipe, worker, evaluation, None, trial)
 
 
 async def _play(
-    config: RunConfig, worker: Rollout, queries: Sequence[Query], step: Step | None
+    config: RunConfig,
+    recipe: Recipe,
+    worker: Rollout,
+    queries: Sequence[Query],
+    step: Step | None,
+    trial: Trial,
 ) -> list[TrajectoryEnd]:
-    """The ends of trajectories, until one does not fail. ``step``: None for an evaluation."""
+    """Plays trajectories until one does not fail, and returns their ends; the longest query first, and behind it, if
+    that has no room, the longest that has. ``step``: None for an evaluation."""
     versions: dict[PolicyName, VersionRange] = dict.fromkeys(
         config.policies, VersionRange.exactly(Version(0))
     )
     temperature = config.evaluation.temperature if step is None else None
-    ends: list[TrajectoryEnd] = []
-    for number in range(_TRIES):
-        trajectory = Trajectory(queries[number % len(queries)], step, number, versions, temperature)
-        ends.append(await worker.run_trajectory(trajectory))
-        if ends[-1].failure is None or trajectory.has_overrun:
+    numbers = itertools.count()
+
+    async def play(query: Query) -> TrajectoryEnd:
+        return await worker.run_trajectory(Trajectory(query, step, next(numbers), versions, temperature))
+
+    ordered = sorted(queries, key=_size, reverse=True)
+    ends = [await play(ordered[0])]
+    if has_long_prompt(ends[0]):
+        count = await _count_long(ordered, play)
+        judge_long_prompts(config, recipe, LongPrompts(ends.pop(), count, len(ordered)), trial)
+        ordered = ordered[count:]
+    while ordered and len(ends) < _TRIES:
+        if ends and (ends[-1].failure is None or ends[-1].trajectory.has_overrun):
             break
+        ends.append(await play(ordered[len(ends) % len(ordered)]))
+    if ends:
+        judge_ends(config, recipe, ends, trial)
     return ends
+
+
+def _size(query: Query) -> int:
+    """Its length: a prompt has the text, and often parts of the data."""
+    return len(query.text) + len(repr(query.data))
+
+
+async def _count_long(ordered: Sequence[Query], play: Callable[[Query], Awaitable[TrajectoryEnd]]) -> int:
+    """The number of queries whose prompt is too long, of which ``ordered`` begins with one: by bisection."""
+    long, fitting = 0, len(ordered)
+    while fitting - long > 1:
+        middle = (long + fitting) // 2
+        if has_long_prompt(await play(ordered[middle])):
+            long = middle
+        else:
+            fitting = middle
+    return fitting
 
 
 @contextlib.contextmanager

@@ -68,6 +68,36 @@ def judge_ends(config: RunConfig, recipe: Recipe, ends: Sequence[TrajectoryEnd],
         trial.warnings.append(f"{words} ({_tries(ends)}; those of the run may fail so too)")
 
 
+@dataclass(frozen=True, slots=True)
+class LongPrompts:
+    """Queries whose first prompt does not fit the context. ``end``: of the trajectory with the longest query.
+    ``count``: their number, of those that were ``measured``."""
+
+    end: TrajectoryEnd
+    count: int
+    measured: int
+
+
+def has_long_prompt(end: TrajectoryEnd) -> bool:
+    """True if the trajectory failed at a prompt that no answer comes before: with any answers it would."""
+    return isinstance(_first(end.error), PromptTooLong) and end.failure is not None and _is_certain(end)
+
+
+def judge_long_prompts(config: RunConfig, recipe: Recipe, long: LongPrompts, trial: Trial) -> None:
+    """Adds to ``trial``: a problem if so many fail that they would end the run, else a warning."""
+    assert long.end.error is not None, "its prompt has been refused"
+    words = _describe(recipe, long.end.error, _words(config, long.end.error))
+    kind = "evaluation" if long.end.trajectory.is_evaluation else "training"
+    counted = f"{long.count} of the {long.measured} {kind} queries that were measured"
+    most = config.rollout.max_failed_share
+    if long.count == long.measured or long.count > most * long.measured:
+        trial.problems.append(
+            f"{words} (so are {counted}, and rollout.max_failed_share={most:g} ends the run; {SWITCH})"
+        )
+    else:
+        trial.warnings.append(f"{words} (so are {counted}: their trajectories fail, and train nothing)")
+
+
 def _same_place(words: str, warning: str) -> bool:
     """True if training and evaluation fail at one line: once is enough."""
     return words.split(" ", 1)[0] == warning.split(" ", 1)[0]

@@ -18,10 +18,13 @@ import asyncio
 from flexmarl.actors import Environment, Query, Rewards
 from flexmarl.actors.errors import LimitReached, PromptTooLong
 
+def question(position):
+    return "a question " * 3
+
 {workflow}
 
 def train_query(position, seed, **data):
-    return Query(f"q{{position}}", "a question " * 3, {{"answer": "x"}})
+    return Query(f"q{{position}}", question(position), {{"answer": "x"}})
 
 def eval_queries(seed, **data):
     return [Query("e0", "an evaluation")]
@@ -55,7 +58,8 @@ def play(
     config = check({**raw, **(settings or {})}, "config")
     findings = recipe_findings(config)
     assert findings.recipe is not None and not findings.problems, findings.problems
-    return play_trial(config, findings.recipe, findings.training, findings.evaluation, folder / "trial")
+    training = [*findings.training, *findings.further]
+    return play_trial(config, findings.recipe, training, findings.evaluation, folder / "trial")
 
 
 TURN = 'turn = await agents["solver"].generate(query.text)\n'
@@ -283,3 +287,47 @@ def test_prompts_are_measured_in_the_models_own_tokens(tmp_path: Path) -> None:
     model = {"model": {"config": MODEL, "tokenizer": str(tokenizer)}, "sampling": {"max_new_tokens": 500}}
     (problem,) = play(tmp_path, RIGHT, solver=model).problems
     assert "33 prompt tokens + 500 new ones exceed the engine's context of 512 tokens" in problem
+
+
+LENGTHS = """
+def question(position):
+    return "x" * (300 if position < {short} else 300 + position)
+
+async def workflow(query, agents):
+    turn = await agents["solver"].generate(query.text)
+    return Rewards(solver=1.0)
+"""
+
+
+@pytest.mark.parametrize(("short", "are_refused"), [(75, False), (74, True), (0, True)])
+def test_queries_of_later_steps_with_long_prompts_are_counted_before_the_start(
+    tmp_path: Path, short: int, are_refused: bool
+) -> None:
+    """100 queries, of which up to 25 % may fail. Those from the position ``short`` on, or the second, are too long."""
+    settings = {
+        "training": {"steps": 25, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1}
+    }
+    agent = FULL | {"sampling": {"max_new_tokens": 512 - 300 - max(short, 1) + 1}}
+    body = LENGTHS.replace("{short}", str(short))
+    trial = play(tmp_path, body, settings, solver=agent)
+    said = trial.problems if are_refused else trial.warnings
+    assert [len(trial.problems), len(trial.warnings)] == ([1, 0] if are_refused else [0, 1])
+    assert (
+        f"399 prompt tokens + {agent['sampling']['max_new_tokens']} new ones exceed the engine's context"
+        in said[0]
+    )
+    assert f"so are {100 - max(short, 1)} of the 100 training queries that were measured" in said[0]
+
+
+def test_a_training_query_of_a_later_step_that_can_not_be_made_refuses_the_run(tmp_path: Path) -> None:
+    (tmp_path / "workflow.py").write_text(
+        RECIPE.format(workflow="async def workflow(query, agents): ...").replace(
+            "return Query(f", "return [Query('a', ''), Query('b', '')][position] if position < 5 else Query(f"
+        )
+    )
+    raw = {
+        "recipe": str(tmp_path), "agents": {"solver": SIMULATED},
+        "training": {"steps": 3, "queries_per_step": 2, "trajectories_per_query": 2, "micro_batch": 1},
+    }  # fmt: skip
+    (problem,) = recipe_findings(check(raw, "config")).problems
+    assert problem.startswith("train_query(2, seed), a query of step 2: ") and "IndexError" in problem
