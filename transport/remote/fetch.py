@@ -48,7 +48,7 @@ _CONNECT_S: Final = 1.0
 # A connection without a byte for this long is given up, and made again. Not TCP's own keepalive: after a cut on the way
 # no byte comes from the other side, and TCP takes hours to notice.
 _SILENCE_S: Final = 3.0
-# Fewer ranges come sooner than a relay is found, and a chain of relays has a range under way at each.
+# Fewer ranges come sooner than a relay is found, and the chunks that are under way to each would be most of them.
 _RELAYED_RANGES: Final = 8
 # A relay that brings less in this time than a link of 100 Mbit/s could is given up: the owner may be faster.
 RELAY_S: Final = 3.0
@@ -118,7 +118,7 @@ class Fetch:
         try:
             with ExitStack() as stack:
                 if arriving is not None and self.is_relayed:
-                    self._arrival = Arrival(target, RANGE_BYTES)
+                    self._arrival = Arrival(target)
                     self._use.relay = self._find_relay(stack.enter_context(arriving(self._arrival)))
                 self._receive_from_all(share)
                 # Within the context: a reader finds the version arriving, or whole.
@@ -348,8 +348,11 @@ class Fetch:
         return is_right
 
     def _is_right(self, first: int, last: int) -> bool:
-        digest = xxhash.xxh3_64_intdigest(self._target.payload[first:last])
-        return digest == self._target.table[first // CHUNK_BYTES]
+        number = first // CHUNK_BYTES
+        is_right = xxhash.xxh3_64_intdigest(self._target.payload[first:last]) == self._target.table[number]
+        if is_right and self._arrival is not None:
+            self._arrival.chunk_came(number)
+        return is_right
 
     # ----------------------------------------------------------------------- ranges
 
@@ -374,8 +377,6 @@ class Fetch:
         with self._lock:
             self._missing.discard(number)
             self._got_bytes += size_bytes
-        if self._arrival is not None:
-            self._arrival.range_came(number)
         self._report("")
 
     def _count(self, size_bytes: int, *, delta_bytes: int = 0) -> None:

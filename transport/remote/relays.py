@@ -1,9 +1,9 @@
 """Relays: hosts that have received a version, or are receiving it, pass it on, so that its owner sends it once.
 
-    owner ──ranges──> first reader ──ranges──> second ──ranges──> third ...
+    owner ──chunks──> first reader ──chunks──> second ──chunks──> third ...
 
 A chain, not a tree: each host's port carries the version once in each direction, however many hosts read it, and the
-last host has it a few ranges after the first. With two readers each, every port would carry it twice.
+last host has it some chunks after the first. With two readers each, every port would carry it twice.
 
 A reader is sent to another one by the owner, which knows the readers and their order, and nothing of their progress.
 So there are no cycles: each reads from one that has come before it. A reader that gets nothing from another one, or
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _WAIT_S: Final = 5.0
-"""Seconds that a reader's connection waits here for a range. Longer than the reader waits: it decides."""
+"""Seconds that a reader's connection waits here for a chunk. Longer than the reader waits: it decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,12 @@ class Arrival:
     """A version on its way into a block of this process, read by other hosts meanwhile. ``block``: it was begun.
     ``generation``: the one that it will have. All methods may be called by several threads."""
 
-    def __init__(self, block: "Block", range_bytes: int) -> None:
+    def __init__(self, block: "Block") -> None:
         self.block = block
         self.generation = block.generation + 1
-        self._range_bytes = range_bytes
         self._condition = threading.Condition()
         self._has_table = False
-        self._ranges: set[int] = set()
+        self._chunks: set[int] = set()
         self._has_ended = False
 
     @property
@@ -79,10 +78,10 @@ class Arrival:
             self._has_table = True
             self._condition.notify_all()
 
-    def range_came(self, number: int) -> None:
-        """A range is in the block, and has the right digests."""
+    def chunk_came(self, number: int) -> None:
+        """A chunk is in the block, and has the right digest."""
         with self._condition:
-            self._ranges.add(number)
+            self._chunks.add(number)
             self._condition.notify_all()
 
     def end(self) -> None:
@@ -97,12 +96,11 @@ class Arrival:
             self._condition.wait_for(lambda: self._has_table or self._has_ended, _WAIT_S)
             return self._has_table
 
-    def wait(self, start: int, end: int) -> bool:
-        """False if the bytes ``start`` to ``end`` have not come in time."""
-        numbers = range(start // self._range_bytes, -(-end // self._range_bytes))
+    def wait(self, number: int) -> bool:
+        """False if a chunk has not come in time."""
         with self._condition:
-            self._condition.wait_for(lambda: self._has_ended or self._ranges.issuperset(numbers), _WAIT_S)
-            return self._ranges.issuperset(numbers)
+            self._condition.wait_for(lambda: self._has_ended or number in self._chunks, _WAIT_S)
+            return number in self._chunks
 
 
 class RelayUse:

@@ -373,7 +373,8 @@ class _Session:
         if self._block is None or request.end > self._size_bytes:
             raise BadFrame(f"bytes {request.start} to {request.end} of {self._size_bytes}")
         if self._arrival is not None:
-            self._await_range(self._arrival, request)
+            self._pass_on(self._arrival, request)
+            return
         changes = None
         if request.delta and self._deltas is not None:
             changes = self._deltas.of(request.start, request.end)
@@ -388,14 +389,19 @@ class _Session:
         # networks alone.
         self._connection.sendall(self._block.payload[request.start : request.end])
 
-    def _await_range(self, arrival: Arrival, request: Read) -> None:
-        """Returns when the range is here. Raises ConnectionAbortedError if it does not come in time, or if the block
-        has other bytes by now: the reader turns to the owner."""
-        if not arrival.wait(request.start, request.end):
-            raise ConnectionAbortedError(f"bytes {request.start} to {request.end} have not arrived here")
-        if arrival.has_ended and self._held is None:
-            # While the version arrived, its writer had the lock. A block that is written again before this one could
-            # hold it has other bytes: the reader's digests would show them too.
-            self._held = arrival.block.hold()
-            if self._held is None or arrival.block.generation != arrival.generation:
-                raise ConnectionAbortedError("the version is not here any more")
+    def _pass_on(self, arrival: Arrival, request: Read) -> None:
+        """Sends a range chunk by chunk, as these arrive here. Raises ConnectionAbortedError if one does not come in
+        time, or if the block has other bytes by now: the reader turns to the owner."""
+        self._connection.sendall(Reply(Answer.RAW, request.end - request.start).encode())
+        for start in range(request.start, request.end, CHUNK_BYTES):
+            if not arrival.wait(start // CHUNK_BYTES):
+                raise ConnectionAbortedError(f"byte {start} has not arrived here")
+            if arrival.has_ended and self._held is None:
+                # While the version arrived, its writer had the lock. A block that is written again before it could be
+                # held here has other bytes: the reader's digests would show them too.
+                self._held = arrival.block.hold()
+                if self._held is None or arrival.block.generation != arrival.generation:
+                    raise ConnectionAbortedError("the version is not here any more")
+            end = min(start + CHUNK_BYTES, request.end)
+            self._server.count(whole_bytes=end - start)
+            self._connection.sendall(arrival.block.payload[start:end])

@@ -278,28 +278,28 @@ async def test_a_fetch_that_ends_sends_its_readers_to_the_owner(
     assert network(readers[1]).relays_left == 1
 
 
-def test_a_range_is_waited_for_no_longer_than_the_deadline(
+def test_a_chunk_is_waited_for_no_longer_than_the_deadline(
     owner: StateTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flexmarl.transport.remote.relays._WAIT_S", 0.01)
     block = owner._arena.take(SIZE, "weights")
     assert block.begin(1, SIZE)
-    arrival = Arrival(block, CHUNK_BYTES)
+    arrival = Arrival(block)
     assert not arrival.wait_table()
-    assert not arrival.wait(0, CHUNK_BYTES)
+    assert not arrival.wait(0)
     arrival.table_came()
-    arrival.range_came(0)
+    arrival.chunk_came(0)
     assert arrival.wait_table()
-    assert arrival.wait(0, CHUNK_BYTES)
-    assert not arrival.wait(0, CHUNK_BYTES + 1)
+    assert arrival.wait(0)
+    assert not arrival.wait(1)
     block.end()
 
 
 def test_the_end_of_an_arrival_wakes_those_that_wait_for_it(owner: StateTransport) -> None:
     block = owner._arena.take(SIZE, "weights")
     assert block.begin(1, SIZE)
-    arrival, answers = Arrival(block, CHUNK_BYTES), list[bool]()
-    waiting = threading.Thread(target=lambda: answers.append(arrival.wait(0, 1)))
+    arrival, answers = Arrival(block), list[bool]()
+    waiting = threading.Thread(target=lambda: answers.append(arrival.wait(0)))
     waiting.start()
     arrival.end()
     waiting.join(PATIENCE_S)
