@@ -42,10 +42,11 @@ class LineEnd:
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
     """A place of a line before a round; lines that part later have the same object. ``features``: for the predictor.
-    ``success``: as it has predicted."""
+    ``success``: as it has predicted. ``price``: of a candidate in this step."""
 
     features: tuple[int, ...]
     success: float
+    price: float = 1.0
 
 
 _UNKNOWN: Final = Prefix((), 0.5)
@@ -148,7 +149,7 @@ class _Try:
     @property
     def candidate(self) -> Candidate:
         logprobs = tuple(number for turn in self.turns.values() for number in turn.logprobs)
-        return Candidate(logprobs, self.past, success=self.prefix.success)
+        return Candidate(logprobs, self.past, success=self.prefix.success, price=self.prefix.price)
 
 
 class _Tree:
@@ -263,7 +264,7 @@ class _Tree:
             agent: _text_of(says.says if isinstance(says, Ask) else says) for agent, says in prompts.items()
         }
         features = prefix_features(texts, len(line.rounds))
-        return Prefix(features, self._model.predict(features))
+        return Prefix(features, self._model.predict(features), self._model.price)
 
     def _seats(self, line: _Line, prompts: Asked) -> dict[str, Seat]:
         """Copies of the line's seats, with those of agents that are asked for the first time."""
@@ -402,8 +403,11 @@ def _prefix_ends(ends: Sequence[LineEnd], rule: BranchRule) -> tuple[PrefixEnd, 
     for line_end in ends:
         for prefix in line_end.prefixes:
             successes.setdefault(prefix, []).append(rule.success_of(line_end.rewards))
+    roots = {line_end.prefixes[0] for line_end in ends if line_end.prefixes}
+    excess = rule.excess(len(ends))
     return tuple(
-        PrefixEnd(prefix.features, fmean(values), len(values)) for prefix, values in successes.items()
+        PrefixEnd(prefix.features, fmean(values), len(values), excess if prefix in roots else None)
+        for prefix, values in successes.items()
     )
 
 

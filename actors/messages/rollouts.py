@@ -270,7 +270,7 @@ class RolloutApi(TextApi, CarrierApi, Protocol):
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
         sessions: list[str] | None = None,
-        success_weights: list[float] | None = None,
+        success_state: list[float] | None = None,
     ) -> None:
         """Begins a group of ``trajectories`` trajectories for each query; each ends in a GroupClosed.
 
@@ -278,7 +278,7 @@ class RolloutApi(TextApi, CarrierApi, Protocol):
         the newest of them that the instances serve does. ``submitted``: the ids of the queries that a program has
         submitted: the reports of their groups have their trajectories. ``logged``: by id of the query, the trajectories
         of a group that ended before: no workflow runs for it. ``sessions``: the ids of the queries that a program
-        outside the run plays, and no workflow: their groups have one trajectory. ``success_weights``: of the
+        outside the run plays, and no workflow: their groups have one trajectory. ``success_state``: of the
         ``SuccessModel`` that the run has learnt before the step. May be called again for the same step.
         """
 

@@ -47,12 +47,12 @@ class GroupStarts:
         ranges = {
             policy: VersionRange(version, None if newer else version) for policy, version in versions.items()
         }
-        weights = self._queries.success_weights(step)
+        learnt = self._queries.success_state(step)
         await self._workers.begin(
             [
                 *(self._submitted_work(step, query, ranges) for query in submitted),
                 *(
-                    GroupWork(step, number, query, self._trajectories, ranges, success_weights=weights)
+                    GroupWork(step, number, query, self._trajectories, ranges, success_state=learnt)
                     for number, query in draws
                 ),
             ]

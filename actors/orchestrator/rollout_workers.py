@@ -79,7 +79,7 @@ class Listener(Protocol):
 class GroupWork:
     """A query's group. ``position``: the number of the query's draw, over the run. ``submitted``: it was not drawn.
     ``logged``: its trajectories, if they ended before. ``is_session``: a program outside the run plays it.
-    ``success_weights``: for its trees, those of the step."""
+    ``success_state``: for its trees, those of the step."""
 
     step: Step
     position: int
@@ -89,7 +89,7 @@ class GroupWork:
     submitted: bool = False
     logged: list[LoggedTrajectory] = field(default_factory=list)
     is_session: bool = False
-    success_weights: list[float] | None = None
+    success_state: list[float] | None = None
 
     @property
     def key(self) -> GroupKey:
@@ -314,7 +314,7 @@ class RolloutWorkers:
         sessions = [group.query.id for group in groups if group.is_session]
         # The number of trajectories is one for all groups whose workflow has still to run.
         drawn = (group.trajectories for group in groups if not (group.logged or group.is_session))
-        weights = next((group.success_weights for group in groups if group.success_weights), None)
+        learnt = next((group.success_state for group in groups if group.success_state), None)
         trajectories = next(drawn, 1)
         try:
             await ref.api.start_step(
@@ -326,7 +326,7 @@ class RolloutWorkers:
                 submitted,
                 logged,
                 sessions,
-                weights,
+                learnt,
             )
         except (ActorDead, CallTimeout, WorkerReplaced) as error:
             await self._lose(writer, error)

@@ -194,7 +194,7 @@ class Rollout(Actor, RolloutApi):
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
         sessions: list[str] | None = None,
-        success_weights: list[float] | None = None,
+        success_state: list[float] | None = None,
     ) -> None:
         self._check_incarnation(writer)
         refuse_equal_ids([query for _, query in queries], f"step {step}")
@@ -206,7 +206,7 @@ class Rollout(Actor, RolloutApi):
             minimum=config.min_trajectories,
             max_replacements=config.max_replacements,
         )
-        model = SuccessModel(success_weights or ()) if config.tree is not None else None
+        model = SuccessModel(success_state or ()) if config.tree is not None else None
         for position, query in queries:
             ended = (logged or {}).get(query.id, ())
             is_session = query.id in (sessions or ())

@@ -26,13 +26,14 @@ class Candidate:
 
     ``logprobs``: of the drawn tokens of all of these turns. ``past``: the confidences of the earlier rounds of its
     line, the oldest first. ``reward``: of its turns; 0 before the environment has taken them, and for a rule that does
-    not ask for rewards. ``success``: the predicted chance that a line from its prompts on succeeds, for a rule that
-    asks for it."""
+    not ask for rewards. ``success``: the predicted chance that a line from its prompts on succeeds, and ``price``: of a
+    candidate, both as the ``SuccessModel`` has them, for a rule that predicts."""
 
     logprobs: tuple[float, ...]
     past: tuple[float, ...] = ()
     reward: float = 0.0
     success: float = 0.5
+    price: float = 1.0
 
     @property
     def confidence(self) -> float:
@@ -77,6 +78,11 @@ class BranchRule(Config):
     def success_of(self, rewards: Rewards) -> float:
         """Returns the success of a line with these ``rewards``, 0 to 1. For a rule that ``predicts``."""
         raise NotImplementedError
+
+    def excess(self, lines: int) -> float | None:
+        """Returns the share of its budget by which a tree of ``lines`` is above it, -1 to infinity; None for a rule
+        without a budget over the trees of a step."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from ..config_base import Count, Share, Unit
+from pydantic import model_validator
+
+from ..config_base import Count, Positive, Share, Unit
 from ..workflow import Rewards
 from .branch_rule import BranchRule, Candidate
 
@@ -16,9 +18,12 @@ class PredictedRule(BranchRule):
 
         mixed(m) = 1 - p ** m - (1 - p) ** m        of m candidates, p the predicted success of the prefix
 
-    The tree has at most ``lines`` lines. All stay. Assumed, as only the abstract was found: the predictor
-    (``SuccessModel``: the paper's is a shared one too), the form of the threshold, and branches on the way, a round
-    after the other, where the paper may return to a prefix of a line that has ended."""
+    The tree has at most ``lines`` lines. All stay. With ``mean_lines`` the threshold is ``gain`` times a price that all
+    trees of a step share, and that rises after a step with more lines: the candidates that add most under a budget of
+    all prompts and prefixes are those above one threshold, its Lagrange multiplier. Assumed, as only the abstract was
+    found: the predictor (``SuccessModel``: the paper's is a shared one too), the form of the threshold and of the
+    budget, and branches on the way, a round after the other, where the paper may return to a prefix of a line that has
+    ended."""
 
     compares_rewards: ClassVar[bool] = False
     predicts: ClassVar[bool] = True
@@ -29,9 +34,20 @@ class PredictedRule(BranchRule):
     """Most lines of a tree."""
     gain: Share = 0.2
     """Least chance of different ends that a candidate adds."""
+    mean_lines: Annotated[Positive, Unit("lines")] | None = None
+    """Budget: lines of a tree, as the mean over all trees of a step. `gain` is then the threshold of the first step,
+    and that of later ones follows. `null`: `gain` stays."""
     success: str = "accuracy"
     """Metric of the workflow that is at least 1 for a success. Without it, the mean reward of the line's agents, or of
     its turns, between 0 and 1."""
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if self.mean_lines is not None and not 1.0 <= self.mean_lines <= self.lines:
+            raise ValueError(f"mean_lines={self.mean_lines:g} is not from 1 to lines={self.lines}")
+        if self.mean_lines is not None and self.gain == 0.0:
+            raise ValueError("gain=0 has no threshold that mean_lines can raise: give more, as 0.2")
+        return self
 
     @property
     def most_lines(self) -> int:
@@ -40,13 +56,16 @@ class PredictedRule(BranchRule):
     def candidates(self, seen: Sequence[Candidate], room: int) -> int:
         if len(seen) != 1:
             return max(1, len(seen))
-        most, chance, count = min(self.width, 1 + room), seen[0].success, 1
-        while count < most and added_contrast(chance, count) >= self.gain:
+        most, chance, least, count = min(self.width, 1 + room), seen[0].success, self.gain * seen[0].price, 1
+        while count < most and added_contrast(chance, count) >= least:
             count += 1
         return count
 
     def kept(self, candidates: Sequence[Candidate]) -> list[int]:
         return [*range(len(candidates))]
+
+    def excess(self, lines: int) -> float | None:
+        return None if self.mean_lines is None else lines / self.mean_lines - 1.0
 
     def success_of(self, rewards: Rewards) -> float:
         if (metric := rewards.metrics.get(self.success)) is not None:

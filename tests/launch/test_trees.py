@@ -56,7 +56,7 @@ SETTINGS = (
 
 RULES = {
     "greedy": "{branch: greedy, width: 3}",
-    "predicted": "{branch: predicted, width: 3, lines: 4, gain: 0.1}",
+    "predicted": "{branch: predicted, width: 3, lines: 4, gain: 0.1, mean_lines: 2.5}",
 }
 
 
@@ -94,7 +94,8 @@ def test_a_run_that_is_killed_in_the_midst_of_a_tree_ends_bit_for_bit_as_if_noth
     assert "continuing after step 2" in resumed.text
     assert learned(resumed) == learned(whole)
     assert predictor_of(resumed) == predictor_of(whole)
-    assert any(predictor_of(whole) or ()) == (branch == "predicted")
+    learnt = predictor_of(whole)
+    assert (learnt is not None and any(learnt[:-1]) and learnt[-1] != 1.0) == (branch == "predicted")
     for policy in ("planner", "executor"):
         for file in ("model.safetensors", "training_state.safetensors"):
             path = Path("checkpoints") / f"step_{STEPS:06d}" / policy / file
@@ -102,10 +103,10 @@ def test_a_run_that_is_killed_in_the_midst_of_a_tree_ends_bit_for_bit_as_if_noth
 
 
 def predictor_of(run: Finished) -> list[float] | None:
-    """The weights of the predictor in the last checkpoint."""
+    """The weights of the predictor, and the price of candidates, in the last checkpoint."""
     state = read_json(run.directory / "checkpoints" / f"step_{STEPS:06d}" / "run.json")
-    weights: list[float] | None = state["queries"]["success_weights"]
-    return weights
+    learnt: list[float] | None = state["queries"]["success_state"]
+    return learnt
 
 
 def learned(run: Finished) -> list[dict[str, float]]:

@@ -13,8 +13,8 @@ class QueriesState:
     ``drawn``: number of queries that were drawn from the recipe's source. ``positions``: the state of ``train_query``'s
     ``PositionSource``; empty at the beginning. ``source``: the state of the recipe's own source, None without one.
     ``evaluation``: the digest of the evaluation's queries, empty without an evaluation. ``logged``: the step of each
-    group of logged trajectories that is trained: its name is not trained again. ``success_weights``: of the predictor
-    of success, None in a run whose trees do not predict.
+    group of logged trajectories that is trained: its name is not trained again. ``success_state``: of the
+    ``SuccessModel``, None in a run whose trees do not predict.
     """
 
     drawn: int = 0
@@ -22,7 +22,7 @@ class QueriesState:
     source: dict[str, Any] | None = None
     evaluation: str = ""
     logged: dict[str, Step] = field(default_factory=dict)
-    success_weights: list[float] | None = None
+    success_state: list[float] | None = None
 
     def without_digests(self) -> "QueriesState":
         """The state of a run that continues with changed data."""

@@ -59,12 +59,12 @@ class _Draw:
 @dataclass(slots=True)
 class _StepQueries:
     """``by_id``: also those whose groups have closed. ``figures``: of the source, None before its first draw.
-    ``success_weights``: of the predictor when the step began."""
+    ``success_state``: of the ``SuccessModel`` when the step began."""
 
     versions: dict[PolicyName, Version]
     by_id: dict[str, _Draw] = field(default_factory=dict)
     figures: dict[str, float] | None = None
-    success_weights: list[float] | None = None
+    success_state: list[float] | None = None
 
 
 class RunQueries:
@@ -81,8 +81,8 @@ class RunQueries:
     ) -> None:
         """``system``, ``timeout_s``: as for ``RecipeData``. ``success``: as in ``EvaluationRules``. ``predicts``: a
         predictor of success learns from the trees of the groups (``SuccessModel``)."""
-        weights = resumed.success_weights if resumed else None
-        self._model = SuccessModel(weights or ()) if predicts else None
+        learnt = resumed.success_state if resumed else None
+        self._model = SuccessModel(learnt or ()) if predicts else None
         self.submissions = Submissions(resumed.logged if resumed else {})
         self._recipe, self._plan, self._success = recipe, plan, success
         self._data = RecipeData(recipe, system, timeout_s)
@@ -174,7 +174,7 @@ class RunQueries:
                 await self._take_state(before)
             ends = self._take_ends() if begins else []
             if begins:
-                of_step.success_weights = self._success_weights()
+                of_step.success_state = self._success_state()
             draws: list[tuple[int, Query]] = []
             left_out = Counter[str]()
             missing = count
@@ -196,13 +196,13 @@ class RunQueries:
                 ends, missing = [], count - len(draws)
             yield draws
 
-    def success_weights(self, step: Step) -> list[float] | None:
-        """The weights of the predictor for the trees of a step, once it has begun to draw; None without a predictor."""
+    def success_state(self, step: Step) -> list[float] | None:
+        """The state of the ``SuccessModel`` for the trees of a step, once it has begun to draw; None without one."""
         of_step = self._steps.get(step) or self._remainders.get(step)
-        return None if of_step is None else of_step.success_weights
+        return None if of_step is None else of_step.success_state
 
-    def _success_weights(self) -> list[float] | None:
-        return None if self._model is None else [*self._model.weights]
+    def _success_state(self) -> list[float] | None:
+        return None if self._model is None else self._model.state
 
     def closed(self, group: GroupClosed, trained_by: Step | None = None) -> bool:
         """True if the query of a group was submitted: it is answered. ``trained_by``: None for the step that it began
@@ -240,11 +240,10 @@ class RunQueries:
         # By number, not by arrival: a sum of floats, or a queue, in the source depends on the order.
         ends = [self._ends[number] for number in sorted(self._ends)]
         self._ends.clear()
+        if self._model is not None:
+            self._model.learn([prefix for draw, _ in ends for prefix in draw.prefixes])
         for draw, _ in ends:
-            draw.heard = True
-            if self._model is not None:
-                self._model.learn(draw.prefixes)
-            draw.prefixes = ()
+            draw.heard, draw.prefixes = True, ()
         return [end for _, end in ends]
 
     # ------------------------------------------------------------------ checkpoints
@@ -263,9 +262,9 @@ class RunQueries:
         async with self._taking:
             if step > self._newest_state:
                 source, ends = self._running, self._take_ends()
-                weights = self._success_weights()  # before the wait, in which a later step may begin to learn
+                learnt = self._success_state()  # before the wait, in which a later step may begin to learn
                 state = await self._data.call(lambda: source.function, partial(source.state_after, ends))
-                state = replace(state, drawn=self._count, success_weights=weights)
+                state = replace(state, drawn=self._count, success_state=learnt)
                 self._after[step], self._newest_state = state, step
 
     # ------------------------------------------------------------------ for people

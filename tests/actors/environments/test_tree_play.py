@@ -270,11 +270,22 @@ async def test_prefixes_have_the_share_of_their_lines_that_succeeded() -> None:
     assert root.features == prefix_features({"solver": "0"}, 0) and root.lines == 4
     assert root.success == sum(end.rewards.metrics["accuracy"] for end in tree.ends) / 4
     assert [prefix.lines for prefix in others] == [2, 1, 1, 2, 1, 1]
+    assert {prefix.excess for prefix in tree.prefixes} == {None}
     assert sum(prefix.success * prefix.lines for prefix in others) == 2 * root.success * 4
 
 
+async def test_the_price_of_a_step_makes_trees_narrower_and_their_root_has_their_excess() -> None:
+    rule = PredictedRule(width=2, lines=4, gain=0.4, mean_lines=2.5)
+    free, dear = SuccessModel(), SuccessModel([*[0.0] * FEATURES, 2.0])
+    trees = [await play_tree(Marked, QUERY, {"solver": Drawn(str)}, rule, model) for model in (free, dear)]
+    assert [len(tree.ends) for tree in trees] == [4, 1], "a candidate adds 0.5, and costs 0.4 or 0.8"
+    roots = [tree.prefixes[0] for tree in trees]
+    assert [root.excess for root in roots] == [4 / 2.5 - 1, 1 / 2.5 - 1]
+    assert [[end.excess for end in tree.prefixes[1:]] for tree in trees] == [[None] * 6, [None] * 2]
+
+
 async def test_branches_are_where_success_is_least_certain() -> None:
-    weights = [0.0] * FEATURES
+    weights = [*[0.0] * FEATURES, 1.0]
     for place in prefix_features({"solver": "0"}, 0):
         weights[place] = 9.0
     rule = PredictedRule(width=3, lines=2, gain=0.2)
@@ -287,7 +298,7 @@ async def test_branches_are_where_success_is_least_certain() -> None:
 
 
 async def test_the_room_goes_to_the_prefix_nearest_to_one_half() -> None:
-    weights = [0.0] * FEATURES
+    weights = [*[0.0] * FEATURES, 1.0]
     # The prompts of round 1 are "0" and "1": a line that has drawn 0 is nearly sure to succeed.
     for place in set(prefix_features({"solver": "0"}, 1)) - set(prefix_features({"solver": "1"}, 1)):
         weights[place] = 9.0

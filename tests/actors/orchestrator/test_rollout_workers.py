@@ -363,7 +363,7 @@ class Worker(Actor):
         submitted: list[str] | None = None,
         logged: dict[str, list[LoggedTrajectory]] | None = None,
         sessions: list[str] | None = None,
-        success_weights: list[float] | None = None,
+        success_state: list[float] | None = None,
     ) -> None: ...
 
 

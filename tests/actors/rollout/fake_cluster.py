@@ -245,7 +245,7 @@ async def start_step(
     submitted: list[str] | None = None,
     logged: dict[str, list[LoggedTrajectory]] | None = None,
     sessions: list[str] | None = None,
-    success_weights: list[float] | None = None,
+    success_state: list[float] | None = None,
 ) -> None:
     ranges = {
         PolicyName(policy): VersionRange(Version(oldest), None if allow_newer else Version(oldest))
@@ -260,7 +260,7 @@ async def start_step(
         submitted,
         logged,
         sessions,
-        success_weights,
+        success_state,
     )
 
 

@@ -141,10 +141,10 @@ async def test_a_group_reports_its_prefixes_and_the_weights_of_a_step_decide_on_
     # All have the mean reward of their turns, 1 or more; the lines of a trajectory part before "more".
     assert group.prefixes == 2 * [PrefixEnd(root, 1.0, 3), *3 * [PrefixEnd(after, 1.0, 1)]]
 
-    weights = [0.0] * FEATURES
+    weights = [*[0.0] * FEATURES, 1.0]
     for place in (*root, *after):
         weights[place] = 9.0
-    await start_step(rollout, 2, [QUERY], 2, {"solver": 0, "judge": 0}, success_weights=weights)
+    await start_step(rollout, 2, [QUERY], 2, {"solver": 0, "judge": 0}, success_state=weights)
     sure = await tree_cluster.closed()
     assert sure.figures["branch_points"] == 0
     assert sure.prefixes == 2 * [PrefixEnd(root, 1.0, 1), PrefixEnd(after, 1.0, 1)]

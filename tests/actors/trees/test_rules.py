@@ -78,6 +78,27 @@ def test_traces_width_grows_while_a_candidate_adds_contrast(chance: float, room:
     assert rule.kept([first] * 3) == [0, 1, 2]
 
 
+def test_traces_threshold_is_the_gain_times_the_price() -> None:
+    rule = PredictedRule(width=5, gain=0.2, mean_lines=2.0)
+    widths = [rule.candidates([Candidate((), success=0.5, price=price)], 9) for price in (0.5, 1.0, 1.5, 3.0)]
+    assert widths == [4, 3, 2, 1], "thresholds of 0.1, 0.2, 0.3 and 0.6"
+    assert [rule.excess(lines) for lines in (1, 2, 3)] == [-0.5, 0.0, 0.5]
+    assert PredictedRule().excess(3) is None and GreedyRule().excess(3) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"mean_lines": 9}, "mean_lines=9 is not from 1 to lines=8"),
+        ({"mean_lines": 0.5}, "mean_lines=0.5 is not from 1 to lines=8"),
+        ({"mean_lines": 2, "gain": 0}, "gain=0 has no threshold that mean_lines can raise"),
+    ],
+)
+def test_a_budget_that_no_threshold_can_keep_is_refused(section: dict[str, float], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        CONFIG.validate_python({"branch": "predicted", **section})
+
+
 def test_echo_cuts_lines_that_stay_unsure_but_one() -> None:
     rule = EntropyRule(least_confidence=0.25, patience=2)
     sure, unsure = drawn(0.5, past=(0.1,)), drawn(0.2, past=(0.9, 0.1))

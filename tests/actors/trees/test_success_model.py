@@ -3,11 +3,13 @@
 import json
 import math
 from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.actors.trees.branch_rule import Candidate
 from flexmarl.actors.trees.predicted import PredictedRule, added_contrast
 from flexmarl.actors.trees.success_model import FEATURES, PrefixEnd, SuccessModel, prefix_features
 from flexmarl.actors.workflow import Rewards, Turn
@@ -31,7 +33,7 @@ def test_the_step_is_the_derivative_of_the_log_likelihood(
 ) -> None:
     random = Random(seed)
     weights = [random.gauss(0, 1) for _ in range(FEATURES)]
-    model = SuccessModel(weights)
+    model = SuccessModel([*weights, 1.0])
     model.learn([PrefixEnd(places, success, 1)])
 
     def likelihood(changed: dict[int, float]) -> float:
@@ -62,17 +64,55 @@ def test_it_learns_the_chances_of_prompts_and_forgets_old_ones() -> None:
 
 
 def test_a_prediction_stays_within_0_and_1_and_weights_come_back_from_a_checkpoint_to_the_bit() -> None:
-    model = SuccessModel([1e4] * FEATURES)
-    assert model.predict((1, 2)) == 1.0 and SuccessModel([-1e4] * FEATURES).predict((1, 2)) == 0.0
+    model = SuccessModel([1e4] * FEATURES + [1.0])
+    assert model.predict((1, 2)) == 1.0 and SuccessModel([-1e4] * FEATURES + [1.0]).predict((1, 2)) == 0.0
     random = Random(1)
-    model = SuccessModel([random.gauss(0, 1) for _ in range(FEATURES)])
-    again = SuccessModel(json.loads(json.dumps(model.weights)))
-    end = PrefixEnd((5, 6), 0.25, 4)
+    model = SuccessModel([random.gauss(0, 1) for _ in range(FEATURES)] + [0.7])
+    again = SuccessModel(json.loads(json.dumps(model.state)))
+    end = PrefixEnd((5, 6), 0.25, 4, 0.3)
     model.learn([end])
     again.learn([end])
-    assert again.weights == model.weights
-    with pytest.raises(ValueError, match="3 weights, needs 1024"):
+    assert again.state == model.state
+    with pytest.raises(ValueError, match="3 numbers, needs 1024 weights and a price"):
         SuccessModel([0.0] * 3)
+
+
+def test_the_price_follows_the_mean_excess_of_a_steps_trees_over_their_budget() -> None:
+    model = SuccessModel()
+    model.learn([PrefixEnd((1,), 0.0, 6, 0.5), PrefixEnd((2,), 0.0, 2), PrefixEnd((1,), 1.0, 3, -0.25)])
+    assert model.price == pytest.approx(math.exp(0.3 * 0.125), abs=1e-15), "one step, whatever its trees"
+    model.learn([PrefixEnd((1,), 0.0, 1)])
+    assert model.price == pytest.approx(math.exp(0.3 * 0.125), abs=1e-15), "without a budget it stays"
+    for excess, bound in ((1e9, 64.0), (-1.0, 1 / 64)):
+        for _ in range(40):
+            model.learn([PrefixEnd((1,), 0.0, 1, excess)])
+        assert model.price == bound
+
+
+@pytest.mark.parametrize("chances", [(0.5,), (0.05, 0.5), (0.02, 0.2, 0.5, 0.9)])
+def test_under_a_budget_the_trees_of_a_step_have_so_many_lines_in_the_mean(
+    chances: tuple[float, ...],
+) -> None:
+    """Trees of one branch point, of prompts with these chances: the surest prompts have the fewest candidates."""
+    rule = PredictedRule(width=8, lines=8, gain=0.2, mean_lines=3.0)
+    model, random = SuccessModel(), Random(0)
+    numbers: list[list[int]] = []
+    for _ in range(60):
+        # The price is of the whole step: its trees have it as it was before.
+        step = [
+            rule.candidates([Candidate((), success=chance, price=model.price)], 7)
+            for chance in chances
+            for _ in range(4)
+        ]
+        random.shuffle(step)
+        model.learn([PrefixEnd((1,), 0.5, lines, rule.excess(lines)) for lines in step])
+        numbers.append(step)
+    assert fmean(fmean(step) for step in numbers[20:]) == pytest.approx(3.0, rel=0.1)
+    widths = [
+        rule.candidates([Candidate((), success=chance, price=model.price)], 7)
+        for chance in sorted(chances, key=lambda chance: abs(chance - 0.5))
+    ]
+    assert widths == sorted(widths, reverse=True)
 
 
 def test_features_are_the_words_the_prompt_and_the_round_of_each_agent() -> None:

@@ -71,7 +71,8 @@ def result(step: int, query: str) -> GroupClosed:
     solved = [chance.random() < 0.4 for _ in range(2)]
     dropped = "all rewards are equal" if solved[0] == solved[1] and chance.random() < 0.7 else ""
     places = tuple(sorted(chance.sample(range(FEATURES), 3)))
-    prefixes = [PrefixEnd(places, chance.random(), 2), PrefixEnd((1, 2), chance.random(), 1)]
+    root = PrefixEnd(places, chance.random(), 2, chance.random() - 0.4)
+    prefixes = [root, PrefixEnd((1, 2), chance.random(), 1)]
     return replace(group(step, query, *solved, dropped=dropped), prefixes=prefixes)
 
 
@@ -80,8 +81,8 @@ class Driver:
     """Steps as under ``strict``: a step begins when the one before is rolled out, its checkpoint may come later.
 
     ``order``: decides in which order groups close and when checkpoints are made. ``drawn``: number and id of all
-    queries, by step. ``weights``: of the predictor of each step's trees. ``states``: of the checkpoints, as they come
-    back from the disk.
+    queries, by step. ``weights``: of the predictor of each step's trees, and the price of their candidates. ``states``:
+    of the checkpoints, as they come back from the disk.
     """
 
     queries: RunQueries
@@ -124,7 +125,7 @@ class Driver:
         async with self.queries.draw(step, count) as drawn:
             ids = [query.id for _, query in drawn]
             self.drawn[step] += [(number, query.id) for number, query in drawn]
-            weights = self.queries.success_weights(step)
+            weights = self.queries.success_state(step)
             assert self.weights.setdefault(step, weights) == weights, "one predictor for all trees of a step"
         return ids
 
