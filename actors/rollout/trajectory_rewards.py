@@ -87,17 +87,8 @@ def trajectory_rewards(
         turns = [turn for turn in turns if turn.sample_id not in left_out]
         turn_amounts = {name: amount for name, amount in turn_amounts.items() if name not in left_out}
     _take_outside(rewards, turn_amounts, turns, agents, outside)
-    paid = {turn.agent for turn in turns if turn.sample_id in turn_amounts}
-    rewarded = {
-        agent for agent in paid if agents[agent].credit.used_rewards != "trajectory"
-    } | rewards.by_agent.keys()
-    for turn in turns:
-        if agents[turn.agent].trained and turn.agent not in rewarded and rewards.team is None:
-            ignored = f": agents.{turn.agent}.algorithm.rewards=trajectory ignores those of its turns"
-            raise RecipeError(
-                f"the workflow used agent {turn.agent!r} and returned no reward for it"
-                + (ignored if turn.agent in paid else "")
-            )
+    if rewards.team is None:
+        _refuse_unrewarded(rewards, turn_amounts, turns, agents)
     of_agents = _with_team(rewards, {turn.agent for turn in turns}, agents)
     before_punishment = _amounts(of_agents, turn_amounts, turns, agents)
     used = before_punishment if not punish else _punish(of_agents, turn_amounts, turns, agents)
@@ -148,6 +139,21 @@ def _take_outside(
                 turn_amounts[turn.sample_id] = outside[turn.sample_id]
             else:
                 rewards.by_agent[turn.agent] = outside[turn.sample_id]
+
+
+def _refuse_unrewarded(
+    rewards: Rewards, turn_amounts: Mapping[str, float], turns: Sequence[EndedTurn], agents: Agents
+) -> None:
+    """Raises RecipeError for a trained agent with turns and without a reward that its algorithm uses."""
+    paid = {turn.agent for turn in turns if turn.sample_id in turn_amounts}
+    rewarded = {agent for agent in paid if agents[agent].credit.used_rewards != "trajectory"}
+    for agent in (turn.agent for turn in turns):
+        if agents[agent].trained and agent not in rewarded and agent not in rewards.by_agent:
+            ignored = f": agents.{agent}.algorithm.rewards=trajectory ignores those of its turns"
+            raise RecipeError(
+                f"the workflow used agent {agent!r} and returned no reward for it"
+                + (ignored if agent in paid else "")
+            )
 
 
 def _with_team(rewards: Rewards, used: set[AgentName], agents: Agents) -> dict[AgentName, float]:

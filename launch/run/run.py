@@ -274,15 +274,7 @@ class Run:
         gateway: ActorRef[SessionsApi] | None,
     ) -> RunResult:
         start, directory = self._prepared.start, self.directory
-        environment = {**env.actor_environment(), **self._prepared.environment}
-        head_node = ProcessNode(
-            system,
-            runtime_dir,
-            directory.logs,
-            environment,
-            modules=modules_of(start.config),
-            late_variables=env.LATE_VARIABLES,
-        )
+        head_node = self._head_node(system, runtime_dir)
         async with AsyncExitStack() as exits:
             joining = joined_cluster(system, head_node, self._prepared, self._nodes, console)
             cluster = await self._unless_stopped(exits.enter_async_context(joining))
@@ -298,23 +290,15 @@ class Run:
                 )
             )
             cluster.take_up = supervision.take_up
-            own_gpus = cluster.placement.own_gpus()
-            loop = asyncio.get_running_loop()
-
-            def warn(text: str) -> None:  # the log writes in a thread
-                loop.call_soon_threadsafe(self._broadcast.warn, text)
-
-            log = SpanLog(directory.trace, start.config.trace, warn)
-            spans = SpanKeeper(
-                supervision, exits.enter_context(closing(log)), self._hosts, system.run_blocking
-            )
+            log = exits.enter_context(closing(self._span_log()))
+            spans = SpanKeeper(supervision, log, self._hosts, system.run_blocking)
             launcher = ActorLauncher(
                 start.config,
                 directory,
                 supervision,
                 console,
                 start.checkpoint,
-                own_gpus,
+                cluster.placement.own_gpus(),
                 archive,
                 gateway,
                 spans,
@@ -323,6 +307,24 @@ class Run:
                 else None,
             )
             return await self._train(launcher, [system.failure, cluster.failure])
+
+    def _head_node(self, system: ActorSystem, runtime_dir: Path) -> ProcessNode:
+        return ProcessNode(
+            system,
+            runtime_dir,
+            self.directory.logs,
+            {**env.actor_environment(), **self._prepared.environment},
+            modules=modules_of(self._prepared.start.config),
+            late_variables=env.LATE_VARIABLES,
+        )
+
+    def _span_log(self) -> SpanLog:
+        loop = asyncio.get_running_loop()
+
+        def warn(text: str) -> None:  # the log writes in a thread
+            loop.call_soon_threadsafe(self._broadcast.warn, text)
+
+        return SpanLog(self.directory.trace, self._prepared.start.config.trace, warn)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``work``. Raises Interrupted if the run is stopped before."""

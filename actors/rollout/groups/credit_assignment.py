@@ -52,17 +52,16 @@ def assign_credit(
         agent = AgentName(sample.agent)
         grouping = credit[agent].grouping
         place = places.get(sample.sample_id)
+        if place is not None:
+            key = (agent, place.ordinal, -1 if place.node < 0 else name.trajectory, place.node)
+        else:
+            key = (agent, turn if grouping == "turn" else -1, -1, -1)
         if place is None and grouping == "trajectory":
-            key = (agent, -1, -1, -1)
             compared[key] = rewards[agent]
             rows.append((key, name.trajectory))
-            continue
-        if place is None:
-            key = (agent, turn if grouping == "turn" else -1, -1, -1)
         else:
-            key = (agent, place.ordinal, -1 if place.node < 0 else name.trajectory, place.node)
-        compared.setdefault(key, {})[number] = sample.reward
-        rows.append((key, number))
+            compared.setdefault(key, {})[number] = sample.reward
+            rows.append((key, number))
     advantages = {
         key: dict(zip(by_row, credit[key[0]].estimator([*by_row.values()]), strict=True))
         for key, by_row in compared.items()

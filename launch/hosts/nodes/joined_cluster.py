@@ -62,19 +62,7 @@ async def joined_cluster(
             "network.listen=auto"
         )
     host = await asyncio.to_thread(describe_host)
-    offer = Offer(
-        str(directory.path.absolute()),
-        config.recipe,
-        system.settings,
-        dict(prepared.environment),
-        modules_of(config),
-    )
-    recipe_files = await asyncio.to_thread(code_digests, Path(config.recipe))
-    nodes = Nodes(Head(host, offer, recipe_files, system.address))
-    nodes.on_refused = lambda name, address, problems: console.ref.tell_nowait(
-        "event", NodeRefused(name, address, problems)
-    )
-    await system.add(nodes, NAME)
+    nodes = await _offer_run(system, prepared, host, console)
     ssh = SshNodes(request.hosts, RunAddress.of(system), directory.logs)
     dismissal = Dismissal("the run has failed", failed=True)
     try:
@@ -102,6 +90,27 @@ async def joined_cluster(
     finally:
         await nodes.dismiss(dismissal)
         await ssh.close()
+
+
+async def _offer_run(
+    system: ActorSystem, prepared: PreparedRun, host: HostDescription, console: RunConsole
+) -> Nodes:
+    """The actor that other hosts join the run by. ``host``: this one."""
+    config = prepared.start.config
+    offer = Offer(
+        str(prepared.directory.path.absolute()),
+        config.recipe,
+        system.settings,
+        dict(prepared.environment),
+        modules_of(config),
+    )
+    recipe_files = await asyncio.to_thread(code_digests, Path(config.recipe))
+    nodes = Nodes(Head(host, offer, recipe_files, system.address))
+    nodes.on_refused = lambda name, address, problems: console.ref.tell_nowait(
+        "event", NodeRefused(name, address, problems)
+    )
+    await system.add(nodes, NAME)
+    return nodes
 
 
 def _hosts(head: HostDescription, nodes: Nodes) -> list[HostDescription]:

@@ -92,23 +92,7 @@ class SampleGradients:
         values = torch.zeros(4, dtype=torch.float64, device=self._device)
         padding = merged = 0
         for chunk in self._sums.of_micro_batch(chunks, len(chunks)):
-            references = self._reference_logprobs(chunk) if self._loss.needs_references else None
-            advantages = chunk.advantages
-            if self._critic is not None:
-                advantages = self._backward_values(self._critic, chunk, references, values)
-            logprobs, entropies = self._logprobs(chunk)
-            tokens = CompletionTokens(
-                logprobs,
-                chunk.engine_logprobs,
-                advantages,
-                chunk.lengths,
-                chunk.group_sizes,
-                chunk.rewards,
-                references,
-                chunk.old_logprobs,
-                entropies,
-                chunk.columns,
-            )
+            tokens = self._tokens(chunk, values)
             if chunk.idle:
                 loss, sums = idle_loss(self._loss, tokens)
             else:
@@ -126,7 +110,7 @@ class SampleGradients:
             totals.trained_tokens += len(chunk.advantages)
             totals.compared_tokens += len(chunk.advantages) * compared
             if compared:
-                begin = logprobs if chunk.old_logprobs is None else chunk.old_logprobs
+                begin = tokens.logprobs if chunk.old_logprobs is None else chunk.old_logprobs
                 self._compared.note(chunks.samples(chunk), begin, chunk.engine_logprobs)
             totals.positions += chunk.rows.input_ids.numel()
             totals.sample_tokens += chunk.tokens
@@ -136,6 +120,26 @@ class SampleGradients:
             totals.sums |= {"padding_share": float(padding), "merged_share": float(merged)}
             totals.read(names, total.expand(len(names)), values, self._gang)
             self._compared.read(version)
+
+    def _tokens(self, chunk: Chunk, values: Tensor) -> CompletionTokens:
+        """The figures of the chunk's tokens, for its loss. ``values``: see ``_backward_values``."""
+        references = self._reference_logprobs(chunk) if self._loss.needs_references else None
+        advantages = chunk.advantages
+        if self._critic is not None:
+            advantages = self._backward_values(self._critic, chunk, references, values)
+        logprobs, entropies = self._logprobs(chunk)
+        return CompletionTokens(
+            logprobs,
+            chunk.engine_logprobs,
+            advantages,
+            chunk.lengths,
+            chunk.group_sizes,
+            chunk.rewards,
+            references,
+            chunk.old_logprobs,
+            entropies,
+            chunk.columns,
+        )
 
     def take_compared(self) -> dict[str, Compared]:
         """The differences of samples since the last call, by their id: see ``ComparedTokens``."""
