@@ -68,8 +68,8 @@ class Sent:
         ]
 
 
-async def sent(store: ActorRef[StoreApi], refs: Sequence[ByteRef]) -> Sent:
-    """Raises StoreError if the store sends more or fewer bytes than were asked for."""
+async def fetch_bytes(store: ActorRef[StoreApi], refs: Sequence[ByteRef]) -> Sent:
+    """The bytes of ``refs``, from the store. Raises StoreError if it sends more or fewer bytes than were asked for."""
     memory, end = bytearray(sum(ref.size_bytes for ref in refs)), 0
     async for chunk in store.within(SEND_TIMEOUT_S).fetch([*refs]):
         if end + len(chunk) > len(memory):

@@ -31,7 +31,7 @@ from ..segments.segments import ByteRef, SegmentDirectories, SegmentGrant, is_re
 from ..segments.writer import Content, SegmentWriter, packed_bytes
 from .column_refs import ITEM_BYTES, UTF8, ColumnRefs, pack_flat, runs, segments
 from .declared_columns import MAX_STRING
-from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, declared_values, sent
+from .sample_sources import SEND_TIMEOUT_S, Array, Fetched, Places, Sent, Source, declared_values, fetch_bytes
 
 ARRAY_COLUMNS: Final = {
     "prompt_tokens": "int32",
@@ -419,7 +419,7 @@ class ExperienceReader:
         if not ordered:
             return Sent([], memoryview(b""))
         self._bytes_from_hosts += sum(ref.size_bytes for ref in ordered)
-        return await sent(self._store, ordered)
+        return await fetch_bytes(self._store, ordered)
 
     def forget_consumed(self) -> None:
         """Unmaps the segments that the store has removed."""

@@ -72,7 +72,7 @@ class SentText:
         self._call = call
         self._reasoning = self._content = ""
 
-    def news(self, text: str) -> tuple[str, str]:
+    def take_unsent(self, text: str) -> tuple[str, str]:
         """Returns the further reasoning and content of a turn's ``text`` so far, and counts them as sent. A turn
         that begins again, since its instance is lost, has none at first."""
         if self._call.text is not None:

@@ -163,7 +163,7 @@ class _Stream:
         latest, self._latest = self._latest, {}
         events = b""
         for choice, text in latest.items():
-            reasoning, content = self._sent[choice].news(text)
+            reasoning, content = self._sent[choice].take_unsent(text)
             if reasoning or content:
                 events += self._events.text(choice, reasoning, content)
         if events:

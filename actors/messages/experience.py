@@ -183,7 +183,7 @@ class StoreApi(Protocol):
         restart of the store. Refused if the workflow gives the rewards of their agent."""
 
     @endpoint
-    def given(self, writer: str) -> AsyncIterator[dict[str, float]]:
+    def outside_rewards(self, writer: str) -> AsyncIterator[dict[str, float]]:
         """The rewards of the writer's offered samples, by sample id, as they come."""
 
     @endpoint

@@ -25,7 +25,7 @@ def take_logged(
         last[turn.agent] = ended.request.sample_id
         trajectory.begin_turn(turn.agent)
         trajectory.columns_of(turn.agent, ended.request.sample_id, agents[turn.agent].columns)
-        trajectory.took(turn.agent, ended, TimedTurn(turn.agent, 0.0, 0.0, len(turn.tokens)))
+        trajectory.add_turn(turn.agent, ended, TimedTurn(turn.agent, 0.0, 0.0, len(turn.tokens)))
     trajectory.close()
     # An agent's reward is that of its last turn, as a judge gives it, where its turns alone are rewarded.
     of_agents: dict[str, float] = {

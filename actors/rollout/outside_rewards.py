@@ -74,7 +74,7 @@ class OutsideRewards:
         """Takes rewards until the store is stopped in good order. Raises ActorDead if it is lost for good."""
         while self._columns:
             try:
-                async for rewards in self._store.within(WORK_TIMEOUT_S).given(self._writer):
+                async for rewards in self._store.within(WORK_TIMEOUT_S).outside_rewards(self._writer):
                     self._take(rewards)
                 return
             except ActorDead as dead:

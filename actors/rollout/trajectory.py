@@ -125,7 +125,7 @@ class Trajectory:
         self._begun[agent] = number + 1
         return number
 
-    def took(self, agent: AgentName, turn: ResumableTurn, timed: TimedTurn) -> None:
+    def add_turn(self, agent: AgentName, turn: ResumableTurn, timed: TimedTurn) -> None:
         """Adds a turn that has ended. One that ends after its workflow has returned is not part of the trajectory."""
         if not self._closed:
             self._turns.append((agent, turn))
@@ -134,7 +134,7 @@ class Trajectory:
             self._ended_tokens[agent] = self._ended_tokens.get(agent, 0) + len(turn.tokens)
             self.timed_turns.append(timed)
 
-    def waited(self, agent: AgentName, queue_s: float, service_s: float) -> None:
+    def add_times(self, agent: AgentName, queue_s: float, service_s: float) -> None:
         """Adds the seconds of a turn, or a part of one, that waited for room and was at an instance."""
         self._queue_s[agent] += queue_s
         self._service_s[agent] += service_s

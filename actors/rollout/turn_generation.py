@@ -79,7 +79,7 @@ class TurnGeneration:
                 left_s -= await self._generate_part(agent, turn, trajectory, left_s, text)
                 if text is not None:
                     text.show(turn.text)
-            trajectory.took(agent, turn, TimedTurn(agent, begin, self._clock(), len(turn.tokens)))
+            trajectory.add_turn(agent, turn, TimedTurn(agent, begin, self._clock(), len(turn.tokens)))
         finally:
             self._spans.turn(agent, settings.policy, trajectory, turn, begin)
         columns = trajectory.columns_of(agent, request.sample_id, settings.columns)
@@ -132,7 +132,7 @@ class TurnGeneration:
             self._retry(turn, trajectory, error)
         finally:
             self._routes.ended(route.turn, tokens, lost=lost)
-            trajectory.waited(agent, route.queue_s, self._clock() - started)
+            trajectory.add_times(agent, route.queue_s, self._clock() - started)
         return self._clock() - started
 
     def _retry(self, turn: ResumableTurn, trajectory: Trajectory, error: FlexmarlError) -> None:

@@ -99,7 +99,7 @@ class Judging:
             self._ended.pop(sample.sample_id, None)
         self.publish([sample.sample_id for sample in samples])
 
-    async def given(self, writer: str) -> AsyncIterator[dict[str, float]]:
+    async def outside_rewards(self, writer: str) -> AsyncIterator[dict[str, float]]:
         """Rewards of the writer's samples by sample id, as they come; without end."""
         news = self._has_news[writer] = asyncio.Event()
         if self._news.get(writer):
@@ -112,9 +112,9 @@ class Judging:
 
     def withdraw(self, writer: str, sample_ids: Sequence[str]) -> TableChange:
         """These samples of the writer wait no longer; those of others, and unknown ones, don't matter."""
-        offers = _taken(self._offers, writer, sample_ids)
+        offers = _take(self._offers, writer, sample_ids)
         self._end({name: name not in self._given for name in offers})
-        given = _taken(self._given, writer, sample_ids)
+        given = _take(self._given, writer, sample_ids)
         if not given:
             return UNCHANGED
 
@@ -316,8 +316,8 @@ class Judging:
             yield _judged_record(self._given)
 
 
-def _taken(known: dict[str, Owned], writer: str, sample_ids: Iterable[str]) -> dict[str, Owned]:
-    """Those of the writer, which are removed from ``known``."""
+def _take(known: dict[str, Owned], writer: str, sample_ids: Iterable[str]) -> dict[str, Owned]:
+    """Removes those of the writer from ``known``, and returns them."""
     return {name: known.pop(name) for name in sample_ids if name in known and known[name].writer == writer}
 
 

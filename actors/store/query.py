@@ -129,7 +129,7 @@ def _quoted(where: str, columns: Mapping[str, str]) -> str:
         _, quoted, word = match.groups()
         if quoted is not None and quoted.lower() not in columns:
             raise StoreError(
-                f"there is no column \"{quoted}\" (text is quoted as '{quoted}'); {_known(columns)}"
+                f"there is no column \"{quoted}\" (text is quoted as '{quoted}'); {_name_columns(columns)}"
             )
         is_column = word is not None and word.lower() in columns and word.lower() not in _SYNTAX
         return f'"{word}"' if is_column else match[0]
@@ -137,16 +137,16 @@ def _quoted(where: str, columns: Mapping[str, str]) -> str:
     return _WORD.sub(quote, where)
 
 
-def _known(columns: Mapping[str, str]) -> str:
+def _name_columns(columns: Mapping[str, str]) -> str:
     return f"there are: {', '.join(columns)}"
 
 
 def _explained(error: str, where: str, columns: Mapping[str, str]) -> str:
     if error.startswith("no such column: "):
-        return f"there is no column {error.removeprefix('no such column: ')}; {_known(columns)}"
+        return f"there is no column {error.removeprefix('no such column: ')}; {_name_columns(columns)}"
     if any(sign in error for sign in ("authoriz", "prohibited", "no such function", "vtable")):
         return (
             f"the expression {where!r} may only read the table samples, with the functions "
             f"{', '.join(sorted(_FUNCTIONS))}: {error}"
         )
-    return f"the expression {where!r} is invalid: {error}; {_known(columns)}"
+    return f"the expression {where!r} is invalid: {error}; {_name_columns(columns)}"

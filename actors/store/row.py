@@ -122,15 +122,15 @@ class ReadyQueue:
                 if row.ticket == ticket:
                     row.ticket = 0
                     rows.append(row)
-            self._left(version, taken)
+            self._subtract(version, taken)
         return rows
 
     def drop(self, row: Row) -> None:
         """Removes a row that is not READY any more and was not taken."""
         row.ticket = 0
-        self._left(row.policy_version, 1)
+        self._subtract(row.policy_version, 1)
 
-    def _left(self, version: int, count: int) -> None:
+    def _subtract(self, version: int, count: int) -> None:
         self._counts[version] -= count
         if not self._counts[version]:  # the rest of the heap is out of date
             del self._counts[version], self._heaps[version]

@@ -245,7 +245,7 @@ class Store(Actor, StoreApi):
                 self._late_rewards += len(names)
                 self._notify(RewardsLate(AgentName(agent), len(names), names[0]))
         else:
-            await self._durably(lambda: self._held(writer, self._tables.write(parts)))
+            await self._durably(lambda: self._hold_references(writer, self._tables.write(parts)))
         self._written += 1
         self._moved_at = self.system.clock()
 
@@ -255,8 +255,8 @@ class Store(Actor, StoreApi):
         self._judging.offer(writer, samples, self.system.clock())
 
     @endpoint
-    async def given(self, writer: str) -> AsyncIterator[dict[str, float]]:
-        async for rewards in self._judging.given(writer):
+    async def outside_rewards(self, writer: str) -> AsyncIterator[dict[str, float]]:
+        async for rewards in self._judging.outside_rewards(writer):
             yield rewards
 
     @endpoint
@@ -338,7 +338,7 @@ class Store(Actor, StoreApi):
             if self._tables.holds(parts):  # this store was killed between the journal and the acknowledgement
                 return UNCHANGED
             raise
-        held = self._held(writer, change)
+        held = self._hold_references(writer, change)
         return held if report is None else self._reported(writer, held, report)
 
     def _reported(self, writer: str, change: TableChange, report: GroupClosed) -> TableChange:
@@ -351,7 +351,7 @@ class Store(Actor, StoreApi):
 
         return replace(change, record=report_record(writer, report, change.record), undo=undo)
 
-    def _held(self, writer: str, change: TableChange) -> TableChange:
+    def _hold_references(self, writer: str, change: TableChange) -> TableChange:
         """Holds the references that ``change`` brought. Raises StoreError if they are not ``writer``'s segments."""
         try:
             self._arena.check(writer, change.held)

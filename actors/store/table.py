@@ -102,7 +102,7 @@ class Table:
         """Further columns of rows that are there, checked. Raises StoreError."""
         values = dict(columns)
         ids = self._check_ids(values.pop("sample_id", None))
-        rows = [self._known(sample_id) for sample_id in ids]
+        rows = [self._row_of(sample_id) for sample_id in ids]
         checked = self.schema.check(self.agent, ids, values)
         for row in rows:
             if row.is_over:
@@ -136,7 +136,7 @@ class Table:
     def check_discard(self, sample_ids: Iterable[str]) -> list[Row]:
         """The rows among these that are not discarded yet. Raises StoreError for one that is unknown, leased or
         consumed."""
-        rows = [self._known(sample_id) for sample_id in dict.fromkeys(sample_ids)]
+        rows = [self._row_of(sample_id) for sample_id in dict.fromkeys(sample_ids)]
         for row in rows:
             if row.status in ("leased", "consumed"):
                 raise self._refused(f"sample {row.sample_id} is {row.status}: it can't be discarded")
@@ -189,7 +189,7 @@ class Table:
         place = self.schema.index.get(name)
         if place is None:
             raise self._refused(f"unknown column {name!r}; there are: {', '.join(self.schema.names)}")
-        return pack_column([self._known(sample_id).cells[place] for sample_id in sample_ids])
+        return pack_column([self._row_of(sample_id).cells[place] for sample_id in sample_ids])
 
     def steps(self) -> Iterator[int]:
         """The steps that have rows."""
@@ -211,7 +211,7 @@ class Table:
         place = self.schema.index[name]
         row.cells = (*row.cells[:place], cell, *row.cells[place + 1 :])
 
-    def _known(self, sample_id: str) -> Row:
+    def _row_of(self, sample_id: str) -> Row:
         row = self._rows.get(sample_id)
         if row is None:
             raise self._refused(

@@ -57,7 +57,7 @@ def view(run: RecordedRun, query: Query) -> dict[str, Any]:
         },
         "findings": [dataclasses.asdict(finding) for finding in run.findings],
         "unreadable": run.unreadable,
-        "news": _news(run),
+        "news": _newest_events(run),
         "failed": _failed_trajectories(run),
     }
 
@@ -113,7 +113,7 @@ def _failed_trajectories(run: RecordedRun) -> dict[str, Any] | None:
     return {"count": count, "first": first} if count else None
 
 
-def _news(run: RecordedRun) -> list[dict[str, Any]]:
+def _newest_events(run: RecordedRun) -> list[dict[str, Any]]:
     """The newest events that a person wants to know, the newest first."""
     news: list[dict[str, Any]] = []
     for logged in reversed(run.events):

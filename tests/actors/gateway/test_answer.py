@@ -84,7 +84,7 @@ def test_the_answer_to_a_text_is_its_text() -> None:
 def test_reasoning_that_was_shown_as_content_stays_content() -> None:
     """The template has begun it in the prompt: nothing shows it before its end."""
     sent = SentText(ModelCall("solver", ()))
-    assert sent.news("hm") == ("", "hm")
+    assert sent.take_unsent("hm") == ("", "hm")
     answer = sent.agreed(answered(turn("hm</think>3")))
     assert (answer.reasoning, answer.content) == ("", "hm</think>3")
     assert sent.rest(answer) == ("", "</think>3")
@@ -92,7 +92,7 @@ def test_reasoning_that_was_shown_as_content_stays_content() -> None:
 
 def test_a_turn_that_began_again_with_another_text_is_refused() -> None:
     sent = SentText(ModelCall("solver", ()))
-    sent.news("three")
-    assert sent.news("fo") == ("", "")
+    sent.take_unsent("three")
+    assert sent.take_unsent("fo") == ("", "")
     with pytest.raises(ApiError, match="began again"):
         sent.agreed(answered(turn("four")))

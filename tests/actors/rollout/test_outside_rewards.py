@@ -248,7 +248,7 @@ async def test_a_reward_for_an_answer_that_is_gone_is_not_that_of_its_successor(
     assert present["text"] == ["y"], "it still waits"
     assert cluster.store.statistics()["late_rewards"] == 1
     await cluster.store.write("judge", {"solver": {**late, OFFER_KEY: present[OFFER_KEY], "reward": [0.75]}})
-    assert await anext(cluster.store.given("another")) == {name: 0.75}
+    assert await anext(cluster.store.outside_rewards("another")) == {name: 0.75}
 
 
 async def test_a_worker_that_was_given_up_withdraws_its_own_samples_alone(cluster: FakeCluster) -> None:
@@ -262,7 +262,7 @@ async def test_a_worker_that_was_given_up_withdraws_its_own_samples_alone(cluste
     await cluster.store.withdraw(rollout.writer, names)
     assert [row["sample_id"] for row in await waiting(cluster, 1)] == [names[1]]
     await judge(cluster, {names[1]: 1.0})
-    assert await anext(cluster.store.given("another")) == dict(zip(names, (0.5, 1.0), strict=True))
+    assert await anext(cluster.store.outside_rewards("another")) == dict(zip(names, (0.5, 1.0), strict=True))
 
 
 async def test_a_column_of_the_workflow_may_be_named_offer(cluster: FakeCluster) -> None:
