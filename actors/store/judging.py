@@ -156,7 +156,7 @@ class Judging:
         """
         rewards: dict[str, float] = {}
         for agent, columns in parts.items():
-            rewards |= self._checked(agent, columns)
+            rewards |= self._check_rewards(agent, columns)
         self._end({name: True for name in rewards if self._is_forgotten(name)})
         self._late |= {
             name: agent
@@ -213,7 +213,7 @@ class Judging:
             if (news := self._has_news.get(offer.writer)) is not None:
                 news.set()
 
-    def _checked(self, agent: str, columns: Mapping[str, Any]) -> dict[str, float]:
+    def _check_rewards(self, agent: str, columns: Mapping[str, Any]) -> dict[str, float]:
         schema = self._schemas.get(agent)
         ids = columns.get("sample_id")
         if schema is None or columns.keys() - {OFFER_KEY} != {"sample_id", REWARD_COLUMN}:

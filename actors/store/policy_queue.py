@@ -160,7 +160,7 @@ class PolicyQueue:
     def not_complete(self, policy_version: int, count: int, max_staleness: int, missing: int) -> StoreError:
         """The error of a lease whose rows were not complete in time."""
         agent, sample_id, lacking = self.first_awaited(policy_version, max_staleness)
-        return self._refused(
+        return self._refusal(
             f"{count} rows of version {policy_version} were asked for, and {missing} were not complete after "
             f"{self.external_timeout_s:g} s: sample {sample_id} of {agent} lacks {', '.join(lacking)}, which an "
             f"external writer has to write: is it still running? (agents.{agent}.columns.{lacking[0]}.timeout_s "
@@ -229,7 +229,7 @@ class PolicyQueue:
         if last is not None and policy_version <= last.policy_version:
             if (policy_version, unique) == (last.policy_version, last.fences):
                 return None
-            raise self._refused(
+            raise self._refusal(
                 f"version {policy_version} does not follow {last.policy_version}, which was committed with "
                 f"{len(last.fences)} leases, not these"
             )
@@ -302,11 +302,11 @@ class PolicyQueue:
         names = self._schemas[agents[0]].names
         cells = [row.cells for row in rows]
         if len(agents) > 1:
-            names, cells = self._aligned(rows, agents)
+            names, cells = self._align_cells(rows, agents)
         columns.update(zip(names, map(pack_column, zip(*cells, strict=True)), strict=True))
         return columns
 
-    def _aligned(
+    def _align_cells(
         self, rows: Sequence[Row], agents: tuple[str, ...]
     ) -> tuple[tuple[str, ...], list[tuple[Cell, ...]]]:
         """The names of all columns of the agents' tables, and the cells of each row in their order."""
@@ -342,8 +342,8 @@ class PolicyQueue:
     def _active(self, fence: int) -> ActiveLease:
         lease = self._leases.get(fence)
         if lease is None:
-            raise self._refused(f"no lease with fence {fence} is active: {self._fences.why_ended(fence)}")
+            raise self._refusal(f"no lease with fence {fence} is active: {self._fences.why_ended(fence)}")
         return lease
 
-    def _refused(self, why: str) -> StoreError:
+    def _refusal(self, why: str) -> StoreError:
         return StoreError(f"policy {self.policy}: {why}")

@@ -70,7 +70,7 @@ def select(
         raise StoreError(f"an expression of {len(where)} characters is over the limit of {_EXPRESSION_LIMIT}")
     deadline = time.monotonic() + timeout_s
     # On lines of their own: a comment at the end must not swallow the parenthesis.
-    condition = f"(\n{_quoted(where, columns) if where.strip() else '1'}\n)"
+    condition = f"(\n{_quote_columns(where, columns) if where.strip() else '1'}\n)"
     database = sqlite3.connect(":memory:", isolation_level=None)
     try:
         database.set_progress_handler(lambda: time.monotonic() > deadline or is_given_up(), _STEPS_PER_CHECK)
@@ -83,7 +83,7 @@ def select(
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         if str(error) == "interrupted":
             raise SelectTimeout(where, timeout_s) from error
-        raise StoreError(_explained(str(error), where, columns)) from error
+        raise StoreError(_explain(str(error), where, columns)) from error
     finally:
         database.close()
     bools = [name for name, kind in columns.items() if kind == "bool"]
@@ -121,7 +121,7 @@ def _authorize(
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _quoted(where: str, columns: Mapping[str, str]) -> str:
+def _quote_columns(where: str, columns: Mapping[str, str]) -> str:
     """``where`` with the names of columns quoted, as some (``group``, say) are words of SQL. Raises StoreError for a
     name in double quotes that is not a column: SQLite would take it for a string."""
 
@@ -141,7 +141,7 @@ def _name_columns(columns: Mapping[str, str]) -> str:
     return f"there are: {', '.join(columns)}"
 
 
-def _explained(error: str, where: str, columns: Mapping[str, str]) -> str:
+def _explain(error: str, where: str, columns: Mapping[str, str]) -> str:
     if error.startswith("no such column: "):
         return f"there is no column {error.removeprefix('no such column: ')}; {_name_columns(columns)}"
     if any(sign in error for sign in ("authoriz", "prohibited", "no such function", "vtable")):

@@ -70,7 +70,7 @@ class Schema:
             if len(values) != len(ids):
                 raise StoreError(f"table {table}: column {name} has {len(values)} values for {len(ids)} rows")
             try:
-                checked[name] = (_unpacked if isinstance(given, dict) else _cells_or_none)(column, values)
+                checked[name] = (_cells_of if isinstance(given, dict) else _cells_or_none)(column, values)
             except _Refused:
                 raise StoreError(_first_refused(table, name, column, ids, values)) from None
         return checked
@@ -81,12 +81,12 @@ class Schema:
         if unknown := columns.keys() - self.columns.keys():
             raise StoreError(f"unknown column {sorted(unknown)[0]!r}; there are: {', '.join(self.columns)}")
         return {
-            name: unpack(values) if isinstance(values, dict) else list(map(_restored, values))
+            name: unpack(values) if isinstance(values, dict) else list(map(_restore_cell, values))
             for name, values in columns.items()
         }
 
 
-def _restored(value: Any) -> Cell:
+def _restore_cell(value: Any) -> Cell:
     if type(value) is not list:
         return value  # type: ignore[no-any-return]  # a short string, or None
     *place, shape = value
@@ -173,7 +173,7 @@ def _refs(column: Column, values: Sequence[Any]) -> list[Cell]:
     return cells
 
 
-def _unpacked(column: Column, values: Sequence[ValueRef]) -> list[Cell]:
+def _cells_of(column: Column, values: Sequence[ValueRef]) -> list[Cell]:
     """The cells of a packed column, which ``unpack`` has checked in part."""
     if (column.is_by_reference or column.type == "str") and _describe(column, values):
         return [*values]

@@ -184,7 +184,7 @@ class SegmentArena:
                         raise
                     problem = f"{self.directories.directory(medium)}: {error.strerror}"
                 else:
-                    return self._granted(name, medium, size_bytes, writer)
+                    return self._grant(name, medium, size_bytes, writer)
             problems.append(problem)
         text = "; ".join(problems)
         if not self._full_logged:
@@ -219,7 +219,7 @@ class SegmentArena:
         """The segments in memory of that writer's own node."""
         return {name for name in self._segments if writer_of(name) == writer}
 
-    def _granted(self, name: str, medium: Medium, size_bytes: int, writer: str) -> SegmentGrant:
+    def _grant(self, name: str, medium: Medium, size_bytes: int, writer: str) -> SegmentGrant:
         self._segments[name] = _Segment(size_bytes, writer)
         self._used[medium] += size_bytes
         self._full_logged = False

@@ -95,7 +95,7 @@ class Store(Actor, StoreApi):
             log.error("rows lost with the memory they lay in", segments=len(lost), rows=rows)
             discarded = self._tables.discard(rows)
             there = [ref for ref in discarded.freed if ref[0] not in lost]
-            await self._journaled(replace(discarded, freed=there))
+            await self._journal_change(replace(discarded, freed=there))
         self.background(self._expire(), "expiry")
 
     async def _open_journal(self) -> StoreJournal:
@@ -111,7 +111,7 @@ class Store(Actor, StoreApi):
         epoch = self._tables.begin_epoch()
         while True:
             try:
-                await self._journaled(epoch)
+                await self._journal_change(epoch)
             except StoreFull as full:
                 await self._wait_for_room(full)
             else:
@@ -220,7 +220,7 @@ class Store(Actor, StoreApi):
         await self._journal.wait_settled()
         if lost := lost_bytes.lost_rows(self._tables, self._arena, self._writers, writer):
             log.warning("samples lost with their writer", writer=writer, rows=lost)
-            await self._journaled(self._tables.lose(lost))
+            await self._journal_change(self._tables.lose(lost))
         return self._writers.reports(writer)
 
     @endpoint
@@ -339,9 +339,9 @@ class Store(Actor, StoreApi):
                 return UNCHANGED
             raise
         held = self._hold_references(writer, change)
-        return held if report is None else self._reported(writer, held, report)
+        return held if report is None else self._add_report(writer, held, report)
 
-    def _reported(self, writer: str, change: TableChange, report: GroupClosed) -> TableChange:
+    def _add_report(self, writer: str, change: TableChange, report: GroupClosed) -> TableChange:
         """The same change with the report, in one record."""
         self._writers.add(writer, report)
 
@@ -376,14 +376,14 @@ class Store(Actor, StoreApi):
                 await self._journal.wait_settled()
                 return change
             try:
-                await self._journaled(change)
+                await self._journal_change(change)
             except StoreFull as full:
                 await self._wait_for_room(full)
                 continue
             self._has_room()
             return change
 
-    async def _journaled(self, change: TableChange) -> None:
+    async def _journal_change(self, change: TableChange) -> None:
         """Returns once ``change`` is in the journal. The references that it frees are released then, also if the caller
         was cancelled."""
         if change.record is None:
@@ -410,7 +410,7 @@ class Store(Actor, StoreApi):
         give_up = partial(self._arena.seal, writer, [grant.segment])
         record = grant_record(writer, number, grant)
         try:
-            await self._journaled(replace(UNCHANGED, record=record, undo=give_up))
+            await self._journal_change(replace(UNCHANGED, record=record, undo=give_up))
         except asyncio.CancelledError:  # the writer never gets the segment
             give_up()
             raise
@@ -423,7 +423,7 @@ class Store(Actor, StoreApi):
         before = self._tables.last_step - KEPT_STEPS - 2 * self._setup.max_staleness
         if before > self._tables.closed_before and self._tables.may_close(before):
             with suppress(StoreFull):  # the next commit tries again
-                await self._journaled(self._tables.close_steps(before))
+                await self._journal_change(self._tables.close_steps(before))
 
     async def _compact(self) -> None:
         if not self._journal.compaction_is_due:

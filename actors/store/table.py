@@ -42,18 +42,18 @@ class Table:
         ids = self._check_ids(values.pop("sample_id", None))
         meta: CheckedColumns = {"sample_id": ids}
         if "policy_version" not in values:
-            raise self._refused("a put lacks the column policy_version")
+            raise self._refusal("a put lacks the column policy_version")
         for name in ("policy_version", "query_position"):
             if name in values:
                 meta[name] = self._check_naturals(name, ids, values.pop(name))
         for sample_id, step in zip(ids, map(training_step, ids), strict=True):
             if step is None:
-                raise self._refused(f"sample {sample_id!r} is not named {SAMPLE_ID_FORM}")
+                raise self._refusal(f"sample {sample_id!r} is not named {SAMPLE_ID_FORM}")
             if step < self._closed_before:
-                raise self._refused(f"sample {sample_id} is of step {step}, which is closed")
+                raise self._refusal(f"sample {sample_id} is of step {step}, which is closed")
         if not self._rows.keys().isdisjoint(ids):
             known = next(self._rows[sample_id] for sample_id in ids if sample_id in self._rows)
-            raise self._refused(f"sample {known.sample_id} was written before and is {known.status}")
+            raise self._refusal(f"sample {known.sample_id} was written before and is {known.status}")
         return {**meta, **self.schema.check(self.agent, ids, values)}
 
     def insert(self, columns: CheckedColumns) -> None:
@@ -106,10 +106,10 @@ class Table:
         checked = self.schema.check(self.agent, ids, values)
         for row in rows:
             if row.is_over:
-                raise self._refused(f"sample {row.sample_id} is {row.status}: it takes no more columns")
+                raise self._refusal(f"sample {row.sample_id} is {row.status}: it takes no more columns")
             for name in checked:
                 if row.cells[self.schema.index[name]] is not None:
-                    raise self._refused(f"sample {row.sample_id}: column {name} was written already")
+                    raise self._refusal(f"sample {row.sample_id}: column {name} was written already")
         return {"sample_id": ids, **checked}
 
     def fill(self, columns: CheckedColumns) -> None:
@@ -139,14 +139,14 @@ class Table:
         rows = [self._row_of(sample_id) for sample_id in dict.fromkeys(sample_ids)]
         for row in rows:
             if row.status in ("leased", "consumed"):
-                raise self._refused(f"sample {row.sample_id} is {row.status}: it can't be discarded")
+                raise self._refusal(f"sample {row.sample_id} is {row.status}: it can't be discarded")
         return [row for row in rows if row.status != "discarded"]
 
     def check_close(self, before: int) -> None:
         """Raises StoreError while rows of steps earlier than ``before`` are neither consumed nor discarded."""
         left = [row for step in self._steps if step < before for row in self._steps[step] if not row.is_over]
         if left:
-            raise self._refused(
+            raise self._refusal(
                 f"steps before {before} can't be closed: {len(left)} rows are left, among them {left[0].sample_id}, "
                 f"which is {left[0].status}"
             )
@@ -188,7 +188,7 @@ class Table:
         or row."""
         place = self.schema.index.get(name)
         if place is None:
-            raise self._refused(f"unknown column {name!r}; there are: {', '.join(self.schema.names)}")
+            raise self._refusal(f"unknown column {name!r}; there are: {', '.join(self.schema.names)}")
         return pack_column([self._row_of(sample_id).cells[place] for sample_id in sample_ids])
 
     def steps(self) -> Iterator[int]:
@@ -214,25 +214,25 @@ class Table:
     def _row_of(self, sample_id: str) -> Row:
         row = self._rows.get(sample_id)
         if row is None:
-            raise self._refused(
+            raise self._refusal(
                 f"there is no sample {sample_id!r} (steps before {self._closed_before} are closed)"
             )
         return row
 
     def _check_ids(self, ids: Any) -> Sequence[str]:
         if ids is None or set(map(type, ids)) - {str}:
-            raise self._refused("the column sample_id is missing or has values that are not strings")
+            raise self._refusal("the column sample_id is missing or has values that are not strings")
         if len(set(ids)) != len(ids):
             twice = next(sample_id for place, sample_id in enumerate(ids) if sample_id in ids[:place])
-            raise self._refused(f"sample {twice} comes twice in one write")
+            raise self._refusal(f"sample {twice} comes twice in one write")
         return list(ids)
 
     def _check_naturals(self, name: str, ids: Sequence[str], values: Any) -> Sequence[int]:
         if len(values) != len(ids):
-            raise self._refused(f"column {name} has {len(values)} values for {len(ids)} rows")
+            raise self._refusal(f"column {name} has {len(values)} values for {len(ids)} rows")
         if set(map(type, values)) - {int} or any(not 0 <= v < 2**63 for v in {*values}):
-            raise self._refused(f"column {name} has values that are not whole numbers from 0 on")
+            raise self._refusal(f"column {name} has values that are not whole numbers from 0 on")
         return list(values)
 
-    def _refused(self, why: str) -> StoreError:
+    def _refusal(self, why: str) -> StoreError:
         return StoreError(f"table {self.agent}: {why}")

@@ -106,7 +106,7 @@ class Tables:
         )
         for agent, columns in checked:
             self._tables[agent].insert(columns)
-        return self._written(record, checked, partial(self._undo_put, checked))
+        return self._write_change(record, checked, partial(self._undo_put, checked))
 
     def holds(self, parts: Mapping[str, Columns]) -> bool:
         """True if a put of just these rows was done before."""
@@ -123,7 +123,7 @@ class Tables:
         )
         for agent, columns in checked:
             self._tables[agent].fill(columns)
-        return self._written(record, checked, partial(self._undo_write, checked))
+        return self._write_change(record, checked, partial(self._undo_write, checked))
 
     def commit(self, policy: PolicyName, fences: Sequence[int], policy_version: int) -> TableChange:
         """The rows leased under ``fences`` were used by the optimizer step to ``policy_version``, the policy's next.
@@ -138,7 +138,7 @@ class Tables:
         record = pack_record(
             Kind.COMMIT, policy, policy_version, commit.fences, [*ids_by_agent(rows).items()]
         )
-        return self._ended(record, [(queue, queue.commit(commit, rows))])
+        return self._end_change(record, [(queue, queue.commit(commit, rows))])
 
     def discard(self, parts: Mapping[str, Sequence[str]]) -> TableChange:
         """Discards rows, by agent, all or none; those that are discarded already don't matter. Raises StoreError: see
@@ -151,7 +151,7 @@ class Tables:
             Kind.DISCARD, [*ids_by_agent(row for _, rows in checked for row in rows).items()]
         )
         queues = [(self._tables[agent].queue, rows) for agent, rows in checked]
-        return self._ended(record, [(queue, queue.discard(rows)) for queue, rows in queues])
+        return self._end_change(record, [(queue, queue.discard(rows)) for queue, rows in queues])
 
     def lose(self, parts: Mapping[str, Sequence[str]]) -> TableChange:
         """Discards rows, by agent, and forgets them: rows of the same names may come again. Raises as ``discard``."""
@@ -331,7 +331,7 @@ class Tables:
             *[None if type(cell) is tuple else cell for cell in found],
         )
 
-    def _written(
+    def _write_change(
         self, record: bytes, checked: list[tuple[str, CheckedColumns]], undo: Callable[[], None]
     ) -> TableChange:
         held = list(
@@ -339,7 +339,7 @@ class Tables:
         )
         return TableChange(record, undo, sum(len(columns["sample_id"]) for _, columns in checked), held, [])
 
-    def _ended(self, record: bytes, ended: list[tuple[PolicyQueue, EndedRows]]) -> TableChange:
+    def _end_change(self, record: bytes, ended: list[tuple[PolicyQueue, EndedRows]]) -> TableChange:
         freed = [ref for _, what in ended for cells in what.cells for ref in refs_of(cells)]
         rows = sum(len(what.rows) for _, what in ended)
         return TableChange(record, partial(_undo_ended, ended), rows, [], freed)
@@ -366,13 +366,13 @@ class Tables:
 
     def _apply_put(self, parts: list[Any]) -> None:
         for agent, columns in parts:
-            self.table(agent).insert(self._restored(agent, columns))
+            self.table(agent).insert(self._restore(agent, columns))
 
     def _apply_write(self, parts: list[Any]) -> None:
         for agent, columns in parts:
-            self.table(agent).fill(self._restored(agent, columns))
+            self.table(agent).fill(self._restore(agent, columns))
 
-    def _restored(self, agent: str, columns: dict[str, Any]) -> CheckedColumns:
+    def _restore(self, agent: str, columns: dict[str, Any]) -> CheckedColumns:
         meta = {name: columns.pop(name) for name in META if name in columns}
         return meta | self.table(agent).schema.restore(columns)
 
