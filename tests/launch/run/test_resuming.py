@@ -50,12 +50,16 @@ def run(tmp_path: Path, recipe: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path / "run", to_yaml(config))
     resuming.record(run, config)
     run.store.mkdir()
+    commit_step_4(run)
+    return run
+
+
+def commit_step_4(run: RunDirectory) -> None:
     folder = checkpoint.partial_folder(run.checkpoints, Step(4)) / "solver"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(bytes(100))
     versions = {PolicyName(name): Version(4) for name in ("solver", "checker")}
     checkpoint.commit(run.checkpoints, RunState(Step(4), versions, {}, QUERIES), keep=1)
-    return run
 
 
 def edit(run: RunDirectory, key: str, value: object) -> None:
@@ -363,11 +367,7 @@ def test_a_checkpoint_can_be_resumed_after_a_loss_of_power(tmp_path: Path, recip
     with disk.watched():
         run = RunDirectory.create(tmp_path / "run", to_yaml(config))
         resuming.record(run, with_overrides(config, ["training.steps=9"], "the test"))
-        folder = checkpoint.partial_folder(run.checkpoints, Step(4)) / "solver"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_bytes(bytes(100))
-        versions = {PolicyName(name): Version(4) for name in ("solver", "checker")}
-        checkpoint.commit(run.checkpoints, RunState(Step(4), versions, {}, QUERIES), keep=1)
+        commit_step_4(run)
         disk.lose_power()
     disk.restore()
     start = resuming.plan_resume(run, [], [])
