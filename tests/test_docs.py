@@ -19,8 +19,9 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -49,6 +50,7 @@ from scripts.bench.commands import run as benchmarks
 
 from .checkouts import PACKAGE, changed_checkout, changed_files, changes
 from .patience import PATIENCE_S
+from .warm_process import TEMPLATE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "launch" / "docs"
@@ -60,6 +62,9 @@ _FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
 _LINK = re.compile(r"\[[^\]]+\]\(([^)]+)\)")
 # Commands that start no actor, and that import torch for a second of work.
 _LIGHT = re.compile(r"flexmarl (?:export|train [^|&;<>]*--(?:on|dry-run)\b)[^|&;<>]*")
+# Commands in which a shell would only take quotation marks away.
+_PLAIN = re.compile(r"""flexmarl (?:[\w\s./:=,+@%-]|'[^']*'|"[^"$`\\]*")*""")
+_MAIN = "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
 # Lines that a busy machine prints too.
 _WAITING = re.compile(r"^checking .* for \d+ s, of at most \d+\n", re.MULTILINE)
 _PATH = re.compile(r"`((?:core|transport|actors|launch|scripts|tests)/[\w./-]*)`")
@@ -123,19 +128,29 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
         elif block.language == "console":
             for commands in _parts(block):
                 light = package == ROOT and all(_LIGHT.fullmatch(command) for command, _ in commands)
-                run = _run_here if light and started else _run_in_shell
-                run(block, commands, folder, environment)
+                _runner(commands, package, started and light)(block, commands, folder, environment)
                 started |= light
     _check_metrics(page, folder)
     _check_ratios(page, folder)
     _check_learning(page, folder)
 
 
+def _runner(
+    commands: list[tuple[str, str]], package: Path, here: bool
+) -> Callable[[Block, list[tuple[str, str]], Path, dict[str, str]], None]:
+    """The first pass types all commands in a shell, but those that can run ``here``. In the second, with another
+    Python, other tests start interpreters of that Python: pages save them if a shell has nothing else to do."""
+    if here:
+        return _run_here
+    plain = package == ROOT and all(_PLAIN.fullmatch(command) for command, _ in commands)
+    return _run_in_fork if plain and os.environ.get("FLEXMARL_SECOND_PASS") == "1" else _run_in_shell
+
+
 def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
     """With ``package``, and with the commands ``flexmarl`` and ``python`` on the path, as in an active environment."""
     programs = {
         "python": "",
-        "flexmarl": "-c 'import sys; from flexmarl.launch.cli.main import main; sys.exit(main())'",
+        "flexmarl": f"-c {shlex.quote(_MAIN)}",
     }
     (tmp_path / "bin").mkdir()
     for name, arguments in programs.items():
@@ -212,6 +227,20 @@ def _run_here(
         ):
             status = main(shlex.split(command)[1:])
         _check_output(block, command, wanted, output.getvalue())
+        assert status == 0 or _is_refused(wanted), f"{block}: $ {command}\nended with status {status}"
+
+
+def _run_in_fork(
+    block: Block, commands: list[tuple[str, str]], folder: Path, environment: dict[str, str]
+) -> None:
+    """Runs commands of ``flexmarl`` in processes that have imported it, and compares their output."""
+    for command, wanted in commands:
+        with tempfile.TemporaryFile("w+") as output, contextlib.chdir(folder):
+            process = TEMPLATE.start(_MAIN, shlex.split(command)[1:], environment, output.fileno())
+            assert process is not None, "the environment is that of other tests"
+            status = process.wait(PATIENCE_S)
+            output.seek(0)
+            _check_output(block, command, wanted, output.read())
         assert status == 0 or _is_refused(wanted), f"{block}: $ {command}\nended with status {status}"
 
 
@@ -308,6 +337,30 @@ def _parse_options(command: click.Command, arguments: list[str]) -> None:
 )
 def test_output_is_compared(wanted: str, got: str, same: bool) -> None:
     assert _matches(wanted, got) is same
+
+
+@pytest.mark.parametrize(
+    ("command", "in_a_fork"),
+    [
+        ("flexmarl train my-recipe training.steps=2 --name trial", True),
+        ("flexmarl train sinks='[{name: csv, file: \"more.csv\"}]' --quiet", True),
+        ('flexmarl plan scenario.yaml --budget "8 devices"', True),
+        ("flexmarl train a.yaml > log &", False),
+        ("flexmarl train {a,b}.yaml", False),
+        ('flexmarl train "$recipe"', False),
+        ("flexmarl samples runs/*", False),
+        ("flexmarl stop runs/a; flexmarl runs list", False),
+        ("python recipe.py", False),
+    ],
+)
+def test_the_second_pass_forks_commands_that_need_no_shell(
+    command: str, in_a_fork: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXMARL_SECOND_PASS", "1")
+    assert _runner([(command, "")], ROOT, here=False) is (_run_in_fork if in_a_fork else _run_in_shell)
+    assert _runner([(command, "")], ROOT / "copy", here=False) is _run_in_shell, "of another package"
+    monkeypatch.setenv("FLEXMARL_SECOND_PASS", "")
+    assert _runner([(command, "")], ROOT, here=False) is _run_in_shell
 
 
 def test_every_block_is_of_a_known_kind() -> None:

@@ -34,7 +34,7 @@ import setproctitle
 
 _BASE: Final = "FLEXMARL_RUNTIME_BASE"
 _PATHS: Final = "PYTHONPATH"
-_VARIABLES: Final = {_BASE, "PYTEST_CURRENT_TEST", "SPT_NOENV"}
+_VARIABLES: Final = {_BASE, "COLUMNS", "PATH", "PYTEST_CURRENT_TEST", "SPT_NOENV"}
 """Those that are read when they are needed: a fork may have other values of them."""
 # The title of a process takes the place of its arguments, and the variable that is looked for of its first value.
 _TITLE_CHARACTERS = 2000
