@@ -67,7 +67,11 @@ class BranchRule(Config):
     def candidates(self, seen: Sequence[Candidate], room: int) -> int:
         """Returns the candidates that a branch point should have, 1 at least. ``seen``: those that are there; called
         again when there are more, until the result is no greater than their number. ``room``: the lines that may still
-        be added to the tree."""
+        be added to the tree. By default one is drawn, and ``count`` decides by it."""
+        return self.count(seen[0], min(self.width, 1 + room)) if len(seen) == 1 else max(1, len(seen))
+
+    def count(self, first: Candidate, most: int) -> int:
+        """Returns the candidates of a branch point whose first one is there, 1 to ``most``."""
         raise NotImplementedError
 
     def kept(self, candidates: Sequence[Candidate]) -> list[int]:

@@ -40,11 +40,7 @@ class EntropyRule(BranchRule):
     def most_lines(self) -> int:
         return self.lines
 
-    def candidates(self, seen: Sequence[Candidate], room: int) -> int:
-        if len(seen) != 1:
-            return max(1, len(seen))
-        first = seen[0]
-        most = min(self.width, 1 + room)
+    def count(self, first: Candidate, most: int) -> int:
         certainty = fmean(first.past[-self.tail :]) if first.past else 1.0
         return 1 + math.floor((most - 1) * min(1.0, first.surprise / self.entropy) * certainty + 0.5)
 

@@ -53,11 +53,9 @@ class PredictedRule(BranchRule):
     def most_lines(self) -> int:
         return self.lines
 
-    def candidates(self, seen: Sequence[Candidate], room: int) -> int:
-        if len(seen) != 1:
-            return max(1, len(seen))
-        most, chance, least, count = min(self.width, 1 + room), seen[0].success, self.gain * seen[0].price, 1
-        while count < most and added_contrast(chance, count) >= least:
+    def count(self, first: Candidate, most: int) -> int:
+        count, least = 1, self.gain * first.price
+        while count < most and added_contrast(first.success, count) >= least:
             count += 1
         return count
 

@@ -34,22 +34,16 @@ from flexmarl.actors.filters.contrast import Contrast
 from flexmarl.actors.filters.equal_rewards import EqualRewards
 from flexmarl.actors.filters.group_filter import (
     FilterOptions,
-    FinishedGroup,
-    FinishedTurn,
     GroupFilter,
-    apply_filters,
 )
 from flexmarl.actors.filters.near_duplicate import NearDuplicate
-from flexmarl.actors.messages import Query
-from flexmarl.actors.names import AgentName
 from flexmarl.actors.trainer.objective.loss import token_logprobs
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
 
-from .score_update import TrainedAnswers, update_scores
+from .score_update import TrainedAnswers, kept_answers, update_scores
 
 _QUERIES, _TOKENS, _PLACES, _GROUP, _GROUPS = 16, 5, 3, 8, 8
-_AGENT: Final = AgentName("solver")
 _MOST_DRAWS: Final = 4 * _GROUPS
 
 
@@ -151,19 +145,10 @@ class _Learner:
         chances = self._scores[query].detach().softmax(-1)
         answers = torch.multinomial(chances, _GROUP, replacement=True, generator=self._random).T
         rewards = self._values[query, answers[:, 0], answers[:, 1], answers[:, 2]]
-        advantages = torch.tensor(self._credit.estimator(rewards.tolist()), dtype=torch.float64)
-        kept = self._kept(answers, rewards, advantages) if self._filters else [*range(_GROUP)]
-        return _Batch(torch.full((len(kept),), query), answers[kept], rewards[kept], advantages[kept])
-
-    def _kept(self, answers: Tensor, rewards: Tensor, advantages: Tensor) -> list[int]:
-        turns = tuple(
-            FinishedTurn(str(number), _AGENT, number, (0,), tuple(answer), "", False, reward, advantage)
-            for number, (answer, reward, advantage) in enumerate(
-                zip(answers.tolist(), rewards.tolist(), advantages.tolist(), strict=True)
-            )
-        )
-        group = FinishedGroup(Query("q", ""), turns, {_AGENT: rewards.tolist()}, {})
-        return [int(turn.sample_id) for turn in apply_filters(group, self._filters)[0].turns]
+        advantages = self._credit.estimator(rewards.tolist())
+        kept = kept_answers(self._filters, answers.tolist(), rewards.tolist(), advantages, [False] * _GROUP)
+        credited = torch.tensor(advantages, dtype=torch.float64)
+        return _Batch(torch.full((len(kept),), query), answers[kept], rewards[kept], credited[kept])
 
     def _update(self, batch: _Batch) -> None:
         count = len(batch.queries)

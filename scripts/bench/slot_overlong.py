@@ -34,21 +34,18 @@ from rich.table import Table
 from torch import Tensor
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.actors.filters.group_filter import FinishedGroup, FinishedTurn, GroupFilter, apply_filters
+from flexmarl.actors.filters.group_filter import GroupFilter
 from flexmarl.actors.filters.overlong import Overlong
-from flexmarl.actors.messages import Query
-from flexmarl.actors.names import AgentName
 from flexmarl.actors.rollout.overlong import overlong_punishment
 from flexmarl.actors.trainer.objective.loss import token_logprobs
 from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
 
-from .score_update import TrainedAnswers, update_scores
+from .score_update import TrainedAnswers, kept_answers, update_scores
 
 _QUERIES, _TOKENS, _PLACES, _GROUP, _GROUPS, _BUFFER = 16, 20, 16, 8, 8, 8
 _END: Final = _TOKENS
 """The token that ends an answer."""
-_AGENT: Final = AgentName("solver")
 ARMS: Final = ("plain", "buffer", "filter")
 
 
@@ -140,7 +137,8 @@ class _Learner:
             for reward, answer in zip(right, answers, strict=True)
         ]
         advantages = list(self._credit.estimator(rewards))
-        kept = self._kept(answers, right, advantages)
+        cut_off = [answer[-1] != _END for answer in answers]
+        kept = kept_answers(self._filters, answers, right, advantages, cut_off)
         tokens = [token for number in kept for token in answers[number]]
         return _Answers(
             torch.full((len(tokens),), query),
@@ -152,16 +150,6 @@ class _Learner:
             torch.tensor([rewards[number] for number in kept], dtype=torch.float64),
             torch.tensor([advantages[number] for number in kept], dtype=torch.float64),
         )
-
-    def _kept(self, answers: list[list[int]], right: list[float], advantages: list[float]) -> list[int]:
-        turns = tuple(
-            FinishedTurn(
-                str(number), _AGENT, number, (0,), tuple(answer), "", answer[-1] != _END, reward, advantage
-            )
-            for number, (answer, reward, advantage) in enumerate(zip(answers, right, advantages, strict=True))
-        )
-        group = FinishedGroup(Query("q", ""), turns, {_AGENT: right}, {})
-        return [int(turn.sample_id) for turn in apply_filters(group, self._filters)[0].turns]
 
     def _update(self, groups: list[_Answers]) -> None:
         if not groups:
