@@ -14,7 +14,7 @@ _TYPED = ParameterSource.COMMANDLINE
 _OF_DEMONSTRATIONS = frozenset(
     {"run_dir", "as_demonstrations", "success", "step", "query", "answer", "evaluation"}
 )
-"""Options that choose demonstrations; the others are about what is shown."""
+"""Options that choose demonstrations; the others say how trajectories are shown."""
 
 
 def _condition(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
@@ -129,20 +129,20 @@ def samples(
 
 
 def _refuse_mixtures(context: click.Context) -> None:
-    """Raises UsageError for options that have no meaning beside the others."""
-    given = {name for name in context.params if context.get_parameter_source(name) is _TYPED}
-    if "as_demonstrations" in given and (others := sorted(given - _OF_DEMONSTRATIONS)):
+    """Raises UsageError for options that have no meaning beside the surplus."""
+    options = {name for name in context.params if context.get_parameter_source(name) is _TYPED}
+    if "as_demonstrations" in options and (surplus := sorted(options - _OF_DEMONSTRATIONS)):
         raise click.UsageError(
-            f"--as-demonstrations shows no trajectories, and has no use for --{others[0].removeprefix('as_')}: "
+            f"--as-demonstrations shows no trajectories, and has no use for --{surplus[0].removeprefix('as_')}: "
             "choose by --success, --step, --query, --answer and --training"
         )
-    if "success" in given and "as_demonstrations" not in given:
+    if "success" in options and "as_demonstrations" not in options:
         raise click.UsageError("--success chooses demonstrations: give --as-demonstrations FILE too")
-    if {"best", "worst"} <= given:
+    if {"best", "worst"} <= options:
         raise click.UsageError("--best and --worst exclude each other")
-    if "failed" in given and given & {"best", "worst"}:
+    if "failed" in options and options & {"best", "worst"}:
         raise click.UsageError("a trajectory that failed has no reward: --failed takes no --best or --worst")
-    if "as_list" in given and given & {"best", "worst", "tokens", "differences"}:
+    if "as_list" in options and options & {"best", "worst", "tokens", "differences"}:
         raise click.UsageError(
             "--list shows turns in their order, without texts: no --best, --worst, --tokens or --differences"
         )

@@ -15,7 +15,7 @@ _MOST_DEVICES: Final = 65_536  # the plan has an object for each: a mistyped num
 _CORES = 256  # threads take turns if there are fewer: the time of processors is not modelled
 
 
-def _named(device: str) -> DeviceConfig:
+def _find_preset(device: str) -> DeviceConfig:
     """Raises ValueError for a name that no device has."""
     if device not in PRESETS:
         raise ValueError(
@@ -54,12 +54,12 @@ class ClusterConfig(Config):
     @classmethod
     def _by_name(cls, device: Any) -> Any:
         if isinstance(device, str):
-            return _named(device)
+            return _find_preset(device)
         if not isinstance(device, dict) or "base" not in device:
             return device
         if not isinstance(base := device["base"], str):
             raise ValueError(f"base is {base!r}, not the name of a device; there are: {', '.join(PRESETS)}")
-        return {**_named(base).model_dump(), **{key: value for key, value in device.items() if key != "base"}}
+        return {**_find_preset(base).model_dump(), **{key: value for key, value in device.items() if key != "base"}}
 
     @model_validator(mode="after")
     def _devices_can_be_planned(self) -> "ClusterConfig":

@@ -9,7 +9,7 @@ with flexmarl.Samples("runs/first") as samples:
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +175,7 @@ class Samples:
 
     def iterate(
         self, *, order: Order = "oldest", limit: int | None = None, skip: int = 0, **filters: Any
-    ) -> Iterator[RecordedTrajectory]:
+    ) -> Generator[RecordedTrajectory, None, None]:
         """As ``trajectories``, one after the other, all as of the moment of the first: for files that are larger than
         the memory. No other method may be called before its end, or its ``close``."""
         with self._snapshot():
