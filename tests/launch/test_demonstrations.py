@@ -2,8 +2,6 @@
 and a run that follows the successes of another one."""
 
 import json
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,10 @@ from flexmarl.launch.recipes.plan_path.workflow import train_query
 from flexmarl.launch.run_folder.samples.reader import Samples
 from scripts.bench.slot_demonstrations import demonstration_of
 
-from .conftest import Launcher, wait_until
+from .conftest import Launcher
+from .held_path import QUERIES, STEPS, held_recipe, whole_and_killed
 from .in_process import Finished, RunsHere
-from .test_trees import HELD
 
-STEPS, QUERIES = 4, 2
 DATA = {"side": 3, "walls": 1, "rounds": 5, "eval_problems": 2, "planner_reward": "step"}
 BASE = (
     "deterministic=true", *(f"data.{key}={value}" for key, value in DATA.items()),
@@ -32,9 +29,7 @@ SETTINGS = (*BASE, "rollout.demonstrations={file: walks.jsonl, most: 3}")
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Plan-path with environments that a file stops, and an expert's walks for all queries of the run."""
-    folder = Path(shutil.copytree(RECIPES / "plan_path", tmp_path / "held_path"))
-    with (folder / "workflow.py").open("a") as workflow:
-        workflow.write(HELD)
+    folder = held_recipe(tmp_path)
     with (folder / "walks.jsonl").open("w") as walks:
         for position in range(STEPS * QUERIES):
             query = train_query(position, 0, **DATA)
@@ -46,30 +41,8 @@ def recipe(tmp_path: Path) -> Path:
 def test_a_run_that_is_killed_in_the_midst_of_a_demonstration_ends_bit_for_bit_as_if_nothing_had_happened(
     launcher: Launcher, recipe: Path, tmp_path: Path
 ) -> None:
-    here = RunsHere(launcher.runs)
-    name = f"walks-{tmp_path.name}"
-    whole = here.train(f"{name}-whole", *SETTINGS, f"data.hold={tmp_path / 'never'}", recipe=recipe)
-    assert whole.status == 0, whole.text
-
-    hold, reached = tmp_path / "hold", tmp_path / "hold.reached"
-    hold.write_text(str(2 * QUERIES))  # positions count from 0: the first query of step 3
-    killed = launcher.train(name, *SETTINGS, f"data.hold={hold}", recipe=recipe)
-    killed.wait_for_output("checkpoints/step_000002")
-    wait_until(reached.exists, f"a walk of step 3 within its second round:\n{killed.text}")
-    killed.signal(signal.SIGKILL)
-    killed.wait()
-    killed.assert_nothing_is_left()
-    assert [line["step"] for line in killed.metrics] == [1, 2]
-
-    hold.unlink()
-    resumed = here.resume(name)
-    assert resumed.status == 0, resumed.text
-    assert "continuing after step 2" in resumed.text
+    whole, resumed = whole_and_killed(launcher, recipe, tmp_path, *SETTINGS)
     assert learned(resumed) == learned(whole)
-    for policy in ("planner", "executor"):
-        for file in ("model.safetensors", "training_state.safetensors"):
-            path = Path("checkpoints") / f"step_{STEPS:06d}" / policy / file
-            assert (resumed.directory / path).read_bytes() == (whole.directory / path).read_bytes(), path
 
 
 def test_a_run_follows_the_best_trajectories_of_another_one(
