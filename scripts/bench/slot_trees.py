@@ -3,7 +3,8 @@
 ``tree`` is AT-GRPO with ``branch: greedy``, four candidates of each prompt in two trajectories of a query; beside
 AT-GRPO with eight trajectories of one line. ``echo`` is the same with ``branch: entropy``, and ``trace`` with
 ``branch: predicted``. They are paid for each turn.
-``trace_arrival`` is GRPO with ``branch: predicted``, paid at the end of a walk alone, 1 at the goal.
+``echo_arrival`` and ``trace_arrival`` are GRPO, paid at the end of a walk alone, 1 at the goal: on a small grid, where
+single lines learn too. There a query has one tree, of eight lines at most or in the mean over all trees of a step.
 Tokens are all that were generated, also of candidates that were cut. The keys:
 
     flat_tokens, tokens   until the greedy success on 300 other problems was first ``target``, without and with trees
@@ -40,27 +41,36 @@ from flexmarl.launch.recipes.plan_path.workflow import PlanPath
 
 from .tree_tables import Arm, ArrivalPaid, Settings, runs_of
 
-RULES: Final[Mapping[str, BranchRule]] = {
-    "tree": GreedyRule(width=4),
-    "echo": EntropyRule(width=4, lines=4),
-    "trace": PredictedRule(width=3, lines=4),
-    "trace_arrival": PredictedRule(width=3, lines=4),
-}
-GOALS: Final[Mapping[str, tuple[Goal, ...]]] = {
-    "tree": (Goal("gain", "mean success over that of single lines, at equal tokens", 1.0, at_most=False),),
-    "echo": (Goal("ratio", "tokens over those of single lines", 0.8, at_most=True),),
-    "trace": (Goal("ratio", "tokens over those of single lines", 0.8, at_most=True),),
-    "trace_arrival": (
+_TURNS: Final = CreditConfig(name="at_grpo", rewards="turn")
+_TOKENS: Final = Goal("ratio", "tokens over those of single lines", 0.8, at_most=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``trees``: of a query, in place of eight lines."""
+
+    rule: BranchRule
+    goal: Goal = _TOKENS
+    environment: type[Environment] = PlanPath
+    credit: CreditConfig = _TURNS
+    trees: int = 2
+    learning: Settings = field(default_factory=Settings)
+
+
+def _arrival(rule: BranchRule) -> Task:
+    learning = Settings(side=3, walls=1, rounds=5, every=1_000)
+    return Task(rule, environment=ArrivalPaid, credit=CreditConfig(name="grpo"), trees=1, learning=learning)
+
+
+TASKS: Final[Mapping[str, Task]] = {
+    "tree": Task(
+        GreedyRule(width=4),
         Goal("gain", "mean success over that of single lines, at equal tokens", 1.0, at_most=False),
     ),
-}
-_TURNS: Final = (PlanPath, CreditConfig(name="at_grpo", rewards="turn"))
-_AT_THE_END: Final = (ArrivalPaid, CreditConfig(name="grpo"))
-PAID: Final[Mapping[str, tuple[type[Environment], CreditConfig]]] = {
-    "tree": _TURNS,
-    "echo": _TURNS,
-    "trace": _TURNS,
-    "trace_arrival": _AT_THE_END,
+    "echo": Task(EntropyRule(width=4, lines=4)),
+    "trace": Task(PredictedRule(width=3, lines=4)),
+    "echo_arrival": _arrival(EntropyRule(width=8, lines=8)),
+    "trace_arrival": _arrival(PredictedRule(width=8, lines=16, mean_lines=8.0)),
 }
 
 
@@ -77,13 +87,17 @@ class Options:
 
 def of_rounds(name: str, seed: int, rounds: int, *, quick: bool) -> Callable[[Report], dict[str, Any]]:
     """The measurement of ``rounds`` seeds from ``seed`` on. ``quick`` changes nothing but their number."""
-    return partial(measure, Options(name=name, seed=seed, rounds=rounds))
+    options = Options(name=name, seed=seed, rounds=rounds, learning=TASKS[name].learning)
+    return partial(measure, options)
 
 
 def measure(options: Options, report: Report) -> dict[str, Any]:
     """The object that ``--json`` prints; ``report`` is called with the name of each part before it is measured."""
-    environment, credit = PAID[options.name]
-    arms = [Arm(environment, credit, 8), Arm(environment, credit, 2, RULES[options.name])]
+    task = TASKS[options.name]
+    arms = [
+        Arm(task.environment, task.credit, 8),
+        Arm(task.environment, task.credit, task.trees, task.rule),
+    ]
     rounds: list[dict[str, Any]] = []
     for seed in range(options.seed, options.seed + options.rounds):
         report(f"seed {seed}")
@@ -108,7 +122,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     return {
         **{key: rounded(value) for key, value in figures.items()},
         "rounds": rounds,
-        "goals": [asdict(verdict) for verdict in judge(GOALS[options.name], figures)],
+        "goals": [asdict(verdict) for verdict in judge((task.goal,), figures)],
         "versions": machine.versions(),
         "settings": asdict(options),
     }

@@ -86,7 +86,7 @@ class Experiment:
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "league": Experiment(league.of_rounds, league.show),
-    **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.RULES},
+    **{name: Experiment(partial(slot_trees.of_rounds, name), slot_trees.show) for name in slot_trees.TASKS},
     **{
         name: Experiment(partial(slot_demonstrations.of_rounds, name), slot_demonstrations.show)
         for name in slot_demonstrations.RULES

@@ -40,13 +40,6 @@ ANSWERS: Final[Mapping[AgentName, tuple[str, ...]]] = {
 }
 TOKENS: Final = {PLANNER: 3, EXECUTOR: 2}
 """Counts the tokens of a turn as in the recipe: the directions and the end."""
-_DATA: Final[dict[str, Any]] = {
-    "side": 5,
-    "walls": 3,
-    "rounds": 8,
-    "eval_problems": 300,
-    "planner_reward": "plan",
-}
 
 
 class ArrivalPaid(PlanPath):
@@ -75,12 +68,22 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``budget``: generated tokens of a run. ``every``: tokens between two evaluations. ``lr``: of the tables."""
+    """``budget``: generated tokens of a run. ``every``: tokens between two evaluations. ``lr``: of the tables.
+    ``side``, ``walls``, ``rounds``: of the recipe's problems."""
 
     queries_per_step: int = 8
     budget: int = 50_000
     every: int = 5_000
     lr: float = 300.0
+    side: int = 5
+    walls: int = 3
+    rounds: int = 8
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The arguments of the recipe's functions."""
+        grid = {"side": self.side, "walls": self.walls, "rounds": self.rounds}
+        return {**grid, "eval_problems": 300, "planner_reward": "plan"}
 
 
 @dataclass(slots=True)
@@ -137,8 +140,8 @@ class _Agent:
 
 
 @cache
-def _evaluated() -> list[Query]:
-    return eval_queries(0, **_DATA)
+def _evaluated(settings: Settings) -> list[Query]:
+    return eval_queries(0, **settings.data)
 
 
 class Run:
@@ -166,7 +169,7 @@ class Run:
             gradients: dict[AgentName, dict[str, list[float]]] = {PLANNER: {}, EXECUTOR: {}}
             counts = dict.fromkeys(gradients, 0)
             for _ in range(self._settings.queries_per_step):
-                query = train_query(position, self._seed, **_DATA)
+                query = train_query(position, self._seed, **self._settings.data)
                 position += 1
                 for sample, prompt, answer in await self._group(query, step, random):
                     agent = AgentName(sample.agent)
@@ -236,7 +239,7 @@ class Run:
     async def _success(self) -> float:
         """The share of the evaluation's problems that the most probable answers solve."""
         solved = []
-        for query in _evaluated():
+        for query in _evaluated(self._settings):
             draws = _Draws(SampleId(None, query.id, 0, 0), self._tables, None)
             agents = _agents(draws)
             solved.append((await play(PlanPath(), query, agents)).metrics["accuracy"])

@@ -4,7 +4,7 @@ import pytest
 
 from flexmarl.launch.recipes.plan_path.workflow import Grid, train_query
 from scripts.bench.slot_demonstrations import RULES, Options, demonstration_of, measure, shortest_way, show
-from scripts.bench.tree_tables import _DATA, Settings
+from scripts.bench.tree_tables import Settings
 
 from ...bench_tables import drawn
 
@@ -13,7 +13,7 @@ BRIEF = Settings(queries_per_step=2, budget=2_000, every=1_000)
 
 def test_the_expert_walks_a_shortest_way_and_plans_its_steps() -> None:
     for position in range(50):
-        data = train_query(position, 0, **_DATA).data
+        data = train_query(position, 0, **BRIEF.data).data
         grid, place, goal = Grid(data["side"], data["walls"]), tuple(data["start"]), tuple(data["goal"])
         steps = shortest_way(grid, place, goal)
         assert len(steps) == grid.distance(place, goal)
@@ -21,7 +21,7 @@ def test_the_expert_walks_a_shortest_way_and_plans_its_steps() -> None:
             assert grid.after(place, step) != place
             place = grid.after(place, step)
         assert place == goal
-        actions = demonstration_of(train_query(position, 0, **_DATA)).actions
+        actions = demonstration_of(train_query(position, 0, **BRIEF.data)).actions
         assert actions["executor"] == steps
         assert [plan[0] for plan in actions["planner"]] == [*steps]
 

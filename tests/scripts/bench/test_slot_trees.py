@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.bench.slot_trees import RULES, Options, measure, show
+from scripts.bench.slot_trees import TASKS, Options, measure, show
 from scripts.bench.tree_tables import Settings
 
 from ...bench_tables import drawn
@@ -10,7 +10,7 @@ from ...bench_tables import drawn
 BRIEF = Settings(queries_per_step=2, budget=3_000, every=1_500)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", TASKS)
 def test_every_rule_plays_and_a_result_depends_on_the_seed_alone(name: str) -> None:
     options = Options(name=name, rounds=1, learning=BRIEF)
     result = measure(options, lambda part: None)
