@@ -75,7 +75,7 @@ def test_a_run_follows_the_best_trajectories_of_another_one(
             one.query.text for one in samples.trajectories(evaluation=False) if one.metrics["followed"] == 1.0
         }
     assert len(followed) == QUERIES
-    # What follows a demonstration is no demonstration once more.
+    # A trajectory along a demonstration can not be one.
     capsys.readouterr()
     again = ["--as-demonstrations", str(tmp_path / "again.jsonl"), "--success", "reward>=0", "--training"]
     assert main(["samples", str(second.directory), *again]) == 2
