@@ -59,7 +59,10 @@ class ClusterConfig(Config):
             return device
         if not isinstance(base := device["base"], str):
             raise ValueError(f"base is {base!r}, not the name of a device; there are: {', '.join(PRESETS)}")
-        return {**_find_preset(base).model_dump(), **{key: value for key, value in device.items() if key != "base"}}
+        return {
+            **_find_preset(base).model_dump(),
+            **{key: value for key, value in device.items() if key != "base"},
+        }
 
     @model_validator(mode="after")
     def _devices_can_be_planned(self) -> "ClusterConfig":

@@ -80,7 +80,9 @@ def test_a_prediction_stays_within_0_and_1_and_weights_come_back_from_a_checkpoi
 def test_the_price_follows_the_mean_excess_of_a_steps_trees_over_their_budget() -> None:
     model = SuccessModel()
     model.learn([PrefixEnd((1,), 0.0, 6, 0.5), PrefixEnd((2,), 0.0, 2), PrefixEnd((1,), 1.0, 3, -0.25)])
-    assert model.price == pytest.approx(math.exp(0.3 * 0.125), abs=1e-15), "a step counts once, however many trees it has"
+    assert model.price == pytest.approx(math.exp(0.3 * 0.125), abs=1e-15), (
+        "a step counts once, however many trees it has"
+    )
     model.learn([PrefixEnd((1,), 0.0, 1)])
     assert model.price == pytest.approx(math.exp(0.3 * 0.125), abs=1e-15), "without a budget it stays"
     for excess, bound in ((1e9, 64.0), (-1.0, 1 / 64)):
