@@ -1,6 +1,7 @@
 """The command ``flexmarl new``: a skeleton, or a copy of a built-in recipe, as the start of another one."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -51,12 +52,13 @@ def new(folder: Path, like: str) -> int:
       flexmarl new my-recipe --like tool-math
     """
     copy_recipe(like, folder)
+    words = shlex.quote(str(folder))
     echo(
         f"{folder} is a copy of {like}. Next:\n"
         f"  edit {folder / 'workflow.py'}       the task, the prompts and the rewards\n"
         f"  edit {folder / 'config.yaml'}       agents, models and training\n"
-        f"  flexmarl train {folder} --dry-run    check both\n"
-        f"  flexmarl train {folder}              train"
+        f"  flexmarl train {words} --dry-run    check both\n"
+        f"  flexmarl train {words}              train"
     )
     return 0
 

@@ -1,6 +1,7 @@
 """The command ``flexmarl top``."""
 
 import asyncio
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +26,9 @@ def top(run_dir: Path) -> int:
     """
     directory = RunDirectory.recorded(run_dir)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError(f"top needs a terminal; `flexmarl status {run_dir}` prints the run once")
+        raise click.UsageError(
+            f"top needs a terminal; `flexmarl status {shlex.quote(str(run_dir))}` prints the run once"
+        )
     return asyncio.run(_show(directory))
 
 

@@ -8,6 +8,7 @@ The data is compared by the orchestrator, as the recipe's functions return it (`
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -247,7 +248,11 @@ def _refused_settings(
     for key, (old, new) in differences(before, written).items():
         if any(key == name or key.startswith(f"{name}.") for name in override_keys):
             continue
-        way = f"take it by flexmarl train --resume {run} {key}={new}, or " if may_change(key) else ""
+        way = (
+            f"take it by flexmarl train --resume {shlex.quote(str(run))} {shlex.quote(f'{key}={new}')}, or "
+            if may_change(key)
+            else ""
+        )
         yield f"{key}={new!r} in config.yaml was {old!r} when the checkpoint was made: {way}restore it"
 
 

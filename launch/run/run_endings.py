@@ -1,6 +1,7 @@
 """The end of a run in words, for the person who started it. Pure."""
 
 import errno
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _stopped_text(result: RunResult, folder: Path) -> str:
     """The end of a stopped run, with the command that continues it if there is a checkpoint."""
     if not result.checkpoint:
         return f"Stopped after step {result.last_step}, before the first checkpoint."
-    return f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {folder}"
+    return f"Stopped after step {result.last_step}. Continue with: flexmarl train --resume {shlex.quote(str(folder))}"
 
 
 def learning_text(evaluations: Mapping[int, Mapping[str, float]], first: int, held_out: bool) -> str:
@@ -88,9 +89,9 @@ def failure_text(error: BaseException, folder: Path, checkpoint: Path | None) ->
         lines.append(f"  last checkpoint  {checkpoint}")
     if not repeats(error):
         if checkpoint is not None:
-            lines.append(f"  continue with    flexmarl train --resume {folder}")
+            lines.append(f"  continue with    flexmarl train --resume {shlex.quote(str(folder))}")
         elif not isinstance(error, ActorFailed):
-            lines.append(f"  start again with flexmarl train --resume {folder}")
+            lines.append(f"  start again with flexmarl train --resume {shlex.quote(str(folder))}")
     return "\n".join(lines)
 
 

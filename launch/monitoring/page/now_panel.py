@@ -1,6 +1,7 @@
 """The panel *Now*: step and phase, the things that a run stands still for, the failure with the next step, news."""
 
 import dataclasses
+import shlex
 import time
 from typing import Any, Final
 
@@ -96,7 +97,7 @@ def _failure(run: RecordedRun) -> dict[str, Any] | None:
     return {
         "error": ended.error,
         "traceback": ended.traceback or "",
-        "next": f"flexmarl train --resume {run.path}" if saved else f"flexmarl logs {run.path}",
+        "next": f"flexmarl {'train --resume' if saved else 'logs'} {shlex.quote(str(run.path))}",
         "next_words": "Continue from the newest checkpoint with"
         if saved
         else "There is no checkpoint. Its log:",

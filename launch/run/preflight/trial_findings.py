@@ -88,14 +88,14 @@ def judge_long_prompts(config: RunConfig, recipe: Recipe, long: LongPrompts, tri
     assert long.end.error is not None, "its prompt has been refused"
     words = _describe(recipe, long.end.error, _words(config, long.end.error))
     kind = "evaluation" if long.end.trajectory.is_evaluation else "training"
-    counted = f"{long.count} of the {long.measured} {kind} queries that were measured"
+    counted = f"{long.count} of the {long.measured} {kind} queries that were measured have such prompts"
     most = config.rollout.max_failed_share
     if long.count == long.measured or long.count > most * long.measured:
         trial.problems.append(
-            f"{words} (so are {counted}, and rollout.max_failed_share={most:g} ends the run; {SWITCH})"
+            f"{words} ({counted}, and rollout.max_failed_share={most:g} ends the run; {SWITCH})"
         )
     else:
-        trial.warnings.append(f"{words} (so are {counted}: their trajectories fail, and train nothing)")
+        trial.warnings.append(f"{words} ({counted}: their trajectories fail, and train nothing)")
 
 
 def _same_place(words: str, warning: str) -> bool:

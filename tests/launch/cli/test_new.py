@@ -92,3 +92,10 @@ def test_a_recipe_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "--help"]) == 0
     assert "flexmarl new my-recipe --like tool-math" in capsys.readouterr().out
+
+
+def test_the_next_commands_can_be_copied_also_with_a_space_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", str(tmp_path / "my recipe")]) == 0
+    assert f"flexmarl train '{tmp_path}/my recipe' --dry-run" in capsys.readouterr().out

@@ -120,3 +120,11 @@ class TestFailures:
         assert failure_text(Interrupted("stopped by SIGINT"), RUN, None).startswith(
             "The run was stopped by SIGINT\n"
         )
+
+
+def test_the_command_that_continues_a_run_can_be_copied_also_from_a_folder_with_a_space() -> None:
+    folder = Path("my runs/first")
+    stopped = RunResult(2, True, {}, str(CHECKPOINT))
+    words = run_summary(stopped, first=0, folder=folder, report=folder, wall_s=1.0, held_out=False)
+    assert "flexmarl train --resume 'my runs/first'\n" in words
+    assert "--resume 'my runs/first'" in failure_text(Interrupted("stopped"), folder, CHECKPOINT)

@@ -316,7 +316,9 @@ def test_queries_of_later_steps_with_long_prompts_are_counted_before_the_start(
         f"399 prompt tokens + {agent['sampling']['max_new_tokens']} new ones exceed the engine's context"
         in said[0]
     )
-    assert f"so are {100 - max(short, 1)} of the 100 training queries that were measured" in said[0]
+    assert (
+        f"({100 - max(short, 1)} of the 100 training queries that were measured have such prompts" in said[0]
+    )
 
 
 def test_a_training_query_of_a_later_step_that_can_not_be_made_refuses_the_run(tmp_path: Path) -> None:
