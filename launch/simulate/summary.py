@@ -150,7 +150,8 @@ def summary_of(simulation: Simulation, config: RunConfig) -> Summary:
         tokens_per_s=_sum(rows, ("tokens",)) / seconds,
         rollout_alone_s=(rollout_s - overlap_s) / len(rows),
         overlap_s=overlap_s / len(rows),
-        after_rollout_s=(seconds - rollout_s) / len(rows),
+        # Rollouts of a step may begin in the one before.
+        after_rollout_s=max(0.0, seconds - rollout_s) / len(rows),
         training_alone_s=max(0.0, seconds - rollout_s - swaps_s - weights_s) / len(rows),
         swaps_exposed_s=swaps_s / len(rows),
         weights_exposed_s=weights_s / len(rows),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexmarl.transport.errors import TransferTimeout
 from flexmarl.transport.handle import StateHandle
 from flexmarl.transport.host_memory.block import CHUNK_BYTES
 from flexmarl.transport.remote import remote
@@ -236,6 +237,21 @@ async def test_a_copy_that_brings_nothing_costs_the_deadline(
         link.up.set()
     assert network(readers[1]).relays_left == 1
     assert network(readers[1]).relayed_bytes < SIZE
+
+
+async def test_a_deadline_that_ends_before_a_copy_is_given_up_names_the_copy(
+    owner: StateTransport, readers: list[StateTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await owner.set("weights", weights(), version=1)
+    relay = await relay_of(readers, handle)
+    async with Link(relay.address) as link:
+        link.up.clear()
+        with (
+            answers(monkeypatch, replace(relay, address=link.address)),
+            pytest.raises(TransferTimeout, match=f"0 bytes came from a copy at {link.address}, range 0"),
+        ):
+            await readers[1].get(handle, timeout_s=0.5)
+        link.up.set()
 
 
 async def test_a_process_that_has_given_a_copy_up_reads_from_owners_alone_for_a_while(
