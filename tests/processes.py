@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "scripts" / "src"
+FEW_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+"""Variables of a session of pytest that a test begins: the installed plugins take most of the time of its start."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .patience import PATIENCE_S
+from .processes import FEW_PLUGINS
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
@@ -48,7 +49,7 @@ def run(folder: Path, processes: int, second: str = "", *options: str) -> tuple[
     usual = f"-c {os.devnull} -rp --dist loadfile --numprocesses {processes} -o cache_dir={folder / 'cache'}"
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "pytest", *usual.split(), *options, "--rootdir", folder, folder],
-        env={**os.environ, "PYTHONPATH": paths, "FLEXMARL_SECOND_PASS": second},
+        env={**os.environ, **FEW_PLUGINS, "PYTHONPATH": paths, "FLEXMARL_SECOND_PASS": second},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -14,6 +14,7 @@ import pytest
 from .independent_tests import INDEPENDENT
 from .leftovers import STATUS
 from .patience import PATIENCE_S
+from .processes import FEW_PLUGINS
 
 TESTS = Path(__file__).parent
 CLOCKS = {"monotonic", "perf_counter", "time"}
@@ -114,7 +115,12 @@ def test_a_session_that_leaves_something_has_a_status_of_its_own_and_it_is_remov
         (folder / f"flexmarl-test-session-{2**22 + 1}-killed" / "run").mkdir(parents=True)
     root = TESTS.parent
     paths = os.pathsep.join(str(path) for path in (root, root / "scripts" / "src"))
-    environment = {**os.environ, "PYTHONPATH": paths, **{name: str(path) for name, path in folders.items()}}
+    environment = {
+        **os.environ,
+        **FEW_PLUGINS,
+        "PYTHONPATH": paths,
+        **{name: str(path) for name, path in folders.items()},
+    }
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     ended = subprocess.run(
         [*command, "--numprocesses", str(processes), "--rootdir", tmp_path, tmp_path],
@@ -161,7 +167,7 @@ def test_the_files_that_cost_most_are_shown_with_their_processes(processes: int,
     ]
     ended = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, **FEW_PLUGINS, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -216,7 +222,7 @@ def test_tests_of_a_long_file_run_at_the_same_time(independent: bool, tmp_path: 
     options = f"-q -p no:cacheprovider -c {os.devnull} --dist loadfile --numprocesses 2"
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "pytest", *options.split(), "--rootdir", tmp_path, tmp_path],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, **FEW_PLUGINS, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,
