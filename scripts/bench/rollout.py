@@ -84,15 +84,15 @@ async def measure(options: Options, report: Callable[[str], None]) -> dict[str, 
             updated = await _updated(system, folder, options, report)
     rounds = [{**one, **other} for one, other in zip(served, updated, strict=True)]
     figures = {key: statistics.median(round_[key] for round_ in rounds) for key in rounds[0]}
-    return result_of(
+    result = result_of(
         options,
         figures,
         _goals(figures),
         described,
-        vllm_tokens_per_s=None,
         rounds={key: [rounded(round_[key]) for round_ in rounds] for key in figures},
         contenders=versions,
     )
+    return {"vllm_tokens_per_s": None, **result}
 
 
 def tables(console: Console, result: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ....core.errors import ActorDead
+from ....core.telemetry import get_logger
 from ....transport.errors import ArenaSpace
 from ....transport.handle import LentMemory, StateHandle
 from ...messages import (
@@ -22,6 +23,7 @@ from ...messages import (
 from .lender import LENDER
 from .state_hosts import StateHost
 
+log = get_logger(__name__)
 Pair = tuple[LentMemory, LentMemory]
 Part = Literal["rest", "step"]
 _PARTS: Final[tuple[Part, ...]] = ("rest", "step")
@@ -288,6 +290,10 @@ class RankMemory:
             raise
         if self.handle(part) == handle and self._parts.get(part) == piece and not host.is_lost:
             self._seconds[part] = Copy(Piece(host, lent), copied)
+            # From here on the loss of the first one's host is not that of the state.
+            log.debug(
+                "a state has a second copy", rank=self._key, part=part, version=handle.version, on=host.name
+            )
         else:
             host.spare.give_back(lent)
 

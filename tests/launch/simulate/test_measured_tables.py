@@ -89,7 +89,7 @@ def test_a_device_without_tables_is_refused_with_those_that_there_are(device: st
 def test_other_numbers_than_those_of_the_tables_are_refused() -> None:
     with pytest.raises(ConfigError, match="bfloat16, 2 bytes, and the model has 4"):
         measured(item_bytes=4)
-    with pytest.raises(ConfigError, match=r"cluster\.engine_times: Input should be"):
+    with pytest.raises(ConfigError, match=r"cluster\.engine_times=.guessed.: Input should be"):
         read_scenario(SCENARIO, ["cluster.engine_times=guessed"])
 
 

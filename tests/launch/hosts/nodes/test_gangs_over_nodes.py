@@ -7,7 +7,7 @@ import pytest
 from flexmarl.launch.bench import namespaces
 from flexmarl.launch.bench.namespaces import Host
 
-from ...conftest import REPRODUCIBLE, Launched, Launcher, wait_until
+from ...conftest import REPRODUCIBLE, Launched, Launcher, json_lines, wait_until
 from ...in_process import Finished
 from ...run_files import events
 from .links import cut, needs
@@ -20,6 +20,9 @@ GANGS = (
     "trainer={name: torch, ranks: 2}", "pool={name: shared, slots: 2}", "hosts.spread=true",
     "network.bulk=trusted", "checkpoint.every=0", "supervision.max_restarts=100",
 )  # fmt: skip
+
+
+LOGGED = ("--log-level", "debug")
 
 
 @pytest.fixture
@@ -40,6 +43,19 @@ def begin(launcher: Launcher, name: str, hosts: Pair, *settings: str) -> tuple[L
     options = ("--nodes", str(len(nodes)), "--wait-s", "120")
     run = launcher.train(name, *REPRODUCIBLE, *GANGS, listen, *settings, *options, on=hosts[0].command)
     return run, nodes
+
+
+def wait_for_second_copies(run: Launched, version: int) -> None:
+    """Returns when the state of ``version`` is whole on two hosts, for each rank: before, the state may be lost with a
+    host. ``run``: with the option ``LOGGED``."""
+    ranks = {f"{policy}-{rank}" for policy in ("solver", "checker") for rank in range(2)}
+
+    def copied() -> set[str]:
+        lines = json_lines(run.directory / "logs" / "trainer.log")
+        copies = [line for line in lines if line.get("event") == "a state has a second copy"]
+        return {copy["rank"] for copy in copies if (copy["part"], copy["version"]) == ("rest", version)}
+
+    wait_until(lambda: copied() == ranks, f"second copies of version {version}")
 
 
 def slots_of(launched: Launched) -> set[str]:
@@ -92,8 +108,9 @@ def test_a_replica_on_each_host_learns_what_one_rank_learns_also_after_a_kill(
 def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
     launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:
-    run, nodes = begin(launcher, "host", hosts, f"data.hold={hold}")
+    run, nodes = begin(launcher, "host", hosts, f"data.hold={hold}", *LOGGED)
     run.wait_for_step(1)
+    wait_for_second_copies(run, 1)
     (name,) = slots_of(nodes["far"])
     nodes["far"].process.kill()
     hold.unlink()
@@ -108,8 +125,9 @@ def test_a_gang_that_loses_a_host_is_whole_again_on_the_others(
 def test_a_gang_whose_link_is_cut_is_whole_again_without_that_host(
     launcher: Launcher, hosts: Pair, undisturbed: Finished, hold: Path
 ) -> None:
-    run, nodes = begin(launcher, "cut", hosts, *SOON_LOST, f"data.hold={hold}")
+    run, nodes = begin(launcher, "cut", hosts, *SOON_LOST, f"data.hold={hold}", *LOGGED)
     run.wait_for_step(1)
+    wait_for_second_copies(run, 1)
     (name,) = slots_of(nodes["far"])
     with cut(hosts[1]):
         hold.unlink()
