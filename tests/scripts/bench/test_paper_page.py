@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from flexmarl.launch.simulate.baselines import BASELINES
-from flexmarl.launch.simulate.scenario import read_scenario, scenario_file
 from scripts.bench.paper import RESULTS, scenario_of
 from scripts.bench.paper_cases import GANGS, PAPER_S, Case, page_cases
 from scripts.bench.paper_page import PAGE, with_tables
@@ -91,5 +90,5 @@ def test_all_cases_of_the_page_can_be_played() -> None:
     assert len({*cases}) == len(cases)
     for case in cases:
         if case.seed == 2048:
-            read_scenario(scenario_file(case.scenario), case.overrides)
+            scenario_of(case)
     assert replace(cases[0], seed=1).words == "merchant-assistant, mas-rl, seed 1"
