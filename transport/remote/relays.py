@@ -50,7 +50,7 @@ class Chain(Generic[R]):
         return before
 
     def leave(self, reader: R) -> None:
-        """Nobody is sent to ``reader`` any more. Does nothing if it is not in the chain."""
+        """Takes ``reader`` out of the chain, so that no other reader is sent to it. Does nothing if it is not there."""
         if reader in self._readers:
             self._readers.remove(reader)
 

@@ -240,7 +240,7 @@ class BulkServer:
         return None if deltas is not None and deltas.are_small() else before
 
     def leave(self, request: Leave) -> None:
-        """Nobody is sent to the copy of ``request`` any more."""
+        """Takes the copy of ``request`` out of the chain of its version, so that no reader is sent to it."""
         version = request.version
         with self._lock:
             generation, chain = self._chains.get(version.block, (0, Chain[Relay]()))

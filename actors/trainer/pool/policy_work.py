@@ -110,6 +110,7 @@ class PolicyWork:
     def fail(self, error: BaseException) -> bool:
         """None of those that run or wait can succeed. Returns True if a caller gets ``error``."""
         failing = (*self._since_base, self.running, *self._waiting)
+        # A list: any() alone would leave out those behind the first that has a caller.
         has_caller = [computation.fail(error) for computation in failing if computation is not None]
         self.running = None
         self._waiting.clear()

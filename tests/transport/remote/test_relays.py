@@ -102,19 +102,25 @@ async def test_a_host_that_comes_later_reads_the_whole_copy_of_another_one(
     assert network(readers[3]).relayed_bytes == SIZE
 
 
+def stop_at_half(link: Link) -> asyncio.Event:
+    """Has ``link`` pass half of the version and then nothing; the result is set from there on."""
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        link.up.clear()
+        stopped.set()
+
+    link.at = (SIZE // 2, stop)
+    return stopped
+
+
 async def test_a_copy_passes_on_what_has_arrived_while_the_rest_is_on_its_way(
     owner: StateTransport, readers: list[StateTransport], bulk: Bulk
 ) -> None:
     expected = weights()
     handle = await owner.set("weights", expected, version=1)
     async with link_to(handle) as (link, linked):
-        stopped = asyncio.Event()
-
-        def stop() -> None:
-            link.up.clear()
-            stopped.set()
-
-        link.at = (SIZE // 2, stop)
+        stopped = stop_at_half(link)
         first = asyncio.create_task(same(readers[0], linked, expected))
         async with asyncio.timeout(PATIENCE_S):
             await stopped.wait()
@@ -275,13 +281,7 @@ async def test_a_fetch_that_ends_sends_its_readers_to_the_owner(
     expected = weights()
     handle = await owner.set("weights", expected, version=1)
     async with link_to(handle) as (link, linked):
-        stopped = asyncio.Event()
-
-        def stop() -> None:
-            link.up.clear()
-            stopped.set()
-
-        link.at = (SIZE // 2, stop)
+        stopped = stop_at_half(link)
         first = asyncio.create_task(readers[0].get(linked))
         async with asyncio.timeout(PATIENCE_S):
             await stopped.wait()
