@@ -10,12 +10,15 @@ former. Three rules keep it calm:
 - A move is not undone at once: it must not leave the giver ahead of the taker, and an instance that has moved stays for
   ``settle`` times the cost of its move.
 
+A policy without an instance gets one of a policy that has several, without regard to these rules, and also if none of
+its turns waits: a version of it may have been published, whose trainer waits until an instance serves it.
+
 The time until ``turns`` turns are done by ``n`` instances, each generating ``capacity`` turns at once in ``turn_s``
 seconds, is ``turn_s * max(1, turns / (n * capacity))``: turns that all run already are not sped up by one more.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -84,7 +87,8 @@ class PolicyLoad:
 @dataclass(frozen=True, slots=True)
 class Move:
     """One instance of ``giver`` is to serve ``taker``. ``backlogs``: turns per instance of both before the move;
-    ``saves_s``: the expected gain; ``costs_s``: the expected seconds without generating."""
+    ``saves_s``: the expected gain, infinite if ``taker`` has no instance; ``costs_s``: the expected seconds without
+    generating."""
 
     giver: PolicyName
     taker: PolicyName
@@ -96,10 +100,15 @@ class Move:
     def reason(self) -> str:
         """The backlogs, the gain and the cost as a sentence, for the event that reports the move."""
         of_giver, of_taker = self.backlogs
+        if math.isinf(self.saves_s):
+            return f"{self.taker} has no instance, {self.giver} {of_giver:.1f} turns per instance"
         return (
             f"{self.taker} has {of_taker:.1f} turns per instance, {self.giver} {of_giver:.1f}: "
             f"saves {self.saves_s:.2g} s at a cost of {self.costs_s:.2g} s"
         )
+
+
+_NextMove = Callable[[Mapping[PolicyName, PolicyLoad]], Move | None]
 
 
 class Rebalancer:
@@ -134,21 +143,45 @@ class Rebalancer:
     def moves(self, loads: Mapping[PolicyName, PolicyLoad]) -> list[Move]:
         """The moves to begin now, each with the earlier ones counted as done. Empty if ``scope`` is not
         ``intra+inter``."""
+        return self._in_order(self._next_move, loads)
+
+    def rescues(self, loads: Mapping[PolicyName, PolicyLoad]) -> list[Move]:
+        """The moves that give each policy without an instance one, as far as others have several. Empty as above."""
+        return self._in_order(self._next_rescue, loads)
+
+    def _in_order(self, following: _NextMove, loads: Mapping[PolicyName, PolicyLoad]) -> list[Move]:
         if self._config.scope != "intra+inter":
             return []
         remaining = dict(loads)
         moves: list[Move] = []
-        while (move := self._next_move(remaining)) is not None:
+        while (move := following(remaining)) is not None:
             moves.append(move)
             giver, taker = remaining[move.giver], remaining[move.taker]
             remaining[move.giver] = replace(giver, instances=giver.instances - 1, movable=giver.movable - 1)
             remaining[move.taker] = replace(taker, instances=taker.instances + 1)
         return moves
 
+    def _next_rescue(self, loads: Mapping[PolicyName, PolicyLoad]) -> Move | None:
+        """The move for the first policy without an instance, from the policy that has the smallest backlog then."""
+        taker = next((policy for policy, load in loads.items() if not load.instances), None)
+        backlogs_after = {
+            policy: load.turns / (load.instances - 1)
+            for policy, load in loads.items()
+            if load.movable and load.instances > 1
+        }
+        if taker is None or not backlogs_after:
+            return None
+        giver = min(backlogs_after, key=lambda policy: backlogs_after[policy])
+        backlogs = loads[giver].backlog, loads[taker].backlog
+        return Move(giver, taker, backlogs, math.inf, self._cost_s(giver, taker))
+
     def _next_move(self, loads: Mapping[PolicyName, PolicyLoad]) -> Move | None:
         """The best move for the policy with the largest backlog."""
         # Without a turn that has ended it is not known how long one takes, nor what a move would save.
-        measured = {policy: load for policy, load in loads.items() if policy in self._turn_s}
+        # One without an instance is not helped by a gain: see ``rescues``.
+        measured = {
+            policy: load for policy, load in loads.items() if policy in self._turn_s and load.instances
+        }
         if not measured:
             return None
         taker = max(measured, key=lambda policy: measured[policy].backlog)
@@ -174,8 +207,7 @@ class Rebalancer:
         before_s = max(self._left_s(giver, gives), self._left_s(taker, takes))
         after_s = max(self._left_s(giver, fewer), self._left_s(taker, more, idle_s=costs_s))
         saves_s = before_s - after_s
-        # A policy without an instance never ends, and any share of infinity is infinite: such a move always pays.
-        if before_s < math.inf and saves_s <= self._rules.margin * before_s:
+        if saves_s <= self._rules.margin * before_s:
             return None
         return Move(giver, taker, (gives.backlog, takes.backlog), saves_s, costs_s)
 
@@ -183,8 +215,6 @@ class Rebalancer:
         """Seconds until all turns are done, if one of the instances begins ``idle_s`` seconds late."""
         if not load.turns:
             return 0.0
-        if not load.instances:
-            return math.inf
         turn_s = self._turn_s[policy]
         # A late instance counts as the turns that it would have done meanwhile.
         lost_turns = load.capacity * idle_s / turn_s

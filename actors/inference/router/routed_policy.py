@@ -18,7 +18,7 @@ class RoutedPolicy:
     """``published``: the newest version, the only one that is served. ``served_since_s``: its first acknowledgement.
     ``installing``: the instances that have not acknowledged it, of those that ``publishing`` waits for.
     ``no_instance_since_s``: the loss of the last instance that served or loaded a version. ``loading_count``: instances
-    that have joined and serve no version yet. ``shared``: instances that serve other policies at the same time.
+    that have joined and serve no version yet. ``shared``: its instances serve other policies at the same time.
 
     ``in_turn``: turns are dealt to the instances in turn, regardless of their load. ``lengths``: the predictor of the
     tokens that turns generate.
@@ -32,7 +32,8 @@ class RoutedPolicy:
         self.no_instance_since_s: float | None = None
         self.last_loss = "none has joined"
         self.instances: dict[int, RoutedInstance] = {}
-        self.loading_count = self.serving = self.turns_at_serving = self.shared = 0
+        self.loading_count = self.serving = self.turns_at_serving = 0
+        self.shared = False
         self.waiting = WaitingTurns()
         self.room = InstancesWithRoom(in_turn=in_turn)
         self.lengths: TurnLengths = LENGTHS[lengths]()

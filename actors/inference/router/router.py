@@ -28,7 +28,7 @@ Rules:
   of all their turns; its state and its version are each policy's own. A version of one policy interrupts no other. Of
   the waiting turns of policies that share instances, the first in line goes first.
 - Instances that serve one policy move between policies by ``rebalancer.py``. One that moves gets no turns until it
-  serves the other policy. While a policy installs a version, moves from it and to it wait.
+  serves the other policy. While a policy installs a version, moves from it and to it wait, unless one has no instance.
 - The turns of an instance that is gone are forgotten: the rollout actors learn of the loss from their calls, and ask
   again.
 """
@@ -46,7 +46,7 @@ from ...names import PolicyName, Version
 from .cut_links import CutLink, CutLinks
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .live_instances import LiveInstances
-from .rebalancer import Rebalancer
+from .rebalancer import Move, Rebalancer
 from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
@@ -185,7 +185,7 @@ class Router:
                 instance.state_reason = ""
             policy.instances[instance.number] = instance
             policy.loading_count += 1
-            policy.shared += instance.load.is_shared
+            policy.shared |= instance.load.is_shared
             policy.no_instance_since_s = self._due_s = None
             self._bring_up(instance, now)
         return tuple(instance.number for instance in parts)
@@ -295,16 +295,19 @@ class Router:
             self._end_drain(instance, now)
 
     def balance(self, now: float) -> None:
-        """Begins the moves between policies that pay; to be called at intervals."""
-        waiting = {
-            name: policy.waiting.for_version(policy.published)
-            for name, policy in self._policies.items()
-            if policy.published is not None and not policy.publishing and not policy.shared
-        }
+        """Begins the moves to policies without an instance, and those that pay; to be called at intervals."""
+        policies = {name: policy for name, policy in self._policies.items() if not policy.shared}
+        if any(policy.no_instance_since_s is not None for policy in policies.values()):
+            # Without regard to ``min_instances``, stays, and versions that are installed: the run would end.
+            self._move(self._balancer.rescues(loads_of(policies, self._live, 1, math.inf)), math.inf, now)
+        settled = {name: policy for name, policy in policies.items() if not policy.publishing}
         least = self._balancing.config.min_instances
-        loads = loads_of(waiting, self._live, least, now)
-        for move in self._balancer.moves(loads):
-            instance = first_to_move(move, self._policies[move.giver].instances.values(), now)
+        self._move(self._balancer.moves(loads_of(settled, self._live, least, now)), now, now)
+
+    def _move(self, moves: Iterable[Move], stays_until_s: float, now: float) -> None:
+        """Begins moves of instances that stay until then at the latest."""
+        for move in moves:
+            instance = first_to_move(move, self._policies[move.giver].instances.values(), stays_until_s)
             self._moves += 1
             self._decided.append(Moved(instance.number, instance.name, move.giver, move.taker, move.reason))
             instance.moves_to = move.taker
@@ -336,7 +339,6 @@ class Router:
         if not instance.load.parts:
             self._links.forget(instance=instance.load.numbers[0])
         del policy.instances[instance.number]
-        policy.shared -= instance.load.is_shared
         for part in instance.load.parts:
             self._touched[part.policy] = None
 

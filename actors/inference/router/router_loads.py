@@ -13,6 +13,7 @@ from typing import Final
 from ...names import PolicyName
 from .instance_states import InstanceState
 from .rebalancer import BalanceConfig, Move, MoveRules, PolicyLoad, Rebalancer
+from .routed_policy import RoutedPolicy
 from .waiting_turns import RoutedInstance
 
 _SERVING: Final = InstanceState.SERVING
@@ -39,11 +40,18 @@ class _Count:
 
 
 def loads_of(
-    waiting: Mapping[PolicyName, int], instances: Iterable[RoutedInstance], min_instances: int, now: float
+    policies: Mapping[PolicyName, RoutedPolicy],
+    instances: Iterable[RoutedInstance],
+    min_instances: int,
+    now: float,
 ) -> dict[PolicyName, PolicyLoad]:
-    """The load of each policy in ``waiting``, which has the number of its turns that wait for an instance. At least
-    ``min_instances`` that serve a policy may not move."""
-    counts = {policy: _Count(turns=turns) for policy, turns in waiting.items()}
+    """The loads of those of ``policies`` that are published. At least ``min_instances`` that serve a policy may not
+    move, and those that have moved may not before ``now``."""
+    counts = {
+        name: _Count(turns=policy.waiting.for_version(policy.published))
+        for name, policy in policies.items()
+        if policy.published is not None
+    }
     # Called ten times a second: with 352 instances it was a sixth of a simulated step's time. So states are compared by
     # ``is``, as enums hash in Python, and nothing is made for an instance.
     for instance in instances:

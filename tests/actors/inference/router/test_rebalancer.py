@@ -52,8 +52,32 @@ class TestThreshold:
         assert len(moves) == 6
         assert {move.taker for move in moves} == {BUSY}
 
-    def test_a_policy_without_an_instance_gets_one(self) -> None:
-        assert pairs(balancer().moves({BUSY: load(0, 3), IDLE: load(2, 0)})) == [(IDLE, BUSY)]
+
+class TestRescue:
+    @pytest.mark.parametrize("turns", [0, 3])
+    def test_a_policy_without_an_instance_gets_one_whether_turns_wait_or_not(self, turns: int) -> None:
+        (rescue,) = balancer().rescues({BUSY: load(0, turns), IDLE: load(2, 0)})
+        assert (rescue.giver, rescue.taker) == (IDLE, BUSY)
+        assert rescue.reason == "busy has no instance, idle 0.0 turns per instance"
+
+    def test_it_gets_one_of_a_policy_that_has_more_to_do_before_any_turn_was_measured(self) -> None:
+        fresh = Rebalancer(BalanceConfig(scope="intra+inter"))
+        loads = {BUSY: load(2, 400), IDLE: load(0, 1), OTHER: load(2, 500)}
+        assert pairs(fresh.rescues(loads)) == [(BUSY, IDLE)]
+
+    def test_each_gets_one_and_no_policy_gives_its_last(self) -> None:
+        loads = {BUSY: load(0, 1), IDLE: load(2, 0, movable=1), OTHER: load(0, 0)}
+        assert pairs(balancer().rescues(loads)) == [(IDLE, BUSY)]
+        loads[IDLE] = load(3, 0, movable=2)
+        assert pairs(balancer().rescues(loads)) == [(IDLE, BUSY), (IDLE, OTHER)]
+
+    def test_other_policies_are_balanced_meanwhile(self) -> None:
+        loads = {BUSY: load(2, 40), IDLE: load(2, 0), OTHER: load(0, 50)}
+        assert pairs(balancer().moves(loads)) == [(IDLE, BUSY)]
+
+    @pytest.mark.parametrize("scope", ["off", "intra"])
+    def test_none_moves_if_moves_are_off(self, scope: str) -> None:
+        assert balancer(scope=scope).rescues({BUSY: load(0, 3), IDLE: load(2, 0)}) == []
 
 
 class TestCalm:

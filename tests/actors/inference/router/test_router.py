@@ -339,6 +339,52 @@ def test_an_instance_that_has_moved_stays_for_a_while() -> None:
     assert moves == ["a0", "a1"], "it took 3 s, so it stays for 6 s, although it has nothing to do"
 
 
+def deserted_policy() -> Router:
+    """A policy B without an instance: a0 had moved to it, was lost, and is started again as one of A, which has a1."""
+    router = Router([A, B], CONFIG, RebalanceSettings(BalanceConfig(scope="intra+inter"), {}, (A, B)))
+    a0, a1 = (router.joined(name, (A,), 3, 0.0)[0] for name in ("a0", "a1"))
+    for policy in (A, B):
+        router.published(policy, Version(0), 0.0)
+    for number in (a0, a1):
+        router.loaded(number, Version(0), 1.0)
+    router.decisions(1.0)
+    router.drain(a0, 2.0, moves_to=B)
+    router.loaded(a0, Version(0), 3.0)
+    router.decisions(3.0)
+    router.lost(a0, "its host is lost", 4.0)
+    return router
+
+
+def test_a_policy_without_an_instance_gets_one_although_no_turn_waits_for_it() -> None:
+    router = deserted_policy()
+    router.balance(5.0)
+    assert not any(isinstance(d, Moved) for d in router.decisions(5.0)), "A keeps its only one"
+    (again,) = router.joined("a0", (A,), 3, 6.0)
+    router.decisions(6.0)
+    router.loaded(again, Version(0), 7.0)
+    router.decisions(7.0)
+    router.balance(7.0)
+    moved, load = router.decisions(7.0)
+    assert isinstance(moved, Moved) and (moved.giver, moved.taker) == (A, B)
+    assert "b has no instance" in moved.reason and load == Load(moved.instance, B, Version(0))
+    assert router.due_s == 57.0, "the load's time, and no end of the run"
+    router.balance(8.0)
+    assert router.decisions(8.0) == []
+
+
+def test_a_version_that_is_published_meanwhile_is_installed_by_the_instance_that_comes() -> None:
+    router = deserted_policy()
+    (again,) = router.joined("a0", (A,), 3, 6.0)
+    router.published(B, Version(1), 6.0)
+    router.loaded(again, Version(0), 7.0)
+    router.decisions(7.0)
+    router.balance(7.0)
+    moved, load = router.decisions(7.0)
+    assert isinstance(moved, Moved) and load == Load(moved.instance, B, Version(1))
+    router.loaded(moved.instance, Version(1), 8.0)
+    assert Installed(B, Version(1)) in router.decisions(8.0)
+
+
 def test_turns_are_dealt_in_turn_if_balancing_is_off() -> None:
     router = Router([A], CONFIG, RebalanceSettings(BalanceConfig(scope="off")))
     numbers = [router.joined(name, (A,), 8, 0.0)[0] for name in "xyz"]

@@ -166,6 +166,10 @@ def test_shared_instances_do_not_move() -> None:
     for _ in range(3):
         router.balance(3.0)
         assert not any(isinstance(d, Moved) for d in router.decisions(3.0))
+    for name in "xy":
+        router.lost(numbers[name][0], "killed", 4.0)
+    router.balance(4.0)
+    assert not any(isinstance(d, Moved) for d in router.decisions(4.0)), "a and b wait for x or y"
 
 
 @pytest.mark.parametrize("seed", range(3))

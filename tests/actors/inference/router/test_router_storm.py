@@ -118,7 +118,7 @@ class RouterMachine(RuleBasedStateMachine):
                         self.policies[name] = policy
                 case Moved(number, name, giver, taker):
                     assert self.serves.pop(number)[0] == giver != taker
-                    assert not {giver, taker} & self.publishing.keys()
+                    assert not {giver, taker} & self.publishing.keys() or not self.has_instance(taker)
                     assert any(of == giver for of, _ in self.serves.values()), "each policy keeps an instance"
                     self.draining[number] = taker
                     if giver == A:  # its turns are interrupted
@@ -127,6 +127,10 @@ class RouterMachine(RuleBasedStateMachine):
                     self.moved_if_drained(number)
                 case NoInstances(policy, _, reason):
                     assert "link" in reason or not any(of == policy for of, _ in self.serves.values())
+
+    def has_instance(self, policy: PolicyName) -> bool:
+        loading = [of for number, (of, _) in self.to_load.items() if number not in self.suspects]
+        return policy in (*loading, *self.draining.values(), *(of for of, _ in self.serves.values()))
 
     def forget(self, number: int, name: str) -> None:
         for books in (self.serves, self.to_load, self.draining, self.suspects):
