@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import click
 import yaml
@@ -28,11 +29,11 @@ from .options import RUN, as_json_option
 )
 @as_json_option
 def calibrate(runs: tuple[Path, ...], like: str, as_json: bool) -> int:
-    """Describe the device that a run has computed on, by the seconds that it took: for `cluster.device` of a scenario.
+    """Describe the machine that a run has computed on, by the seconds that it took: for `cluster.device` of a scenario.
 
     RUN is the folder of a run with at least three steps. Its prefill, decode steps, forward and backward, optimizer
     steps and installs become rates; the first step does not count. Several runs on one machine are fitted together: a
-    run that was slowed by something else counts less.
+    run that was slowed by something else counts less. The processor's time of a turn is printed as `workload.turn_s`.
 
     \b
     Examples:
@@ -44,18 +45,25 @@ def calibrate(runs: tuple[Path, ...], like: str, as_json: bool) -> int:
         raise ConfigError(
             f"--like {like}: there is no such device; there are: {', '.join(PRESETS)}{guess(like, [*PRESETS])}"
         )
-    policies = [policy for run in runs for policy in measured_run(RunDirectory.recorded(run))]
-    calibration = fit(policies, PRESETS[like])
-    echo(_json(calibration) if as_json else _yaml(calibration, like), nl=as_json)
+    measured = [measured_run(RunDirectory.recorded(run)) for run in runs]
+    calibration = fit([policy for run in measured for policy in run.policies], PRESETS[like])
+    turn_s = median(run.turn_s for run in measured)
+    echo(_json(calibration, turn_s) if as_json else _yaml(calibration, turn_s, like), nl=as_json)
     return 0
 
 
-def _json(calibration: Calibration) -> str:
-    return json.dumps({"device": calibration.device.model_dump(), "measured": dict(calibration.sources)})
+def _json(calibration: Calibration, turn_s: float) -> str:
+    return json.dumps(
+        {
+            "device": calibration.device.model_dump(),
+            "workload": {"turn_s": turn_s},
+            "measured": dict(calibration.sources),
+        }
+    )
 
 
-def _yaml(calibration: Calibration, like: str) -> str:
-    """The section, each number with its source."""
+def _yaml(calibration: Calibration, turn_s: float, like: str) -> str:
+    """The sections, each number with its source."""
     lines = ["device:"]
     for key, value in calibration.device.model_dump().items():
         written = yaml.safe_dump(value if isinstance(value, str) else float(f"{value:.4g}")).split("\n")[0]
@@ -64,4 +72,5 @@ def _yaml(calibration: Calibration, like: str) -> str:
         lines.append(
             f"  {key}: {written} # {f'measured: {source}' if source else f'not measured: {as_base}'}"
         )
-    return "\n".join(lines) + "\n"
+    source = "measured: the rollout worker's processor, for each turn" if turn_s else "not measured"
+    return "\n".join([*lines, "workload:", f"  turn_s: {turn_s:.4g} # {source}"]) + "\n"

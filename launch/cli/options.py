@@ -29,10 +29,10 @@ runs_option = click.option(
     help="The folder of all runs.",
 )
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-lengths_option = click.option(
+workload_option = click.option(
     "--from",
     "recorded",
     type=FilePath(),
     metavar="RUN_DIR",
-    help="Take the lengths of answers from the steps of a run, with agents of the same names.",
+    help="Take the workload that a run has measured: answers, prompts, calls. Its agents have the same names.",
 )

@@ -14,10 +14,10 @@ from ..simulate.planning.plan_result import plan_json, plan_text
 from ..simulate.planning.planned_settings import scenario_yaml, settings_of
 from ..simulate.planning.planned_space import planned_space
 from ..simulate.planning.planner import ScenarioFile, search_plan
-from ..simulate.recorded_lengths import recorded_lengths
+from ..simulate.recorded_workload import recorded_workload
 from ..simulate.scenario import scenario_file
 from .exit_status import EXIT_STOPPED
-from .options import FilePath, as_json_option, lengths_option
+from .options import FilePath, as_json_option, workload_option
 
 
 @click.command()
@@ -33,7 +33,7 @@ from .options import FilePath, as_json_option, lengths_option
     show_default=True,
     help="Most candidates that are simulated, the most promising first.",
 )
-@lengths_option
+@workload_option
 @click.option(
     "--write",
     "target",
@@ -69,11 +69,11 @@ def plan(
     file = scenario_file(scenario)
     target = Path(f"{file.stem}-planned.yaml") if target is None else target
     _refuse_unwritable(target)
-    lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
-    described = ScenarioFile(file, settings, lengths, str(recorded))
+    measured = None if recorded is None else recorded_workload(RunDirectory.recorded(recorded))
+    described = ScenarioFile(file, settings, measured)
     if budget is not None:
         of_cluster = cluster_settings(budget, described.read().cluster)
-        described = ScenarioFile(file, (*settings, *of_cluster), lengths, str(recorded))
+        described = ScenarioFile(file, (*settings, *of_cluster), measured)
     first = described.read()
     outcome = search_plan(described, planned_space(first), simulations, partial(echo, err=True))
     best = outcome.search.fastest
@@ -84,9 +84,7 @@ def plan(
         return EXIT_STOPPED
     text = plan_text(outcome)
     changes = (*described.settings, *settings_of(best, first))
-    target.write_text(
-        scenario_yaml(file, changes, lengths, str(recorded), text.split("\n\n")[0].splitlines())
-    )
+    target.write_text(scenario_yaml(file, changes, measured, text.split("\n\n")[0].splitlines()))
     echo(plan_json(outcome, str(target)) if as_json else f"{text}\n\n  scenario  {target}")
     return EXIT_STOPPED if outcome.stopped else 0
 

@@ -12,12 +12,12 @@ from ..monitoring.console.terminal import Terminal
 from ..run.prepared_run import checked_name
 from ..run_folder.run_directory import RunDirectory
 from ..simulate.baselines import BASELINES, in_mode
-from ..simulate.recorded_lengths import recorded_lengths
+from ..simulate.recorded_workload import recorded_workload
 from ..simulate.scenario import read_scenario, scenario_file
 from ..simulate.scenario_run import run_scenario
 from ..simulate.simulated_progress import SimulationProgress
 from .chaos import replay, search
-from .options import as_json_option, lengths_option, runs_option
+from .options import as_json_option, runs_option, workload_option
 
 
 @click.command()
@@ -33,7 +33,7 @@ from .options import as_json_option, lengths_option, runs_option
     metavar="MODE",
     help=f"Train in the way of another system, or without a part: {', '.join(BASELINES)}.",
 )
-@lengths_option
+@workload_option
 @click.option(
     "--chaos",
     type=click.IntRange(1),
@@ -97,8 +97,8 @@ def simulate(
     assert scenario is not None, "refused above"
     file = scenario_file(scenario)
     seeded = settings if seed is None else (*settings, f"seed={seed}")
-    lengths = None if recorded is None else recorded_lengths(RunDirectory.recorded(recorded))
-    described = read_scenario(file, seeded, lengths, str(recorded))
+    measured = None if recorded is None else recorded_workload(RunDirectory.recorded(recorded))
+    described = read_scenario(file, seeded, measured)
     if mode is not None:
         described = in_mode(described, mode)
     folder = runs / (f"{file.stem}-{stamp}" if name is None else checked_name(name))

@@ -1,6 +1,7 @@
 """Figures that a run has measured of each of its policies, for ``calibration.py``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,7 +25,16 @@ _COMPUTED: Final = "actor.engine_computed_tokens"
 _LEAST: Final = 3
 
 
-def measured_run(run: RunDirectory) -> list[Measured]:
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """``policies``: those that were computed. ``turn_s``: of a rollout worker's processor for each turn; 0 if it was
+    not measured."""
+
+    policies: Sequence[Measured]
+    turn_s: float
+
+
+def measured_run(run: RunDirectory) -> MeasuredRun:
     """Raises ConfigError for a run that has computed nothing, or whose models are not known here."""
     config = check(read_yaml(run.config), str(run.config))
     rows, _ = read_lines(run.metrics) if run.metrics.exists() else ([], 0)
@@ -37,7 +47,9 @@ def measured_run(run: RunDirectory) -> list[Measured]:
         raise ConfigError(
             f"{run.path} has simulated policies alone: nothing was computed that could be measured"
         )
-    return [_measurements(config, name, rows) for name in policies]
+    return MeasuredRun(
+        [_measurements(config, name, rows) for name in policies], turn_s(rows, [*config.agents])
+    )
 
 
 def _is_real(config: RunConfig, name: PolicyName) -> bool:
@@ -88,9 +100,9 @@ def mean_prompt(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> float:
     return 0.0
 
 
-def computed_share(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> float:
+def computed_share(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> float | None:
     """Part of the tokens of a policy's prompts that its first instances have computed between the first row and the
-    last but one: before and after them are evaluations, whose prompts differ more."""
+    last but one: before and after them are evaluations, whose prompts differ more. None if it was not measured."""
     first, *_, end, _ = rows
     prefix = f"{_PROMPTS}/{policy}-"
     rises = [
@@ -99,7 +111,7 @@ def computed_share(rows: Sequence[Mapping[str, Any]], policy: PolicyName) -> flo
         if key.startswith(prefix)
     ]
     computed, tokens = map(sum, zip(*rises, strict=True)) if rises else (0.0, 0.0)
-    return min(1.0, computed / tokens) if computed and tokens else 1.0
+    return min(1.0, computed / tokens) if computed and tokens else None
 
 
 def turn_s(rows: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> float:
@@ -111,18 +123,19 @@ def turn_s(rows: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> float:
     return float(used_s / turns) if turns else 0.0
 
 
+def trained_share(config: RunConfig, name: PolicyName, row: Mapping[str, Any]) -> float:
+    """Part of the tokens of a step's samples that training has computed."""
+    # Other losses compute the samples alone that have an advantage.
+    trains_all = config.policies[name].algorithm.trains_without_advantage
+    share = 1.0 if trains_all else float(row.get(f"nonzero_advantage_share/{name}", 1.0))
+    return share * (1.0 - float(row.get(f"merged_share/{name}", 0.0)))
+
+
 def _training(config: RunConfig, name: PolicyName, row: Mapping[str, Any], prompt: float) -> Work:
     """``prompt``: mean tokens of a prompt. A forward for each micro-batch: larger ones take several, each of which is
     full."""
     samples = row.get(f"samples/{name}", 0)
-    # Other losses compute the samples alone that have an advantage.
-    trains_all = config.policies[name].algorithm.trains_without_advantage
-    tokens = (
-        samples
-        * (row.get(f"mean_tokens/{name}", 0.0) + prompt)
-        * (1 - row.get(f"merged_share/{name}", 0.0))
-        * (1.0 if trains_all else row.get(f"nonzero_advantage_share/{name}", 1.0))
-    )
+    tokens = samples * (row.get(f"mean_tokens/{name}", 0.0) + prompt) * trained_share(config, name, row)
     return Work(-(-int(samples) // config.training.micro_batch), tokens, row.get(f"backward_s/{name}", 0.0))
 
 

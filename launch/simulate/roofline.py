@@ -47,13 +47,14 @@ class EngineLoad:
 @dataclass(frozen=True, slots=True)
 class TrainerLoad:
     """``tokens``: of a rank's forward at most. ``checkpoints``: activations are computed a second time. ``replicas``:
-    of the policy, with as many of the ``ranks`` each."""
+    of the policy, with as many of the ``ranks`` each. ``trained``: part of the samples' tokens that are computed."""
 
     ranks: int
     item_bytes: int
     tokens: int
     checkpoints: bool
     replicas: int = 1
+    trained: float = 1.0
 
 
 def engine_times(shape: ModelShape, device: DeviceConfig, load: EngineLoad) -> RooflineTimes:
@@ -83,19 +84,20 @@ def trainer_times(shape: ModelShape, cluster: ClusterConfig, load: TrainerLoad) 
     device, parameters = cluster.device, shape.parameters
     parts = load.ranks // load.replicas
     hosts = -(-parts // cluster.devices)  # of a replica: the first one saves
-    compute_s = 1.0 / (device.tflops * _TERA * device.training_share)
+    # Counted by all tokens, those that are left out included: a forward holds as many more.
+    compute_s = load.trained / (device.tflops * _TERA * device.training_share)
     passes = 4 if load.checkpoints else 3
     part = parameters / parts
     gathered = (2 * load.item_bytes + 4) * parameters * (parts - 1) / parts
     return TrainerTimes(
         token_s=2 * passes * parameters * compute_s,
-        element_token_s=shape.layers * shape.hidden * device.element_s,
+        element_token_s=shape.layers * shape.hidden * device.element_s * load.trained,
         pair_s=4 * passes * shape.layers * shape.query_size * compute_s,
-        spare_tokens=SPARE_TOKENS,
+        spare_tokens=SPARE_TOKENS / load.trained,
         forward_s=device.forward_s,
         exchange_s=gathered / _ring_bytes_s(cluster, hosts),
         replica_sum_s=_replica_sum_s(part, cluster, load),
-        tokens_per_forward=load.tokens,
+        tokens_per_forward=round(load.tokens / load.trained),
         optimizer_s=device.update_s + 28 * part / (device.memory_gb_s * _GIGA * device.update_share),
         save_s=12 * parameters / (hosts * cluster.disk_gb_s * _GIGA),
     )

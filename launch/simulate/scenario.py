@@ -11,6 +11,7 @@ take on the cluster. A run that does not fit these hosts is refused by the plan 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -36,7 +37,7 @@ from ..hosts.placement.run_placement import place_shapes
 from .cluster_config import ClusterConfig
 from .cluster_links import ClusterLinks, StateSizes
 from .engine_sources import times_of_engine
-from .recorded_lengths import set_lengths
+from .recorded_workload import RecordedWorkload, set_workload
 from .roofline import EngineLoad, TrainerLoad, trainer_times
 from .workload_config import WORKLOAD_RECIPE, LengthsConfig, WorkloadConfig
 
@@ -77,17 +78,12 @@ def scenario_file(words: str) -> Path:
     return Path(words)
 
 
-def read_scenario(
-    path: Path,
-    overrides: Sequence[str],
-    recorded: Mapping[str, Mapping[str, float]] | None = None,
-    source: str = "",
-) -> Scenario:
-    """``overrides``: ``key.key=value``, also of ``cluster`` and ``workload``. ``recorded``: lengths of answers of the
-    run ``source``, in place of the file's. Raises ConfigError."""
+def read_scenario(path: Path, overrides: Sequence[str], recorded: RecordedWorkload | None = None) -> Scenario:
+    """``overrides``: ``key.key=value``, also of ``cluster`` and ``workload``. ``recorded``: what a run has measured,
+    see ``set_workload``. Raises ConfigError."""
     raw = read_yaml(path)
     if recorded is not None:
-        set_lengths(raw.get("workload"), recorded, source)
+        set_workload(raw, recorded)
     of_run = []
     for override in overrides:
         if (key := override_key(override)).partition(".")[0] in _SECTIONS:
@@ -186,12 +182,18 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     for name, policy in config.policies.items():
         lengths = _answer_lengths(config, name, scenario.workload)
         section = raw["policies"][name]
+        section["sft"]["batches"] = 0  # examples are the recipe's, and come before the steps
         section["engine"] = {
             **_engine(policy, shapes[name], scenario.cluster, lengths),
-            "computed_share": _computed_share(config, name, scenario.workload),
+            "computed_share": policy_share(config, name, scenario.workload, "prompt.computed"),
         }
         if policy.train:
-            section["trainer"] = _trainer(policy, shapes[name], scenario.cluster)
+            section["trainer"] = _trainer(
+                policy,
+                shapes[name],
+                scenario.cluster,
+                policy_share(config, name, scenario.workload, "trained"),
+            )
     sizes = {
         name: StateSizes.of(shapes[name], _item_bytes(policy)) for name, policy in config.policies.items()
     }
@@ -278,16 +280,16 @@ def _answer_lengths(config: RunConfig, policy: PolicyName, workload: WorkloadCon
     return lengths
 
 
-def _computed_share(config: RunConfig, policy: PolicyName, workload: WorkloadConfig) -> float:
-    """The part of a policy's prompts that engines compute. Raises ConfigError for agents that do not share it."""
+def policy_share(config: RunConfig, policy: PolicyName, workload: WorkloadConfig, key: str) -> float:
+    """The number ``key`` of a policy's agents in ``workload``. Raises ConfigError for agents whose numbers differ."""
     first, *agents = config.agents_of(policy)
-    share = workload.agents[first].prompt.computed
+    read = attrgetter(key)
+    share = float(read(workload.agents[first]))
     for agent in agents:
-        if workload.agents[agent].prompt.computed != share:
+        if (other := read(workload.agents[agent])) != share:
             raise ConfigError(
-                f"workload.agents.{first}.prompt.computed is {share:g} and that of {agent} "
-                f"{workload.agents[agent].prompt.computed:g}, but both use policy {policy!r}, whose engines compute "
-                "one part of all prompts: give both agents the same"
+                f"workload.agents.{first}.{key} is {share:g} and that of {agent} {other:g}, but both use policy "
+                f"{policy!r}, of whose tokens one part is computed: give both agents the same"
             )
     return share
 
@@ -315,13 +317,17 @@ def _engine(
     }
 
 
-def _trainer(policy: PolicyConfig, shape: ModelShape, cluster: ClusterConfig) -> dict[str, Any]:
+def _trainer(
+    policy: PolicyConfig, shape: ModelShape, cluster: ClusterConfig, trained: float
+) -> dict[str, Any]:
     trainer = policy.trainer
     assert isinstance(trainer, TorchTrainerConfig), "engine and trainer are simulated together"
     sizes = range(trainer.fewest_ranks, trainer.most_ranks + 1)
     item_bytes, tokens = _item_bytes(policy), trainer.tokens_per_forward
     loads = (
-        TrainerLoad(ranks, item_bytes, tokens, trainer.activation_checkpointing, trainer.replicas_of(ranks))
+        TrainerLoad(
+            ranks, item_bytes, tokens, trainer.activation_checkpointing, trainer.replicas_of(ranks), trained
+        )
         for ranks in sizes
     )
     return {

@@ -98,22 +98,27 @@ class Summary:
         return json.dumps({**asdict(self), **hidden, "bound": self.bound})
 
     def text(self) -> str:
-        """Lines for people."""
+        """Lines for people. Seconds have as many decimals as a short step needs."""
         moves = self.transfers
+        places = 1 if self.step_s >= 10 else 2 if self.step_s >= 1 else 3
+
+        def in_s(seconds: float) -> str:
+            return f"{seconds:.{places}f}"
+
         lines = [
-            f"{self.step_s:.1f} s a step, {self.tokens_per_s:.0f} tokens/s (mean of {self.steps} steps)",
-            f"  rollouts alone        {self.rollout_alone_s:8.1f} s",
-            f"  rollouts and training {self.overlap_s:8.1f} s",
-            f"  after the rollouts    {self.after_rollout_s:8.1f} s: training {self.training_alone_s:.1f}, "
-            f"waits for states {self.swaps_exposed_s:.1f}, for weights {self.weights_exposed_s:.1f}",
+            f"{in_s(self.step_s)} s a step, {self.tokens_per_s:.0f} tokens/s (mean of {self.steps} steps)",
+            f"  rollouts alone        {in_s(self.rollout_alone_s):>8} s",
+            f"  rollouts and training {in_s(self.overlap_s):>8} s",
+            f"  after the rollouts    {in_s(self.after_rollout_s):>8} s: training {in_s(self.training_alone_s)}, "
+            f"waits for states {in_s(self.swaps_exposed_s)}, for weights {in_s(self.weights_exposed_s)}",
             f"  instances             {self.instances_busy:8.1%} of {self.instances} busy, prefill "
-            f"{self.prefill_share:.1%} and decode {self.decode_share:.1%}; a turn waits {self.queue_s:.1f} s",
+            f"{self.prefill_share:.1%} and decode {self.decode_share:.1%}; a turn waits {in_s(self.queue_s)} s",
             f"  training pool         {self.training_busy:8.1%} of {self.slots} slots busy; "
-            f"{self.swapping_s:.1f} s of swaps",
-            f"  states that move      {moves.swaps_s:8.1f} s: suspend {moves.suspend_s:.1f}, resume "
-            f"{moves.resume_s:.1f}; {self.swaps_hidden_s:.1f} hidden",
-            f"  new weights           {moves.weights_s:8.1f} s: publish {moves.publish_s:.1f}, install "
-            f"{moves.install_s:.1f}; {self.weights_hidden_s:.1f} hidden",
+            f"{in_s(self.swapping_s)} s of swaps",
+            f"  states that move      {in_s(moves.swaps_s):>8} s: suspend {in_s(moves.suspend_s)}, resume "
+            f"{in_s(moves.resume_s)}; {in_s(self.swaps_hidden_s)} hidden",
+            f"  new weights           {in_s(moves.weights_s):>8} s: publish {in_s(moves.publish_s)}, install "
+            f"{in_s(moves.install_s)}; {in_s(self.weights_hidden_s)} hidden",
             f"  failed trajectories   {self.failed_trajectories:8.1f}",
             f"The longest part: {self.bound}.",
         ]

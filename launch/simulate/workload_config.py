@@ -48,6 +48,9 @@ class AgentWorkload(Config):
     """Lengths of its prompts."""
     answer: LengthsConfig
     """Lengths of its answers."""
+    trained: Annotated[Positive, Field(le=1)] = 1.0
+    """Part of the tokens of its samples, prompts included, that training computes: the others are those of samples
+    without an advantage, and beginnings that another sample has too."""
 
 
 class DelayConfig(Config):

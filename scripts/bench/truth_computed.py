@@ -5,19 +5,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import yaml
 
-from flexmarl.actors.names import PolicyName
-from flexmarl.launch.config.config_reading import check, read_yaml
+from flexmarl.launch.config.config_reading import read_yaml
 from flexmarl.launch.run_folder.run_directory import RunDirectory
 from flexmarl.launch.simulate.calibration import calibrate
-from flexmarl.launch.simulate.devices import PRESETS
-from flexmarl.launch.simulate.measured_run import computed_share, mean_prompt, measured_run, turn_s
-from flexmarl.launch.simulate.recorded_lengths import recorded_lengths
+from flexmarl.launch.simulate.devices import PRESETS, DeviceConfig
+from flexmarl.launch.simulate.measured_run import measured_run
+from flexmarl.launch.simulate.recorded_workload import recorded_workload
 from flexmarl.launch.simulate.scenario import read_scenario
 from flexmarl.launch.simulate.scenario_run import play_scenario
 
@@ -52,11 +52,11 @@ def compare_computed(folder: Path, rounds: int) -> list[dict[str, Any]]:
             runs[name].append(train(name, folder / str(number)))
             loads[name].append(os.getloadavg()[0])
     first = next(iter(RUNS))
-    policies = [policy for run in runs[first] for policy in measured_run(RunDirectory.recorded(run))]
-    device = calibrate(policies, PRESETS["A100"]).device.model_dump()
-    of_turn_s = median(turn_s(steps_of(run), _AGENTS[RUNS[first][0]]) for run in runs[first])
+    measured = [measured_run(RunDirectory.recorded(run)) for run in runs[first]]
+    device = calibrate([policy for run in measured for policy in run.policies], PRESETS["A100"]).device
+    turn_s = median(run.turn_s for run in measured)
     return [
-        {"run": name, **compare_runs(runs[name], device, of_turn_s), "load": round(max(loads[name]), 1)}
+        {"run": name, **compare_runs(runs[name], device, turn_s), "load": round(max(loads[name]), 1)}
         for name in RUNS
     ]
 
@@ -82,15 +82,16 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def compare_runs(runs: Sequence[Path], device: Mapping[str, float], of_turn_s: float) -> dict[str, Any]:
-    """The seconds of a step of equal runs, and of the simulation of the first with the lengths and calls that it had:
-    medians over all steps but the first, which waits for all parts of a run, and the last, which evaluates.
+def compare_runs(runs: Sequence[Path], device: DeviceConfig, turn_s: float) -> dict[str, Any]:
+    """The seconds of a step of equal runs, and of the simulation of the first with the workload that it had: medians
+    over all steps but the first, which waits for all parts of a run, and the last, which evaluates.
 
-    ``of_turn_s``: of a rollout worker for each turn."""
-    first, rows = runs[0], steps_of(runs[0])
+    ``turn_s``: of a rollout worker for each turn on this machine; that of the run would have its own disturbances."""
+    first = runs[0]
     scenario = first.with_name(f"{first.name}.yaml")
-    scenario.write_text(yaml.safe_dump(_scenario(first, rows, device, of_turn_s)))
-    described = read_scenario(scenario, [], recorded_lengths(RunDirectory.recorded(first)), str(first))
+    scenario.write_text(yaml.safe_dump(_scenario(first, device)))
+    workload = replace(recorded_workload(RunDirectory.recorded(first)), turn_s=turn_s)
+    described = read_scenario(scenario, [], workload)
     played, _ = play_scenario(described, first.with_name(f"{first.name}-simulated"))
     real = [row for run in runs for row in steps_of(run)[1:-1]]
     simulated = steps_of(played.directory.path)[1:-1]
@@ -110,41 +111,7 @@ def _training_s(rows: Sequence[Mapping[str, Any]]) -> float:
     )
 
 
-def _scenario(
-    run: Path, rows: Sequence[Mapping[str, Any]], device: Mapping[str, float], of_turn_s: float
-) -> dict[str, Any]:
-    """The run's config on one host, with the mean lengths of its prompts and the mean number of its calls."""
-    raw = read_yaml(run / "config.yaml")
-    config = check(raw, str(run))
-    trajectories = config.training.queries_per_step * config.training.trajectories_per_query
-    turns = {agent: sum(row[f"turns/{agent}"] for row in rows[2:]) for agent in config.agents}
-    prompts = {agent: mean_prompt(rows, PolicyName(agent)) for agent in turns}
-    rounds = max(turns.values()) / (len(rows) - 2) / trajectories
-    raw.pop("recipe")
-    raw.pop("data")
-    for policy in raw["policies"].values():
-        policy["sft"]["batches"] = 0  # examples are the recipe's
-    # The lengths of answers are those that the run has recorded.
-    agents = {
-        agent: {
-            "prompt": {
-                "median": prompts[agent],
-                "longest": 24,
-                "computed": computed_share(rows, PolicyName(agent)),
-            },
-            "answer": {"median": 1.0},
-        }
-        for agent in config.agents
-    }
-    return {
-        **raw,
-        "cluster": {"hosts": 1, "devices": 1, "device": dict(device)},
-        "workload": {"agents": agents, "calls": _calls(list(config.agents), rounds), "turn_s": of_turn_s},
-    }
-
-
-def _calls(agents: Sequence[str], rounds: float) -> list[Any]:
-    """All agents in turn, ``rounds`` times, which may be a fraction: the last calls have its chance."""
-    whole, part = divmod(rounds, 1.0)
-    last = [{"agent": agent, "chance": part} for agent in agents if part > 0]
-    return [*([*agents] * int(whole)), *last]
+def _scenario(run: Path, device: DeviceConfig) -> dict[str, Any]:
+    """The run's config on one host."""
+    cluster = {"hosts": 1, "devices": 1, "device": device.model_dump()}
+    return {**read_yaml(run / "config.yaml"), "cluster": cluster}

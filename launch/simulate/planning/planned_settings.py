@@ -1,6 +1,6 @@
 """A candidate of a plan as settings of its scenario, and as a scenario of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ....actors.inference.inference_config import VllmEngineConfig
 from ....actors.names import PolicyName
 from ....actors.trainer.pool.pool_config import SharedPoolConfig
 from ...config.config_reading import apply_override, read_yaml
-from ..recorded_lengths import set_lengths
+from ..recorded_workload import RecordedWorkload, set_workload
 from ..scenario import Scenario
 from .candidates import Candidate
 
@@ -58,15 +58,14 @@ def settings_of(candidate: Candidate, scenario: Scenario) -> list[str]:
 def scenario_yaml(
     file: Path,
     settings: Sequence[str],
-    recorded: Mapping[str, Mapping[str, float]] | None,
-    source: str,
+    recorded: RecordedWorkload | None,
     remarks: Sequence[str],
 ) -> str:
-    """The scenario ``file`` with these settings in it. ``remarks``: its first lines. ``recorded``, ``source``: see
+    """The scenario ``file`` with these settings in it. ``remarks``: its first lines. ``recorded``: see
     ``read_scenario``."""
     raw: dict[str, Any] = read_yaml(file)
     if recorded is not None:
-        set_lengths(raw.get("workload"), recorded, source)
+        set_workload(raw, recorded)
     for setting in settings:
         apply_override(raw, setting)
     comment = "".join(f"# {line}\n" for line in remarks)

@@ -25,7 +25,7 @@ from ..cluster_config import ClusterConfig
 from ..cluster_links import StateSizes
 from ..engine_sources import times_of_engine
 from ..roofline import EngineLoad, TrainerLoad, trainer_times
-from ..scenario import Scenario, model_shapes
+from ..scenario import Scenario, model_shapes, policy_share
 from .candidates import PolicyRoom, Space
 from .step_bound import BoundModel, PolicyWork, draw_workload
 
@@ -78,9 +78,14 @@ def planned_space(scenario: Scenario) -> PlannedSpace:
         publishes[name] = published.weights / cluster.copy_bytes_s(1)
         trainer = policy.trainer
         assert isinstance(trainer, TorchTrainerConfig), "engine and trainer are simulated together"
+        trained = policy_share(config, name, scenario.workload, "trained")
         for count in ranks:
             training = TrainerLoad(
-                count, item_bytes, trainer.tokens_per_forward, trainer.activation_checkpointing
+                count,
+                item_bytes,
+                trainer.tokens_per_forward,
+                trainer.activation_checkpointing,
+                trained=trained,
             )
             trainers[name, count] = trainer_times(shape, cluster, training)
             together = -(-count // -(-count // cluster.devices))

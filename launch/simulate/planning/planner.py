@@ -1,13 +1,14 @@
 """Plays the candidates of a plan, one after the other, in the order that the search chooses."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ....actors.errors import ConfigError
 from ...hosts import env
 from ...hosts.placement.plan import DoesNotFit
+from ..recorded_workload import RecordedWorkload
 from ..scenario import Scenario, read_scenario
 from ..scenario_run import run_scenario
 from ..summary import Summary
@@ -20,17 +21,16 @@ from .step_bound import StepBound
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """A scenario, read again for each candidate. ``settings``: with the cluster of the budget. ``recorded``,
-    ``source``: see ``read_scenario``."""
+    """A scenario, read again for each candidate. ``settings``: with the cluster of the budget. ``recorded``:
+    see ``read_scenario``."""
 
     file: Path
     settings: Sequence[str]
-    recorded: Mapping[str, Mapping[str, float]] | None
-    source: str
+    recorded: RecordedWorkload | None = None
 
     def read(self, settings: Sequence[str] = ()) -> Scenario:
         """With further settings. Raises ConfigError."""
-        return read_scenario(self.file, [*self.settings, *settings], self.recorded, self.source)
+        return read_scenario(self.file, [*self.settings, *settings], self.recorded)
 
 
 @dataclass(slots=True)

@@ -18,8 +18,11 @@ from flexmarl.launch.simulate.devices import DeviceConfig
 def measured(folder: Path, seconds: float = 2.0) -> Path:
     run = RunDirectory.create(folder / "run", "")
     record(run, resolve("sort-digits", []))
-    step = {"samples/sorter": 100, "mean_tokens/sorter": 6.0, "backward_s/sorter": seconds}
-    run.metrics.write_text("".join(f"{json.dumps({'step': number, **step})}\n" for number in (1, 2, 3)))
+    step = {
+        "samples/sorter": 100, "mean_tokens/sorter": 6.0, "backward_s/sorter": seconds, "turns/sorter": 100,
+    }  # fmt: skip
+    rows = [{"step": number, **step, "cpu_s/rollout-0": 0.2 * number} for number in (1, 2, 3)]
+    run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return run.path
 
 
@@ -29,7 +32,10 @@ def test_the_description_is_a_device_of_a_scenario(tmp_path: Path) -> None:
     device = DeviceConfig.model_validate(yaml.safe_load(text)["device"])
     assert "training_share: 1.0 # measured: forward and backward" in text
     assert "memory_gib: 80.0 # not measured: as A100" in text
+    assert yaml.safe_load(text)["workload"] == {"turn_s": 0.002}
+    assert "turn_s: 0.002 # measured: the rollout worker's processor, for each turn\n" in text
     told = json.loads(CliRunner().invoke(calibrate, [str(run), "--json"], catch_exceptions=False).output)
+    assert told["workload"] == {"turn_s": pytest.approx(0.002)}
     assert told["device"]["tflops"] == pytest.approx(device.tflops, rel=1e-3)
 
 

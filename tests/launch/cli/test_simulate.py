@@ -67,7 +67,7 @@ def test_a_simulation_is_not_continued_by_processes(tmp_path: Path) -> None:
 def test_the_words_for_people_name_the_longest_part(tmp_path: Path) -> None:
     text = run(tmp_path, "--name", "first", "mode=sync").output
     assert "s a step" in text and "The longest part: " in text and str(tmp_path / "first") in text
-    assert "rollouts and training      0.0 s" in text, "a barrier stands between them"
+    assert "rollouts and training     0.00 s" in text, "a barrier stands between them"
 
 
 def test_a_run_is_played_again_with_the_lengths_that_it_had(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_the_computed_part_of_the_prompts_and_the_time_of_a_turn_are_those_of_th
     assert computed_share(rows, PolicyName("solver")) == 200 / 800
     assert turn_s(rows, ["solver"]) == 2.0 / 100
     without: list[dict[str, float]] = [{"turns/solver": 1.0}] * 4
-    assert computed_share(without, PolicyName("solver")) == 1.0 and turn_s(without, ["solver"]) == 0.0
+    assert computed_share(without, PolicyName("solver")) is None and turn_s(without, ["solver"]) == 0.0
 
 
 def rows(run: RunDirectory, *figures: dict[str, float]) -> None:
@@ -189,7 +189,7 @@ def test_the_figures_of_a_run_are_those_of_its_steps_but_the_first(tmp_path: Pat
             for step in (1, 2, 3)
         ),
     )
-    sorter, checker = measured_run(run)
+    sorter, checker = measured_run(run).policies
     assert sorter.prefill == (Work(5.0, 200.0, 1.0),) and sorter.decode == (Work(20.0, 600.0, 3.0),)
     assert [(work.calls, work.seconds) for work in sorter.training] == [(4, 2.0)] * 2, "micro-batches of 32"
     assert [work.tokens for work in sorter.training] == pytest.approx([50 * (6 + 7)] * 2), (

@@ -150,6 +150,25 @@ def test_engines_compute_the_part_of_the_prompts_that_the_workload_names() -> No
     )
 
 
+def test_training_computes_the_part_of_the_tokens_that_the_workload_names() -> None:
+    part = "workload.agents.solver.trained=0.5"
+    whole, half = (
+        simulated_config(read_scenario(SCENARIO, words)).policies[PolicyName("solver")].trainer.model_dump()
+        for words in ([], [part])
+    )
+    for times, of_half in zip(whole["times"], half["times"], strict=True):
+        assert of_half["token_s"] == times["token_s"] / 2 and of_half["pair_s"] == times["pair_s"] / 2
+        assert of_half["tokens_per_forward"] == 2 * times["tokens_per_forward"]
+    answer = read_scenario(SCENARIO, []).workload.agents[AgentName("solver")].answer.model_dump()
+    text = refusal("agents.judge={policy: solver}", f"workload.agents.judge.answer={answer}", part)
+    assert "workload.agents.solver.trained is 0.5 and that of judge 1, but both use policy 'solver'" in text
+
+
+def test_a_simulated_run_has_no_supervised_batches() -> None:
+    config = simulated_config(read_scenario(SCENARIO, ["agent_defaults.sft.batches=50"]))
+    assert {policy.sft.batches for policy in config.policies.values()} == {0}
+
+
 def test_what_can_not_be_simulated_yet_is_refused() -> None:
     assert "policies.solver.lora" in refusal("agents.solver.lora={rank: 8}")
 

@@ -29,7 +29,7 @@ SMALL_DEVICE = "{tflops: 100, memory_gib: 6, memory_gb_s: 900, link_gb_s: 50, ho
 
 
 def scenario(*settings: str) -> ScenarioFile:
-    return ScenarioFile(SCENARIO, settings, None, "")
+    return ScenarioFile(SCENARIO, settings)
 
 
 def figures(step_s: float, **changes: float) -> Summary:
