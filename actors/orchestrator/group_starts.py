@@ -6,27 +6,15 @@ from ..messages import Query, VersionRange
 from ..names import PolicyName, Step
 from .closing_order import ClosingOrder
 from .loose_groups import LooseGroups
-from .opponents.opponents import Opponents
-from .orchestrator_setup import OrchestratorSetup
-from .queries.run_queries import RunQueries
-from .rollout_workers import GroupWork, RolloutWorkers
-from .step_records import StepRecords
+from .rollout_workers import GroupWork
+from .run_parts import RunParts
 
 
 class GroupStarts:
-    def __init__(
-        self,
-        setup: OrchestratorSetup,
-        queries: RunQueries,
-        workers: RolloutWorkers,
-        opponents: Opponents,
-        records: StepRecords,
-        closing: ClosingOrder,
-        groups: LooseGroups,
-    ) -> None:
-        self._mode, self._trajectories = setup.plan.mode, setup.trajectories_per_query
-        self._queries, self._workers, self._opponents = queries, workers, opponents
-        self._records, self._closing, self._groups = records, closing, groups
+    def __init__(self, parts: RunParts, closing: ClosingOrder, groups: LooseGroups) -> None:
+        self._mode, self._trajectories = parts.setup.plan.mode, parts.setup.trajectories_per_query
+        self._queries, self._workers, self._opponents = parts.queries, parts.workers, parts.opponents
+        self._records, self._closing, self._groups = parts.records, closing, groups
 
     async def draw(self, step: Step, count: int, submitted: Sequence[Query] = ()) -> None:
         """Begins the groups of ``submitted`` queries, and of ``count`` others. Raises RecipeError."""

@@ -1,6 +1,6 @@
 """Carries out what becomes of groups that no step waits for: they begin, wait for rewards, and end."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from ...core.waits import Wait
@@ -8,12 +8,10 @@ from ..messages import GroupClosed, GroupWaiting, Query
 from ..names import PolicyName, Step, Version
 from ..run_events import GroupLate
 from .decisions import Decision
-from .failures import Failures
 from .loose_groups import LooseGroups, is_forgotten_soon
 from .pipeline import Pipeline
-from .queries.run_queries import RunQueries
-from .rollout_workers import GroupKey, RolloutWorkers
-from .step_records import StepRecords
+from .rollout_workers import GroupKey
+from .run_parts import RunParts
 
 _TOO_LATE: Final = "late: its samples are older than max_staleness allows, or no step begins any more"
 
@@ -23,22 +21,17 @@ class LooseRollout:
 
     def __init__(
         self,
-        queries: RunQueries,
-        workers: RolloutWorkers,
-        records: StepRecords,
-        failures: Failures,
-        clock: Callable[[], float],
+        parts: RunParts,
         pipeline: Callable[[], Pipeline],
         begin_groups: Callable[[Step, Sequence[Query]], None],
         carry_out: Callable[[Iterable[Decision]], None],
-        tell_console: Callable[..., Awaitable[None]],
     ) -> None:
-        """``clock``: the time in seconds. ``pipeline``: called once the run has begun. ``begin_groups``: begins groups
-        in a step, and does not wait for it. ``carry_out``, ``tell_console``: the orchestrator's."""
+        """``pipeline``: called once the run has begun. ``begin_groups``: begins groups in a step, and does not wait for
+        it. ``carry_out``: the orchestrator's."""
         self.groups = LooseGroups()
-        self._queries, self._workers, self._records, self._failures = queries, workers, records, failures
-        self._clock, self._pipeline, self._begin_groups = clock, pipeline, begin_groups
-        self._carry_out, self._tell_console = carry_out, tell_console
+        self._queries, self._workers, self._records = parts.queries, parts.workers, parts.records
+        self._failures, self._system, self._tell_console = parts.failures, parts.system, parts.tell_console
+        self._pipeline, self._begin_groups, self._carry_out = pipeline, begin_groups, carry_out
         self._first_rewards: dict[Step, float] = {}
 
     def begin_submitted(self) -> None:
@@ -77,7 +70,7 @@ class LooseRollout:
         key = group.step, group.query
         self.groups.end(key)
         self._workers.forget(key)
-        now = self._clock()
+        now = self._system().clock()
         self._records.note(
             self._records.newest,
             lambda record: record.group_closed(group, now, submitted=submitted, late=True),
@@ -111,7 +104,7 @@ class LooseRollout:
 
     def waits(self) -> list[Wait]:
         """The steps without a sample, which wait for the first rewards from outside."""
-        now, steps = self._clock(), self._pipeline().awaits_first_rewards
+        now, steps = self._system().clock(), self._pipeline().awaits_first_rewards
         self._first_rewards = {step: self._first_rewards.get(step, now) for step in steps}
         groups = f"{len(self.groups)} {'group' if len(self.groups) == 1 else 'groups'}"
         text = "the first reward from outside for step {}, which has no sample: {} wait; does the judge run?"

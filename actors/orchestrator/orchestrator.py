@@ -129,6 +129,7 @@ from .replay.replay_config import NoReplayConfig
 from .rollout_workers import GroupKey, Listener, RolloutWorkers
 from .run_checkpoints import RunCheckpoints
 from .run_evaluations import RunEvaluations
+from .run_parts import RunParts
 from .step_records import StepRecords
 
 _LOSS_KNOWN_S = 60.0
@@ -175,30 +176,13 @@ class Orchestrator(Actor, OrchestratorApi, Listener):
             self._replay = ReplayBuffer(setup.replay, setup.plan.max_staleness, self._policy_of, kept)
         self._failures, self._records = Failures(setup.max_failed_share), StepRecords()
         self._closing = ClosingOrder(setup.group_order)
-        self._loose = LooseRollout(
-            self._queries,
-            self._workers,
-            self._records,
-            self._failures,
-            lambda: self.system.clock(),
-            lambda: self._running,
-            self._begin_loose,
-            self._carry_out,
-            tell,
+        parts = RunParts(
+            setup, self._queries, self._workers, self._opponents, self._records, self._failures, system, tell
         )
-        self._starts = GroupStarts(
-            setup,
-            self._queries,
-            self._workers,
-            self._opponents,
-            self._records,
-            self._closing,
-            self._loose.groups,
-        )
-        self._evaluations = RunEvaluations(
-            setup, self._queries, self._workers, self._opponents, self._failures, tell
-        )
-        self._checkpoints = RunCheckpoints(setup, self._queries, self._opponents, self._replay, system, tell)
+        self._loose = LooseRollout(parts, lambda: self._running, self._begin_loose, self._carry_out)
+        self._starts = GroupStarts(parts, self._closing, self._loose.groups)
+        self._evaluations = RunEvaluations(parts)
+        self._checkpoints = RunCheckpoints(parts, self._replay)
         self._queries.submissions.notify = self._begin_submitted
         self._pipeline: Pipeline | None = None
         self._waits, self._decisions_done = OpenWaits(), 0

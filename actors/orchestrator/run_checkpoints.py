@@ -2,38 +2,27 @@
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
-from ...core.system import ActorSystem
 from ..messages import WORK_TIMEOUT_S
 from ..names import PolicyName, Step
 from ..run_events import CheckpointSaved, CheckpointSaving
 from . import checkpoint
 from .checkpoint import RunState
 from .decisions import CommitCheckpoint
-from .opponents.opponents import Opponents
-from .orchestrator_setup import OrchestratorSetup
-from .queries.run_queries import RunQueries
 from .replay.replay_buffer import ReplayBuffer
+from .run_parts import RunParts
 
 
 class RunCheckpoints:
     """``newest``: the folder of the newest one; empty before the first."""
 
-    def __init__(
-        self,
-        setup: OrchestratorSetup,
-        queries: RunQueries,
-        opponents: Opponents,
-        replay: ReplayBuffer | None,
-        system: Callable[[], ActorSystem],
-        tell_console: Callable[..., Awaitable[None]],
-    ) -> None:
-        """``system``: called once the run has begun. ``tell_console``: the orchestrator's."""
+    def __init__(self, parts: RunParts, replay: ReplayBuffer | None) -> None:
+        setup = parts.setup
         self._root, self._kept = setup.checkpoints, setup.checkpoints_kept
         self._trainer, self._console = setup.trainer.within(WORK_TIMEOUT_S), setup.console
-        self._queries, self._opponents, self._replay = queries, opponents, replay
-        self._system, self._tell_console = system, tell_console
+        self._queries, self._opponents, self._replay = parts.queries, parts.opponents, replay
+        self._system, self._tell_console = parts.system, parts.tell_console
         self._committing = asyncio.Lock()
         resumed = setup.resume_from
         self.newest = str(checkpoint.committed_folder(self._root, resumed.step)) if resumed else ""

@@ -1,34 +1,21 @@
 """The evaluations of a run: their trajectories are played by the rollout workers, their metrics kept by step."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ..messages import Query
 from .decisions import Evaluate
-from .failures import Failures
-from .opponents.opponents import Opponents
-from .orchestrator_setup import OrchestratorSetup
-from .queries.run_queries import RunQueries
-from .rollout_workers import RolloutWorkers
+from .run_parts import RunParts
 
 
 class RunEvaluations:
     """``metrics``: of each evaluation, by the step before it."""
 
-    def __init__(
-        self,
-        setup: OrchestratorSetup,
-        queries: RunQueries,
-        workers: RolloutWorkers,
-        opponents: Opponents,
-        failures: Failures,
-        tell_console: Callable[..., Awaitable[None]],
-    ) -> None:
-        """``tell_console``: the orchestrator's."""
-        self._rules = setup.evaluation
-        self._queries, self._workers, self._opponents = queries, workers, opponents
-        self._failures, self._tell_console = failures, tell_console
-        self.metrics = dict(setup.resume_from.evaluations) if setup.resume_from else {}
+    def __init__(self, parts: RunParts) -> None:
+        self._rules, resumed = parts.setup.evaluation, parts.setup.resume_from
+        self._queries, self._workers, self._opponents = parts.queries, parts.workers, parts.opponents
+        self._failures, self._tell_console = parts.failures, parts.tell_console
+        self.metrics = dict(resumed.evaluations) if resumed else {}
 
     async def evaluate(self, decision: Evaluate) -> None:
         """Plays one evaluation, and a tournament of the pools. Raises RecipeError, and TooManyFailures."""
