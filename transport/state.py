@@ -57,7 +57,9 @@ from .errors import DeviceError, OpenRefused, TransportClosed
 from .handle import CudaIpcSource, LentMemory, PathName, Rows, ShmSource, StateHandle, TcpSource
 from .host_memory.arena import Arena
 from .host_memory.block import file_bytes
+from .host_memory.host_blocks import HostBlocks
 from .host_memory.host_memory import HostMemory
+from .host_memory.lent_blocks import LentBlocks
 from .payload import Layout, destinations, kind_of, torch_kind
 from .remote.bulk import Bulk
 from .remote.remote import Remote
@@ -123,7 +125,8 @@ class StateTransport:
         copies = None if devices is None else HostCopies(devices)
         self._arena = Arena(runtime_dir, self.place.process, None if copies is None else copies.pin)
         self._remote = None if bulk is None else Remote(self.place, runtime_dir, bulk)
-        self._host = HostMemory(self.place, runtime_dir, self._arena, self._workers, self._remote, copies)
+        blocks = HostBlocks(self.place, runtime_dir, self._arena, self._workers, self._remote, copies)
+        self._host, self._lent = HostMemory(blocks), LentBlocks(blocks)
         self._memories: dict[PathName, Memory[Any]] = {"shm": self._host}
         if devices is not None:
             controls = Arena(runtime_dir, f"{self.place.process}-ipc")
@@ -200,7 +203,7 @@ class StateTransport:
         size_bytes = sum(map(kind_of(tensors.values()).size_bytes, tensors.values()))
         if lent is not None:
             transfer = Transfer("set", key, version, "shm", size_bytes, timeout_s, lent.process)
-            offering = self._host.offer_in(lent, key, tensors, version=version, after=after)
+            offering = self._lent.offer_in(lent, key, tensors, version=version, after=after)
             return handle_of(key, version, [await self._transfers.set(transfer, offering)])
         withheld: dict[PathName, str] = {}
         if offer is None:
@@ -240,7 +243,7 @@ class StateTransport:
         filling: Awaitable[Offer]
         if lent is not None:
             paths: Sequence[PathName] = ("shm",)
-            filling = self._host.fill_in(lent, key, layout, fill, version=version)
+            filling = self._lent.fill_in(lent, key, layout, fill, version=version)
         else:
             if offer is None:
                 offer, withheld = await self._offer_to_all(outline)
@@ -474,11 +477,11 @@ class StateTransport:
         processes of the host. A state that one of those has set stays readable after its end; a state that it was
         setting when it was killed never is. Raises ArenaSpace, TransportClosed."""
         self._check_open()
-        return await self._host.lend(key, size_bytes)
+        return await self._lent.lend(key, size_bytes)
 
     def is_used(self, lent: LentMemory) -> bool:
         """True while another process, or the door to other hosts, reads or writes the memory."""
-        return self._host.is_used(lent)
+        return self._lent.is_used(lent)
 
     async def take(self, handle: StateHandle, lent: LentMemory, timeout_s: float = 60.0) -> StateHandle:
         """The handle of a state now that it lies in ``lent``, memory of this process: it is copied if it was not set
@@ -492,25 +495,25 @@ class StateTransport:
         assert isinstance(choice.source, ShmSource | TcpSource), "there is no other source"
         wanted: ReadRequest[Any] = ReadRequest(handle, choice.source, handle.tensors)
         return await self._transfers.get(
-            Transfer.of(wanted, timeout_s), choice, self._host.take(wanted, lent)
+            Transfer.of(wanted, timeout_s), choice, self._lent.take(wanted, lent)
         )
 
     def take_back(self, lent: Sequence[LentMemory]) -> None:
         """Frees memory that was lent. The states in it are gone. Does nothing for memory that was freed."""
-        self._host.take_back(lent)
+        self._lent.take_back(lent)
 
     async def store_away(self, lent: Sequence[LentMemory], file: Path) -> None:
         """Writes the states in ``lent`` to a new file, and frees the memory. Raises OSError, and the memory is as
         before then; TransportClosed."""
         self._check_open()
-        await self._host.store_away(lent, file)
+        await self._lent.store_away(lent, file)
 
     async def bring_back(self, lent: Sequence[LentMemory], file: Path) -> list[LentMemory]:
         """Lends memory again, in the order of ``lent``, with the states that ``store_away`` has written, and removes
         the file. Handles of these states are valid again once they have ``moved``. Raises OSError and ArenaSpace, and
         the file is as before then; TransportClosed."""
         self._check_open()
-        return await self._host.bring_back(lent, file)
+        return await self._lent.bring_back(lent, file)
 
     def chosen(self, key: str) -> Chosen | None:
         """The path that the last Get of ``key`` took, and the reason; None before the first."""

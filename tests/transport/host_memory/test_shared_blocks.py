@@ -120,7 +120,7 @@ async def test_blocks_may_come_and_go_while_another_is_mapped(
     known = [await transport.set(key, {"w": torch.ones(2)}, version=0) for key in "abc"]
     for handle in known[:2]:
         await reader.get(handle)
-    mapped, exists = reader._host._mapped, Path.exists
+    mapped, exists = reader._host._blocks._mapped, Path.exists
 
     def meanwhile(path: Path) -> bool:
         mapped[f"{len(mapped)}.arena"] = mapped[source_of(known[0]).block]

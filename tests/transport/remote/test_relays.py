@@ -181,7 +181,7 @@ async def relay_of(readers: list[StateTransport], handle: StateHandle, number: i
     await readers[number].get(handle)
     copy = readers[number]._remote.find(handle)  # type: ignore[union-attr]
     assert copy is not None
-    door = readers[number]._host._open_door()
+    door = readers[number]._host._blocks.open_door()
     return Relay(door.address, copy.block, copy.generation)
 
 
@@ -222,7 +222,7 @@ async def test_wrong_bytes_of_a_copy_are_noticed_and_come_from_the_owner(
     expected = weights()
     handle = await owner.set("weights", expected, version=1)
     relay = await relay_of(readers, handle)
-    block, _ = readers[0]._host.find_block(relay.block)
+    block, _ = readers[0]._host._blocks.find_block(relay.block)
     block.payload[SIZE // 2] ^= 1
     with answers(monkeypatch, relay):
         assert await same(readers[1], handle, expected)
