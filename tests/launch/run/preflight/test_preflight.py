@@ -113,6 +113,7 @@ def test_notices_of_slow_checks_are_no_part_of_the_config_that_a_dry_run_prints(
     assert "checking it for 12 s\n" in shown.err
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("words", [["--dry-run"], []])
 def test_a_mistake_is_refused_before_the_run_has_a_folder(
     recipe: Path, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -123,6 +124,7 @@ def test_a_mistake_is_refused_before_the_run_has_a_folder(
     assert not Path("runs").exists()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_recipe_and_models_are_reported_together(recipe: Path) -> None:
     found = refusal(recipe, "data.shap=pair", "agents.checker.model.config.model_type=qwen99")
     assert found[0].startswith(
@@ -208,7 +210,10 @@ def test_a_run_that_does_not_fit_this_host_is_refused_with_the_keys_as_they_are_
     check_before_start(config, keys)
 
 
-HUB = "agent_defaults.model={path: Qwen/Qwen2.5-0.5B-Instruct, config: null, tokenizer: null}"
+HUB = (
+    "agent_defaults.model={path: Qwen/Qwen2.5-0.5B-Instruct, config: null, tokenizer: null}",
+    "checks.trajectory=false",  # none is played without a model, and a process would be started for its queries
+)
 
 
 def test_a_hub_that_can_not_be_reached_is_reported_with_the_model(
@@ -217,7 +222,7 @@ def test_a_hub_that_can_not_be_reached_is_reported_with_the_model(
     """Nothing listens there. The hub is asked once: its client alone tries each file for 23 s."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    (found,) = refusal(recipe, HUB)
+    (found,) = refusal(recipe, *HUB)
     assert found.startswith("agent_defaults.model.path='Qwen/Qwen2.5-0.5B-Instruct': there is no such folder")
     assert "the hub http://127.0.0.1:9 can't be reached (" in found
     assert found.endswith(" (agents solver, checker)")
@@ -225,14 +230,15 @@ def test_a_hub_that_can_not_be_reached_is_reported_with_the_model(
 
 def test_offline_a_model_that_is_not_cached_is_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (found,) = refusal(recipe, HUB)
+    (found,) = refusal(recipe, *HUB)
     assert "it is not in the hub's cache; HF_HUB_OFFLINE forbids a download" in found
 
 
 @pytest.mark.parametrize("end", ["import sys; sys.exit(3)", "import os; os._exit(3)"])
 def test_a_recipe_that_ends_its_process_is_reported(recipe: Path, end: str) -> None:
     (recipe / "workflow.py").write_text(f"print('last words', flush=True)\n{end}\n")
-    assert refusal(recipe) == ["the process that imports workflow.py ended with status 3", "last words"]
+    problems = refusal(recipe, "checks.trajectory=false")  # else a second process imports it
+    assert problems == ["the process that imports workflow.py ended with status 3", "last words"]
 
 
 HANGING = """from pathlib import Path
@@ -332,15 +338,13 @@ def test_a_process_that_the_recipe_has_started_does_not_keep_the_checks(recipe: 
         psutil.Process(int((recipe / "pid").read_text())).kill()
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("word", "warned"), [("tools", True), ("toolshed", False)])
 def test_calls_that_are_not_recognised_are_said_if_the_recipe_has_tools(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, word: str, warned: bool
 ) -> None:
     from flexmarl.launch.run.preflight import chat_checks
 
-    monkeypatch.setattr(
-        preflight, "_findings", lambda config, _: process._findings(config, recipe_findings(config))
-    )
     monkeypatch.setattr(chat_checks, "foreign_form", lambda tokenizer: "the reason")
     workflow = recipe / "workflow.py"
     workflow.write_text(f"{workflow.read_text()}\n# {word}\n")
@@ -448,6 +452,7 @@ def test_training_data_that_depends_on_the_process_is_refused(
     assert problem.startswith("workflow.py: train_query(0, seed) gives another query in another process")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_folder_without_a_tokenizer(recipe: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
