@@ -145,6 +145,15 @@ _STEP: Final = (
     Figure("cut_lines", "count", "lines of trees that were cut at such a point", "sum", hides_zero=True),
     Figure("untrained_branch_turns", "count", "turns of trees that only cut lines hold, and that are not trained",
            "sum", hides_zero=True),
+    Figure("explorations", "count",
+           "trajectories that only [chose](algorithms.md#explorations) those that were played again; left out if it is "
+           "0, as are the next three", "sum", hides_zero=True),
+    Figure("explored_tokens", "tokens", "their tokens, which `tokens` does not count", "sum", hides_zero=True),
+    Figure("failed_explorations", "count", "those that raised or overran; not in `failed_trajectories`", "sum",
+           hides_zero=True),
+    Figure("unlike_explorations", "count",
+           "trajectories that were played again, and had another reward than their explorations", "sum",
+           hides_zero=True),
     Figure("demonstrated_trajectories", "count",
            "trajectories that followed a [demonstration](environments.md#demonstrations); left out if it is 0, as are "
            "the next two", "sum", hides_zero=True),

@@ -63,6 +63,11 @@ class EngineOptions(Config):
         return f"the engine {self.name}"  # type: ignore[attr-defined]  # every engine's class has a name
 
     @property
+    def quantizes(self) -> bool:
+        """True if it changes the weights that are published, on purpose."""
+        return False
+
+    @property
     def reserved_bytes(self) -> int:
         """The memory that an instance takes at its start on each of its devices, besides the weights."""
         return 0
@@ -113,6 +118,21 @@ class EmbeddedEngineConfig(EngineOptions):
     prefix_reuse: bool = True
     """Reuse of the keys and values of ended sequences for prompts that begin with the same tokens, until their memory
     is needed or the weights change. Off in `deterministic` runs."""
+    quantization: Literal["int8"] | None = None
+    """`int8`: the linear layers compute in eight bits, on CPUs, each version quantised when it is loaded. For
+    [explorers](algorithms.md#explorations) and frozen policies alone."""
+
+    @property
+    def quantizes(self) -> bool:
+        return self.quantization is not None
+
+    def probe_bound(self, dtype: str) -> float | None:
+        return None if self.quantizes else super().probe_bound(dtype)
+
+    def unavailable(self, device: str) -> str | None:
+        if self.quantizes and device != "cpu":
+            return f"quantization={self.quantization} is for CPUs, not for {device}: there the engine vllm quantises"
+        return None
 
     def reproducible(self) -> Self:
         return super().reproducible().model_copy(update={"prefix_reuse": False})
@@ -161,8 +181,12 @@ class VllmEngineConfig(EngineOptions):
             raise ValueError(problem)
         return options
 
+    @property
+    def quantizes(self) -> bool:
+        return "quantization" in self.options
+
     def probe_bound(self, dtype: str) -> float | None:
-        return None if "quantization" in self.options else super().probe_bound(dtype)
+        return None if self.quantizes else super().probe_bound(dtype)
 
     def unavailable(self, device: str) -> str | None:
         return vllm_problem(device) or installed_problem(self.options)

@@ -61,6 +61,7 @@ from ..trees.success_model import SuccessModel
 from ..workflow import Rewards
 from .agent_handles import AgentHandles
 from .block_watch import BlockWatch, report_file
+from .groups.exploring import explore
 from .groups.group import Abort, Close, Decision, Drop, Group, GroupRules, Start
 from .groups.group_run import GivenUp, GroupClosingRules, GroupRun, RewardsAwaited, TrajectoryEnd
 from .logged_turns import take_logged
@@ -110,6 +111,11 @@ class Rollout(Actor, RolloutApi):
         )
         self._trained = {
             agent: settings.policy for agent, settings in setup.agents.items() if settings.trained
+        }
+        self._explorers = {
+            settings.policy: settings.explorer
+            for settings in setup.agents.values()
+            if settings.explorer is not None
         }
         self._groups: dict[tuple[Step, str], GroupRun] = {}
         self._workflows: set[asyncio.Task[TrajectoryRewards]] = set()
@@ -224,7 +230,7 @@ class Rollout(Actor, RolloutApi):
             # An answer to a program is one line of the policy's own turns.
             if not (ended or is_session or is_submitted):
                 run.rule, run.demonstration = config.tree, self._play.demonstration_of(query)
-                run.model = model
+                run.model, run.explores = model, config.explorations
             self.background(self._run_group(run), f"group {query.id}")
 
     @endpoint
@@ -309,7 +315,7 @@ class Rollout(Actor, RolloutApi):
     async def _settle_group(self, run: GroupRun) -> None:
         with first_error():
             async with asyncio.TaskGroup() as tasks:
-                decisions = run.group.start()
+                decisions = await explore(run, self._explorers, self._closing.trained, self.run_trajectory)
                 while True:
                     for decision in decisions:
                         match decision:

@@ -13,6 +13,7 @@ from ..filters.filter_config import FilterConfigs
 from ..gateway.gateway_config import GatewayServerConfig
 from ..messages import Truncation
 from ..trees.tree_config import TreeConfig
+from .groups.explorations import ExplorationsConfig
 from .groups.group import Oversampled
 
 OnTimeout = Literal["drop", "replace"]
@@ -153,6 +154,8 @@ class RolloutConfig(Config):
     demonstrations: DemonstrationConfig | None = None
     """Recorded trajectories that training trajectories follow: see [Demonstrations](environments.md#demonstrations).
     `null`: none."""
+    explorations: ExplorationsConfig | None = None
+    """Explorations of training queries. `null`: every trajectory of a query is trained."""
     sandbox: SandboxConfig = LocalSandboxConfig()
     gateway: GatewayServerConfig = GatewayServerConfig()
     """Servers of agent programs."""
@@ -167,6 +170,15 @@ class RolloutConfig(Config):
         if self.oversampled == "keep" and not self.extra_trajectories:
             raise ValueError(
                 "oversampled=keep needs extra_trajectories: without them no trajectory is left over"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _skipped_queries_are_replaced(self) -> "RolloutConfig":
+        if self.explorations is not None and self.explorations.skip_equal and not self.replacement_queries:
+            raise ValueError(
+                "explorations.skip_equal=true needs replacement_queries, the most further queries of a step: a step "
+                "whose queries are all skipped would train nothing"
             )
         return self
 

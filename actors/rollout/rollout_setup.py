@@ -26,7 +26,7 @@ from .rollout_config import RolloutConfig, SamplingConfig
 class RolloutAgent:
     """An agent of the workflow and the policy that generates its turns. ``columns``: declared, by name. ``trained``:
     its turns become samples; those of a frozen policy do not. ``against``: the agents whose past versions this one
-    plays with."""
+    plays with. ``explorer``: generates its turns in explorations; None: its policy does."""
 
     policy: PolicyName
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -34,6 +34,11 @@ class RolloutAgent:
     columns: dict[str, Column] = field(default_factory=dict)
     trained: bool = True
     against: tuple[AgentName, ...] = ()
+    explorer: PolicyName | None = None
+
+    def generator(self, *, exploring: bool) -> PolicyName:
+        """The policy whose instances generate a turn of the agent."""
+        return self.explorer if exploring and self.explorer is not None else self.policy
 
 
 def sides_of(

@@ -56,6 +56,8 @@ class Trajectory:
         self.versions = versions
         self.temperature = temperature
         self.is_evaluation = step is None
+        self.is_exploration = False
+        """True if it only chooses which trajectories are played again: it never leaves a sample."""
         self.name = str(TrajectoryName(step, query.id, number))
         self.rewards = TrajectoryRewards()
         self.first_turn_at = math.inf
@@ -305,6 +307,7 @@ class Trajectory:
     ) -> list[Sample]:
         """Its turns as rows, those of ``agents``, without an advantage: its group gives it to them. ``rewards``: its
         own, used or given."""
+        assert not self.is_exploration, "explorers generate with other weights than those that are trained"
         return [
             Sample(
                 sample_id=turn.request.sample_id,

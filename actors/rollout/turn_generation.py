@@ -81,7 +81,7 @@ class TurnGeneration:
                     text.show(turn.text)
             trajectory.add_turn(agent, turn, TimedTurn(agent, begin, self._clock(), len(turn.tokens)))
         finally:
-            self._spans.turn(agent, settings.policy, trajectory, turn, begin)
+            self._spans.turn(agent, request.policy, trajectory, turn, begin)
         columns = trajectory.columns_of(agent, request.sample_id, settings.columns)
         return turn.result(agent, request.chat, columns.write)
 
@@ -97,7 +97,7 @@ class TurnGeneration:
         seconds that this took at an instance."""
         request = turn.request
         assert trajectory.deadline is not None, "it runs"
-        waiting, policy = f"turns of {agent} that no instance has yet", self._agents[agent].policy
+        waiting, policy = f"turns of {agent} that no instance has yet", request.policy
         begin = self._spans.now()
         try:
             # This time is the trainer's, or that of other trajectories.

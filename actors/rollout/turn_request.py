@@ -29,6 +29,7 @@ def turn_request(
     Raises InvalidRequest for a prompt or an option that is invalid, and RecipeError for a turn in the prompt whose
     tokens are of another tokenizer."""
     settings, sample_id = setup.agents[agent], trajectory.next_sample_id()
+    policy = settings.generator(exploring=trajectory.is_exploration)
     segments: Segments
     chat: Chat | None
     try:
@@ -48,9 +49,9 @@ def turn_request(
         seed = xxhash.xxh3_64_intdigest(f"{setup.recipe.seed} {sample_id}".encode())
     return GenerateRequest(
         sample_id,
-        settings.policy,
+        policy,
         segments,
-        trajectory.versions[settings.policy],
+        trajectory.versions[policy],
         seed,
         sampling.temperature,
         sampling.max_new_tokens if tokens_left is None else min(sampling.max_new_tokens, tokens_left),

@@ -29,10 +29,14 @@ def reference_problems(config: "RunConfig") -> list[str]:
                 "with a model"
             )
     for policy, section in config.policies.items():
-        if not config.agents_of(policy):
+        if section.explores is None and not config.agents_of(policy):
             problems.append(
                 f"policies.{policy}: no agent uses it: write `policy: {policy}` in an agent, or leave "
                 f"policies.{policy} out"
+            )
+        if section.explores is not None and section.explores not in config.policies:
+            problems.append(
+                f"policies.{policy}.explores={section.explores!r}: there is no such policy; there are: {names}"
             )
         problems += [
             f"policies.{policy}.pool_of.{key}={learner!r}: there is no such policy; there are: {names}"

@@ -103,6 +103,26 @@ class PolicyConfig(Config):
     train: bool = True
     """`false`: the policy is frozen, its weights stay as they are. See [Frozen agents](opponents.md#frozen-agents)."""
     pool_of: PoolOfConfig | None = None
+    explores: PolicyName | None = None
+    """Policy whose turns it generates in [explorations](algorithms.md#explorations), cheaper by its `engine`: with each
+    of its versions, or with a `model` of its own that stays as it is. It is never trained."""
+
+    @model_validator(mode="after")
+    def _explorer_is_frozen(self) -> "PolicyConfig":
+        if self.explores is not None and self.train:
+            raise ValueError("train=true: an explorer is not trained: leave it out")
+        if self.explores is not None and self.pool_of is not None:
+            raise ValueError("explores and pool_of: write one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _trains_what_it_generates_with(self) -> "PolicyConfig":
+        if self.train and isinstance(self.engine, EmbeddedEngineConfig) and self.engine.quantizes:
+            raise ValueError(
+                f"engine.quantization={self.engine.quantization}: it would generate with other weights than those that "
+                "are trained: write it in a policy that `explores` this one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _pool_is_frozen(self) -> "PolicyConfig":

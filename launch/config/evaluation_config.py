@@ -47,7 +47,11 @@ def evaluation_config(
     raw = config.model_dump(mode="json")
     for name in config.trained:
         raw["policies"][name] |= _weights(weights or source, name, raw["policies"][name])
+    raw["rollout"]["explorations"] = None
     for name, policy in config.policies.items():
+        if policy.explores is not None:
+            raw["policies"].pop(name)
+            continue
         raw["policies"][name] = _frozen(raw["policies"][name])
         if policy.pool_of is not None:  # plays as its policy does now: there is no past in an evaluation
             raw["policies"][name] |= _weights_of(raw["policies"][policy.pool_of.policy]) | {"pool_of": None}

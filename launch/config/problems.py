@@ -26,6 +26,7 @@ from .batch_problems import (
     tree_problem,
     updates_problem,
 )
+from .exploration_problems import explorations_problem, explorer_problem
 from .mode_problems import (
     barrier_problem,
     carried_samples_problem,
@@ -66,6 +67,8 @@ PROBLEMS: Final[tuple[Callable[["RunConfig"], str | None], ...]] = (
     comparison_problem,
     tree_problem,
     demonstration_problem,
+    explorations_problem,
+    explorer_problem,
     gateway_problem,
     training_problem,
     frozen_agent_problem,

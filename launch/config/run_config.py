@@ -117,7 +117,9 @@ class RunConfig(Config):
         return self.agents[agent].policy
 
     def agents_of(self, policy: PolicyName) -> tuple[AgentName, ...]:
-        """The agents that use ``policy``, in the order of the config; at least one."""
+        """The agents that use ``policy``, in the order of the config; at least one. Those of an explorer are those of
+        the policy that it explores."""
+        policy = self.policies[policy].explores or policy
         return tuple(name for name, agent in self.agents.items() if agent.policy == policy)
 
     def against(self, agent: AgentName) -> tuple[AgentName, ...]:
@@ -131,6 +133,16 @@ class RunConfig(Config):
         return {name: policy for name, policy in self.policies.items() if policy.train}
 
     @property
+    def frozen(self) -> dict[PolicyName, PolicyConfig]:
+        """The policies that are not trained, and have weights of their own."""
+        followers = self.followers.values()
+        return {
+            name: policy
+            for name, policy in self.policies.items()
+            if not policy.train and name not in followers
+        }
+
+    @property
     def trained_agents(self) -> dict[AgentName, AgentConfig]:
         """The agents whose policies are trained: only their turns become samples."""
         return {name: agent for name, agent in self.agents.items() if self.policies[agent.policy].train}
@@ -138,6 +150,24 @@ class RunConfig(Config):
     def columns(self) -> dict[AgentName, dict[str, Column]]:
         """The columns that the run declares, by agent that is trained."""
         return {name: agent.columns for name, agent in self.trained_agents.items()}
+
+    @property
+    def explorers(self) -> dict[PolicyName, PolicyName]:
+        """The policies that generate explorations, by the policy that each explores."""
+        return {
+            policy.explores: name for name, policy in self.policies.items() if policy.explores is not None
+        }
+
+    @property
+    def followers(self) -> dict[PolicyName, PolicyName]:
+        """The explorers that have no weights of their own, by the policy whose versions they serve."""
+        return {
+            explored: name
+            for explored, name in self.explorers.items()
+            if self.policies[name].init_from is None
+            and (self.policies[name].model, self.policies[name].lora)
+            == (self.policies[explored].model, self.policies[explored].lora)
+        }
 
     @property
     def staleness(self) -> int:

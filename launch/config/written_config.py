@@ -119,7 +119,7 @@ class WrittenConfig(Defaults):
         kept = _without_training(
             {key: value for key, value in defaults.items() if key not in ("columns", "init_from")}
         )
-        pool = pool_section(whole)
+        pool = pool_section(whole) or _explored(whole)
         if pool is None and not _names_endpoint(section):
             return kept
         kept = {key: value for key, value in kept.items() if key not in _OF_WEIGHTS}
@@ -130,10 +130,12 @@ class WrittenConfig(Defaults):
         their own ``section`` precede."""
         name = str(pool.get("policy"))
         written = self.policies.get(name) or merged(self.agent_defaults, self.agents.get(name, {}))
-        if pool_section(written) is not None:
+        if pool_section(written) is not None or _explored(written) is not None:
             return {}  # a pool of a pool, which is refused
         learner = self._policy_section(name)
         weights = _without_training({key: learner[key] for key in _OF_WEIGHTS if key in learner})
+        if "model" in section:  # an explorer's, of another size
+            weights = {key: value for key, value in weights.items() if key not in ("model", "lora")}
         if _name_of(section.get("engine")) not in (None, _name_of(learner.get("engine"))):
             weights.pop("engine", None)  # another engine, with other options
         return weights
@@ -216,7 +218,14 @@ def _without_training(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_frozen(section: Mapping[str, Any]) -> bool:
-    return section.get("train") is False or pool_section(section) is not None or _names_endpoint(section)
+    has_source = pool_section(section) is not None or _explored(section) is not None
+    return section.get("train") is False or has_source or _names_endpoint(section)
+
+
+def _explored(section: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The policy that an explorer has its weights of, as the section of a pool."""
+    explored = section.get("explores")
+    return {"policy": explored} if isinstance(explored, str) else None
 
 
 def _names_endpoint(section: Mapping[str, Any]) -> bool:

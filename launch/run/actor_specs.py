@@ -104,7 +104,11 @@ def actor_specs(
     store = replace(store_setup(config, references, directory.store), continues=continues)
     trainer = _trainer_setup(config, references, directory, resume and resume[0])
     router = RouterSetup(
-        tuple(config.policies), references.console, config.router, rebalance_settings(config)
+        tuple(config.policies),
+        references.console,
+        config.router,
+        rebalance_settings(config),
+        config.followers,
     )
     rollout = rollout_setup(config, references, directory.store, directory.logs)
     orchestrator = _orchestrator_setup(config, references, directory, resume and resume[1])
@@ -163,6 +167,7 @@ def rollout_setup(config: RunConfig, references: References, store_dir: Path, lo
                 columns=agent.columns,
                 trained=config.policies[agent.policy].train,
                 against=config.against(name),
+                explorer=config.explorers.get(agent.policy),
             )
             for name, agent in config.agents.items()
         },
@@ -217,7 +222,7 @@ def _trainer_setup(
     setups = policy_setups(config)
     return TrainerSetup(
         policies={name: setup for name, setup in setups.items() if name in config.trained},
-        frozen={name: setup for name, setup in setups.items() if name not in config.trained},
+        frozen={name: setup for name, setup in setups.items() if name in config.frozen},
         recipe=config.recipe_config(),
         total_steps=config.training.steps,
         store=references.store,
@@ -243,10 +248,11 @@ def _orchestrator_setup(
         opponents=OpponentsSetup(
             {
                 name: FrozenPolicy(
-                    config.agents_of(name), policy.pool_of, config.against(config.agents_of(name)[0])
+                    () if policy.explores else config.agents_of(name),
+                    policy.pool_of,
+                    config.against(config.agents_of(name)[0]),
                 )
-                for name, policy in config.policies.items()
-                if not policy.train
+                for name, policy in config.frozen.items()
             },
             directory.opponents,
             directory.checkpoints,

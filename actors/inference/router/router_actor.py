@@ -19,8 +19,10 @@ import asyncio
 import math
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 
 from ....core.actor import Actor, DeadActor, endpoint
+from ....core.base.task_groups import first_error
 from ....core.base.texts import text_of
 from ....core.errors import FlexmarlError, is_loss
 from ....core.ref import ActorRef
@@ -192,6 +194,16 @@ class RouterActor(Actor, RouterApi):
 
     @endpoint
     async def publish(self, published: Published) -> list[Loaded]:
+        follower = self._setup.followers.get(published.policy)
+        if follower is None:
+            return await self._install(published)
+        with first_error():
+            async with asyncio.TaskGroup() as tasks:
+                installed = tasks.create_task(self._install(published))
+                tasks.create_task(self._install(replace(published, policy=follower)))
+        return installed.result()
+
+    async def _install(self, published: Published) -> list[Loaded]:
         policy = published.policy
         self._published[policy], self._loaded[policy] = published, []
         # A version that comes before the one before is installed takes its place: both callers wait for the newest.

@@ -11,7 +11,10 @@ from .router_loads import RebalanceSettings
 
 @dataclass(frozen=True, slots=True)
 class RouterSetup:
+    """``followers``: policies that serve each version of another one, which is named first."""
+
     policies: tuple[PolicyName, ...]
     console: ActorRef[ConsoleApi]
     config: RouterConfig = field(default_factory=RouterConfig)
     balancing: RebalanceSettings = field(default_factory=RebalanceSettings)
+    followers: dict[PolicyName, PolicyName] = field(default_factory=dict)

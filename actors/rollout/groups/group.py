@@ -15,6 +15,7 @@ Rules:
   as fewer than ``minimum`` can survive.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,17 +63,25 @@ Decision = Start | Abort | Close | Drop
 class Group:
     def __init__(self, rules: GroupRules) -> None:
         self._rules = rules
+        self._chosen: list[int] = []
         self._running: set[int] = set()
         self._succeeded: list[int] = []
-        self._started = 0
+        self._next = 0
         self.replacements = 0
         self.oversampled = 0
         """Trajectories that were still running when the group was settled."""
         self.settled = False
 
-    def start(self) -> list[Decision]:
-        """The group begins: its first trajectories."""
-        return [self._start() for _ in range(self._rules.size + self._rules.extra)]
+    @property
+    def wanted(self) -> int:
+        """Trajectories that it begins with."""
+        return self._rules.size + self._rules.extra
+
+    def start(self, chosen: Sequence[int] = (), first: int = 0) -> list[Decision]:
+        """The group begins: its first trajectories, which have the numbers ``chosen``, and further ones from ``first``
+        on; without these all are numbered from 0."""
+        self._chosen, self._next = [*chosen], first
+        return [self._start() for _ in range(self.wanted)]
 
     def succeeded(self, trajectory: int) -> list[Decision]:
         """A trajectory has its rewards. Raises ProtocolViolation if it was not running."""
@@ -97,7 +106,10 @@ class Group:
         return [] if self.settled else self._end(Drop(reason))
 
     def _start(self) -> Start:
-        number, self._started = self._started, self._started + 1
+        if self._chosen:
+            number = self._chosen.pop(0)
+        else:
+            number, self._next = self._next, self._next + 1
         self._running.add(number)
         return Start(number)
 

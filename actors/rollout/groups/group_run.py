@@ -31,6 +31,8 @@ from ...trees.success_model import PrefixEnd, SuccessModel
 from ..trajectory import Trajectory
 from ..trajectory_rewards import Amounts
 from .credit_assignment import assign_credit
+from .explorations import ExplorationsConfig
+from .exploring import exploration_figures
 from .group import Decision, Group
 
 
@@ -78,6 +80,11 @@ class GroupClosingRules:
         """All agents of the run, also those that are not trained."""
         return self.credit.keys()
 
+    @property
+    def trained(self) -> list[AgentName]:
+        """The agents that leave samples."""
+        return [agent for agent in self.agents if agent not in self.frozen]
+
 
 @dataclass(slots=True)
 class GroupRun:
@@ -86,11 +93,12 @@ class GroupRun:
     ``awaited``; None: never. ``leaves_out_late``: a trajectory whose reward is not there in time is late, and no
     failure. ``logged``: its trajectories, if they ended before; the step has only samples of them, and no figures of
     generating and rewarding. ``is_session``: a program outside the run plays it. ``rule``: of the branches of its
-    trajectories. ``model``: predicts their success for the rule. ``demonstration``: that they follow. ``clock``: the
-    time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``, the ends until now.
-    ``awaited``: the trajectories that wait for rewards from outside, or have waited. ``announced``: the orchestrator
-    knows that the group waits. ``late``: the number of trajectories that are left out, because rewards came too late or
-    not at all. ``credited_turns``: once it has closed, all turns of the trajectories that count."""
+    trajectories. ``model``: predicts their success for the rule. ``demonstration``: that they follow. ``explores``: its
+    explorations. ``clock``: the time in seconds. ``trajectories`` and ``tasks`` are by number, and so are ``ended``,
+    the ends until now, and ``explorations``, which have ended before the first of ``trajectories`` begins and never
+    leave samples. ``awaited``: the trajectories that wait for rewards from outside, or have waited. ``announced``: the
+    orchestrator knows that the group waits. ``late``: the number of trajectories that are left out, because rewards
+    came too late or not at all. ``credited_turns``: once it has closed, all turns of the trajectories that count."""
 
     step: Step
     query: Query
@@ -106,8 +114,11 @@ class GroupRun:
     rule: BranchRule | None = None
     model: SuccessModel | None = None
     demonstration: Demonstration | None = None
+    explores: ExplorationsConfig | None = None
     started: float = field(init=False)
     trajectories: dict[int, Trajectory] = field(default_factory=dict)
+    explorations: dict[int, Trajectory] = field(default_factory=dict)
+    failed_explorations: int = 0
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     # One queue, read by the group's own task: ``Group`` gets one event after the other, however many end at once.
     ends: asyncio.Queue[TrajectoryEnd | RewardsAwaited | GivenUp] = field(default_factory=asyncio.Queue)
@@ -135,6 +146,15 @@ class GroupRun:
         if self.grace_s is not None:
             trajectory.awaits_rewards = partial(self._await_rewards, number, self.grace_s)
         self.trajectories[number] = trajectory
+        return trajectory
+
+    def begin_exploration(self, number: int, explorers: Mapping[PolicyName, PolicyName]) -> Trajectory:
+        """Makes an exploration. ``explorers``: by policy; those that have no versions of their own serve the
+        policy's."""
+        of_explorers = {explorer: self.versions[policy] for policy, explorer in explorers.items()}
+        trajectory = Trajectory(self.query, self.step, number, {**of_explorers, **self.versions})
+        trajectory.is_exploration = True
+        self.explorations[number] = trajectory
         return trajectory
 
     def end(self, number: int, end: TrajectoryEnd) -> None:
@@ -216,7 +236,7 @@ class GroupRun:
         return kept, GroupClosed(
             step=self.step,
             query=self.query.id,
-            samples={agent: counts[agent] for agent in rules.agents if agent not in rules.frozen},
+            samples={agent: counts[agent] for agent in rules.trained},
             turns={agent: _turns_of(members, agent) for agent in rules.agents},
             waited_s=self._waited_s(),
             tail_s=self._tail_s(),
@@ -237,6 +257,7 @@ class GroupRun:
                 **_service_figures(self.trajectories.values()),
                 **self._gateway_figures(),
                 **_tree_figures(members),
+                **exploration_figures(self.explorations, members, rules.trained, self.failed_explorations),
                 **Counter(f"{unrewarded.fate}_sessions" for unrewarded in self._unrewarded),
                 "resumed_turns": len(resumed_turns),
                 # The place of the last change: all tokens before it were kept from earlier versions.
@@ -251,8 +272,7 @@ class GroupRun:
     def _record_group(self, members: Sequence[Trajectory], rules: GroupClosingRules) -> LoggedGroup | None:
         if not rules.replays:
             return None
-        trained = [agent for agent in rules.agents if agent not in rules.frozen]
-        logged = [member.logged(trained) for member in members]
+        logged = [member.logged(rules.trained) for member in members]
         trajectories = [trajectory for trajectory in logged if trajectory is not None]
         return LoggedGroup(self.query, trajectories) if len(trajectories) == len(logged) else None
 
@@ -276,7 +296,7 @@ class GroupRun:
         return GroupClosed(
             step=self.step,
             query=self.query.id,
-            samples={agent: counts.get(agent, 0) for agent in rules.agents if agent not in rules.frozen},
+            samples={agent: counts.get(agent, 0) for agent in rules.trained},
             turns={agent: AgentTurns() for agent in rules.agents},
             waited_s=math.inf,
             rewards={},
@@ -293,7 +313,7 @@ class GroupRun:
 
     def _turns(self, amounts: Mapping[int, Amounts], rules: GroupClosingRules) -> list[Sample]:
         """All turns of the trajectories that count, as samples. ``amounts``: the rewards of each, by number."""
-        trained = [agent for agent in rules.agents if agent not in rules.frozen]
+        trained = rules.trained
         turns = [
             sample
             for number, rewards in amounts.items()
@@ -340,7 +360,8 @@ class GroupRun:
 
     def _waited_s(self) -> float:
         # Infinity if no turn has gone to an instance: then the group has waited until now.
-        first_turn_at = min(trajectory.first_turn_at for trajectory in self.trajectories.values())
+        played = [*self.explorations.values(), *self.trajectories.values()]
+        first_turn_at = min(trajectory.first_turn_at for trajectory in played)
         return max(0.0, min(first_turn_at, self.clock()) - self.started)
 
     def _tail_s(self) -> float:

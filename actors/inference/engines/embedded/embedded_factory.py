@@ -21,4 +21,5 @@ class EmbeddedFactory(HuggingFaceFactory[EmbeddedEngineConfig]):
             prefill_chunk=options.prefill_chunk,
             kv_cache_bytes=options.kv_cache_bytes,
             prefix_reuse=options.prefix_reuse,
+            quantized=options.quantizes,
         )

@@ -23,6 +23,9 @@ class Forward(ABC):
     def decode(self, cache: SlotCache, inputs: Tensor, step: DecodeStep) -> Tensor:
         """Logits [n, vocabulary] behind ``inputs``, int64 [n, 1], the newest token of each row."""
 
+    def weights_loaded(self) -> None:  # noqa: B027  # most forwards compute with the model's own tensors
+        """Takes over new weights: called when the model's tensors have been overwritten."""
+
 
 class ModuleForward(Forward):
     """The model's own ``forward``. Replaces its attention implementation."""

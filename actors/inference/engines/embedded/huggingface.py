@@ -36,6 +36,7 @@ from .key_value_memory import KeyValueMemory
 from .llama_forward import TOLERANCE, FusedLlamaForward, relative_difference, unsupported_reason
 from .prompt_batch import PromptBatch, PromptPart
 from .prompt_queue import Admitted, PromptQueue, Room
+from .quantized_forward import QuantizedForward
 from .slot_cache import SlotCache, round_up
 from .supported_models import context_of, refuse_unsupported
 from .token_sampling import sample_tokens, stream_keys, uniforms
@@ -60,8 +61,8 @@ class TransformersEngine(StepEngine):
     tokens, between which the running sequences get their next tokens. Keys and values take at most ``kv_cache_bytes``;
     requests wait for their memory, longest possible answer included. ``prefix_reuse``: keys and values of ended
     sequences are kept for prompts that begin with the same tokens, as long as there is memory, until the weights
-    change. Raises UnsupportedModel for architectures that don't keep all keys and values of all layers (sliding
-    windows, linear attention).
+    change. ``quantized``: the linear layers compute in eight bits. Raises UnsupportedModel for architectures that don't
+    keep all keys and values of all layers (sliding windows, linear attention), or that can't be quantised.
 
     It is one class because admission, prefill, decode and release all move the same rows of one cache.
     """
@@ -76,6 +77,7 @@ class TransformersEngine(StepEngine):
         prefill_chunk: int = 512,
         kv_cache_bytes: int = 4 * 2**30,
         prefix_reuse: bool = True,
+        quantized: bool = False,
     ) -> None:
         leave_out_cudnn()
         config = model.config.get_text_config(decoder=True)
@@ -90,7 +92,10 @@ class TransformersEngine(StepEngine):
         self._stock: Forward = ModuleForward(model)
         self._forward: Forward = self._stock
         self._fused_is_verified: bool | None = False  # None: not compared yet
-        if unsupported_reason(model) is None:
+        if quantized:
+            # Not compared with the model's own forward: it differs on purpose.
+            self._forward = QuantizedForward(model, self._max_context)
+        elif unsupported_reason(model) is None:
             self._forward = FusedLlamaForward(model, self._max_context)
             self._fused_is_verified = None
             self._verify_fused()
@@ -175,6 +180,7 @@ class TransformersEngine(StepEngine):
             raise RequestsInFlight(self.pending)
         self._memory.forget(self._logits_were_finite)
         self._logits_were_finite = True
+        self._forward.weights_loaded()
         self._verify_fused()
 
     def digests(self) -> dict[str, int]:
