@@ -50,6 +50,7 @@ from .rollouts import (
     RolloutApi,
     TrajectoryFailure,
     WorkerIncarnation,
+    equal_ids,
     refuse_equal_ids,
 )
 from .routing import RouteAssigned, RouterApi, RouteRefused, RouteRequest, Routes, TurnEnded
@@ -175,5 +176,6 @@ __all__ = [
     "WeightsConfig",
     "WeightsMismatch",
     "WorkerIncarnation",
+    "equal_ids",
     "refuse_equal_ids",
 ]

@@ -27,9 +27,14 @@ def refuse_equal_ids(queries: Iterable[Query], where: str) -> None:
     """Raises RecipeError if two queries have the same id: their trajectories would have the same names."""
     equal = [query_id for query_id, count in Counter(query.id for query in queries).items() if count > 1]
     if equal:
-        raise RecipeError(
-            f"{where} has two queries with the id {equal[0]!r}: give each an id of its own, such as its position"
-        )
+        raise equal_ids(where, equal[0])
+
+
+def equal_ids(where: str, query_id: str) -> RecipeError:
+    """The error for two queries of a step, or of an evaluation, with one id. ``where``: begins the sentence."""
+    return RecipeError(
+        f"{where} has two queries with the id {query_id!r}: give each an id of its own, such as its position"
+    )
 
 
 @dataclass(frozen=True, slots=True)

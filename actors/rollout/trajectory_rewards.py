@@ -218,6 +218,5 @@ def _punish(
 
 def unknown_agent(agent: str, names: Collection[str], subject: str) -> RecipeError:
     """The error for an agent's name that the config lacks. ``subject``: begins the sentence, and ends with its verb."""
-    return RecipeError(
-        f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(names)}{guess(agent, names)}"
-    )
+    hint = "; the reward of all is Rewards().of_team(...)" if agent == "team" else guess(agent, names)
+    return RecipeError(f"{subject} agent {agent!r}, which the config lacks; it has: {', '.join(names)}{hint}")

@@ -23,8 +23,8 @@ from typing import Final
 
 from ....core.system import ActorSystem
 from ....core.waits import Wait
-from ...errors import DataChanged, RecipeError
-from ...messages import GroupClosed, Query, refuse_equal_ids
+from ...errors import DataChanged
+from ...messages import GroupClosed, Query, equal_ids, refuse_equal_ids
 from ...names import AgentName, PolicyName, Step, Version
 from ...recipe.query_source import GroupEnd
 from ...recipe.recipe import Recipe
@@ -191,7 +191,7 @@ class RunQueries:
                         end = GroupEnd(query, step, of_step.versions, {}, {}, None, 0, _LEFT_OUT)
                         self._ends[number] = _Draw(number, query, closed=True), end
                     else:
-                        raise RecipeError(f"step {step} has two queries with the id {query.id!r}")
+                        raise equal_ids(f"step {step}", query.id)
                 self._count += missing
                 ends, missing = [], count - len(draws)
             yield draws

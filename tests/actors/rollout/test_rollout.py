@@ -157,6 +157,7 @@ async def test_a_trajectory_that_fails_is_dropped_and_its_siblings_stay(
             r"\(workflow.py:\d+, in workflow: await agents\['solvr'\]",
         ),
         ("return Rewards(solvr=1.0)", r"rewards agent 'solvr', which the config lacks"),
+        ("return Rewards(team=1.0)", r"it has: solver, judge; the reward of all is Rewards\(\).of_team"),
         (
             "await agents['judge'].generate('x'); return Rewards(solver=1.0)",
             "used agent 'judge' and returned no reward",

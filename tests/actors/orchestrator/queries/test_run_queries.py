@@ -251,7 +251,7 @@ def query_source(positions, seed): return Same()
     answers = asyncio.ensure_future(queries.submissions.submit([Query("same", "2+2")]))
     await asyncio.sleep(0)
     queries.begin(Step(1), {})
-    with pytest.raises(RecipeError, match="step 1 has two queries with the id 'same'"):
+    with pytest.raises(RecipeError, match="two queries with the id 'same': give each an id of its own"):
         async with queries.draw(Step(1), 1):
             pass
     answers.cancel()
