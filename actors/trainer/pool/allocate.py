@@ -16,11 +16,15 @@ ready, kept while it has work, and suspended for another policy that waits. Thre
 A policy that may have fewer ranks is bound to its **share** of the slots, in proportion to the work that it has had of
 late (``slot_shares.py``), or to those without work if they are fewer. So all policies compute at the same time, if the
 slots are enough for that. A gang with more than its share makes room for one that waits, as one with less work does for
-a critical one. A gang on less than its share **grows** when no policy waits and other slots are without work: it is
-suspended between two computations, and bound again to more. It does so once the time that it has lost on fewer slots is
-``hysteresis`` times the cost of the swap: so it never loses much more than the best schedule in hindsight would have
-(ski rental; Karlin et al. 1988). Beyond its share it grows in the same way, to slots of policies that have been
-without work for twice as long as ever before.
+a critical one. Between two steps, while no policy has work or a gradient, the slots are **divided** again: if one gang
+has clearly less than its share, all leave whose slots are not their shares, and are bound to these before work comes.
+So the move is made beside the rollouts, which must have lasted longer than it. Within a step a gang on less than its
+share **grows** when no policy waits and other slots are without work: it is suspended between two computations, and
+bound again to more. It does so once the time that it has lost on fewer slots is ``hysteresis`` times the cost of the
+swap: so it never loses much more than the best schedule in hindsight would have (ski rental; Karlin et al. 1988). Not
+if it has just waited for its samples: those of other policies come from the same queries at the same moment. Beyond
+its share it grows in the same way, to slots of policies that have been without work for twice as long as they, or
+itself, ever before.
 
 A policy that waits is prefetched to the slots that are expected to be free first, if they have room for its state
 beside the one that computes. Of slots that are as good, those of the hosts that its state lies on come first. Work is
@@ -132,7 +136,7 @@ class Allocator:
                 other.load *= _KEPT_LOAD
             gang.measure(now - gang.began, even_ranks)
         gang.computed_s += now - gang.began
-        gang.computing, gang.idle_since = False, now
+        gang.computing, gang.idle_since, gang.has_stepped = False, now, not is_typical
         return self._decide(now)
 
     def suspended(self, policy: PolicyName, now: float, homes: Iterable[str] = ()) -> list[Decision]:
@@ -205,9 +209,10 @@ class Allocator:
             # One with work computes on while its successor is loaded beside it: the slot would stand still otherwise.
             if gang.is_at_boundary and (gang.starves or not self._will_be_loaded(successor, chosen)):
                 yield self._leave(gang, reason, now)
-        if chosen.grows is not None:
-            gang, gang.goal, reason = chosen.grows
-            yield self._leave(gang, reason, now)
+        for gang, goal, reason in chosen.divided:
+            gang.goal = goal
+            if gang.phase is Phase.BOUND:
+                yield self._leave(gang, reason, now)
 
     def _leave(self, gang: Gang, reason: str, now: float) -> Suspend:
         gang.enter(Phase.SUSPENDING, now, gang.slots)
@@ -224,7 +229,7 @@ class Allocator:
         return all(map(self._occupancy.will_have_room_beside, target))
 
     def _bind(self, chosen: SlotChoice, now: float) -> Iterable[Decision]:
-        for gang in chosen.waiting:
+        for gang in (*chosen.waiting, *chosen.ahead):
             if gang.policy not in chosen.targets:
                 continue
             slots, reason = chosen.targets[gang.policy]

@@ -140,6 +140,8 @@ class Gang:
     """The end of its last computation."""
     longest_idle_s: float = 0.0
     """The longest time so far from the end of a computation until another was ready."""
+    has_stepped: bool = True
+    """Its last computation was an optimizer step: it has no gradient."""
     computed_on: int = 0
     """Slots on which ``compute_s`` is right; 0 before the first computation."""
     load: float = 0.0
@@ -159,6 +161,11 @@ class Gang:
     def starves(self) -> bool:
         """Bound, with no computation ready."""
         return self.is_at_boundary and not self.ready
+
+    @property
+    def rests(self) -> bool:
+        """Between two steps, with no computation ready: its state may move, and nothing waits for it."""
+        return self.has_stepped and not self.ready and (self.phase is Phase.OUT or self.is_at_boundary)
 
     @property
     def width(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from ...config_base import Config, Count, NonNegative, Unit
 from ...names import PolicyName, SlotName
@@ -13,6 +13,8 @@ from .slot_shares import slot_shares
 # Loads change from step to step, and each move costs a swap.
 _SMALL: Final = 0.75
 """The part of its share below which a gang moves to more slots."""
+_AT_ONCE: Final = 0.05
+"""The part of a computation's time that may lie between two of a policy which always has work."""
 _LEFT: Final = 2.0
 """Slots are left if their policy has been without work for as many times its longest time without any."""
 
@@ -113,6 +115,10 @@ class Occupancy:
         return tuple(slot for slot in self._slots if slot in first)
 
 
+Growth: TypeAlias = tuple[Gang, int, str]
+"""A gang that leaves its slots for others, their number and the reason."""
+
+
 @dataclass(slots=True)
 class SlotChoice:
     """The slots that waiting gangs are to get, after one event. Each event has a new choice: a plan that is kept would
@@ -120,7 +126,8 @@ class SlotChoice:
 
     ``waiting``: the gangs that wait, the most urgent first. ``occupied``: slots that one of them gets. ``leaving``:
     gangs that must leave their slots, with the one they leave for and the reason. ``targets``: of the waiting gangs,
-    with the reason. ``grows``: a gang that leaves its slots for more, with their number and the reason.
+    with the reason. ``divided``: gangs that leave their slots for others. ``ahead``: gangs that have done so, and have
+    no work.
     ``shares``: see ``slot_shares``.
     """
 
@@ -136,7 +143,8 @@ class SlotChoice:
     occupied: set[SlotName] = field(default_factory=set)
     leaving: dict[PolicyName, tuple[Gang, str]] = field(default_factory=dict)
     targets: dict[PolicyName, tuple[Slots, str]] = field(default_factory=dict)
-    grows: tuple[Gang, int, str] | None = None
+    divided: list[Growth] = field(default_factory=list)
+    ahead: list[Gang] = field(default_factory=list)
     shares: Mapping[PolicyName, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -145,9 +153,14 @@ class SlotChoice:
         self.waiting = sorted((gang for gang in self.gangs.values() if gang.waits), key=self._urgency)
         for gang in self.waiting:
             self._choose(gang)
-        if not self.waiting:
-            growing = (growth for gang in self.gangs.values() if (growth := self._growth(gang)))
-            self.grows = next(growing, None)
+        gangs = self.gangs.values()
+        resting = (gang for gang in gangs if gang.goal and gang.phase is Phase.OUT and not gang.ready)
+        self.ahead = sorted(resting, key=lambda gang: -gang.goal)
+        for gang in self.ahead:
+            self._choose_ahead(gang)
+        if not self.waiting and not self.ahead:
+            growing = (growth for gang in gangs if (growth := self._growth(gang)))
+            self.divided = self._division() or [*growing][:1]
 
     def claim(self, gang: Gang) -> str:
         """The reason for which a waiting ``gang`` gets slots, in words."""
@@ -201,6 +214,22 @@ class SlotChoice:
         if len(target) == count:
             in_order = tuple(slot for slot in self.slots if slot in target)
             self.targets[gang.policy] = (in_order, f"{self.claim(gang)}; {reason}")
+
+    def _choose_ahead(self, gang: Gang) -> None:
+        """Gives a ``gang`` without work the slots that it has left its own for."""
+        free = [slot for slot in self.slots if slot not in self.occupied and self._opens(slot)]
+        target = self.occupancy.cheapest_first(
+            free,
+            gang.replica_size,
+            lambda slot: (self.occupancy.states_on(slot), self.occupancy.is_far(gang, slot)),
+        )[: gang.goal]
+        others_leave = any(other.phase in (Phase.SUSPENDING, Phase.DROPPING) for other in self.gangs.values())
+        # As many as it was to have, unless a slot was lost meanwhile.
+        if len(target) < (gang.goal if others_leave else gang.fewest):
+            return
+        self.occupied.update(target)
+        in_order = tuple(slot for slot in self.slots if slot in target)
+        self.targets[gang.policy] = in_order, "no policy has work, and this is its share of the slots"
 
     def _ranks_now(self, gang: Gang, allowed: Collection[SlotName]) -> int:
         """Its share, or what it has left its slots for, as far as there are slots without work: it takes none of
@@ -281,29 +310,60 @@ class SlotChoice:
             return ""
         return f"it has less work ({self.expected.work(holder):.3g} s) than {gang.policy}"
 
-    def _growth(self, gang: Gang) -> tuple[Gang, int, str] | None:
+    def _division(self) -> list[Growth]:
+        """All gangs that have other slots than their shares, if one has clearly less and no policy has work: beside the
+        rollouts a move costs no time, if they last longer than it."""
+        gangs = self.gangs.values()
+        if not all(gang.rests for gang in gangs) or sum(self.shares.values()) > len(self.slots):
+            return []
+        for short in gangs:
+            now, share = len(short.slots), self.shares[short.policy]
+            if now < _SMALL * share and short.longest_idle_s > self.expected.swap(short, short):
+                reason = f"no policy has work, and {short.policy} has {now} slots of its share of {share}"
+                return [
+                    (gang, self.shares[gang.policy], reason)
+                    for gang in gangs
+                    if len(gang.slots) != self.shares[gang.policy]
+                ]
+        return []
+
+    def _growth(self, gang: Gang) -> Growth | None:
         """A bound gang that is to leave its slots for more, their number and the reason. None if it may stay."""
         now, share = len(gang.slots), self.shares[gang.policy]
-        if not gang.is_at_boundary or not gang.ready or now == gang.ranks:
+        if not gang.is_at_boundary or not gang.ready or now == gang.ranks or gang.idle_since is None:
             return None
-        paid_s = self.config.hysteresis * self.expected.swap(gang, gang)
-        idle = [slot for slot in self.slots if slot not in gang.slots and self._idles(slot)]
+        if self.now - gang.idle_since > _AT_ONCE * self.expected.computation(gang):
+            return None  # it has waited for the samples that it has now, and others are about to get theirs
         is_short = now < _SMALL * share
-        if not is_short:  # slots of others, which will have work again
-            idle = [slot for slot in idle if self._is_left(slot)]
-        then = min(share if is_short else gang.ranks, now + len(idle))
+        more = self._idle_beside(gang) if is_short else self._left_beside(gang)
+        then = min(share if is_short else gang.ranks, now + more)
         lost_s = gang.computed_s * (1 - now / then)
-        if lost_s <= paid_s:
+        if lost_s <= self.config.hysteresis * self.expected.swap(gang, gang):
             return None
-        reason = f"{len(idle)} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {then} ranks"
+        reason = (
+            f"{more} more slots are without work, and it has lost {lost_s:.3g} s on {now} of {then} ranks"
+        )
         return gang, then, reason
 
-    def _is_left(self, slot: SlotName) -> bool:
-        """No policy is expected to have work for ``slot`` soon."""
-        holder = self.occupancy.holder(slot)
-        if holder is None or holder.idle_since is None:
-            return True
-        return self.now - holder.idle_since > _LEFT * holder.longest_idle_s
+    def _idle_beside(self, gang: Gang) -> int:
+        """The number of other slots without work."""
+        return sum(self._idles(slot) for slot in self.slots if slot not in gang.slots)
+
+    def _left_beside(self, gang: Gang) -> int:
+        """The number of other slots without work soon: those of policies that come back are theirs, or will be."""
+        kept = 0
+        for other in self.gangs.values():
+            if other is not gang and not self._has_left(other, gang):
+                kept += len(other.slots) if other.keeps_others_out else self.shares[other.policy]
+        return max(0, len(self.slots) - len(gang.slots) - kept)
+
+    def _has_left(self, other: Gang, gang: Gang) -> bool:
+        """``other`` is expected to have no work soon. As long as ``gang`` itself was without work, before it got its
+        own, says nothing: rollouts that take longer are longer for all."""
+        if other.ready or other.computing or other.phase not in (Phase.BOUND, Phase.OUT):
+            return False
+        longest_s = max(other.longest_idle_s, gang.longest_idle_s)
+        return other.idle_since is None or self.now - other.idle_since > _LEFT * longest_s
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -38,15 +38,26 @@ class Owner:
         self.decisions: list[Decision] = []
         self.queue: list[tuple[float, int, str, PolicyName]] = []
         self._numbers = numbers()
+        self._steps: Counter[PolicyName] = Counter()
 
     def ready(self, policy: PolicyName, count: int = 1) -> None:
         for _ in range(count):
             self.carry_out(self.allocator.ready(policy, self.now))
 
+    def step(self, *policies: PolicyName) -> None:
+        """Carries out all that is ready. Then an optimizer step of each is, which takes no time."""
+        self.finish()
+        self._steps.update(policies)
+        for policy in policies:
+            self.ready(policy)
+
     def carry_out(self, decisions: Iterable[Decision]) -> None:
         for one in decisions:
             self.decisions.append(one)
             match one:
+                case Run(policy) if self._steps[policy]:
+                    self._steps[policy] -= 1
+                    self._later(0.0, "stepped", policy)
                 case Run(policy):
                     self._later(self.compute_s(policy), "ended", policy)
                 case Bind(policy) if self.allocator.phase(policy) is Phase.BINDING:
@@ -71,7 +82,10 @@ class Owner:
         """One event. Returns the computations that began."""
         begun = len(self.decisions)
         self.now, _, event, policy = heapq.heappop(self.queue)
-        self.carry_out(getattr(self.allocator, event)(policy, self.now))
+        if event == "stepped":
+            self.carry_out(self.allocator.ended(policy, self.now, is_typical=False))
+        else:
+            self.carry_out(getattr(self.allocator, event)(policy, self.now))
         return Counter(one.policy for one in self.decisions[begun:] if isinstance(one, Run))
 
     def finish(self) -> float:

@@ -43,7 +43,7 @@ class Events(RuleBasedStateMachine):
     ) -> None:
         self.now = 0.0
         self.slots = [SlotName(f"slot-{n}") for n in range(slots)]
-        self.made = slots
+        self.made, self.ended = slots, 0
         self.ranks = {PolicyName(f"p{n}"): min(slots, count) for n, (count, _) in enumerate(ranks)}
         spare = {PolicyName(f"p{n}"): fewer for n, (_, fewer) in enumerate(ranks)}
         self.fewest = {policy: max(1, count - spare[policy]) for policy, count in self.ranks.items()}
@@ -57,6 +57,9 @@ class Events(RuleBasedStateMachine):
         self.held_at_loss: set[PolicyName] = set()
         self.has_run: set[PolicyName] = set()  # since it was bound last
         self.most_slots = slots
+        self.divided: set[PolicyName] = set()
+        """Policies without work that have left their slots for their shares."""
+        self.has_gradient: set[PolicyName] = set()
 
     # ------------------------------------------------------------------ the owner
 
@@ -68,10 +71,13 @@ class Events(RuleBasedStateMachine):
                 case Bind(_, slots):
                     self._check_slots(policy, slots)
                     assert phase is Phase.OUT or (phase is Phase.PREFETCHED and slots == self.places[policy])
-                    assert self.ready[policy] > 0
+                    assert self.ready[policy] > 0 or policy in self.divided
                     assert not any(self._holders(slot) for slot in slots), "no slot twice"
                     self._move(policy, Phase.BINDING, slots)
                     self.has_run.discard(policy)
+                    if not self.ready[policy]:
+                        self.has_run.add(policy)  # it had nothing to run
+                    self.divided.discard(policy)
                 case Run():
                     assert phase is Phase.BOUND and policy not in self.computing and self.ready[policy] > 0
                     self.ready[policy] -= 1
@@ -82,7 +88,9 @@ class Events(RuleBasedStateMachine):
                     assert policy in self.has_run, "every gang that was bound computes"
                     waiting = [other for other in self.ranks if other != policy and self._waits(other)]
                     free = sum(not self._holders(slot) for slot in self.slots)
-                    if not waiting:
+                    if self._all_rest():
+                        self.divided |= {one for one in self.ranks if self.phase[one] is Phase.OUT} | {policy}
+                    elif not waiting:
                         self._check_growth(policy)
                     loading = [other for other in waiting if self.phase[other] is Phase.PREFETCHING]
                     wanted = sum(self.ranks[other] for other in waiting)
@@ -98,6 +106,14 @@ class Events(RuleBasedStateMachine):
                 case Drop(_, slots):
                     assert set(slots) <= set(self.places[policy]) and phase is Phase.PREFETCHED
                     self._move(policy, Phase.DROPPING, slots)
+
+    def _all_rest(self) -> bool:
+        """No policy has work or a gradient, and none moves but for its share."""
+        moving = (Phase.SUSPENDING, Phase.OUT)
+        return not (self.computing or any(self.ready.values()) or self.has_gradient) and all(
+            phase is Phase.BOUND or (phase in moving and (one in self.divided or phase is Phase.OUT))
+            for one, phase in self.phase.items()
+        )
 
     def _check_growth(self, policy: PolicyName) -> None:
         """A policy leaves its slots for another one, or for more."""
@@ -149,7 +165,11 @@ class Events(RuleBasedStateMachine):
     def _end(self, policy: PolicyName) -> None:
         if policy in self.computing:
             self.computing.remove(policy)
-            self._carry_out(self.allocator.ended(policy, self.now))
+            # Every third is an optimizer step.
+            self.ended += 1
+            is_typical = self.ended % 3 > 0
+            (self.has_gradient.add if is_typical else self.has_gradient.discard)(policy)
+            self._carry_out(self.allocator.ended(policy, self.now, is_typical=is_typical))
             return
         phase = self.phase[policy]
         if phase is Phase.BINDING:

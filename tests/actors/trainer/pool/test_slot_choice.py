@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from flexmarl.actors.names import PolicyName, SlotName
 from flexmarl.actors.trainer.pool.allocate import Allocator
-from flexmarl.actors.trainer.pool.gangs import Bind, Run, Suspend
+from flexmarl.actors.trainer.pool.gangs import Bind, Drop, Run, Suspend
 from flexmarl.actors.trainer.pool.slot_choice import AllocatorConfig
 
 from ..pool_owner import Owner, kinds
@@ -136,6 +136,27 @@ class TestShares:
         (left,) = [one for one in owner.decisions if isinstance(one, Suspend) and one.policy == A]
         assert "on 2 of 3 ranks" in left.reason
 
+    def test_not_at_the_moment_at_which_its_samples_come(self) -> None:
+        owner = self.owner(copy_s=0.5, seconds=lambda policy: 3.0 if policy == A else 1.0)
+        for _ in range(6):
+            owner.now += 10.0
+            for policy in (A, B):
+                owner.ready(policy)
+            owner.finish()
+        assert owner.count(Suspend) == 0, "the samples of the other come at the same moment"
+
+    def test_nor_because_rollouts_take_longer_than_ever(self) -> None:
+        owner = self.owner(copy_s=0.5)
+        owner.step(A, B)  # they are bound when the run begins
+        for rollout_s in (10.0, 10.0, 50.0):
+            owner.finish()
+            owner.now += rollout_s
+            owner.ready(A, 4)
+            if rollout_s == 10.0:
+                owner.ready(B, 4)
+        owner.finish()
+        assert owner.count(Suspend) == 0, "B was without work for long, but A was too"
+
     def test_slots_of_a_policy_that_will_have_work_again_are_not_taken(self) -> None:
         owner = self.owner(copy_s=0.5)
         for _ in range(20):
@@ -160,6 +181,95 @@ class TestShares:
         assert self.sizes(owner, B)[-1] >= 1 and owner.count(Run, B) == 4
         left = [one.reason for one in owner.decisions if isinstance(one, Suspend) and one.policy == A]
         assert any("it has 4 slots, and its share is 3; b has waited" in reason for reason in left), left
+
+
+class TestDivision:
+    """A and B may have 1 to 4 ranks, on four slots. A computation of A takes 3 s, and one of B 1 s."""
+
+    def owner(self, *, copy_s: float = 0.5, fewest: int = 1) -> Owner:
+        def seconds(policy: PolicyName) -> float:
+            return 3.0 if policy == A else 1.0
+
+        owner = Owner(4, {A: 4, B: 4}, copy_s=copy_s, compute_s=seconds, fewest={A: fewest, B: fewest})
+        owner.step(A, B)  # they are bound when the run begins
+        owner.finish()
+        return owner
+
+    @staticmethod
+    def play_step(owner: Owner, *, rollout_s: float = 10.0) -> None:
+        owner.now += rollout_s
+        for policy in (A, B):
+            owner.ready(policy)
+        owner.step(A, B)
+        owner.finish()
+
+    def test_between_two_steps_all_policies_move_to_their_shares(self) -> None:
+        owner = self.owner()
+        self.play_step(owner)
+        assert kinds(owner.decisions)[-4:] == [("Suspend", A), ("Suspend", B), ("Bind", A), ("Bind", B)]
+        sizes = {one.policy: len(one.slots) for one in owner.decisions if isinstance(one, Bind)}
+        assert sizes == {A: 3, B: 1}
+        (reason,) = {one.reason for one in owner.decisions if isinstance(one, Suspend)}
+        assert reason == "no policy has work, and a has 2 slots of its share of 3"
+
+    def test_once(self) -> None:
+        owner = self.owner()
+        for _ in range(5):
+            self.play_step(owner)
+        assert owner.count(Suspend) == 2
+
+    def test_not_within_a_step(self) -> None:
+        owner = self.owner()
+        for _ in range(3):
+            owner.now += 10.0
+            for policy in (A, B):
+                owner.ready(policy)
+            owner.finish()
+        assert owner.count(Suspend) == 0, "their gradients would move too"
+
+    def test_not_if_a_move_takes_longer_than_the_rollouts(self) -> None:
+        owner = self.owner(copy_s=8.0)
+        self.play_step(owner, rollout_s=5.0)
+        assert owner.count(Suspend) == 0
+
+    def test_not_if_policies_take_turns(self) -> None:
+        owner = self.owner(fewest=2)
+        for _ in range(3):
+            self.play_step(owner)
+        reasons = [one.reason for one in owner.decisions if isinstance(one, Suspend)]
+        assert not [reason for reason in reasons if "no policy has work" in reason], (
+            "nothing is left to divide"
+        )
+
+    def test_work_that_comes_meanwhile_is_not_late(self) -> None:
+        owner = self.moving()
+        owner.ready(B)
+        owner.finish()
+        assert self.sizes(owner) == {A: 3, B: 1} and owner.count(Run, B) == 4
+
+    def test_a_slot_that_is_lost_meanwhile_leaves_the_others(self) -> None:
+        owner = self.moving()
+        decisions = owner.allocator.slot_lost(S3, owner.now)
+        (drop,) = [one for one in decisions if isinstance(one, Drop)]
+        owner.queue = [event for event in owner.queue if event[3] != drop.policy]
+        owner.carry_out(decisions)
+        owner.finish()
+        assert self.sizes(owner) == {A: 2, B: 1}
+
+    @staticmethod
+    def sizes(owner: Owner) -> dict[PolicyName, int]:
+        return {one.policy: len(one.slots) for one in owner.decisions if isinstance(one, Bind)}
+
+    def moving(self) -> Owner:
+        """Both leave their slots."""
+        owner = self.owner()
+        owner.now += 10.0
+        for policy in (A, B):
+            owner.ready(policy)
+        owner.step(A, B)
+        while not owner.count(Suspend):
+            owner.advance()
+        return owner
 
 
 class TestReplicas:
