@@ -441,6 +441,11 @@ class LoadFailed(FlexmarlError):
         self.problem = problem
 
 
+class ReadFailed(LoadFailed):
+    """An instance could not read a version: a link is cut, its owner has left, or newer versions have replaced it. A
+    later load, of this version or of a newer one, may succeed."""
+
+
 class EngineFailed(FlexmarlError):
     """An engine is broken: it generates nothing any more, and its instance ends."""
 

@@ -13,12 +13,13 @@ from typing import Final
 from ...core.actor import Actor, endpoint
 from ...core.base.collector import spare_collector
 from ...core.base.texts import text_of
-from ...core.errors import FlexmarlError
+from ...core.errors import FlexmarlError, is_loss
 from ...core.waits import OpenWaits, Wait
 from ...transport.device_memory import find_devices
+from ...transport.errors import FetchFailed, PeerRefused, StaleHandle, TransferTimeout
 from ...transport.remote.bulk import Bulk
 from ...transport.state import StateTransport
-from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
+from ..errors import EngineFailed, LoadFailed, NonFiniteLogits, ReadFailed, WrongPolicy, WrongVersion
 from ..messages import GenerateRequest, Generation, InstanceApi, Loaded, Published, TextTo
 from ..names import PolicyName, Version
 from ..spans import place_of, record, record_time
@@ -125,7 +126,8 @@ class Instance(Actor, InstanceApi):
             ) as error:  # transport, or an engine's library
                 self._served.pop(self._adapter(policy), None)
                 problem = f"{type(error).__name__}: {text_of(error)}"
-                raise LoadFailed(policy, published.version, problem) from error
+                failure = ReadFailed if _may_be_read_later(error) else LoadFailed
+                raise failure(policy, published.version, problem) from error
 
     @endpoint
     async def served_version(self, policy: PolicyName) -> Version | None:
@@ -365,3 +367,10 @@ class Instance(Actor, InstanceApi):
             self._turns -= 1
             if not self._turns:
                 self._answered.set()
+
+
+def _may_be_read_later(error: Exception) -> bool:
+    """True if the version could not be read, for a reason that may pass, or that a newer version does not have."""
+    if isinstance(error, PeerRefused):
+        return False
+    return isinstance(error, StaleHandle | FetchFailed | TransferTimeout) or is_loss(error)

@@ -119,6 +119,7 @@ class Rebalancer:
         self._turn_s: dict[PolicyName, float] = {}
         self._load_s: dict[PolicyName, float] = {}
         self._move_s: dict[tuple[PolicyName, PolicyName], float] = {}
+        self._refused = set[PolicyName]()
 
     def turn_ended(self, policy: PolicyName, seconds: float) -> None:
         """A turn of ``policy`` has spent ``seconds`` at an instance."""
@@ -131,6 +132,10 @@ class Rebalancer:
             _average(self._load_s, policy, seconds)
         else:
             _average(self._move_s, (giver, policy), seconds)
+
+    def refuse(self, policy: PolicyName) -> None:
+        """An instance that has moved to the policy can't load it: no other moves to it."""
+        self._refused.add(policy)
 
     def settle_s(self, giver: PolicyName, taker: PolicyName) -> float:
         """Seconds for which an instance that has moved stays."""
@@ -163,7 +168,7 @@ class Rebalancer:
 
     def _next_rescue(self, loads: Mapping[PolicyName, PolicyLoad]) -> Move | None:
         """The move for the first policy without an instance, from the policy that has the smallest backlog then."""
-        taker = next((policy for policy, load in loads.items() if not load.instances), None)
+        taker = next((p for p, load in loads.items() if not load.instances and p not in self._refused), None)
         backlogs_after = {
             policy: load.turns / (load.instances - 1)
             for policy, load in loads.items()
@@ -180,7 +185,9 @@ class Rebalancer:
         # Without a turn that has ended it is not known how long one takes, nor what a move would save.
         # One without an instance is not helped by a gain: see ``rescues``.
         measured = {
-            policy: load for policy, load in loads.items() if policy in self._turn_s and load.instances
+            policy: load
+            for policy, load in loads.items()
+            if policy in self._turn_s and policy not in self._refused and load.instances
         }
         if not measured:
             return None

@@ -45,6 +45,12 @@ class RoutedPolicy:
         self._dealt = 0
         self._prefixes: OrderedDict[str, int] = OrderedDict()
 
+    def return_by_s(self, timeout_s: float) -> float:
+        """The time until which the policy may be without an instance; infinity if it has one, or needs none yet."""
+        if self.published is None or self.no_instance_since_s is None:
+            return math.inf
+        return self.no_instance_since_s + timeout_s
+
     def latest_s(self, downstream_tokens: float, topic: str, now: float) -> float:
         """The time at which a turn that is asked for at ``now`` should be under way: earlier by the time of the turns
         behind it, and by that of its own tokens beyond the mean."""

@@ -36,7 +36,6 @@ Rules:
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
 
@@ -46,15 +45,17 @@ from ...names import PolicyName, Version
 from .cut_links import CutLink, CutLinks
 from .instance_states import TRANSITIONS, InstanceEvent, InstanceState
 from .live_instances import LiveInstances
-from .rebalancer import Move, Rebalancer
+from .load_deadlines import LoadDeadlines
+from .rebalancer import Rebalancer
 from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
-from .router_loads import RebalanceSettings, first_to_move, loads_of, measure_load
+from .router_loads import RebalanceSettings, first_to_move, hand_over, measure_load, moves_of
 from .router_report import statistics_of, waits_of
 from .waiting_turns import RoutedInstance, RoutedTurn
 
 _REMEMBERED_TURNS: Final = 16384
+_READ_PAUSE_S: Final = 1.0
 _LOADING: Final = frozenset({InstanceState.JOINING, InstanceState.LOADING})
 _SERVING: Final = InstanceState.SERVING
 
@@ -83,8 +84,7 @@ class Router:
         # and the matching is done once for all turns of a message. A dict, not a set: its order is that of the events,
         # in every process, while a set's depends on the seed of the hash.
         self._touched: dict[PolicyName, None] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        """Deadlines of loads, by instance; those that are over are dropped later."""
+        self._deadlines = LoadDeadlines(self._live)
         self._due_s: float | None = math.inf
         """``due_s``; None if it has to be found again."""
         self._queue_times_s: deque[float] = deque(maxlen=_REMEMBERED_TURNS)
@@ -245,22 +245,49 @@ class Router:
             self._time_load(instance, now)
 
     def failed(self, number: int, reason: str, now: float) -> None:
-        """The instance can't load its version of this policy, and won't do better."""
+        """The instance can't load its version of this policy, and won't do better. One that has moved to it goes back,
+        and no other moves there."""
         instance = self._live.get(number)
         if instance is None:
             return
-        policy = self._policies[instance.policy]
+        if (giver := instance.moved_from) is not None:
+            self._balancer.refuse(instance.policy)
+            self._policies[instance.policy].last_loss = f"{instance.name}: {reason}"
+            instance.moves_to = giver
+            self._change(instance, InstanceEvent.DRAIN, now, reason)
+            self._end_drain(instance, now)
+            instance.moved_from = None
+            return
         self._lose(instance, reason, now)
-        if not policy.instances:
+        if not self._policies[instance.policy].instances:
             self._decided.append(NoInstances(instance.policy, 0.0, f"{instance.name}: {reason}"))
+
+    def read_failed(self, number: int, reason: str, now: float) -> None:
+        """The instance could not read its version, but may read it or a newer one later: within the time that a policy
+        may be without an instance."""
+        if (instance := self._live.get(number)) is None:
+            return
+        if instance.read_fails_since_s is None:
+            instance.read_fails_since_s = now
+        seconds = now - instance.read_fails_since_s
+        if seconds >= self._config.return_timeout_s:
+            self.failed(number, reason, now)
+        else:
+            self._suspect(instance, reason, now, max(seconds, _READ_PAUSE_S))
 
     def suspected(self, number: int, reason: str, now: float) -> None:
         """The instance may be lost, for all its policies."""
         for instance in self._live.parts(number):
-            if instance.state is not InstanceState.SUSPECTED:
-                instance.moves_to = None  # when it answers the loads may be others
-                self._change(instance, InstanceEvent.SUSPECT, now, reason)
-                self._decided.append(Probe(instance.number))
+            self._suspect(instance, reason, now, 0.0)
+
+    def _suspect(self, instance: RoutedInstance, reason: str, now: float, pause_s: float) -> None:
+        if instance.state is not InstanceState.SUSPECTED:
+            instance.moves_to = None  # when it answers the loads may be others
+            self._change(instance, InstanceEvent.SUSPECT, now, reason)
+        # One that is late with its load is not probed before that has ended: it would have no version yet.
+        if not instance.is_probed:
+            instance.is_probed = True
+            self._decided.append(Probe(instance.number, pause_s))
 
     def trusted(self, number: int, version: Version | None, now: float) -> None:
         """A suspected instance has answered: it serves ``version``."""
@@ -296,17 +323,7 @@ class Router:
 
     def balance(self, now: float) -> None:
         """Begins the moves to policies without an instance, and those that pay; to be called at intervals."""
-        policies = {name: policy for name, policy in self._policies.items() if not policy.shared}
-        if any(policy.no_instance_since_s is not None for policy in policies.values()):
-            # Without regard to ``min_instances``, stays, and versions that are installed: the run would end.
-            self._move(self._balancer.rescues(loads_of(policies, self._live, 1, math.inf)), math.inf, now)
-        settled = {name: policy for name, policy in policies.items() if not policy.publishing}
-        least = self._balancing.config.min_instances
-        self._move(self._balancer.moves(loads_of(settled, self._live, least, now)), now, now)
-
-    def _move(self, moves: Iterable[Move], stays_until_s: float, now: float) -> None:
-        """Begins moves of instances that stay until then at the latest."""
-        for move in moves:
+        for move, stays_until_s in moves_of(self._balancer, self._balancing, self._policies, self._live, now):
             instance = first_to_move(move, self._policies[move.giver].instances.values(), stays_until_s)
             self._moves += 1
             self._decided.append(Moved(instance.number, instance.name, move.giver, move.taker, move.reason))
@@ -319,14 +336,7 @@ class Router:
         if instance.moves_to is None:
             self._leave(instance, now, "it has left")
             return
-        former_policy = self._policies[instance.policy]
-        del former_policy.instances[instance.number]
-        former_policy.room.drop(instance)
-        instance.state_reason = f"it has moved from {instance.policy}"
-        instance.moved_from, instance.policy, instance.moves_to = instance.policy, instance.moves_to, None
-        load, joins = instance.load, self._policies[instance.policy]
-        load.capacity = self._balancing.capacities.get(instance.policy, load.capacity)
-        joins.instances[instance.number], instance.room = instance, joins.room
+        hand_over(instance, instance.moves_to, self._policies, self._balancing.capacities)
         self._change(instance, InstanceEvent.MOVE, now)
         self._bring_up(instance, now)
 
@@ -335,6 +345,7 @@ class Router:
         policy = self._policies[instance.policy]
         for session, number in instance.turns:
             self._sessions[session].pop(number)
+            self._links.ended(session, instance.load.numbers[0], number, well=False)
         self._live.remove(instance)
         if not instance.load.parts:
             self._links.forget(instance=instance.load.numbers[0])
@@ -351,8 +362,7 @@ class Router:
             self._decided.append(Load(instance.number, instance.policy, published))
 
     def _time_load(self, instance: RoutedInstance, now: float) -> None:
-        instance.loads_since_s, instance.load_by_s = now, now + self._config.load_timeout_s
-        heappush(self._deadlines, (instance.load_by_s, instance.number))
+        self._deadlines.begin(instance, now, self._config.load_timeout_s)
         self._due_s = None
 
     def _change(self, instance: RoutedInstance, event: InstanceEvent, now: float, reason: str = "") -> None:
@@ -365,9 +375,12 @@ class Router:
         policy.serving += (after is _SERVING) - (before is _SERVING)
         policy.turns_at_serving += len(instance.turns) * ((after is _SERVING) - (before is _SERVING))
         instance.state = after
+        if before is InstanceState.SUSPECTED:
+            instance.is_probed = False
         if event is InstanceEvent.TRUST:
             self._links.answered(instance.load.numbers[0])
         if after is _SERVING:
+            instance.read_fails_since_s = instance.moved_from = None
             instance.room.changed(instance)
         if after not in _LOADING:
             instance.load_by_s = None
@@ -424,24 +437,11 @@ class Router:
         return self._due_s
 
     def _first_due_s(self) -> float:
-        deadlines = self._deadlines
-        while deadlines and self._load_by(deadlines[0][1]) != deadlines[0][0]:
-            heappop(deadlines)
         return min(
-            deadlines[0][0] if deadlines else math.inf,
+            self._deadlines.first_s(),
             self._links.next_try_s,
-            *(self._return_deadline_s(policy) for policy in self._policies.values()),
-            math.inf,
+            *(policy.return_by_s(self._config.return_timeout_s) for policy in self._policies.values()),
         )
-
-    def _load_by(self, number: int) -> float | None:
-        instance = self._live.get(number)
-        return None if instance is None else instance.load_by_s
-
-    def _return_deadline_s(self, policy: RoutedPolicy) -> float:
-        if policy.published is None or policy.no_instance_since_s is None:
-            return math.inf
-        return policy.no_instance_since_s + self._config.return_timeout_s
 
     def decisions(self, now: float) -> list[Decision]:
         """Everything that follows from the events so far, and from the time."""
@@ -470,7 +470,7 @@ class Router:
                 reason = f"it has not acknowledged its version for {self._config.load_timeout_s:g} s"
                 self._change(instance, InstanceEvent.SUSPECT, now, reason)
         for name, policy in self._policies.items():
-            if self._return_deadline_s(policy) <= now:
+            if policy.return_by_s(self._config.return_timeout_s) <= now:
                 self._decided.append(NoInstances(name, self._config.return_timeout_s, policy.last_loss))
                 policy.no_instance_since_s = math.inf  # decided once: the run ends
         if self._links.expire(now):

@@ -28,7 +28,7 @@ from ....core.errors import FlexmarlError, is_loss
 from ....core.ref import ActorRef
 from ....core.waits import Wait
 from ....transport.statistics import Chosen
-from ...errors import EngineFailed, NoInstance, WrongPolicy
+from ...errors import EngineFailed, NoInstance, ReadFailed, WrongPolicy
 from ...messages import (
     WORK_TIMEOUT_S,
     InstanceApi,
@@ -286,9 +286,9 @@ class RouterActor(Actor, RouterApi):
                 self._loads[instance] = decision
                 if instance in self._held:
                     self._router.load_held(instance)
-            case Probe(instance):
+            case Probe(instance, pause_s):
                 ref = self._instances[instance]
-                self.background(self._probe(instance, ref), f"probe {ref.name}")
+                self.background(self._probe(instance, ref, pause_s), f"probe {ref.name}")
             case Installed(policy):
                 self._installs.pop(policy).set_result(self._loaded[policy])
             case Changed():
@@ -353,13 +353,16 @@ class RouterActor(Actor, RouterApi):
                 self._report_mismatch(instance.name, figures)
                 if published is self._published[load.policy]:
                     self._loaded[load.policy].append(figures)
-                self._router.loaded(number, published.version, self._loop.time())
+                if self._loads[number].policy == load.policy:  # else it has moved meanwhile
+                    self._router.loaded(number, published.version, self._loop.time())
                 self._decide_soon()
                 first = self._router.first_number(number)
                 if first is not None and first not in self._watches[instance.name]:  # its start has ended
                     self._watches[instance.name].append(first)
                     self.watch(instance)
                 loaded = load
+        except ReadFailed as error:
+            self._router.read_failed(number, text_of(error), self._loop.time())
         except FlexmarlError as error:
             may_return = is_loss(error) or isinstance(error, EngineFailed)
             report = self._router.suspected if may_return else self._router.failed
@@ -382,16 +385,18 @@ class RouterActor(Actor, RouterApi):
             policy = self._loads[number].policy
         self._router.load_begun(number, self._loop.time())
 
-    async def _probe(self, number: int, instance: ActorRef[InstanceApi]) -> None:
-        """Asks a suspected instance until it answers, or is known to be gone."""
+    async def _probe(self, number: int, instance: ActorRef[InstanceApi], pause_s: float) -> None:
+        """Asks a suspected instance until it answers, or is known to be gone. Begins after a pause."""
+        await asyncio.sleep(pause_s)
         while (policy := self._router.suspected_policy(number)) is not None:
             try:
                 version = await instance.within(_PROBE_S).served_version(policy)
             except FlexmarlError:  # it does not answer, or not yet
                 await asyncio.sleep(_PROBE_S / 5)
             else:
-                self._router.trusted(number, version, self._loop.time())
-                self._decide_soon()
+                if self._router.suspected_policy(number) == policy:  # else another answer was faster
+                    self._router.trusted(number, version, self._loop.time())
+                    self._decide_soon()
 
 
 async def _fail(error: FlexmarlError) -> None:

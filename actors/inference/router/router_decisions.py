@@ -43,9 +43,10 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask the instance for its version, and report that by ``trusted`` or ``lost``."""
+    """Ask the instance for its version after ``pause_s`` seconds, and report that by ``trusted`` or ``lost``."""
 
     instance: int
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ resume turns: it costs the prefill of their tokens, a small part of the time tha
 that drains stays until its longest turn ends, and is mostly empty by then.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from ...names import PolicyName
 from .instance_states import InstanceState
+from .live_instances import LiveInstances
 from .rebalancer import BalanceConfig, Move, MoveRules, PolicyLoad, Rebalancer
 from .routed_policy import RoutedPolicy
 from .waiting_turns import RoutedInstance
@@ -83,6 +85,42 @@ def loads_of(
     }
 
 
+def moves_of(
+    balancer: Rebalancer,
+    settings: RebalanceSettings,
+    policies: Mapping[PolicyName, RoutedPolicy],
+    live: LiveInstances,
+    now: float,
+) -> Iterator[tuple[Move, float]]:
+    """The moves to policies without an instance, and then those that pay; each is to be begun before the next one is
+    asked for. The second value: instances that have moved may move again if they were to stay until then at the latest.
+    Those that serve several policies at the same time do not move."""
+    movable = {name: policy for name, policy in policies.items() if not policy.shared}
+    if any(policy.no_instance_since_s is not None for policy in movable.values()):
+        # Without regard to ``min_instances``, stays, and versions that are installed: the run would end.
+        for move in balancer.rescues(loads_of(movable, live, 1, math.inf)):
+            yield move, math.inf
+    settled = {name: policy for name, policy in movable.items() if not policy.publishing}
+    for move in balancer.moves(loads_of(settled, live, settings.config.min_instances, now)):
+        yield move, now
+
+
+def hand_over(
+    instance: RoutedInstance,
+    taker: PolicyName,
+    policies: Mapping[PolicyName, RoutedPolicy],
+    capacities: Mapping[PolicyName, int],
+) -> None:
+    """Makes the instance one of ``taker``, with the turns that ``capacities`` have for it."""
+    former_policy, joins = policies[instance.policy], policies[taker]
+    del former_policy.instances[instance.number]
+    former_policy.room.drop(instance)
+    instance.state_reason = f"it has moved from {instance.policy}"
+    instance.moved_from, instance.policy, instance.moves_to = instance.policy, taker, None
+    instance.load.capacity = capacities.get(taker, instance.load.capacity)
+    joins.instances[instance.number], instance.room = instance, joins.room
+
+
 def first_to_move(move: Move, instances: Iterable[RoutedInstance], now: float) -> RoutedInstance:
     """The instance of the giver with the fewest expected tokens."""
     movable = [
@@ -97,7 +135,7 @@ def _may_move(instance: RoutedInstance, now: float) -> bool:
 
 def measure_load(balancer: Rebalancer, instance: RoutedInstance, now: float) -> None:
     """To be called when the instance has acknowledged its version."""
-    giver, instance.moved_from = instance.moved_from, None
+    giver = instance.moved_from
     balancer.loaded(instance.policy, now - instance.loads_since_s, giver)
     if giver is not None:
         instance.stays_until_s = now + balancer.settle_s(giver, instance.policy)

@@ -60,8 +60,9 @@ class RoutedInstance:
     newest turn, among all of its policy. ``room``: of its policy. ``version``: None unless it serves."""
 
     __slots__ = (
-        "dealt", "load", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name", "number",
-        "policy", "room", "state", "state_reason", "stays_until_s", "turns", "version",
+        "dealt", "is_probed", "load", "load_by_s", "loads_since_s", "moved_from", "moves_to", "name",
+        "number", "policy", "read_fails_since_s", "room", "state", "state_reason", "stays_until_s", "turns",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,10 @@ class RoutedInstance:
         self.moves_to: PolicyName | None = None
         self.moved_from: PolicyName | None = None
         """The policy that it served before, while it loads the weights of another."""
+        self.is_probed = False
+        """It is suspected, and is asked whether it lives."""
+        self.read_fails_since_s: float | None = None
+        """The first of its loads, since it served, that could not read a version."""
         self.stays_until_s = 0.0
         """It does not move before."""
         self.state_reason = ""

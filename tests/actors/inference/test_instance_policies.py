@@ -11,7 +11,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from flexmarl.actors.errors import EngineFailed, LoadFailed, NonFiniteLogits, WrongPolicy, WrongVersion
+from flexmarl.actors.errors import (
+    EngineFailed,
+    LoadFailed,
+    NonFiniteLogits,
+    ReadFailed,
+    WrongPolicy,
+    WrongVersion,
+)
 from flexmarl.actors.inference.engines.embedded import embedded_factory as embedded
 from flexmarl.actors.inference.engines.embedded.huggingface import TransformersEngine
 from flexmarl.actors.inference.inference_config import EmbeddedEngineConfig
@@ -158,7 +165,7 @@ async def test_a_load_that_fails_half_way_serves_nothing_until_one_succeeds(clus
     for version in (2, 3):  # a transport keeps two versions
         newest = await cluster.publish(SOLVER, version)
     with pytest.raises(
-        LoadFailed, match="version 1 of policy solver could not be loaded: StaleHandle: "
+        ReadFailed, match="version 1 of policy solver could not be loaded: StaleHandle: "
     ) as raised:
         await cluster.instance.api.load(stale)
     assert (raised.value.policy, raised.value.version) == ("solver", 1)

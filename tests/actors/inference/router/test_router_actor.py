@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flexmarl.actors.errors import LoadFailed
+from flexmarl.actors.errors import LoadFailed, ReadFailed
 from flexmarl.actors.inference.router.router_actor import RouterActor
 from flexmarl.actors.inference.router.router_setup import RouterSetup
 from flexmarl.actors.messages import (
@@ -167,6 +167,7 @@ def test_figures_of_a_version_that_is_over_are_left_out() -> None:
     ("error", "states"),
     [
         (RemoteError("solver-0", "load", CANCELLED, "cancelled", ""), ["suspected", "serving"]),
+        (ReadFailed(SOLVER, Version(0), "StaleHandle"), ["suspected", "serving"]),
         (LoadFailed(SOLVER, Version(0), "another digest"), ["gone"]),
     ],
 )

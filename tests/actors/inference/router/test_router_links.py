@@ -5,7 +5,7 @@ from flexmarl.actors.inference.router.router_decisions import NoInstances, Probe
 from flexmarl.actors.names import Version
 from flexmarl.core.waits import Wait
 
-from .router_events import A, asked, routes, serving
+from .router_events import CONFIG, A, B, asked, routes, serving
 
 
 def lose(router: Router, turn: int, now: float, session: int = 1) -> str:
@@ -85,6 +85,26 @@ def test_a_worker_that_reaches_no_instance_is_named_with_the_link_and_ends_the_r
                     router.requested(1, asked(turn + 1), now)
             ends += [decision for decision in decided if isinstance(decision, NoInstances)]
     assert ends[0] == NoInstances(A, 80.0, reason) and 81.0 <= now <= 1.0 + 2 * 80.0
+
+
+def test_a_trial_whose_policy_leaves_the_instance_leaves_the_link_to_the_next_turn() -> None:
+    router = Router([A, B], CONFIG)
+    first, second = router.joined("x", (A, B), 9, 0.0)
+    for policy, number in ((A, first), (B, second)):
+        router.published(policy, Version(0), 0.0)
+        router.loaded(number, Version(0), 0.0)
+    router.decisions(0.0)
+    for turn in (1, 2):
+        router.requested(1, asked(turn), 1.0)
+        assert routes(router, 1.0) == {turn: "x"}
+        router.ended(1, turn, 0, 1.0, lost=True)
+        for number in [d.instance for d in router.decisions(1.0) if isinstance(d, Probe)]:
+            router.trusted(number, Version(0), 1.0)
+    router.requested(1, asked(3), 1.0)
+    router.requested(1, asked(4, B), 1.0)
+    assert routes(router, 2.0) == {3: "x"}, "it tries the link"
+    router.failed(first, "LoadFailed: digest", 3.0)
+    assert routes(router, 3.0) == {4: "x"}
 
 
 def test_links_of_a_session_and_of_an_instance_are_forgotten_with_them() -> None:

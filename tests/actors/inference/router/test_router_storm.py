@@ -232,6 +232,19 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.loaded(number, Version(version), self.now)
         self.decide()
 
+    @precondition(lambda self: self.to_load)
+    @rule(data=st.data(), may_pass=st.booleans())
+    def load_fails(self, data: st.DataObject, may_pass: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.to_load)))
+        del self.to_load[number]
+        report = self.router.read_failed if may_pass else self.router.failed
+        report(number, "its link is cut", self.now)
+        if self.router.suspected_policy(number) is None:
+            self.suspects.pop(number, None)
+        else:
+            self.suspects.setdefault(number, None)
+        self.decide()
+
     @precondition(lambda self: self.numbers)
     @rule(data=st.data())
     def suspect(self, data: st.DataObject) -> None:
