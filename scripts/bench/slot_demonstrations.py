@@ -24,7 +24,7 @@ Also: ``versions``, ``settings``. A run that does not reach the target counts wi
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any, Final
@@ -39,10 +39,10 @@ from flexmarl.actors.demonstrations.patch_rule import PatchRule
 from flexmarl.actors.demonstrations.threshold import ThresholdRule
 from flexmarl.actors.messages import Query
 from flexmarl.actors.workflow import Turn
-from flexmarl.launch.bench import machine
-from flexmarl.launch.bench.goals import Goal, judge
-from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.goals import Goal
+from flexmarl.launch.bench.measure import Report
 from flexmarl.launch.bench.result_tables import goals_table
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.recipes.plan_path.workflow import DIRECTIONS, Grid, Place, PlanPath
 
 from .tree_tables import Arm, ArrivalPaid, Settings, runs_of
@@ -143,13 +143,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     figures["online_ratio"] = figures["tokens"] / figures["online_tokens"]
     figures["gain"] = figures["mean"] / figures["unpatched_mean"]
     figures["online_gain"] = figures["mean"] / figures["online_mean"]
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": rounds,
-        "goals": [asdict(verdict) for verdict in judge(GOALS, figures)],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    return result_of(options, figures, GOALS, rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ Also: ``versions``, ``settings``.
 import heapq
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from statistics import fmean
@@ -32,8 +32,8 @@ from flexmarl.actors.inference.router.router_decisions import Load, Route
 from flexmarl.actors.inference.router.turn_lengths import Lengths
 from flexmarl.actors.messages import RouteRequest
 from flexmarl.actors.names import PolicyName, Version
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 
 _POLICY: Final = PolicyName("solver")
 _TOKENS_PER_S: Final = 100.0
@@ -143,13 +143,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
         figures["bound_s"] = fmean(bound for _, bound in played["mean_s"])
         rounds.append({"seed": seed, **{key: rounded(value) for key, value in figures.items()}})
     means = {key: fmean(line[key] for line in rounds) for key in rounds[0] if key != "seed"}
-    return {
-        **{key: rounded(value) for key, value in means.items()},
-        "ratio": rounded(means["predicted_s"] / means["mean_s"]),
-        "rounds": rounds,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    means["ratio"] = means["predicted_s"] / means["mean_s"]
+    return result_of(options, means, rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ Also: ``versions``, ``settings``. A result depends on the seed alone.
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -37,10 +37,10 @@ from rich.table import Table
 from flexmarl.actors.inference.engines.simulated_step_engine import sample_answer
 from flexmarl.actors.inference.inference_config import SimulatedEngineConfig
 from flexmarl.actors.names import AgentName, PolicyName
-from flexmarl.launch.bench import machine
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.errors import BenchmarkFailed
@@ -145,13 +145,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     means["sync_ratio"] = means["extra_s"] / means["sync_s"]
     means["bound_ratio"] = means["bound_s"] / means["plain_s"]
     means["query_ratio"] = means["ratio"] * _QUERIES / means["trained"]
-    return {
-        **{key: rounded(value) for key, value in means.items()},
-        "rounds": rounds,
-        "goals": [asdict(verdict) for verdict in judge(_GOALS, means)],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    return result_of(options, means, _GOALS, rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ on the seed alone.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from statistics import fmean
@@ -38,8 +38,8 @@ from flexmarl.actors.filters.group_filter import (
 )
 from flexmarl.actors.filters.near_duplicate import NearDuplicate
 from flexmarl.actors.trainer.objective.loss import token_logprobs
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 
 from .score_update import TrainedAnswers, kept_answers, update_scores
 
@@ -208,12 +208,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     figures["ratio"] = figures["answers"] / figures["plain_answers"]
     figures["trained_ratio"] = figures["trained"] / figures["plain_trained"]
     figures["step_ratio"] = figures["steps"] / figures["plain_steps"]
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": [{key: rounded(value) for key, value in line.items()} for line in rounds],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    lines = [{key: rounded(value) for key, value in line.items()} for line in rounds]
+    return result_of(options, figures, rounds=lines)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

@@ -38,8 +38,8 @@ from flexmarl.actors.filters.group_filter import GroupFilter
 from flexmarl.actors.filters.overlong import Overlong
 from flexmarl.actors.rollout.overlong import overlong_punishment
 from flexmarl.actors.trainer.objective.loss import token_logprobs
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 
 from .score_update import TrainedAnswers, kept_answers, update_scores
 
@@ -191,12 +191,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             line |= {f"{arm}_{key}": value for key, value in asdict(learn(arm, options, seed)).items()}
         rounds.append(line)
     means = {key: fmean(line[key] for line in rounds) for key in rounds[0] if key != "seed"}
-    return {
-        **{key: rounded(value) for key, value in means.items()},
-        "rounds": [{key: rounded(value) for key, value in line.items()} for line in rounds],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    lines = [{key: rounded(value) for key, value in line.items()} for line in rounds]
+    return result_of(options, means, rounds=lines)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

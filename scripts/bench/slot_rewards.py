@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -43,8 +43,8 @@ from flexmarl.actors.rollout.services.reward_pool import RewardPool
 from flexmarl.actors.rollout.trajectory import Trajectory
 from flexmarl.core.ref import ActorRef
 from flexmarl.core.system import ActorSystem
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 
 _LIMIT_S: Final = 600.0
 _SERVICES: Final = {"own_s": 0, "one_s": 1, "two_s": 2}
@@ -128,14 +128,9 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
         figures["bound_s"] = fmean(max(sum(times) / options.processes, max(times)) for times in steps)
         rounds.append({"seed": seed, **{key: rounded(value) for key, value in figures.items()}})
     means = {key: fmean(line[key] for line in rounds) for key in rounds[0] if key != "seed"}
-    return {
-        **{key: rounded(value) for key, value in means.items()},
-        "ratio": rounded(means["one_s"] / means["own_s"]),
-        "two_ratio": rounded(means["two_s"] / means["own_s"]),
-        "rounds": rounds,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    means["ratio"] = means["one_s"] / means["own_s"]
+    means["two_ratio"] = means["two_s"] / means["own_s"]
+    return result_of(options, means, rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

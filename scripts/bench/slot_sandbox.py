@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -37,8 +37,8 @@ from rich.table import Table
 
 from flexmarl.actors.environments.sandboxes.rex_sandbox import RexSandbox
 from flexmarl.core.base.task_groups import first_error
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 
 _START_S: Final = 60.0
 _LIMIT_S: Final = 611.0
@@ -174,12 +174,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     for number in range(options.rounds):
         report(f"round {number}")
         rounds.append({key: rounded(value) for key, value in asyncio.run(played(options)).items()})
-    return {
-        **{key: rounded(fmean(line[key] for line in rounds)) for key in rounds[0]},
-        "rounds": rounds,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    means = {key: fmean(line[key] for line in rounds) for key in rounds[0]}
+    return result_of(options, means, rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ Also: ``versions``, ``settings``. Runs that do not reach the target count with a
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from statistics import fmean
@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flexmarl.actors.credit.credit_config import CreditConfig
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.sharing.shared_group import SharedGroup
 from flexmarl.launch.sharing.shared_pool import SharedPool
 from flexmarl.launch.sharing.sharing_config import PeerConfig, SharingConfig
@@ -131,16 +131,10 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
             }
         )  # fmt: skip
     means = {key: fmean(line[key] for line in rounds) for key in rounds[0] if key != "seed"}
-    return {
-        **{key: rounded(value) for key, value in means.items()},
-        "ratio": rounded(means["rollouts"] / means["alone_rollouts"]),
-        "step_ratio": rounded(means["steps"] / means["alone_steps"]),
-        "rounds": [
-            {key: rounded(value) for key, value in line.items()} | {"seed": line["seed"]} for line in rounds
-        ],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    means["ratio"] = means["rollouts"] / means["alone_rollouts"]
+    means["step_ratio"] = means["steps"] / means["alone_steps"]
+    lines = [{key: rounded(value) for key, value in line.items()} | {"seed": line["seed"]} for line in rounds]
+    return result_of(options, means, rounds=lines)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

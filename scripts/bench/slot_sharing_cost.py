@@ -15,7 +15,7 @@ Also: ``versions``, ``settings``. Each is the mean over ``groups`` groups.
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -33,8 +33,8 @@ from flexmarl.actors.recorded_trajectory import (
     pack_record,
 )
 from flexmarl.core.protocol.codec import Encoder
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.run.logged_lines import LogReader
 from flexmarl.launch.run_folder.samples.sample_file import SampleFile
@@ -139,12 +139,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
         for size, tokens in zip(("short", "long"), options.tokens, strict=True):
             line |= {f"{size}_{key}": rounded(value) for key, value in played(options, tokens).items()}
         rounds.append(line)
-    return {
-        **{key: rounded(fmean(line[key] for line in rounds)) for key in rounds[0]},
-        "rounds": rounds,
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    means = {key: fmean(line[key] for line in rounds) for key in rounds[0]}
+    return result_of(options, means, rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ Also: ``versions``, ``settings``. A run that does not reach the target counts wi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Any, Final
@@ -33,10 +33,10 @@ from flexmarl.actors.trees.branch_rule import BranchRule
 from flexmarl.actors.trees.entropy import EntropyRule
 from flexmarl.actors.trees.greedy import GreedyRule
 from flexmarl.actors.trees.predicted import PredictedRule
-from flexmarl.launch.bench import machine
-from flexmarl.launch.bench.goals import Goal, judge
-from flexmarl.launch.bench.measure import Report, rounded
+from flexmarl.launch.bench.goals import Goal
+from flexmarl.launch.bench.measure import Report
 from flexmarl.launch.bench.result_tables import goals_table
+from flexmarl.launch.bench.results import result_of
 from flexmarl.launch.recipes.plan_path.workflow import PlanPath
 
 from .tree_tables import Arm, ArrivalPaid, Settings, runs_of
@@ -119,13 +119,7 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     figures = {key: fmean(line[key] for line in rounds) for key in keys}
     figures["ratio"] = figures["tokens"] / figures["flat_tokens"]
     figures["gain"] = figures["mean"] / figures["flat_mean"]
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": rounds,
-        "goals": [asdict(verdict) for verdict in judge((task.goal,), figures)],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    return result_of(options, figures, (task.goal,), rounds=rounds)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:

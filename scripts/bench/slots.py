@@ -19,7 +19,7 @@ Also: ``versions``, ``settings``. A run that does not reach the target counts wi
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from statistics import fmean
@@ -40,11 +40,11 @@ from flexmarl.actors.recipe.sources.rare_success_source import RareSuccessConfig
 from flexmarl.actors.recipe.sources.replay_source import ReplayConfig
 from flexmarl.actors.recipe.sources.source_options import SourceOptions
 from flexmarl.actors.recipe.sources.variance_source import VarianceConfig
-from flexmarl.launch.bench import machine
 from flexmarl.launch.bench.command import common_options, run_benchmark
-from flexmarl.launch.bench.goals import Goal, judge
+from flexmarl.launch.bench.goals import Goal
 from flexmarl.launch.bench.measure import Report, rounded
 from flexmarl.launch.bench.result_tables import goals_table
+from flexmarl.launch.bench.results import result_of
 
 from . import (
     league,
@@ -178,13 +178,8 @@ def measure(options: Options, report: Report) -> dict[str, Any]:
     keys = ("uniform_rollouts", "rollouts", "taught", "uniform_taught")
     figures = {key: fmean(values[key] for values in rounds) for key in keys}
     figures["ratio"] = figures["rollouts"] / figures["uniform_rollouts"]
-    return {
-        **{key: rounded(value) for key, value in figures.items()},
-        "rounds": [{key: rounded(value) for key, value in values.items()} for values in rounds],
-        "goals": [asdict(verdict) for verdict in judge(GOALS.get(options.name, ()), figures)],
-        "versions": machine.versions(),
-        "settings": asdict(options),
-    }
+    lines = [{key: rounded(value) for key, value in line.items()} for line in rounds]
+    return result_of(options, figures, GOALS.get(options.name, ()), rounds=lines)
 
 
 def show(console: Console, result: Mapping[str, Any]) -> None:
@@ -195,7 +190,7 @@ def show(console: Console, result: Mapping[str, Any]) -> None:
         row = (values["seed"], values["uniform_rollouts"], values["rollouts"])
         table.add_row(*map(str, row), f"{values['ratio']:.2f}", shares)
     console.print(table)
-    if result["goals"]:
+    if "goals" in result:
         console.print(goals_table("trajectories", result["goals"]))
 
 
