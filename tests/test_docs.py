@@ -120,30 +120,39 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
     package = changed_checkout(PAGES[page], tmp_path / "package") if changed_files(PAGES[page]) else ROOT
     environment = _environment(tmp_path, package)
     folder.mkdir()
-    started = False  # a light command
+    typed: set[str] = set()
     for block in blocks(page):
         if block.file and not block.is_of_package:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
         elif block.language == "console":
             for commands in _parts(block):
-                light = package == ROOT and all(_LIGHT.fullmatch(command) for command, _ in commands)
-                _runner(commands, package, started and light)(block, commands, folder, environment)
-                started |= light
+                _runner(commands, package, typed)(block, commands, folder, environment)
+                typed |= _names(commands)
     _check_metrics(page, folder)
     _check_ratios(page, folder)
     _check_learning(page, folder)
 
 
 def _runner(
-    commands: list[tuple[str, str]], package: Path, here: bool
+    commands: list[tuple[str, str]], package: Path, typed: set[str]
 ) -> Callable[[Block, list[tuple[str, str]], Path, dict[str, str]], None]:
-    """The first pass types all commands in a shell, but those that can run ``here``. In the second, with another
-    Python, other tests start interpreters of that Python: pages save them if a shell has nothing else to do."""
-    if here:
+    """``typed``: the commands that a page has had. The first of a name is typed in a shell, by the first pass; further
+    ones save the start of an interpreter, if a shell has nothing else to do. In the second pass, with another Python,
+    other tests start interpreters of that Python, and pages save that of each first command too."""
+    if package != ROOT:
+        return _run_in_shell
+    again = _names(commands) <= typed
+    if again and all(_LIGHT.fullmatch(command) for command, _ in commands):
         return _run_here
-    plain = package == ROOT and all(_PLAIN.fullmatch(command) for command, _ in commands)
-    return _run_in_fork if plain and os.environ.get("FLEXMARL_SECOND_PASS") == "1" else _run_in_shell
+    plain = all(_PLAIN.fullmatch(command) for command, _ in commands)
+    second = os.environ.get("FLEXMARL_SECOND_PASS") == "1"
+    return _run_in_fork if plain and (again or second) else _run_in_shell
+
+
+def _names(commands: list[tuple[str, str]]) -> set[str]:
+    """The names of the commands of ``flexmarl`` in these lines: ``train``."""
+    return {name for line, _ in commands for name in re.findall(r"\bflexmarl (\w+)", line)}
 
 
 def _environment(tmp_path: Path, package: Path) -> dict[str, str]:
@@ -233,11 +242,14 @@ def _run_here(
 def _run_in_fork(
     block: Block, commands: list[tuple[str, str]], folder: Path, environment: dict[str, str]
 ) -> None:
-    """Runs commands of ``flexmarl`` in processes that have imported it, and compares their output."""
+    """Runs commands of ``flexmarl`` in processes that have imported it, and compares their output. A shell runs them if
+    these processes have another environment, that of other tests."""
     for command, wanted in commands:
         with tempfile.TemporaryFile("w+") as output, contextlib.chdir(folder):
             process = TEMPLATE.start(_MAIN, shlex.split(command)[1:], environment, output.fileno())
-            assert process is not None, "the environment is that of other tests"
+            if process is None:
+                _run_in_shell(block, [(command, wanted)], folder, environment)
+                continue
             status = process.wait(PATIENCE_S)
             output.seek(0)
             _check_output(block, command, wanted, output.read())
@@ -353,14 +365,23 @@ def test_output_is_compared(wanted: str, got: str, same: bool) -> None:
         ("python recipe.py", False),
     ],
 )
-def test_the_second_pass_forks_commands_that_need_no_shell(
+def test_a_command_of_a_name_that_was_typed_runs_in_a_fork_if_it_needs_no_shell(
     command: str, in_a_fork: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("FLEXMARL_SECOND_PASS", raising=False)
+    commands, typed = [(command, "")], _names([(command, "")])
+    assert _runner(commands, ROOT, {"new"}) is _run_in_shell
+    assert _runner(commands, ROOT, typed) is (_run_in_fork if in_a_fork else _run_in_shell)
+    assert _runner(commands, ROOT / "copy", typed) is _run_in_shell, "of another package"
     monkeypatch.setenv("FLEXMARL_SECOND_PASS", "1")
-    assert _runner([(command, "")], ROOT, here=False) is (_run_in_fork if in_a_fork else _run_in_shell)
-    assert _runner([(command, "")], ROOT / "copy", here=False) is _run_in_shell, "of another package"
-    monkeypatch.setenv("FLEXMARL_SECOND_PASS", "")
-    assert _runner([(command, "")], ROOT, here=False) is _run_in_shell
+    assert _runner(commands, ROOT, set()) is (_run_in_fork if in_a_fork else _run_in_shell)
+
+
+def test_light_commands_of_a_name_that_was_typed_run_in_the_process_of_the_tests() -> None:
+    commands = [("flexmarl train my-recipe --dry-run", "")]
+    assert _runner(commands, ROOT, {"new"}) is _run_in_shell
+    assert _runner(commands, ROOT, {"new", "train"}) is _run_here
+    assert _runner(commands, ROOT / "copy", {"train"}) is _run_in_shell
 
 
 def test_every_block_is_of_a_known_kind() -> None:
