@@ -168,7 +168,8 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _has_a_model(self) -> "PolicyConfig":
-        if self.model is None and self.pool_of is None and not self.simulated and not self.engine.endpoint:
+        inherits = self.pool_of is not None or self.explores is not None
+        if self.model is None and not inherits and not self.simulated and not self.engine.endpoint:
             raise PydanticCustomError("model_missing", "is missing")
         return self
 

@@ -51,6 +51,7 @@ from . import (
     replayed,
     slot_demonstrations,
     slot_dispatch,
+    slot_explorations,
     slot_extra_queries,
     slot_objectives,
     slot_overlong,
@@ -92,6 +93,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         for name in slot_demonstrations.RULES
     },
     "dispatch": Experiment(slot_dispatch.of_rounds, slot_dispatch.show),
+    "explorations": Experiment(slot_explorations.of_rounds, slot_explorations.show),
     "extra_queries": Experiment(slot_extra_queries.of_rounds, slot_extra_queries.show),
     **{
         name: Experiment(partial(slot_objectives.of_rounds, name), slot_objectives.show)

@@ -160,6 +160,8 @@ class FakeCluster:
         self.sampling = {agent: SamplingConfig() for agent in ("solver", "judge")}
         self.policies = {"solver": "solver", "judge": "judge"}
         """The policy of each agent."""
+        self.explorers: dict[str, str] = {}
+        """The explorer of each policy that has one; it serves the policy's versions."""
         self.tokenizers = {"solver": "one", "judge": "one"}
         self.credit: dict[str, CreditConfig] = {}
         """By agent; of others the reward less the group's mean."""
@@ -177,7 +179,9 @@ class FakeCluster:
         policies = {AgentName(agent): PolicyName(policy) for agent, policy in self.policies.items()}
         self.store = Store(store_setup(policies, folder, columns=self.columns, policies=policies))
         events: ActorRef[Any] = await self.system.add(self.events, "orchestrator")
-        self.router = RouterActor(RouterSetup(tuple({PolicyName(p) for p in self.policies.values()}), events))
+        followers = {PolicyName(policy): PolicyName(name) for policy, name in self.explorers.items()}
+        served = tuple({PolicyName(p) for p in self.policies.values()} | {*followers.values()})
+        self.router = RouterActor(RouterSetup(served, events, followers=followers))
         router = await self.system.add(self.router, "router")
         for policy, fakes in self.instances.items():
             for number, fake in enumerate(fakes):
@@ -194,6 +198,7 @@ class FakeCluster:
                     sampling,
                     self.credit.get(agent, CENTRED),
                     self.columns.get(agent, {}),
+                    explorer=followers.get(PolicyName(self.policies[agent])),
                 )
                 for agent, sampling in self.sampling.items()
             },

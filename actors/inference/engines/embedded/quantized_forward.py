@@ -6,6 +6,7 @@ embedding, the norms, the attention and the head stay as they are: the head deci
 in full precision stay in memory beside those in eight bits: the next version is loaded into them.
 """
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,11 @@ class QuantizedLinear:
         weight = self._linear.matrix.t().contiguous()
         largest = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny)
         zero = torch.zeros(len(weight), dtype=torch.int64)
-        rounded = torch.quantize_per_channel(weight, (largest / _STEPS).double(), zero, 0, torch.qint8)
+        with warnings.catch_warnings():
+            # PyTorch 2.13 announces the end of these tensors. Its other products in eight bits were slower than the
+            # full one on CPUs.
+            warnings.filterwarnings("ignore", "torch.quantize_per", UserWarning)
+            rounded = torch.quantize_per_channel(weight, (largest / _STEPS).double(), zero, 0, torch.qint8)
         self._packed = torch.ops.quantized.linear_prepack(rounded, self._linear.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
