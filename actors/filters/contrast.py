@@ -13,9 +13,8 @@ class Contrast(FilterOptions):
     carry the gradient). A trajectory counts with the mean advantage of the agent's turns; of equal ones the first is
     kept.
 
-    Left out: Sol-RL explores with a quantised engine, and generates the chosen samples once more at full precision from
-    the same noise. That is for diffusion, where the noise decides the picture. An answer in tokens parts from another
-    engine's at the first token that differs, so that the second one would be neither chosen nor rewarded.
+    The other half of Sol-RL, exploration by a cheaper engine and the chosen samples once more at full precision, is
+    ``rollout.explorations``: there the samples between the best and the worst are never generated at full precision.
     """
 
     compares: ClassVar[bool] = True

@@ -66,7 +66,7 @@ class Options:
     steps: int = 40
     every: int = 4
     queries_per_step: int = 8
-    target: float = 0.5
+    target: float = 0.3
     hidden_size: int = 1024
 
 
