@@ -41,7 +41,10 @@ from .recorded_workload import RecordedWorkload, set_workload
 from .roofline import EngineLoad, TrainerLoad, trainer_times
 from .workload_config import WORKLOAD_RECIPE, LengthsConfig, WorkloadConfig
 
-_SECTIONS: Final = ("cluster", "workload")
+_SECTIONS: Final = {
+    "cluster": "such as 'cluster={hosts: 1, devices: 8, device: H100}'",
+    "workload": "or --from RUN_DIR, a run that has measured it",
+}
 _SCENARIOS: Final = Path(__file__).parent / "scenarios"
 _NAME: Final = re.compile(r"[a-z0-9_-]+")
 
@@ -70,6 +73,8 @@ def scenario_file(words: str) -> Path:
     built_in = _SCENARIOS / f"{words.replace('-', '_')}.yaml"
     if _NAME.fullmatch(words) and built_in.is_file():
         return built_in
+    if (config := Path(words) / "config.yaml").is_file():
+        raise ConfigError(f"{words} is a folder, and a scenario a file: {config} may be one")
     if not Path(words).is_file():
         names = sorted(file.stem.replace("_", "-") for file in _SCENARIOS.glob("*.yaml"))
         raise ConfigError(
@@ -109,7 +114,7 @@ def _write_as_base(cluster: Any) -> None:
 
 def _section(kind: type[Section], name: str, sections: Mapping[str, Any], path: Path) -> Section:
     if sections[name] is None:
-        raise ConfigError(f"{path} has no section {name}: a simulation needs it")
+        raise ConfigError(f"{path} has no section {name}: a simulation needs it, {_SECTIONS[name]}")
     try:
         return kind.model_validate(sections[name])
     except ValidationError as error:

@@ -164,6 +164,16 @@ def test_training_computes_the_part_of_the_tokens_that_the_workload_names() -> N
     assert "workload.agents.solver.trained is 0.5 and that of judge 1, but both use policy 'solver'" in text
 
 
+def test_a_folder_and_a_file_without_a_section_are_answered_by_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("agents: {}")
+    with pytest.raises(ConfigError, match="is a folder, and a scenario a file: .*/config.yaml may be one"):
+        scenario_file(str(tmp_path))
+    with pytest.raises(ConfigError, match="no section cluster: .* such as 'cluster={hosts: 1"):
+        read_scenario(tmp_path / "config.yaml", [])
+    with pytest.raises(ConfigError, match="no section workload: .* or --from RUN_DIR"):
+        read_scenario(tmp_path / "config.yaml", ["cluster={hosts: 1, devices: 1, device: H100}"])
+
+
 def test_a_simulated_run_has_no_supervised_batches() -> None:
     config = simulated_config(read_scenario(SCENARIO, ["agent_defaults.sft.batches=50"]))
     assert {policy.sft.batches for policy in config.policies.values()} == {0}
