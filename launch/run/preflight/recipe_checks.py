@@ -50,6 +50,7 @@ COMPARED = 16
 _DRAW_S = 5.0
 _FURTHER = 256
 _FURTHER_S = 2.0
+_STEPS_S = 0.5
 _ASYNC = ("workflow", "setup", "teardown")
 _WITHOUT_DATA = ("workflow", "teardown")
 
@@ -280,6 +281,7 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
         yield from _random_data(findings.digests, first_digests(recipe, compared))
     if config.checks.trajectory and not recipe.has_source:
         yield from _draw_further(config, findings)
+        _refuse_equal_ids_later(config, recipe)
     if recipe.has_source:
         yield from _restoring_problems(recipe, source)
     queries = findings.evaluation = recipe.eval_queries()
@@ -320,6 +322,17 @@ def _draw_further(config: RunConfig, findings: RecipeFindings) -> Iterator[str]:
         except RecipeError as error:
             yield f"train_query({position}, seed), a query of step {position // size + 1}: {error}"
             return
+
+
+def _refuse_equal_ids_later(config: RunConfig, recipe: Recipe) -> None:
+    """Draws the steps behind the first one, as many as a short time allows: an id that is made of a drawn task comes
+    twice only in some step. Raises RecipeError: the run would end there."""
+    size, ends_at = config.training.queries_per_step, time.monotonic() + _STEPS_S
+    for step in range(2, config.training.steps + 1):
+        if time.monotonic() > ends_at:
+            return
+        positions = range((step - 1) * size, step * size)
+        refuse_equal_ids(map(recipe.train_query, positions), f"{recipe.file.name}: step {step}")
 
 
 def first_digests(recipe: Recipe, count: int) -> list[str]:

@@ -28,7 +28,7 @@ def problems(folder: Path, settings: dict[str, Any] | None = None, /, **function
     raw: dict[str, Any] = {
         "recipe": str(folder),
         "agents": {"solver": SIMULATED},
-        "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
+        "training": {"steps": 6, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
         "data": {"largest": 9},
     }
     return recipe_findings(check({**raw, **(settings or {})}, "config")).problems
@@ -85,6 +85,12 @@ def test_a_right_recipe_has_none(tmp_path: Path) -> None:
         (
             {"train_query": "def train_query(position, seed, **data): return Query('q', 'x')"},
             "workflow.py: step 1 has two queries with the id 'q': give each an id of its own, such as its position",
+        ),
+        (
+            {
+                "train_query": "def train_query(position, seed, **data): return Query(f'q{min(position, 21)}', 'x')"
+            },
+            "workflow.py: step 6 has two queries with the id 'q21': give each an id of its own, such as its position",
         ),
         (
             {"eval_queries": "def eval_queries(seed, **data): return [Query('e', 'x'), 'y']"},
@@ -416,7 +422,7 @@ def test_a_loss_of_the_users_own_is_tried(tmp_path: Path, loss: str, found: list
         {
             "recipe": str(tmp_path),
             "agents": {"solver": agent},
-            "training": {"steps": 1, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
+            "training": {"steps": 6, "queries_per_step": 4, "trajectories_per_query": 8, "micro_batch": 1},
         },
         "config",
     )
