@@ -59,9 +59,11 @@ def recorded_workload(run: RunDirectory) -> RecordedWorkload:
             agent: _answer(rows, [other for other in agents if policies.get(other) == policy])
             for agent, policy in policies.items()
         },
-        prompts=_measured({agent: mean_prompt(rows, of) for agent, of in policies.items()}),
-        computed=_measured({agent: computed_share(rows, of) for agent, of in policies.items() if is_long}),
-        trained=_measured({agent: _trained(config, of, rows) for agent, of in policies.items()}),
+        prompts=_drop_missing({agent: mean_prompt(rows, of) for agent, of in policies.items()}),
+        computed=_drop_missing(
+            {agent: computed_share(rows, of) for agent, of in policies.items() if is_long}
+        ),
+        trained=_drop_missing({agent: _mean_share(config, of, rows) for agent, of in policies.items()}),
         calls={agent: count / trajectories for agent, count in turns.items() if count},
         turn_s=of_turn_s,
         environment_s=max(0.0, beside_s - of_turn_s),
@@ -70,15 +72,15 @@ def recorded_workload(run: RunDirectory) -> RecordedWorkload:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Of the steps but the first, in which everything is used for the first time."""
+    """Mean of the steps but the first, in which everything is used for the first time."""
     return fmean(row.get(key, 0.0) for row in rows[1:] or rows)
 
 
-def _measured(numbers: Mapping[str, float | None]) -> dict[str, float]:
+def _drop_missing(numbers: Mapping[str, float | None]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number}
 
 
-def _trained(config: RunConfig, policy: PolicyName, rows: Sequence[Mapping[str, Any]]) -> float | None:
+def _mean_share(config: RunConfig, policy: PolicyName, rows: Sequence[Mapping[str, Any]]) -> float | None:
     shares = [trained_share(config, policy, row) for row in rows if row.get(f"samples/{policy}")]
     return fmean(shares) if shares else None
 
@@ -105,7 +107,7 @@ def _logarithms(rows: Sequence[Mapping[str, Any]], agent: str) -> tuple[float, f
 
 def set_workload(raw: dict[str, Any], recorded: RecordedWorkload) -> None:
     """Writes what a run has measured into the scenario ``raw``: answers, the computed parts and the time of a turn in
-    place of its own; prompts, calls and the times beside turns where it has none. Raises ConfigError for an agent that
+    place of its own; prompts, calls and the times beside turns if it has none. Raises ConfigError for an agent that
     the run does not have."""
     workload = raw["workload"] = {} if raw.get("workload") is None else raw["workload"]
     agents = workload.setdefault("agents", {}) if isinstance(workload, dict) else None
