@@ -69,7 +69,7 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``budget``: generated tokens of a run. ``every``: tokens between two evaluations. ``lr``: of the tables.
-    ``side``, ``walls``, ``rounds``: of the recipe's problems."""
+    ``side``, ``walls``, ``rounds``: of the recipe's problems. ``evaluated``: those of an evaluation."""
 
     queries_per_step: int = 8
     budget: int = 50_000
@@ -78,12 +78,13 @@ class Settings:
     side: int = 5
     walls: int = 3
     rounds: int = 8
+    evaluated: int = 300
 
     @property
     def data(self) -> dict[str, Any]:
         """The arguments of the recipe's functions."""
         grid = {"side": self.side, "walls": self.walls, "rounds": self.rounds}
-        return {**grid, "eval_problems": 300, "planner_reward": "plan"}
+        return {**grid, "eval_problems": self.evaluated, "planner_reward": "plan"}
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from scripts.bench.tree_tables import Settings
 
 from ...bench_tables import drawn
 
-BRIEF = Settings(queries_per_step=2, budget=2_000, every=1_000)
+BRIEF = Settings(queries_per_step=2, budget=2_000, every=1_000, evaluated=50)
 
 
 def test_the_expert_walks_a_shortest_way_and_plans_its_steps() -> None:

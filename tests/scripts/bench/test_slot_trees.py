@@ -7,7 +7,7 @@ from scripts.bench.tree_tables import Settings
 
 from ...bench_tables import drawn
 
-BRIEF = Settings(queries_per_step=2, budget=3_000, every=1_500)
+BRIEF = Settings(queries_per_step=2, budget=3_000, every=1_500, evaluated=50)
 
 
 @pytest.mark.parametrize("name", TASKS)

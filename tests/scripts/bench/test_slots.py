@@ -80,7 +80,7 @@ def test_a_replay_generates_fewer_trajectories_for_each_step(
 
 
 def test_queries_beyond_a_step_shorten_it_and_a_result_depends_on_the_seed_alone() -> None:
-    options = slot_extra_queries.Options(rounds=1, overrides=("training.steps=5",))
+    options = slot_extra_queries.Options(rounds=1, overrides=("training.steps=3",))
     result = slot_extra_queries.measure(options, lambda part: None)
     assert 0 < result["extra_s"] < result["sync_s"] and result["plain_s"] < result["sync_s"]
     assert 0 < result["carried"] <= 16 and result["trained"] == pytest.approx(
