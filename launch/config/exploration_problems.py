@@ -14,10 +14,10 @@ def explorations_problem(config: "RunConfig") -> str | None:
     """Refuses explorations that leave nothing to choose, or whose rewards are not there when they end."""
     if (rule := config.rollout.explorations) is None:
         return None
-    wanted = config.training.trajectories_per_query + config.rollout.extra_trajectories
-    if rule.count <= wanted:
+    size = config.training.trajectories_per_query + config.rollout.extra_trajectories
+    if rule.count <= size:
         return (
-            f"rollout.explorations.count={rule.count}: {wanted} of them are played again "
+            f"rollout.explorations.count={rule.count}: {size} of them are played again "
             "(training.trajectories_per_query), so that there is nothing to choose: write more"
         )
     for key in ("tree", "demonstrations"):

@@ -119,7 +119,7 @@ class WrittenConfig(Defaults):
         kept = _without_training(
             {key: value for key, value in defaults.items() if key not in ("columns", "init_from")}
         )
-        pool = pool_section(whole) or _explored(whole)
+        pool = pool_section(whole) or _find_explored(whole)
         if pool is None and not _names_endpoint(section):
             return kept
         kept = {key: value for key, value in kept.items() if key not in _OF_WEIGHTS}
@@ -130,7 +130,7 @@ class WrittenConfig(Defaults):
         their own ``section`` precede."""
         name = str(pool.get("policy"))
         written = self.policies.get(name) or merged(self.agent_defaults, self.agents.get(name, {}))
-        if pool_section(written) is not None or _explored(written) is not None:
+        if pool_section(written) is not None or _find_explored(written) is not None:
             return {}  # a pool of a pool, which is refused
         learner = self._policy_section(name)
         weights = _without_training({key: learner[key] for key in _OF_WEIGHTS if key in learner})
@@ -218,11 +218,11 @@ def _without_training(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_frozen(section: Mapping[str, Any]) -> bool:
-    has_source = pool_section(section) is not None or _explored(section) is not None
+    has_source = pool_section(section) is not None or _find_explored(section) is not None
     return section.get("train") is False or has_source or _names_endpoint(section)
 
 
-def _explored(section: Mapping[str, Any]) -> dict[str, Any] | None:
+def _find_explored(section: Mapping[str, Any]) -> dict[str, Any] | None:
     """The policy that an explorer has its weights of, as the section of a pool."""
     explored = section.get("explores")
     return {"policy": explored} if isinstance(explored, str) else None

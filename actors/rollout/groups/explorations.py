@@ -26,16 +26,16 @@ class ExplorationsConfig(Config):
     of `rollout.replacement_queries` takes its place."""
 
 
-def choose(rewards: Mapping[int, float], count: int, wanted: int) -> list[int]:
-    """The numbers, in order, of the ``wanted`` of ``count`` explorations that are played again: the half with the
+def choose(rewards: Mapping[int, float], count: int, size: int) -> list[int]:
+    """The numbers, in order, of the ``size`` of ``count`` explorations that are played again: the half with the
     greatest of ``rewards`` (of an odd number the larger one), and as many with the least; of equal ones the first.
     Explorations without a reward have failed, and are chosen only if there are too few others: then their failures are
     those of the group."""
-    best = sorted(rewards, key=lambda number: (-rewards[number], number))[: (wanted + 1) // 2]
-    worst = sorted(rewards.keys() - {*best}, key=lambda number: (rewards[number], number))[: wanted // 2]
+    best = sorted(rewards, key=lambda number: (-rewards[number], number))[: (size + 1) // 2]
+    worst = sorted(rewards.keys() - {*best}, key=lambda number: (rewards[number], number))[: size // 2]
     chosen = {*best, *worst}
     failed = [number for number in range(count) if number not in rewards]
-    return sorted([*chosen, *failed[: wanted - len(chosen)]])
+    return sorted([*chosen, *failed[: size - len(chosen)]])
 
 
 def have_no_contrast(rewards: Mapping[int, float]) -> bool:

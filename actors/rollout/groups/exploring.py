@@ -40,7 +40,7 @@ async def explore(
     run.failed_explorations = len(ends) - len(rewards)
     if rule.skip_equal and have_no_contrast(rewards):
         return run.give_up(f"its {len(rewards)} explorations have equal rewards")
-    return run.group.start(choose(rewards, rule.count, run.group.wanted), rule.count)
+    return run.group.start(choose(rewards, rule.count, run.group.first_size), rule.count)
 
 
 def reward_of(trajectory: Trajectory, agents: Collection[AgentName]) -> float:

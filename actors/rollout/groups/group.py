@@ -73,7 +73,7 @@ class Group:
         self.settled = False
 
     @property
-    def wanted(self) -> int:
+    def first_size(self) -> int:
         """Trajectories that it begins with."""
         return self._rules.size + self._rules.extra
 
@@ -81,7 +81,7 @@ class Group:
         """The group begins: its first trajectories, which have the numbers ``chosen``, and further ones from ``first``
         on; without these all are numbered from 0."""
         self._chosen, self._next = [*chosen], first
-        return [self._start() for _ in range(self.wanted)]
+        return [self._start() for _ in range(self.first_size)]
 
     def succeeded(self, trajectory: int) -> list[Decision]:
         """A trajectory has its rewards. Raises ProtocolViolation if it was not running."""

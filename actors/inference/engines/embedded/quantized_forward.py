@@ -18,7 +18,7 @@ from ....errors import UnsupportedModel
 from .llama_forward import FusedLlamaForward, Linear, unsupported_reason
 
 _STEPS = 127
-"""Of a weight's sign: -127 to 127, so that zero stays zero."""
+"""Steps of a weight to either side of zero, which stays zero."""
 
 
 class QuantizedLinear:
