@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..actor import Actor
@@ -38,11 +38,17 @@ CLOSE_GRACE_S = 3.0
 
 @dataclass(slots=True)
 class _Start:
-    """An actor in ``on_start``, and the first error of its background work."""
+    """An actor in ``on_start``, and the first error of its background work. ``scope``: of ``on_start``, which ends with
+    that error: it may wait for what the background work would have done."""
 
     actor: Actor
     began: float
+    scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.scope.reschedule(0.0)
 
 
 class LocalActors:
@@ -126,7 +132,12 @@ class LocalActors:
         actor.ref = self.ref(name, self.address, type(actor))
         self._starting[name] = start = _Start(actor, self._loop.time())
         try:
-            await actor.on_start()
+            try:
+                async with start.scope:
+                    await actor.on_start()
+            except TimeoutError:
+                if start.error is None:  # it is a timeout of its own
+                    raise
             if start.error is not None:
                 raise start.error
             if self.closed:
@@ -283,7 +294,7 @@ class LocalActors:
         if self._actors.get(name) is actor and not self.closed:
             self.fail(name, error)
         elif (start := self._starting.get(name)) is not None and start.error is None and not self.closed:
-            start.error = error  # its start fails with this
+            start.fail(error)
         else:  # it is ending already
             log.error("background work failed", task=task.get_name(), error=traceback_of(error))
 

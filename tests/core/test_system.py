@@ -212,6 +212,28 @@ class TestSystem:
         (line,) = (line for line in logs if line["event"] == "background work failed")
         assert line["task"] == "Echo.two" and "RuntimeError: two" in line["error"]
 
+    async def test_background_work_that_fails_ends_a_start_that_waits(self, private: Path) -> None:
+        async def fail() -> None:
+            raise RuntimeError("nothing to wait for")
+
+        class Waits(Actor):
+            async def on_start(self) -> None:
+                self.background(fail(), "fail")
+                await asyncio.Event().wait()
+
+        async with asyncio.timeout(PATIENCE_S), ActorSystem("starting", private) as starting:
+            with pytest.raises(RuntimeError, match="nothing to wait for"):
+                await starting.add(Waits(), "waits")
+
+    async def test_a_timeout_of_a_start_stays_a_timeout(self, private: Path) -> None:
+        class Late(Actor):
+            async def on_start(self) -> None:
+                raise TimeoutError("too late")
+
+        async with ActorSystem("starting", private) as starting:
+            with pytest.raises(TimeoutError, match="too late"):
+                await starting.add(Late(), "late")
+
     async def test_starting_and_stopping_leaves_no_descriptor(self, private: Path) -> None:
         async def once() -> None:
             async with ActorSystem("again", private) as system:
