@@ -280,8 +280,10 @@ def _data_problems(config: RunConfig, findings: RecipeFindings) -> Iterator[str]
         )
         yield from _random_data(findings.digests, first_digests(recipe, compared))
     if config.checks.trajectory and not recipe.has_source:
-        yield from _draw_further(config, findings)
-        _refuse_equal_ids_later(config, recipe)
+        problems = [*_draw_further(config, findings)]
+        yield from problems
+        if not problems:
+            _refuse_equal_ids_later(config, recipe)
     if recipe.has_source:
         yield from _restoring_problems(recipe, source)
     queries = findings.evaluation = recipe.eval_queries()
