@@ -32,6 +32,7 @@ OF_GROUP: Numbers = {
     "reward_calls": 8, "reward_queue_s": 0.25, "reward_compute_s": 1.5, "repeated_rewards": 1, "overrun_rewards": 2,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2,
     "demonstrated_trajectories": 5, "patched_turns": 4, "departed_trajectories": 1,
+    "explorations": 16, "explored_tokens": 90, "failed_explorations": 2, "unlike_explorations": 1,
 }  # fmt: skip
 OF_STEP: Numbers = {
     "loss": 0.5, "grad_norm": 1.5, "clip_fraction": 0.1, "ratio_deviation": 2e-6, "lr": 1e-3, "skipped_updates": 1,
@@ -61,7 +62,8 @@ LINE = {
     "shared_groups": 1,
     "reward_calls": 8, "reward_queue_s": 0.25, "reward_compute_s": 1.5, "repeated_rewards": 1, "overrun_rewards": 2,
     "branch_points": 4, "cut_lines": 3, "untrained_branch_turns": 2,
-    "demonstrated_trajectories": 5, "patched_turns": 4, "departed_trajectories": 1, "eval_s": 1.5,
+    "demonstrated_trajectories": 5, "patched_turns": 4, "departed_trajectories": 1,
+    "explorations": 16, "explored_tokens": 90, "failed_explorations": 2, "unlike_explorations": 1, "eval_s": 1.5,
     "environment_s": 0.0, "reward_s": 0.0, "tail_s": 0.0, "swap_s": 0.1875, "weights_s": 0.6875, "last_query": "q",
     "versions": {"solver": 8, "judge": 2},
     "generated_by": {"solver": 7, "judge": 2}, "reward/solver": 0.6785714285714286,
