@@ -174,7 +174,9 @@ def test_every_algorithm_gets_the_gradient_of_padded_samples(
     padded, packed = (whole_gradients(policy) for policy in policies)
     assert padded.keys() == packed.keys()
     tensors = [[torch.from_numpy(each[key]).flatten() for key in padded] for each in (packed, padded)]
-    assert relative_error(*(torch.cat(each) for each in tensors)) < 1e-6
+    # Between the updates of `held` the optimizer has stepped: Adam divides small gradients by their own size, so that
+    # their rounding, which each processor has another of, is as large as that of great ones.
+    assert relative_error(*(torch.cat(each) for each in tensors)) < (1e-5 if name == "held" else 1e-6)
     steps = [policy.optimizer_step() for policy in policies if name != "held"]
     for figure in steps[0].figures if steps else ():
         if figure != "padding_share":
