@@ -1,4 +1,4 @@
-"""``scripts/bench/run slots explorations``: the figures of a run by hand, and short runs that are measured to the end."""
+"""``scripts/bench/run slots explorations``: the figures of a run by hand, and short runs, measured to the end."""
 
 import pytest
 
@@ -6,14 +6,15 @@ from scripts.bench.slot_explorations import figures, of_rounds, show
 
 from ...bench_tables import drawn
 
+SAMPLES = {"samples/sorter": 4, "samples/checker": 4}
 LINES = [
-    {"step": 1, "tokens": 10, "explored_tokens": 40, "unlike_explorations": 1, "samples/sorter": 4, "samples/checker": 4},
+    {"step": 1, "tokens": 10, "explored_tokens": 40, "unlike_explorations": 1, **SAMPLES},
     {
-        "step": 2, "tokens": 12, "explored_tokens": 44, "unlike_explorations": 1, "samples/sorter": 4, "samples/checker": 4,
+        "step": 2, "tokens": 12, "explored_tokens": 44, "unlike_explorations": 1, **SAMPLES,
         "eval/accuracy": 0.5, "eval/reward/sorter": 0.25, "eval/reward/checker": 0.75,
     },
     {
-        "step": 3, "tokens": 14, "samples/sorter": 4, "samples/checker": 4,
+        "step": 3, "tokens": 14, **SAMPLES,
         "eval/accuracy": 0.5, "eval/reward/sorter": 0.5, "eval/reward/checker": 0.75,
     },
 ]  # fmt: skip
