@@ -1,5 +1,7 @@
 """``scripts/bench/run slots explorations``: the figures of a run by hand, and short runs, measured to the end."""
 
+from typing import Any
+
 import pytest
 
 from scripts.bench.slot_explorations import figures, of_rounds, show
@@ -7,7 +9,7 @@ from scripts.bench.slot_explorations import figures, of_rounds, show
 from ...bench_tables import drawn
 
 SAMPLES = {"samples/sorter": 4, "samples/checker": 4}
-LINES = [
+LINES: list[dict[str, Any]] = [
     {"step": 1, "tokens": 10, "explored_tokens": 40, "unlike_explorations": 1, **SAMPLES},
     {
         "step": 2, "tokens": 12, "explored_tokens": 44, "unlike_explorations": 1, **SAMPLES,
