@@ -377,7 +377,10 @@ def test_a_command_of_a_name_that_was_typed_runs_in_a_fork_if_it_needs_no_shell(
     assert _runner(commands, ROOT, set()) is (_run_in_fork if in_a_fork else _run_in_shell)
 
 
-def test_light_commands_of_a_name_that_was_typed_run_in_the_process_of_the_tests() -> None:
+def test_light_commands_of_a_name_that_was_typed_run_in_the_process_of_the_tests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FLEXMARL_SECOND_PASS", raising=False)
     commands = [("flexmarl train my-recipe --dry-run", "")]
     assert _runner(commands, ROOT, {"new"}) is _run_in_shell
     assert _runner(commands, ROOT, {"new", "train"}) is _run_here

@@ -88,8 +88,8 @@ def battery(
     if listed:
         _list(Console())
         return 0
-    adopt_orphans()
     setting = read_setting(device)
+    adopt_orphans()  # of a process that refuses its words nothing has changed
     ended: list[Result] = []
     with TemporaryDirectory(prefix="flexmarl-battery-", dir=env.runtime_base()) as folder:
         for row in rows:

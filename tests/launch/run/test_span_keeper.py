@@ -151,7 +151,8 @@ def test_without_a_trace_nothing_is_written_and_of_a_share_only_the_few(
 def test_a_run_that_has_failed_has_the_spans_of_its_end(runs_here: RunsHere) -> None:
     run = runs_here.train("failed", "data.faults=[raise]", "data.faulty=9", *SIMULATED_POLICIES)
     assert run.status == 1, run.text
-    assert "trajectory" in stored(run.directory).kinds
+    # Not those of trajectories: the process of the rollout worker, whose error ends the run, may have ended before.
+    assert {"publish", "load", "install"} <= {*stored(run.directory).kinds}
 
 
 class FakeSupervision:
