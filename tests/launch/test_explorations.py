@@ -1,6 +1,7 @@
 """Explorations of real runs: by quantised instances, and by instances that are killed. None of their samples is
 trained."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -62,17 +63,39 @@ def test_an_explorer_that_is_killed_leaves_no_sample_and_the_run_continues(
     run.assert_nothing_is_left()
 
 
+_SCOUTS = ", ".join(
+    f"{agent}_scout: {{explores: {agent}, engine: {{quantization: int8}}}}" for agent in ("solver", "checker")
+)
+QUANTISED = (
+    f"policies={{{_SCOUTS}}}", *GROUPS, "agent_defaults.sft={batches: 2, batch_size: 4}", "weights.probe_every=1",
+)  # fmt: skip
+
+
 def test_a_run_with_quantised_explorers_trains_what_its_own_engine_generates(runs_here: RunsHere) -> None:
-    scouts = ", ".join(
-        f"{agent}_scout: {{explores: {agent}, engine: {{quantization: int8}}}}"
-        for agent in ("solver", "checker")
-    )
-    run = runs_here.train(
-        "quantised", f"policies={{{scouts}}}", *GROUPS, "agent_defaults.sft={batches: 2, batch_size: 4}",
-        "weights.probe_every=1",
-    )  # fmt: skip
+    run = runs_here.train("quantised", *QUANTISED)
     assert run.status == 0 and not run.problems, run.text
     for line in run.metrics:
         assert line["explorations"] == QUERIES * COUNT and line["samples/solver"] == QUERIES * SIZE
         assert line["explored_tokens"] > line["tokens"] > 0 == line["stale_samples"]
         assert line["unlike_explorations"] <= QUERIES * SIZE // 2 if "unlike_explorations" in line else True
+
+
+def test_a_resumed_run_with_explorers_repeats_the_steps_bit_for_bit(runs_here: RunsHere) -> None:
+    """As after a kill of all processes behind the checkpoint of step 1: the files that are written later go."""
+    whole = runs_here.train("explored", *QUANTISED, "deterministic=true")
+    assert whole.status == 0, whole.text
+    broken = shutil.copytree(whole.directory, runs_here.runs / "explored-again")
+    for step in range(2, STEPS + 1):
+        shutil.rmtree(broken / "checkpoints" / f"step_{step:06d}")
+    (broken / "report.html").unlink()
+    resumed = runs_here.resume("explored-again")
+    assert resumed.status == 0, resumed.text
+    names = [name for name in whole.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
+    figures = [
+        [[line[name] for name in (*names, "explored_tokens", "tokens")] for line in run.metrics]
+        for run in (whole, resumed)
+    ]
+    assert figures[0] == figures[1] and len(figures[0]) == STEPS and len(names) >= 4
+    for policy in ("solver", "checker"):
+        weights = Path("checkpoints") / f"step_{STEPS:06d}" / policy / "model.safetensors"
+        assert (broken / weights).read_bytes() == (whole.directory / weights).read_bytes()
