@@ -127,21 +127,28 @@ def _problem(kind: type[Config], name: str, item: Any) -> str:
     location, value = item["loc"], item["input"]
     key = ".".join(map(str, (name, *location)))
     if item["type"] == "extra_forbidden":
-        section: Any = kind
-        for part in location[:-1]:
-            if (field := section.model_fields.get(part)) is not None:
-                section = _config_in(field.annotation) or section
-        allowed = [*section.model_fields]
+        allowed = _keys_at(kind, location[:-1])
         return (
             f"{key}: there is no such key (value {value!r}); allowed: {', '.join(allowed)}"
             f"{guess(str(location[-1]), allowed)}"
         )
     if item["type"] == "missing":
         return f"{key}: is missing"
+    if item["type"] == "model_type":
+        return f"{key}={value!r}: needs a section of keys; there are: {', '.join(_keys_at(kind, location))}"
     message = item["msg"].removeprefix("Value error, ")
     # A section is too long to be shown, and the words of a validator have the value.
     shows = item["type"] != "value_error" and not isinstance(value, dict | list)
     return f"{key}={value!r}: {message}" if shows else f"{key}: {message}"
+
+
+def _keys_at(kind: type[Config], location: Sequence[str | int]) -> list[str]:
+    """The keys of the section at ``location`` in a section of ``kind``."""
+    section: Any = kind
+    for part in location:
+        if (field := section.model_fields.get(part)) is not None:
+            section = _config_in(field.annotation) or section
+    return [*section.model_fields]
 
 
 def _config_in(annotation: Any) -> type[Config] | None:

@@ -75,6 +75,10 @@ def test_one_number_of_a_named_device_is_changed_by_a_setting() -> None:
             "prompt.medium: there is .*; allowed: median, .*mean median",
         ),
         ("workload.calls=[{agent: solver, chanc: 1}]", "chanc: there is no such key .*; do you mean chance"),
+        (
+            "workload.agents.solver.answer=600",
+            "solver.answer=600: needs a section of keys; there are: median, sigma",
+        ),
         ("cluster.hosts=two", "cluster.hosts='two': Input should be a valid integer"),
     ],
 )
