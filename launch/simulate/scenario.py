@@ -143,7 +143,7 @@ def _problem(kind: type[Config], name: str, item: Any) -> str:
 
 
 def _keys_at(kind: type[Config], location: Sequence[str | int]) -> list[str]:
-    """The keys of the section at ``location`` in a section of ``kind``."""
+    """Lists the keys of the section at ``location`` in a section of ``kind``."""
     section: Any = kind
     for part in location:
         if (field := section.model_fields.get(part)) is not None:
@@ -152,7 +152,7 @@ def _keys_at(kind: type[Config], location: Sequence[str | int]) -> list[str]:
 
 
 def _config_in(annotation: Any) -> type[Config] | None:
-    """The class of a section, also of one in a mapping or a list; None if there is none."""
+    """Returns the class of a section, or of the sections in a mapping or a list; None for other values."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return annotation
     inner = map(_config_in, get_args(annotation))

@@ -89,7 +89,7 @@ def battery(
         _list(Console())
         return 0
     setting = read_setting(device)
-    adopt_orphans()  # of a process that refuses its words nothing has changed
+    adopt_orphans()  # not before the words are read: a refusal leaves the caller's process as it was
     ended: list[Result] = []
     with TemporaryDirectory(prefix="flexmarl-battery-", dir=env.runtime_base()) as folder:
         for row in rows:

@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .conftest import json_lines
+from .in_process import Finished
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -30,3 +32,19 @@ def trained_by_version(run: Path, policy: str = "solver") -> dict[str, list[str]
 def trained(run: Path, policy: str = "solver") -> Counter[str]:
     """The number of times that each sample was trained."""
     return Counter(name for names in trained_by_version(run, policy).values() for name in names)
+
+
+def assert_bit_equal(
+    run: Finished, other: Finished, steps: int, policies: Iterable[str], measured_names: int
+) -> None:
+    """Losses, norms of the gradients and rewards of all steps, and the last weights."""
+
+    def measured(run: Finished) -> list[tuple[float, ...]]:
+        names = [name for name in run.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
+        assert len(names) >= measured_names and len(run.metrics) == steps
+        return [tuple(line[name] for name in names) for line in run.metrics]
+
+    assert measured(run) == measured(other)
+    for policy in policies:
+        file = Path("checkpoints") / f"step_{steps:06d}" / policy / "model.safetensors"
+        assert (run.directory / file).read_bytes() == (other.directory / file).read_bytes()

@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from flexmarl.launch.monitoring.formatting import duration
 
 from ..conftest import REPRODUCIBLE, SIMULATED_POLICIES, TINY, Launched, Launcher, wait_until
 from ..in_process import Finished, RunsHere
+from ..run_files import assert_bit_equal
 
 ESCAPE = re.compile(r"\x1b")
 
@@ -262,22 +262,6 @@ def test_a_deterministic_run_and_its_resumed_half_with_more_rollout_workers_have
     ]
     assert [len(workers) for workers in dealt] == [1, 3]
     assert_bit_equal(resumed, unbroken, 4, ("shared", "judge"), 7)
-
-
-def assert_bit_equal(
-    run: Finished, other: Finished, steps: int, policies: Iterable[str], measured_names: int
-) -> None:
-    """Losses, norms of the gradients and rewards of all steps, and the last weights."""
-
-    def measured(run: Finished) -> list[tuple[float, ...]]:
-        names = [name for name in run.metrics[0] if name.split("/")[0] in ("loss", "grad_norm", "reward")]
-        assert len(names) >= measured_names and len(run.metrics) == steps
-        return [tuple(line[name] for name in names) for line in run.metrics]
-
-    assert measured(run) == measured(other)
-    for policy in policies:
-        file = Path("checkpoints") / f"step_{steps:06d}" / policy / "model.safetensors"
-        assert (run.directory / file).read_bytes() == (other.directory / file).read_bytes()
 
 
 # --------------------------------------------------------------------------- supervised batches
