@@ -7,6 +7,7 @@ digest is computed while the bytes are in the cache, large enough that a switch 
 import ctypes
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -24,8 +25,8 @@ _DEVICE_BYTES: Final = 16 * CHUNK_BYTES
 late. With embeddings of a gigabyte in one copy each, a state's last seconds would be one thread's."""
 
 _UNDER_WAY: Final = 4
-"""Copies with a device that a thread has begun before it computes the digest of the first. With one, it would wait for
-the bus, and the bus for its digest: eight threads moved 30 GB/s over a bus of 55."""
+"""Copies with a device that a thread has under way at most. With one, it would wait for the bus, and the bus for its
+digest."""
 
 
 def kind_of(tensors: Iterable[Any]) -> TensorKind[Any]:
@@ -226,7 +227,7 @@ class Copying:
         """In the order of their bytes."""
         is_far = device_copies is not None and None in self._addresses
         self.parts_at_once = _UNDER_WAY if is_far else 1
-        """So many parts a thread should begin before it waits for the first."""
+        """So many parts a thread should have under way."""
 
     def _step_of(self, target: Any, source: Any, device_copies: "DeviceCopies | None") -> int:
         if device_copies is None or not any(map(device_copies.is_on_device, (target, source))):
@@ -265,12 +266,44 @@ def _copying_at_once(kind: TensorKind[Any]) -> Callable[..., Callable[[], None]]
 
 
 def _do_nothing() -> None:
-    """The copy is done already."""
+    """The copy is done already, or nothing follows."""
 
 
-def _wait_for(copies: Sequence[Callable[[], None]]) -> None:
+def _wait_for(copies: Iterable[Callable[[], None]]) -> None:
     for wait in copies:
         wait()
+
+
+class _CopiesUnderWay:
+    """Copies that one thread has begun, fewer than ``most`` while it does something else. At the end of the block none
+    is under way, also behind an error: the caller frees the memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._copies: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+
+    def __enter__(self) -> "_CopiesUnderWay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _wait_for(wait for wait, _ in self._copies)
+
+    def add(self, wait: Callable[[], None], then: Callable[[], None]) -> None:
+        """Adds a copy, which ``wait`` waits for, which may be called again; ``then`` is called when it is done."""
+        self._copies.append((wait, then))
+        if len(self._copies) == self._most:
+            self._end_oldest()
+
+    def end(self) -> None:
+        """Waits for all."""
+        while self._copies:
+            self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        wait, then = self._copies[0]
+        wait()
+        self._copies.popleft()
+        then()
 
 
 def chunks(part: Part) -> Iterator[tuple[int, int, int]]:
@@ -320,26 +353,25 @@ def _put_parts(
     stop: threading.Event,
     compare: Callable[[int], None] | None,
 ) -> int:
-    groups = list(_divide(parts, parts_at_once))
+    def write_digests(part: Part) -> None:
+        for number, start, end in chunks(part):
+            # Of the copy, not of the source: if the source is changed meanwhile, the digest is still that of the bytes
+            # which readers get.
+            table[number] = xxhash.xxh3_64_intdigest(payload[start:end])
+            if compare is not None:
+                compare(start)
 
-    def write_group(index: int) -> None:
-        if stop.is_set():
-            raise TransportClosed
-        copies: list[Callable[[], None]] = []
-        try:
-            copies.extend(map(begin, groups[index]))  # those before an error stay in the list
-            for part, wait in zip(groups[index], copies, strict=True):
-                wait()
-                for number, start, end in chunks(part):
-                    # Of the copy, not of the source: if the source is changed meanwhile, the digest is still that of
-                    # the bytes which readers get.
-                    table[number] = xxhash.xxh3_64_intdigest(payload[start:end])
-                    if compare is not None:
-                        compare(start)
-        finally:
-            _wait_for(copies)  # also behind an error: the caller frees the memory
+    def write_parts(numbers: Iterator[int]) -> None:
+        with _CopiesUnderWay(parts_at_once) as copies:
+            for number in numbers:
+                if stop.is_set():
+                    raise TransportClosed
+                # The next copy before the digests of the last one: the bus has work meanwhile.
+                part = parts[number]
+                copies.add(begin(part), functools.partial(write_digests, part))
+            copies.end()
 
-    share(len(groups), write_group)
+    share(len(parts), write_parts)
     return table_digest(table, len(payload))
 
 
@@ -348,26 +380,19 @@ def fetch(
 ) -> None:
     """Copies out of ``payload``. Raises WrongDigest if a chunk has another digest than in ``table`` (None: the caller
     has compared them), and TransportClosed soon after ``stop`` is set."""
-    groups = list(_divide(copying.parts, copying.parts_at_once))
 
-    def read_group(index: int) -> None:
-        if stop.is_set():
-            raise TransportClosed
-        copies: list[Callable[[], None]] = []
-        try:
-            for part in groups[index]:
+    def read_parts(numbers: Iterator[int]) -> None:
+        with _CopiesUnderWay(copying.parts_at_once) as copies:
+            for number in numbers:
+                if stop.is_set():
+                    raise TransportClosed
+                part = copying.parts[number]
                 if table is not None:
                     _check_part(part, payload, table)
-                copies.append(copying.begin(part))
-        finally:
-            _wait_for(copies)  # also behind an error: the caller frees the memory
+                copies.add(copying.begin(part), _do_nothing)
+            copies.end()
 
-    share(len(groups), read_group)
-
-
-def _divide(parts: Sequence[Part], count: int) -> Iterator[Sequence[Part]]:
-    for start in range(0, len(parts), count):
-        yield parts[start : start + count]
+    share(len(copying.parts), read_parts)
 
 
 def check(
@@ -376,12 +401,13 @@ def check(
     """Compares the bytes of the tensors with their digests. Raises as ``fetch``."""
     parts = parts_of(specs, [CHUNK_BYTES] * len(specs), len(payload))
 
-    def check_part(index: int) -> None:
-        if stop.is_set():
-            raise TransportClosed
-        _check_part(parts[index], payload, table)
+    def check_parts(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            if stop.is_set():
+                raise TransportClosed
+            _check_part(parts[number], payload, table)
 
-    share(len(parts), check_part)
+    share(len(parts), check_parts)
 
 
 def _check_part(part: Part, payload: memoryview, table: memoryview) -> None:

@@ -46,8 +46,7 @@ def test_a_layout_fits_the_same_names_shapes_and_dtypes(other: dict[str, torch.T
 
 
 def shared(count: int, do: Any) -> None:
-    for number in reversed(range(count)):  # any order
-        do(number)
+    do(iter(reversed(range(count))))  # any order
 
 
 def copying_of(targets: list[torch.Tensor], sources: list[torch.Tensor], layout: Layout) -> Copying:

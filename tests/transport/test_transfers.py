@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -67,11 +68,12 @@ async def test_shared_work_is_done_once_each_by_several_threads() -> None:
     done, threads = [], set()
     both = threading.Barrier(2, timeout=PATIENCE_S)
 
-    def do(number: int) -> None:
-        if number < 2 and workers._helpers:
-            both.wait()  # two calls run at the same time
-        threads.add(threading.get_ident())
-        done.append(number)
+    def do(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            if number < 2 and workers._helpers:
+                both.wait()  # two calls run at the same time
+            threads.add(threading.get_ident())
+            done.append(number)
 
     await workers.run(1 << 30, lambda stop: workers.share(100, do))
     assert sorted(done) == list(range(100))
@@ -84,11 +86,12 @@ async def test_the_first_error_of_shared_work_is_raised_after_the_last_call_has_
     running: list[int] = []
     ended: list[int] = []
 
-    def do(number: int) -> None:
-        running.append(number)
-        if number == 3:
-            raise ValueError("three")
-        ended.append(number)
+    def do(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            running.append(number)
+            if number == 3:
+                raise ValueError("three")
+            ended.append(number)
 
     with pytest.raises(ValueError, match="three"):
         await workers.run(1 << 30, lambda stop: workers.share(10_000, do))

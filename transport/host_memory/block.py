@@ -30,7 +30,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -56,8 +56,8 @@ _POPULATED_AT_ONCE: Final = 16 << 20
 # struct flock of 64-bit Linux: type, whence, start, length, process (0: the description holds the lock).
 _FLOCK = struct.Struct("hhqqi4x")
 
-Share = Callable[[int, Callable[[int], None]], None]
-"""Calls a function with 0 .. count - 1, from several threads."""
+Share = Callable[[int, Callable[[Iterator[int]], None]], None]
+"""Calls a function in several threads, each time with an iterator of its own: these divide 0 .. count - 1."""
 
 
 def free_bytes(directory: Path) -> int:
@@ -328,11 +328,12 @@ def populate(block: Block, share: Share) -> None:
     size = len(block.memory)
     count = -(-size // _POPULATED_AT_ONCE)
 
-    def populate_part(index: int) -> None:
-        start = index * _POPULATED_AT_ONCE
-        block.populate(start, min(start + _POPULATED_AT_ONCE, size))
+    def populate_parts(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            start = number * _POPULATED_AT_ONCE
+            block.populate(start, min(start + _POPULATED_AT_ONCE, size))
 
-    share(count, populate_part)
+    share(count, populate_parts)
 
 
 def _open_file(directory: Path, name: str) -> tuple[int, int]:

@@ -130,12 +130,13 @@ class Fetch:
     def _receive_from_all(self, share: Share) -> None:
         self._report("")
 
-        def run_connection(_: int) -> None:
-            with self._ends_all():
-                self._connection()
+        def run_connections(numbers: Iterator[int]) -> None:
+            for _ in numbers:
+                with self._ends_all():
+                    self._connection()
 
         try:
-            share(min(_CONNECTIONS, len(self._todo)), run_connection)
+            share(min(_CONNECTIONS, len(self._todo)), run_connections)
         except TransportError as error:
             raise (self._error or error) from None  # the first one, not those that it has led to
 

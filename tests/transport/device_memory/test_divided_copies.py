@@ -2,7 +2,7 @@
 device copies the next ones meanwhile."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -86,18 +86,24 @@ def copying_of_device(
     )
 
 
-def each(count: int, do: Callable[[int], None]) -> None:
-    for number in range(count):
-        do(number)
+def each(count: int, do: Callable[[Iterator[int]], None]) -> None:
+    do(iter(range(count)))
 
 
 def test_a_thread_has_several_copies_under_way_and_waits_for_each_before_its_digest() -> None:
     source = torch.randn(6 * PIECE // 4, generator=torch.Generator().manual_seed(0))
     copies = Copies([source])
     copying, memory, table, view = copying_of_device(copies, source)
-    put(copying, memoryview(memory), table, each, threading.Event())
+    beside_digests: list[int] = []
+
+    def note(start: int) -> None:
+        if start % PIECE == 0:
+            beside_digests.append(copies.under_way)
+
+    put(copying, memoryview(memory), table, each, threading.Event(), note)
     assert torch.equal(view, source)
     assert (copies.most_under_way, copies.under_way) == (4, 0)
+    assert beside_digests == [3, 3, 3, 2, 1, 0]
     back = torch.zeros_like(source)
     to_device = Copies([back])
     layout = Layout.of({"w": source})
