@@ -1,6 +1,7 @@
 """Builds of the checkout: the wheel holds the package and nothing else, and works after its installation."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -148,6 +149,15 @@ def test_the_wheel_says_what_it_is(wheel: Wheel) -> None:
         wheel.text(f"{DIST_INFO}/entry_points.txt")
         == "[console_scripts]\nflexmarl = flexmarl.launch.cli.main:main\n"
     )
+
+
+def test_scripts_install_extras_that_the_package_has(wheel: Wheel) -> None:
+    """pip only warns of others."""
+    scripts = [path for path in (ROOT / "scripts").rglob("*") if path.is_file() and "." not in path.name]
+    lines = re.findall(r"(?m)^ *install ([a-z,]+)$", "\n".join(path.read_text() for path in scripts))
+    assert len(lines) >= 5
+    extras = set(wheel.metadata.get_all("Provides-Extra", []))
+    assert {extra for line in lines for extra in line.split(",")} <= extras
 
 
 def test_the_pinned_versions_are_ones_that_the_package_admits(wheel: Wheel) -> None:
