@@ -16,6 +16,7 @@ from flexmarl.transport.host_memory.block import free_bytes
 from flexmarl.transport.state import StateTransport
 
 from .checks import Card, Check, LeftOut, at_least, part
+from .digest_speed import measure_digests
 from .peers import Peer, Side
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def run(card: Card) -> Iterator[Check]:
                 f"it needs {4 * _LEAST_BYTES / 1e9:g} GB of shared memory and an eighth of them on the card"
             )
     with Peer(card, directory) as peer:
+        yield from part("digests", lambda: _compute_digests(peer))
         yield from part("staging", lambda: _copy(peer, size_bytes, card))
         yield from part("beside", lambda: _compute_beside(peer, card))
 
@@ -61,6 +63,12 @@ def _copy(peer: Peer, size_bytes: int, card: Card) -> Iterator[Check]:
         yield Check(f"{way}: state", rate, "GB/s")
         if card.is_cuda:
             yield at_least(f"{way}: share of the pinned copy", rate / bound, _LEAST_SHARE)
+
+
+def _compute_digests(peer: Peer) -> Iterator[Check]:
+    for threads, (digests, copies) in peer.call(measure_digests).items():
+        yield Check(f"digests beside copies, by {threads} threads", digests, "GB/s")
+        yield Check(f"copies beside digests, by {threads} threads", copies, "GB/s")
 
 
 def _compute_beside(peer: Peer, card: Card) -> Iterator[Check]:
