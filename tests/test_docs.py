@@ -1,4 +1,4 @@
-"""README.md and the pages under launch/docs: their code runs, their links lead somewhere, their tables are complete.
+"""README.md and the pages under launch/docs: their code runs.
 
 A page's code blocks are taken in order, in a folder of the page's own. By the language behind the fence:
 
@@ -21,45 +21,26 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 from unittest.mock import patch
 
 import click
 import pytest
 import yaml
-from pydantic.fields import FieldInfo
 
-from flexmarl.actors.config_base import Config
-from flexmarl.actors.credit.algorithms import ALGORITHMS
-from flexmarl.actors.filters.filter_config import FilterConfig
-from flexmarl.actors.messages import InstanceApi
-from flexmarl.core.errors import CallTimeout
-from flexmarl.core.signature import endpoint_options
 from flexmarl.launch.cli.main import main
 from flexmarl.launch.cli.registry import cli
 from flexmarl.launch.config.config_reading import resolve
-from flexmarl.launch.config.run_config import RunConfig
-from flexmarl.launch.config.written_config import Defaults
-from flexmarl.launch.monitoring.sinks.sink_config import SinkConfig
 from flexmarl.launch.simulate.scenario import read_scenario
 from scripts.bench.commands import run as benchmarks
 
-from .checkouts import PACKAGE, changed_checkout, changed_files, changes
+from .checkouts import changed_checkout, changed_files, changes
+from .pages import PAGES, ROOT, Block, blocks, of_language, tables
 from .patience import PATIENCE_S
 from .warm_process import TEMPLATE
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "launch" / "docs"
-PAGES = {path.name: path for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]}
-README_LINES = 200
-
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
-_LINK = re.compile(r"\[[^\]]+\]\(([^)]+)\)")
 # Commands that start no actor, and that import torch for a second of work.
 _LIGHT = re.compile(r"flexmarl (?:export|train [^|&;<>]*--(?:on|dry-run)\b)[^|&;<>]*")
 # Commands in which a shell would only take quotation marks away.
@@ -67,46 +48,12 @@ _PLAIN = re.compile(r"""flexmarl (?:[\w\s./:=,+@%-]|'[^']*'|"[^"$`\\]*")*""")
 _MAIN = "import sys; from flexmarl.launch.cli.main import main; sys.exit(main())"
 # Lines that a busy machine prints too.
 _WAITING = re.compile(r"^checking .* for \d+ s, of at most \d+\n", re.MULTILINE)
-_PATH = re.compile(r"`((?:core|transport|actors|launch|scripts|tests)/[\w./-]*)`")
 # Settings without a file are a part of this config.
 _ANY_RECIPE: dict[str, Any] = {
     "agents": {"solver": {}, "judge": {}},
     "agent_defaults": {"model": {"path": "some/model"}},
     "training": {"steps": 1},
 }
-
-
-@dataclass(frozen=True)
-class Block:
-    """A code block. ``file``: its name, empty if it has none."""
-
-    page: str
-    line: int
-    language: str
-    text: str
-
-    @property
-    def file(self) -> str:
-        named = _FILE.match(self.text) if self.language in ("python", "yaml") else None
-        return named[1] if named else ""
-
-    @property
-    def is_of_package(self) -> bool:
-        """The page adds the file to the package."""
-        return self.file.partition("/")[0] in PACKAGE
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-
-def blocks(page: str) -> Iterator[Block]:
-    text = PAGES[page].read_text()
-    for found in _BLOCK.finditer(text):
-        yield Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2])
-
-
-def of_language(*languages: str) -> list[Block]:
-    return [block for page in PAGES for block in blocks(page) if block.language in languages]
 
 
 # --------------------------------------------------------------------------- code that runs
@@ -184,7 +131,7 @@ def _commands(block: Block) -> list[tuple[str, str]]:
 def _parts(block: Block) -> list[list[tuple[str, str]]]:
     """The commands of one shell: all of a block if one runs behind the others, else each by itself."""
     commands = _commands(block)
-    return [commands] if any("&" in command for command, _ in commands) else [[one] for one in commands]
+    return [commands] if any("&" in command for command, _ in commands) else [[pair] for pair in commands]
 
 
 def _is_refused(output: str) -> bool:
@@ -213,8 +160,8 @@ def _run_in_shell(
         check=False,
     )
     printed = re.split(r"\n>>> \d+\n", done.stdout)[1:]
-    for (command, wanted), got in zip(commands, printed, strict=False):
-        _check_output(block, command, wanted, got)
+    for (command, shown), lines in zip(commands, printed, strict=False):
+        _check_output(block, command, shown, lines)
     assert (len(printed), done.returncode) == (len(commands), 0), f"{block}:\n{done.stdout}"
 
 
@@ -226,7 +173,7 @@ def _run_here(
     A process for each would import torch and transformers, which takes ten times as long as the plan of a run. The
     first of a page has one.
     """
-    for command, wanted in commands:
+    for command, shown in commands:
         output = io.StringIO()
         with (
             contextlib.chdir(folder),
@@ -235,8 +182,8 @@ def _run_here(
             contextlib.redirect_stderr(output),
         ):
             status = main(shlex.split(command)[1:])
-        _check_output(block, command, wanted, output.getvalue())
-        assert status == 0 or _is_refused(wanted), f"{block}: $ {command}\nended with status {status}"
+        _check_output(block, command, shown, output.getvalue())
+        assert status == 0 or _is_refused(shown), f"{block}: $ {command}\nended with status {status}"
 
 
 def _run_in_fork(
@@ -244,47 +191,51 @@ def _run_in_fork(
 ) -> None:
     """Runs commands of ``flexmarl`` in processes that have imported it, and compares their output. A shell runs them if
     these processes have another environment, that of other tests."""
-    for command, wanted in commands:
+    for command, shown in commands:
         with tempfile.TemporaryFile("w+") as output, contextlib.chdir(folder):
             process = TEMPLATE.start(_MAIN, shlex.split(command)[1:], environment, output.fileno())
             if process is None:
-                _run_in_shell(block, [(command, wanted)], folder, environment)
+                _run_in_shell(block, [(command, shown)], folder, environment)
                 continue
             status = process.wait(PATIENCE_S)
             output.seek(0)
-            _check_output(block, command, wanted, output.read())
-        assert status == 0 or _is_refused(wanted), f"{block}: $ {command}\nended with status {status}"
+            _check_output(block, command, shown, output.read())
+        assert status == 0 or _is_refused(shown), f"{block}: $ {command}\nended with status {status}"
 
 
-def _check_output(block: Block, command: str, wanted: str, printed: str) -> None:
-    assert _matches(wanted, _WAITING.sub("", printed)), (
-        f"{block}: $ {command}\nprinted\n{printed}and not\n{wanted}"
+def _check_output(block: Block, command: str, shown: str, printed: str) -> None:
+    assert _matches(shown, _WAITING.sub("", printed)), (
+        f"{block}: $ {command}\nprinted\n{printed}and not\n{shown}"
     )
 
 
-def _matches(wanted: str, got: str) -> bool:
+def _matches(shown: str, printed: str) -> bool:
     """``...`` stands for any text of a line; alone in a line, for any number of lines."""
     lines = (
         r"(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
-        for line in wanted.splitlines()
+        for line in shown.splitlines()
     )
-    return re.fullmatch("".join(lines), got) is not None
+    return re.fullmatch("".join(lines), printed) is not None
 
 
 @pytest.mark.parametrize("block", of_language("yaml"), ids=str)
 def test_settings_are_valid(block: Block, tmp_path: Path) -> None:
-    given = yaml.safe_load(block.text)
-    if "cluster" in given:
+    config = yaml.safe_load(block.text)
+    if "cluster" in config:
         (tmp_path / "scenario.yaml").write_text(block.text)
         read_scenario(tmp_path / "scenario.yaml", [])
         return
     if Path(block.file).stem != "config":
-        given.pop("recipe", None)  # of a file that names its recipe
+        config.pop("recipe", None)  # of a file that names its recipe
     if not block.file:
-        given = {**_ANY_RECIPE, **given, "training": {**_ANY_RECIPE["training"], **given.get("training", {})}}
-        defaults = given.get("agent_defaults", {})
-        given["agent_defaults"] = {**_ANY_RECIPE["agent_defaults"], **defaults}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(given))
+        config = {
+            **_ANY_RECIPE,
+            **config,
+            "training": {**_ANY_RECIPE["training"], **config.get("training", {})},
+        }
+        defaults = config.get("agent_defaults", {})
+        config["agent_defaults"] = {**_ANY_RECIPE["agent_defaults"], **defaults}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     (tmp_path / "workflow.py").touch()
     resolve(str(tmp_path), [])
 
@@ -327,15 +278,15 @@ def _parse_options(command: click.Command, arguments: list[str]) -> None:
     context = click.Context(command, **command.context_settings)
     while isinstance(command, click.Group):
         name, *arguments = arguments
-        found = command.get_command(context, name)
-        assert found is not None, name
-        command = found
+        member = command.get_command(context, name)
+        assert member is not None, name
+        command = member
     # With its parent: click gives a command its help option once, by the first context, and keeps it.
     command.make_context(command.name, arguments, parent=context)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "got", "same"),
+    ("shown", "printed", "same"),
     [
         ("a\n", "a\n", True),
         ("a\n", "a\nb\n", False),
@@ -347,8 +298,8 @@ def _parse_options(command: click.Command, arguments: list[str]) -> None:
         ("a\n...\nc\n", "a\nb\n", False),
     ],
 )
-def test_output_is_compared(wanted: str, got: str, same: bool) -> None:
-    assert _matches(wanted, got) is same
+def test_output_is_compared(shown: str, printed: str, same: bool) -> None:
+    assert _matches(shown, printed) is same
 
 
 @pytest.mark.parametrize(
@@ -410,190 +361,7 @@ def test_every_file_of_a_page_is_used(page: str) -> None:
             assert re.search(rf"\b{re.escape(word)}\b", text), block
 
 
-# --------------------------------------------------------------------------- links and lengths
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    for link in _LINK.findall(PAGES[page].read_text()):
-        if not link.startswith("https://"):
-            name, _, anchor = link.partition("#")
-            target = (PAGES[page].parent / name).resolve() if name else PAGES[page]
-            assert target.exists(), link
-            assert not anchor or anchor in _anchors(target), link
-
-
-def _anchors(page: Path) -> set[str]:
-    """GitHub's: lower case, without punctuation, hyphens for blanks."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_exist(page: str) -> None:
-    assert [path for path in _PATH.findall(PAGES[page].read_text()) if not (ROOT / path).exists()] == []
-
-
-def test_every_page_can_be_reached() -> None:
-    for page, path in PAGES.items():
-        links = {link.partition("#")[0] for link in _LINK.findall(path.read_text())}
-        if page == "README.md":
-            assert {f"launch/docs/{other}" for other in PAGES if other != page} <= links
-        else:
-            assert "../../README.md" in links
-            assert any(other in links for other in PAGES if other != page), "links to no other page"
-
-
-def test_the_contents_have_each_page_once_in_one_of_four_groups() -> None:
-    groups: dict[str, list[str]] = {}
-    for heading, (group, *cells) in tables("README.md"):
-        if heading == "Where to read on" and group != "to":
-            if group:
-                pages = groups.setdefault(group.strip("*"), [])
-            pages += re.findall(r"\(launch/docs/([\w-]+\.md)\)", " ".join(cells))
-    assert list(groups) == ["start", "write a workflow", "run it", "extend it"]
-    listed = [page for pages in groups.values() for page in pages]
-    assert sorted(listed) == sorted(set(PAGES) - {"README.md"})
-
-
-def test_the_readme_is_short() -> None:
-    assert len(PAGES["README.md"].read_text().splitlines()) <= README_LINES
-
-
-# --------------------------------------------------------------------------- tables that are complete
-
-
-def tables(page: str) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a page's tables, each with the heading that it is under."""
-    heading = ""
-    for line in PAGES[page].read_text().splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        elif line.startswith("|") and not re.match(r"\|[-|: ]+\|$", line):
-            yield heading, [cell.strip() for cell in line.strip("|").split(" | ")]
-
-
-def settings(model: type[Config], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key of a section and of the sections in it, with dots; names that a user chooses as ``<agent>``."""
-    for name, field in model.model_fields.items():
-        key = f"{prefix}{name}"
-        kind = field.annotation
-        kinds = [kind, *get_args(kind)]
-        if NoneType in kinds:  # a choice of sections that may be left out
-            kinds += [
-                choice for one in kinds if get_origin(one) is Annotated for choice in get_args(one.__origin__)
-            ]
-        if get_origin(kind) is dict:
-            kinds = [one.__origin__ if get_origin(one) is Annotated else one for one in kinds]
-        if field.annotation in (tuple[SinkConfig, ...], tuple[FilterConfig, ...]):
-            # a list of sections that are chosen by name
-            yield key, field
-            entry = get_args(field.annotation)[0]
-            for chosen in (get_args(one)[0] for one in get_args(get_args(entry)[0])):
-                yield from settings(chosen, f"{key}.{chosen.model_fields['name'].default}.")
-            continue
-        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
-        if choices := [
-            one.__origin__
-            for one in kinds
-            if get_origin(one) is Annotated
-            and isinstance(one.__origin__, type)
-            and issubclass(one.__origin__, Config)
-        ]:
-            # chosen by name; the first is the default, and the others have some of its keys
-            for number, chosen in enumerate(choices):
-                known = {found for one in choices[:number] for found, _ in settings(one, f"{key}.")}
-                yield from (found for found in settings(chosen, f"{key}.") if found[0] not in known)
-        elif not sections:
-            yield key, field
-        elif get_origin(kind) is dict:
-            yield from settings(sections[0], f"{key}.<{_singular(name)}>.")
-        else:
-            yield from settings(sections[0], f"{key}.")
-
-
-def _singular(name: str) -> str:
-    return {"policies": "policy"}.get(name, name.removesuffix("s"))
-
-
-def test_the_settings_page_has_every_setting_and_its_default() -> None:
-    written = {}
-    for heading, (key, default, *_) in tables("settings.md"):
-        section = re.match(r"`([\w.<>]+)`", heading)
-        if key != "key":
-            [name] = re.findall(r"^`([\w.]+)`$", key)
-            written[f"{section[1]}.{name}" if section else name] = default
-    existing = dict(settings(RunConfig)) | dict(settings(Defaults))
-    assert sorted(written.keys() - existing.keys()) == []
-    assert sorted(existing.keys() - written.keys()) == []
-    assert {key: text for key, text in written.items() if not _is_default(text, existing[key])} == {}
-
-
-def _is_default(text: str, field: FieldInfo) -> bool:
-    """True if the first code in a table's cell is the field's default."""
-    if field.is_required():
-        return text.startswith("required")
-    default = field.get_default(call_default_factory=True, validated_data={})
-    found = re.match(r"`([^`]*)`", text)
-    if found is None:
-        return False
-    value = yaml.safe_load(found[1])
-    if isinstance(default, float) and isinstance(value, str | int):
-        value = float(value)  # YAML wants a point in 1e-6
-    return bool(value == json.loads(json.dumps(default)))
-
-
-def test_the_algorithms_page_has_every_algorithm_and_its_numbers() -> None:
-    rows = [cells for heading, cells in tables("algorithms.md") if heading == "Numbers"]
-    header, *written = rows
-    fields = [name.strip("`") for name in header[1:]]
-    assert len(fields) >= 7
-    assert {name.strip("`") for name, *_ in written} == ALGORITHMS.keys()
-    for name, *values in written:
-        row = ALGORITHMS[name.strip("`")]
-        shown = {field: yaml.safe_load(value.strip("`")) for field, value in zip(fields, values, strict=True)}
-        assert shown == {field: getattr(row, field) for field in fields} | {
-            "estimator": row.estimator.__name__
-        }
-
-
-def test_the_algorithms_page_has_the_formula_and_the_source_of_each_algorithm() -> None:
-    page = PAGES["algorithms.md"].read_text()
-    parts = dict(re.findall(r"^### Formula of (\w+)\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL))
-    assert parts.keys() == ALGORITHMS.keys()
-    for name, row in ALGORITHMS.items():
-        numbers = re.findall(r"arXiv (\d{4}\.\d{5})", row.paper)
-        named = [row.estimator.__name__, row.surrogate, row.aggregation]
-        assert not [word for word in [*named, *numbers] if word not in parts[name]], name
-        for place in re.findall(r"(?:eq\.|section) [\d.]+(?: and [\d.]+| to [\d.]+)?", row.paper):
-            assert place in parts[name], f"{name}: {place}"
-
-
-def test_the_functions_of_the_formulas_are_in_the_files_beside_them() -> None:
-    file = ""
-    for _, cells in (row for row in tables("algorithms.md") if row[0] == "Formulas"):
-        file = next(iter(re.findall(r"`([\w/]+\.py)`", cells[3])), file)
-        source = (ROOT / file).read_text() if file else ""
-        for name in re.findall(r"`(\w+)`", cells[3]):
-            assert re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE), name
-        for number in re.findall(r"\[(\d{4}\.\d{5})\]", cells[4]):
-            assert number in source, f"{file} does not name {number}"
-
-
-def test_each_trainer_that_is_compared_has_a_commit_a_date_and_a_row_in_every_table() -> None:
-    read: dict[str, list[str]] = {}
-    compared: dict[str, list[str]] = {}
-    for heading, (trainer, *cells) in tables("comparison.md"):
-        if trainer != "trainer" and heading == "Other trainers":
-            read[trainer] = cells
-        elif trainer != "trainer":
-            compared.setdefault(heading, []).append(trainer)
-    for repository, commit, date in read.values():
-        assert re.fullmatch(r"[\w-]+/[\w-]+", repository) and re.fullmatch(r"`[0-9a-f]{40}`", commit)
-        assert re.fullmatch(r"2026-\d\d-\d\d", date)
-    assert len(compared) == 3
-    for trainers in compared.values():
-        assert trainers == ["flexmarl", *read]
+# --------------------------------------------------------------------------- files that the runs of a page have written
 
 
 def _check_metrics(page: str, folder: Path) -> None:
@@ -631,18 +399,3 @@ def _check_learning(page: str, folder: Path) -> None:
 
 def _explained(key: str, explained: set[str]) -> bool:
     return any(re.fullmatch(re.sub(r"<\w+>", "[^/]+", re.escape(other)), key) for other in explained)
-
-
-def test_the_workflows_page_names_the_errors_of_generate() -> None:
-    options = endpoint_options(InstanceApi.generate)
-    assert options is not None
-    # The rollout actor asks for versions that are served; the loss of an instance fails no turn.
-    seen = {CallTimeout.__name__, *(error.__name__ for error in options.raises)} - {
-        "WrongVersion",
-        "WrongPolicy",
-        "EngineFailed",
-    }
-    page = PAGES["workflows.md"].read_text()
-    paragraph = page[page.index("- `generate` raises") :].split("\n- ")[0].split("\n\n")[0]
-    named = set(re.findall(r"`(\w+)`", paragraph)) - {"generate", "turn_timeout_s", "max_new_tokens"}
-    assert named == seen

@@ -14,7 +14,7 @@ from flexmarl.launch.config.run_config import RunConfig
 from flexmarl.launch.monitoring.slowness.findings import _CAUSES, findings
 
 from .checkouts import PACKAGE, ROOT
-from .test_docs import settings
+from .setting_keys import settings
 
 PAGE = ROOT / "launch" / "docs" / "troubleshooting.md"
 _VALUE = "\0"  # stands for a value in an f-string

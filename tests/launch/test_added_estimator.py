@@ -12,7 +12,7 @@ from flexmarl.actors.credit.algorithms import ALGORITHMS
 from flexmarl.actors.credit.estimator import STD_EPSILON, Estimator
 from flexmarl.launch.cli.main import main
 
-from ..test_docs import blocks
+from ..pages import blocks
 from .conftest import SIMULATED_POLICIES, TINY
 from .in_process import RunsHere
 

@@ -10,7 +10,7 @@ import pytest
 
 from flexmarl.actors.trainer.objective.loss_inputs import LossInputs
 
-from ..test_docs import blocks, tables
+from ..pages import blocks, tables
 from .conftest import TINY
 from .in_process import Finished, RunsHere
 
