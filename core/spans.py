@@ -8,12 +8,13 @@ six numbers. The meaning of all but lane and kind is for the layers above: this 
     bounded    a full buffer counts what it leaves out, and never waits
     by key     a share of all keys is kept, the same one in each process; a span without a key is always kept
     once       a batch stays here until the next call says that it has arrived: an answer that is lost costs nothing
+    last       an actor that fails hands over all that is here with its error (``HostedActor``), since its process ends
 """
 
 import struct
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
 
@@ -38,12 +39,14 @@ Label = tuple[str, str, str, str, str]
 class SpanPart:
     """``rows``: one of ``SPAN_BYTES`` for each span, little-endian: begin and end (float64, by the clock of the
     process); the place of the label in ``labels``, the place of the sixth name in ``names`` or -1 for none, and the six
-    numbers, -1 for none (int32). ``offset_s``: to be added to begin and end for seconds since 1970."""
+    numbers, -1 for none (int32). ``offset_s``: to be added to begin and end for seconds since 1970. ``batch``: the
+    number of the first batch with this part."""
 
     labels: tuple[Label, ...]
     names: tuple[str, ...]
     rows: Buffer
     offset_s: float
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,33 @@ class SpanBatch:
     number: int
     parts: tuple[SpanPart, ...]
     dropped: int
+
+    def since(self, received: int) -> "SpanBatch":
+        """Without the parts of the batch ``received`` and those before it."""
+        if received > self.number:  # of the process's predecessor, before the clock of the host was set back
+            return self
+        return replace(self, parts=tuple(part for part in self.parts if part.batch > received))
+
+
+class LastSpans:
+    """The last spans of processes whose actors have failed, of the newest of each name, until they have arrived."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, SpanBatch] = {}
+
+    def add(self, name: str, batch: SpanBatch) -> None:
+        """``batch``: from ``SpanRecorder.take`` without a batch that has arrived."""
+        self._batches[name] = batch
+
+    def forget(self, received: Mapping[str, int]) -> None:
+        """Drops those that have arrived. ``received``: the number of the last batch that has, by name."""
+        self._batches = {
+            name: last for name, last in self._batches.items() if received.get(name) != last.number
+        }
+
+    def since(self, received: Mapping[str, int]) -> dict[str, SpanBatch]:
+        """The batches without the parts that have arrived, by name. ``received``: see ``forget``."""
+        return {name: last.since(received.get(name, 0)) for name, last in self._batches.items()}
 
 
 def is_kept(key: str, share: float) -> bool:
@@ -137,15 +167,16 @@ class SpanRecorder:
             self._rows += _ROW.pack(begin, end, label_place, name_place, *map(_int32, numbers))
 
     def take(self, share: float, received: int) -> SpanBatch:
-        """The spans since the batch ``received``, the last one that has arrived. ``share``: from now on."""
+        """The spans since the batch ``received``, the last one that has arrived; 0: all that may not have arrived.
+        ``share``: from now on."""
         if received == self._number:
             self._sent, self._sent_used = [], 0
+        self._number += 1
         if self._rows:
             self._sent.append(self._part())
             self._sent_used += len(self._rows) + self._characters
             self._rows, self._labels, self._names, self._characters = bytearray(), {}, {"": -1}, 0
         self.share = share
-        self._number += 1
         return SpanBatch(self._number, (*self._sent,), self.dropped)
 
     def _place(self, label: Label) -> int:
@@ -155,7 +186,8 @@ class SpanRecorder:
 
     def _part(self) -> SpanPart:
         names = tuple(name[:LONGEST_NAME] for name in self._names if name)
-        return SpanPart(tuple(map(_cut, self._labels)), names, Buffer(self._rows), self._wall() - self.now())
+        offset_s = self._wall() - self.now()
+        return SpanPart(tuple(map(_cut, self._labels)), names, Buffer(self._rows), offset_s, self._number)
 
 
 def _cut(label: Label) -> Label:

@@ -45,7 +45,7 @@ from ..base.names import checked_name
 from ..base.texts import text_of
 from ..errors import ActorDead, ActorFailed, FlexmarlError, TooManyRestarts, failure_of
 from ..ref import ActorRef
-from ..spans import SpanBatch
+from ..spans import LastSpans, SpanBatch
 from ..telemetry import LogLevel, get_logger
 from ..waits import ProcessWaits, Wait
 from .children import Child, LocalChild, NodeChild
@@ -104,6 +104,7 @@ class Supervisor(Actor):
         self._is_restarted = is_restarted
         self._children: dict[str, Child] = {}
         self._restarting: dict[str, asyncio.Task[None]] = {}
+        self._last_spans = LastSpans()
         self.stopping = False
 
     def __repr__(self) -> str:
@@ -322,10 +323,13 @@ class Supervisor(Actor):
             child.ready(epoch)
 
     @endpoint
-    async def failed(self, name: str, raised_in: str, kind: str, error: str, remote_traceback: str) -> None:
+    async def failed(
+        self, name: str, raised_in: str, kind: str, error: str, remote_traceback: str, spans: SpanBatch
+    ) -> None:
         """Reports that the actor ``name`` has failed, and that its process is about to end. ``raised_in``, ``kind``,
-        ``error``: see ``Origin``. For the actor's process."""
+        ``error``: see ``Origin``. ``spans``: those that may not have been taken yet. For the actor's process."""
         child = self._children[name]
+        self._last_spans.add(name, spans)
         if isinstance(child, NodeChild):
             child.failed(ActorFailed(name, error, remote_traceback, kind=kind, raised_in=raised_in))
 
@@ -471,12 +475,17 @@ class Supervisor(Actor):
     async def process_spans(
         self, share: float, received: Mapping[str, int], timeout_s: float
     ) -> dict[str, SpanBatch]:
-        """The spans of this process, and of every running one that answers within ``timeout_s``, by actor name.
-        ``received``: the number of the last batch of each that has arrived; see ``SpanRecorder.take``."""
+        """The spans of this process, of every running one that answers within ``timeout_s``, and of those whose actors
+        have failed, by actor name. ``received``: the number of the last batch of each that has arrived; see
+        ``SpanRecorder.take``."""
+        self._last_spans.forget(received)
         systems = self._systems(self.running)
-        return await ask_processes(
+        batches = await ask_processes(
             systems, lambda name, system: system.process_spans(share, received.get(name, 0)), timeout_s
         )
+        # An actor that has failed may have answered before: its last batch has that answer in it. If its successor has
+        # answered, that one keeps its spans for the next call.
+        return batches | self._last_spans.since(received)
 
     async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
         """``SystemApi.process_waits`` of this process, and of every one that runs or is being started, by actor name.

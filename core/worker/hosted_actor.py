@@ -52,7 +52,10 @@ class HostedActor:
             return True
         text = traceback_of(error)
         log.error("actor failed", error=text)
-        await supervisor.ask("failed", name, *origin_of(error, name), text, timeout_s=_REPORT_TIMEOUT_S)
+        # With the error: there will be no process to ask for them.
+        spans = system.spans.take(system.spans.share, received=0)
+        report = *origin_of(error, name), text, spans
+        await supervisor.ask("failed", name, *report, timeout_s=_REPORT_TIMEOUT_S)
         return False
 
     def _build(self, system: ActorSystem) -> Actor:

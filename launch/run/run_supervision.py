@@ -139,11 +139,11 @@ class RunSupervision:
     async def process_spans(
         self, share: float, received: Mapping[str, int], timeout_s: float
     ) -> dict[str, SpanBatch]:
-        """The spans of every running process that answers within ``timeout_s``, by actor name; see
-        ``Supervisor.process_spans``."""
+        """The spans of every running process but this one that answers within ``timeout_s``, and of those whose actors
+        have failed, by actor name; see ``Supervisor.process_spans``."""
         both = await asyncio.gather(*(s.process_spans(share, received, timeout_s) for s in self._both))
-        running = set(self.running)  # a list of all actors, made once and not for each of them
-        return {name: batch for batches in both for name, batch in batches.items() if name in running}
+        launcher = self._system.name
+        return {name: batch for batches in both for name, batch in batches.items() if name != launcher}
 
     async def process_waits(self, timeout_s: float) -> dict[str, ProcessWaits]:
         """The waits of this process's actors, and of those of every one that runs or is being started, by actor name;

@@ -98,6 +98,11 @@ class Echo(Actor):
 
         self.background(crash(), "crash")
 
+    @endpoint
+    async def record(self, name: str) -> None:
+        now = self.system.clock()
+        self.system.spans.add(now, now, ("lane", "kind", "", "", ""), name)
+
     async def not_an_endpoint(self) -> None: ...
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexmarl.core.spans import LONGEST_NAME, SPAN_BYTES, SpanBatch, SpanRecorder, is_kept
+from flexmarl.core.spans import LONGEST_NAME, SPAN_BYTES, LastSpans, SpanBatch, SpanRecorder, is_kept
 
 from .span_batches import Row, rows_of, timeless_recorder
 
@@ -68,6 +68,27 @@ def test_a_batch_that_was_lost_comes_again_with_the_next_one() -> None:
     assert kinds(third) == ["c"]
     assert kinds(recorder.take(1.0, third.number)) == []
     assert first.number < second.number < third.number
+
+
+def test_the_last_spans_of_a_name_are_given_without_those_that_have_arrived_until_all_have() -> None:
+    recorder, last_spans = SpanRecorder(), LastSpans()
+    add(recorder, "a")
+    first = recorder.take(1.0, 0)
+    add(recorder, "b")
+    last = recorder.take(1.0, 0)
+    last_spans.add("actor", last)
+
+    def given(received: int) -> list[str]:
+        return kinds(last_spans.since({"actor": received})["actor"])
+
+    assert given(0) == ["a", "b"]
+    assert given(first.number) == ["b"], "the process did not hear that the first has arrived"
+    assert given(last.number) == []
+    assert given(last.number + 10**9) == ["a", "b"], "of a predecessor, by a clock that was set back since"
+    last_spans.forget({"actor": first.number})
+    assert given(first.number) == ["b"]
+    last_spans.forget({"actor": last.number})
+    assert last_spans.since({}) == {}
 
 
 def test_a_full_buffer_counts_what_it_leaves_out() -> None:

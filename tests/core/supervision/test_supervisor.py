@@ -18,6 +18,7 @@ from flexmarl.core.system import ActorSystem
 
 from ...patience import PATIENCE_S
 from ..echo import Echo
+from ..span_batches import rows_of, timeless_recorder
 from .workers import ECHO, eventually
 
 
@@ -104,11 +105,29 @@ class TestDeath:
         self, supervisor: Supervisor
     ) -> None:
         await asyncio.gather(supervisor.spawn(ECHO, "cause", {}), supervisor.spawn(ECHO, "consequence", {}))
-        await supervisor.ref.ask("failed", "cause", "cause", "ValueError", "it began here", "a traceback")
+        spans = timeless_recorder().take(1.0, 0)
+        await supervisor.ref.ask(
+            "failed", "cause", "cause", "ValueError", "it began here", "a traceback", spans
+        )
         with pytest.raises(ActorDead, match="exit status 1"):
             await supervisor.reference("consequence", Echo).api.exit(1)
         with pytest.raises(ActorFailed, match="actor cause failed: ValueError: it began here"):
             await supervisor.wait_failed()
+
+    async def test_the_spans_of_an_actor_that_has_failed_are_there_though_its_process_has_ended(
+        self, supervisor: Supervisor
+    ) -> None:
+        await supervisor.spawn(ECHO, "echo", {})
+        echo = supervisor.reference("echo", Echo).api
+        await echo.record("taken")
+        taken = (await supervisor.process_spans(1.0, {}, PATIENCE_S))["echo"]
+        await echo.record("last")
+        await echo.crash_in_background()
+        with pytest.raises(ActorFailed):
+            await supervisor.wait_failed()
+        last = (await supervisor.process_spans(1.0, {"echo": taken.number}, PATIENCE_S))["echo"]
+        assert [[row.name for row in rows_of(batch)] for batch in (taken, last)] == [["taken"], ["last"]]
+        assert "echo" not in await supervisor.process_spans(1.0, {"echo": last.number}, PATIENCE_S)
 
     async def test_a_death_shows_the_end_of_its_log_but_not_all_of_a_huge_one(
         self, supervisor: Supervisor, tmp_path: Path

@@ -148,11 +148,17 @@ def test_without_a_trace_nothing_is_written_and_of_a_share_only_the_few(
     assert bool(kinds) == ("optimizer" in spans.kinds)
 
 
-def test_a_run_that_has_failed_has_the_spans_of_its_end(runs_here: RunsHere) -> None:
-    run = runs_here.train("failed", "data.faults=[raise]", "data.faulty=9", *SIMULATED_POLICIES)
+# The first one ends the run in the orchestrator's process, the second one in the rollout worker's.
+@pytest.mark.parametrize("fault", ["raise", "unknown agent"])
+def test_a_run_that_has_failed_has_the_spans_of_its_end(runs_here: RunsHere, fault: str) -> None:
+    faults = f"data.faults=[{fault}]", "data.faulty=9"
+    run = runs_here.train(f"failed-{fault.split()[0]}", *faults, *SIMULATED_POLICIES)
     assert run.status == 1, run.text
-    # Not those of trajectories: the process of the rollout worker, whose error ends the run, may have ended before.
-    assert {"publish", "load", "install"} <= {*stored(run.directory).kinds}
+    spans = all_spans(stored(run.directory))
+    assert {"publish", "load", "install"} <= {span.kind for span in spans}
+    # The process of the rollout worker has ended before the run asks for the last spans: by its error, or because the
+    # orchestrator, which it reports to, has failed.
+    assert ("trajectory", "q000") in {(span.kind, span.query) for span in spans}
 
 
 class FakeSupervision:
