@@ -5,10 +5,10 @@ turns wait for come first: in ``strict`` those of the agents that begin a trajec
 for some turns yet.
 
     publish ──> begins at once      if turns wait for the policy, or no policy with such turns loads
-           └──> waits ──> begins    when the first turn waits for it, or the last of those loads has ended
+           └──> waits ──> begins    when the first turn waits for it, the last of those loads has ended or is given up
+                                    as late, or it has waited as long as a load may take
 """
 
-from collections import Counter
 from collections.abc import Callable
 
 from ...names import PolicyName
@@ -22,16 +22,18 @@ class LoadOrder:
 
     def __init__(self, awaited: Awaited) -> None:
         self._awaited = awaited
-        self._under_way = Counter[PolicyName]()
+        self._under_way: dict[int, tuple[str, PolicyName]] = {}
 
-    def may_begin(self, policy: PolicyName) -> bool:
-        """True if an instance is to load ``policy`` now."""
-        return self._awaited(policy) or not any(map(self._awaited, +self._under_way))
+    def before(self, policy: PolicyName) -> list[str]:
+        """The instances whose loads an instance waits for before it loads ``policy``; empty if it may begin now."""
+        if not self._under_way or self._awaited(policy):
+            return []
+        return [name for name, loaded in self._under_way.values() if self._awaited(loaded)]
 
-    def begun(self, policy: PolicyName) -> None:
-        """An instance loads ``policy``."""
-        self._under_way[policy] += 1
+    def begun(self, number: int, name: str, policy: PolicyName) -> None:
+        """The instance with this number and name loads ``policy``."""
+        self._under_way[number] = name, policy
 
-    def ended(self, policy: PolicyName) -> None:
-        """It has loaded it, or has failed to."""
-        self._under_way[policy] -= 1
+    def ended(self, number: int) -> None:
+        """It has loaded it, has failed to, or is given up: it may hang for long. May be called again."""
+        self._under_way.pop(number, None)

@@ -51,7 +51,7 @@ from .routed_policy import RoutedPolicy
 from .router_config import RouterConfig
 from .router_decisions import Changed, Decision, Installed, Load, Moved, NoInstances, Probe, Refuse, Route
 from .router_loads import RebalanceSettings, first_to_move, hand_over, measure_load, moves_of
-from .router_report import statistics_of, waits_of
+from .router_report import LoadsBefore, statistics_of, waits_of
 from .waiting_turns import RoutedInstance, RoutedTurn
 
 _REMEMBERED_TURNS: Final = 16384
@@ -402,9 +402,10 @@ class Router:
         for room now."""
         return statistics_of(self._moves, self._queue_times_s, self._live, self._policies)
 
-    def waits(self, now: float) -> list[Wait]:
-        """Turns that wait, and instances that load or may be lost; for people."""
-        return waits_of(self._policies, self._links, self._sessions, self._config, now)
+    def waits(self, now: float, loads_before: LoadsBefore = lambda _: ()) -> list[Wait]:
+        """Turns that wait, and instances that load or may be lost; for people. ``loads_before``: the instances whose
+        loads those of a policy wait for."""
+        return waits_of(self._policies, self._links, self._sessions, self._config, now, loads_before)
 
     # ------------------------------------------------------------------ versions and decisions
 

@@ -19,6 +19,7 @@ import asyncio
 import math
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from ....core.actor import Actor, DeadActor, endpoint
@@ -219,10 +220,8 @@ class RouterActor(Actor, RouterApi):
 
     async def on_dead(self, dead: DeadActor) -> None:
         number = self._watches[dead.actor].popleft()  # by now it may have been started again
-        if dead.stopped:
-            self._router.lost(number, dead.reason, self._loop.time())
-        else:
-            self._router.suspected(number, dead.reason, self._loop.time())
+        report = self._router.lost if dead.stopped else self._router.suspected
+        report(number, dead.reason, self._loop.time())
         self._decide_soon()
 
     def statistics(self) -> Mapping[str, float]:
@@ -234,7 +233,7 @@ class RouterActor(Actor, RouterApi):
         return self._acknowledged
 
     def waits(self) -> list[Wait]:
-        return self._router.waits(self._loop.time())
+        return self._router.waits(self._loop.time(), self._order.before)
 
     # ------------------------------------------------------------------ decisions
 
@@ -258,7 +257,7 @@ class RouterActor(Actor, RouterApi):
         for decision in self._router.decisions(self._loop.time()):
             self._carry_out(decision)
         for number, may_begin in self._held.items():
-            if self._order.may_begin(self._loads[number].policy):
+            if not self._order.before(self._loads[number].policy):
                 may_begin.set()
         due_s = self._router.due_s
         if self._timer is not None and self._timer.when() != due_s:
@@ -306,6 +305,7 @@ class RouterActor(Actor, RouterApi):
             del self._instances[changed.number]
             if (departure := self._leaving.pop(changed.number, None)) is not None:
                 departure.set_result(None)
+        self._order.ended(changed.number)  # one that is late would hold others' loads as long as it hangs
         self._report_event(
             InstanceChanged(changed.instance, changed.policy, _NEWS[changed.state], changed.reason)
         )
@@ -339,15 +339,14 @@ class RouterActor(Actor, RouterApi):
         try:
             loaded = None
             while (load := self._loads[number]) != loaded:
-                await self._wait_turn(number, load.policy)
-                if self._loads[number] != load:  # decided meanwhile
-                    continue
+                await self._wait_turn(number)
+                load = self._loads[number]  # another one may have been decided on meanwhile
                 published = self._published[load.policy]
-                self._order.begun(load.policy)
+                self._order.begun(number, instance.name, load.policy)
                 try:
                     figures = await instance.within(WORK_TIMEOUT_S).load(published)
                 finally:
-                    self._order.ended(load.policy)
+                    self._order.ended(number)
                 self._acknowledged += 1
                 self._report_path(instance.name, figures)
                 self._report_mismatch(instance.name, figures)
@@ -371,18 +370,20 @@ class RouterActor(Actor, RouterApi):
             del self._loads[number]
         self._decide_soon()
 
-    async def _wait_turn(self, number: int, policy: PolicyName) -> None:
-        """Returns when an instance may load ``policy``. The loads that it waits for have deadlines."""
-        if self._order.may_begin(policy):
+    async def _wait_turn(self, number: int) -> None:
+        """Returns when an instance may begin its load: by the order, or once it has waited as long as a load may take,
+        since others may follow those that it waits for."""
+        if not self._order.before(self._loads[number].policy):
             return
-        while not self._order.may_begin(policy):
-            self._router.load_held(number)
-            self._held[number] = asyncio.Event()
-            try:
-                await self._held[number].wait()
-            finally:
-                del self._held[number]
-            policy = self._loads[number].policy
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._setup.config.load_timeout_s):
+                while self._order.before(self._loads[number].policy):
+                    self._router.load_held(number)
+                    self._held[number] = asyncio.Event()
+                    try:
+                        await self._held[number].wait()
+                    finally:
+                        del self._held[number]
         self._router.load_begun(number, self._loop.time())
 
     async def _probe(self, number: int, instance: ActorRef[InstanceApi], pause_s: float) -> None:

@@ -1,7 +1,7 @@
 """The waits and the statistics of the router, for people. Pure."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ....core.waits import Wait
@@ -14,6 +14,8 @@ from .waiting_turns import RoutedInstance, RoutedTurn
 
 Sessions = Mapping[int, Mapping[int, RoutedTurn]]
 """The turns of each rollout actor's session, by number."""
+LoadsBefore = Callable[[PolicyName], Sequence[str]]
+"""The instances whose loads those of a policy wait for (``load_order.py``)."""
 
 
 def waits_of(
@@ -22,29 +24,33 @@ def waits_of(
     sessions: Sessions,
     config: RouterConfig,
     now: float,
+    loads_before: LoadsBefore,
 ) -> list[Wait]:
     """Turns that wait, and instances that load or may be lost."""
     return [
         wait
         for name, policy in policies.items()
         for wait in (
-            *_load_waits(name, policy, config, now),
+            *_load_waits(name, policy, config, now, loads_before(name)),
             *_turn_waits(name, policy, links, sessions, config, now),
         )
     ]
 
 
-def _load_waits(name: PolicyName, policy: RoutedPolicy, config: RouterConfig, now: float) -> Iterator[Wait]:
+def _load_waits(
+    name: PolicyName, policy: RoutedPolicy, config: RouterConfig, now: float, before: Sequence[str]
+) -> Iterator[Wait]:
     for instance in policy.instances.values():
         if instance.state is not InstanceState.LOADING:
             continue
         seconds = now - instance.loads_since_s
-        if instance.load_by_s is None:
-            yield Wait(f"weights that turns wait for, before {instance.name} loads those of {name}", seconds)
-        else:
+        limit = f"router.load_timeout_s={config.load_timeout_s:g} ends it"
+        if instance.load_by_s is not None:
             text = f"{instance.name}, which loads version {policy.published} of {name}"
-            limit = f"router.load_timeout_s={config.load_timeout_s:g} ends it"
             yield Wait(text, seconds, limit, instance.name)
+        elif before:
+            text = f"{', '.join(before)} with weights that turns wait for, before {instance.name} loads those of {name}"
+            yield Wait(text, seconds, limit, before[0])
 
 
 def _turn_waits(

@@ -32,7 +32,15 @@ class TestWaits:
         router.published(A, Version(1), 10.0)
         (x,) = router.numbers_of("x")
         router.load_held(x)
-        assert router.waits(70.0) == [Wait("weights that turns wait for, before x loads those of a", 60.0)]
+        assert router.waits(70.0) == [], "nothing is before it any more: it is about to begin"
+        assert router.waits(70.0, lambda policy: ["y", "z"] if policy == A else []) == [
+            Wait(
+                "y, z with weights that turns wait for, before x loads those of a",
+                60.0,
+                "router.load_timeout_s=50 ends it",
+                "y",
+            )
+        ]
         assert router.due_s == math.inf
         router.load_begun(x, 70.0)
         assert router.due_s == 70.0 + 50.0, "the limit of a load"
