@@ -32,7 +32,7 @@ from .engine_requests import (
     prompt_tokens,
     stop_search,
 )
-from .engines.engine import Engine, EngineResult
+from .engines.engine import Engine, EngineResult, EngineStatistics
 from .engines.engine_factory import EngineFactory
 from .engines.factories import factory_of
 from .install import Installer
@@ -60,6 +60,8 @@ class Instance(Actor, InstanceApi):
         self._setup = setup
         self._factories: dict[PolicyName, EngineFactory] = {}
         self._engine: Engine | None = None
+        self._former: EngineStatistics | None = None
+        """The totals of the engines that were closed, for policies of other architectures."""
         self._built_for = setup.policy
         self._served: dict[str, _Served] = {}
         """By the engine's name of the weights: see ``_adapter``. Weights that are being loaded are not there."""
@@ -239,19 +241,22 @@ class Instance(Actor, InstanceApi):
 
     def statistics(self) -> Mapping[str, float]:
         """Numbers of the engine and of the transport, as ``engine_...`` and ``transport_...``, and ``batch_size``, the
-        mean number of sequences that are decoded together; empty before the engine is ready."""
+        mean number of sequences that are decoded together; empty before the engine is ready. Totals are those since the
+        start: an instance that moves to another policy may get another engine."""
         if self._engine is None:
             return {}
-        engine = self._engine.statistics()
+        engine = self._engine_statistics(self._engine)
         batch_size = engine.batch_occupancy * self._setup.policies[self._built_for].engine.max_batch
         return {"batch_size": batch_size, **engine.numbers(), **self._transport.statistics().numbers()}
 
     def progress(self) -> int:
         """Tokens, and turns and loads that have ended."""
-        if self._engine is None:
-            return self._ended
-        engine = self._engine.statistics()
-        return self._ended + engine.prompt_tokens + engine.generated_tokens
+        engine = self._former if self._engine is None else self._engine_statistics(self._engine)
+        return self._ended + (0 if engine is None else engine.prompt_tokens + engine.generated_tokens)
+
+    def _engine_statistics(self, engine: Engine) -> EngineStatistics:
+        statistics = engine.statistics()
+        return statistics if self._former is None else statistics.after(self._former)
 
     def waits(self) -> list[Wait]:
         return self._waits.current()
@@ -325,8 +330,9 @@ class Instance(Actor, InstanceApi):
 
     async def _close_engine(self) -> None:
         if self._engine is not None:
+            former = self._engine_statistics(self._engine)
             await self._engine.close()
-            self._engine = None
+            self._former, self._engine = former, None
 
     async def _watch(self, engine: Engine) -> None:
         """Ends this instance if the engine is broken, after the turns under way have been answered."""

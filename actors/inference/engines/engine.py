@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from ....transport.handle import StateHandle
@@ -112,6 +112,12 @@ class Pending(NamedTuple):
     result: asyncio.Future[EngineResult]
 
 
+_TOTALS: Final = (
+    "steps", "prompt_tokens", "generated_tokens", "interrupted", "prefill_s", "decode_s", "reused_tokens",
+    "computed_tokens", "prefill_chunks", "decoded_tokens", "queue_s", "service_s",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
     """Totals since the engine was made, means over that time, and the present load."""
@@ -146,6 +152,10 @@ class EngineStatistics:
     """Seconds that requests have waited to be begun, a total."""
     service_s: float = 0.0
     """Seconds from the beginning of each request to its end, a total."""
+
+    def after(self, former: "EngineStatistics") -> "EngineStatistics":
+        """With the totals of ``former`` too, an engine that this one has replaced; means and load stay."""
+        return replace(self, **{name: getattr(self, name) + getattr(former, name) for name in _TOTALS})
 
     def numbers(self) -> dict[str, float]:
         """The fields by name, as ``engine_<field>``."""

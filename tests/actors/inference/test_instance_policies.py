@@ -148,7 +148,9 @@ async def test_another_architecture_is_built_after_the_memory_of_the_former_one_
     await cluster.load(SOLVER, 2)
     assert len((await cluster.generate(SOLVER, 2)).tokens) == 9
     assert len(made) == 2 and alive == [False]
-    assert cluster.actor.statistics()["engine_generated_tokens"] == 9, "a new engine"
+    statistics = cluster.actor.statistics()
+    assert statistics["engine_generated_tokens"] == 18, "of both engines"
+    assert cluster.actor.progress() == 2 * (1 + 1 + 9 + 4), "a load, a turn and its tokens"
 
 
 async def test_an_unknown_policy_changes_nothing(cluster: FakeCluster) -> None:
