@@ -67,7 +67,8 @@ class BackendFactory(ABC):
 
     @abstractmethod
     def release(self, backend: PolicyBackend) -> None:
-        """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed."""
+        """Ends the use of ``backend``: its memory is kept for another policy that fits into it, or freed. Kept
+        memory is freed before a policy that does not fit takes other memory."""
 
     def free_released(self) -> None:
         """Frees at once all that released backends have left but for the memory that is kept: after their gang has

@@ -1,7 +1,7 @@
 """Memory of training states on a rank, which outlives the models that use it."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -75,12 +75,11 @@ class KeptMemories:
         with self._lock:
             self._kept.clear()
 
-    def take(self, specs: Iterable[TensorSpec], device: torch.device) -> StateMemory:
-        """Memory with tensors of ``specs``, whose contents are not set: a kept one, or new."""
-        specs = list(specs)
+    def take(self, specs: Sequence[TensorSpec]) -> StateMemory | None:
+        """The latest kept memory with tensors of ``specs``, whose contents are not set; None if none has them."""
         with self._lock:
             for memory in reversed(self._kept):
                 if memory.has(specs):
                     self._kept.remove(memory)
                     return memory
-        return new_memory(specs, device)
+        return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from .frozen_base import FrozenBases
 from .frozen_source import frozen_source
 from .gang_meeting import Meeting, Membership
 from .gang_rank import ALONE, GangRank
-from .state_memory import KeptMemories, StateMemory
+from .state_memory import KeptMemories, StateMemory, new_memory
 from .torch_policy import TorchPolicy
 from .trained_models import TrainedModels
 
@@ -35,13 +36,15 @@ T = TypeVar("T")
 
 class TorchFactory(BackendFactory):
     """Builds policies of a run. ``seed`` and ``total_steps`` are the run's. ``most_kept`` is the number of released
-    policies whose memory is kept, the latest: all of them with one rank, or all of them with several. ``recipe`` has
-    the functions of users' losses; None without such losses."""
+    policies whose memory is kept, the latest: all of them with one rank, or all of them with several. It is freed
+    before a policy that does not fit takes memory of its own: a device may have room for one state alone. ``recipe``
+    has the functions of users' losses; None without such losses."""
 
     def __init__(self, seed: int, total_steps: int, most_kept: int = 1, recipe: Recipe | None = None) -> None:
         self._seed, self._total_steps, self._most_kept = seed, total_steps, most_kept
         self._recipe = recipe
         self._released: list[TrainedModels] = []
+        self._releasing = threading.Lock()
         self._kept = KeptMemories(most_kept)
         self._bases = FrozenBases(seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -54,6 +57,7 @@ class TorchFactory(BackendFactory):
         *,
         place: GangPlace = NO_GANG,
     ) -> TorchPolicy:
+        self._free_kept()
         return TorchPolicy(
             policy,
             setup,
@@ -74,7 +78,11 @@ class TorchFactory(BackendFactory):
         return frozen_source(policy, setup, self._seed)
 
     def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
-        return self._kept.take(tensors, torch.device(setup.real_model.device)).tensors
+        specs = list(tensors)
+        if (memory := self._kept.take(specs)) is None:
+            self._free_kept()
+            memory = new_memory(specs, torch.device(setup.real_model.device))
+        return memory.tensors
 
     def host(
         self,
@@ -86,11 +94,12 @@ class TorchFactory(BackendFactory):
         place: GangPlace = NO_GANG,
     ) -> TorchPolicy:
         gang = gang or ALONE
-        models = next((models for models in reversed(self._released) if models.fit(setup, gang)), None)
-        if models is not None:
-            self._released.remove(models)
+        if (models := self._take_released(setup, gang)) is not None:
             models.take_settings(setup)
-        models = models or TrainedModels(setup, None, gang, self._bases, StateMemory(memory))
+        else:
+            if memory is None:  # else ``memory`` has made room for it
+                self._free_kept()
+            models = TrainedModels(setup, None, gang, self._bases, StateMemory(memory))
         return TorchPolicy(
             policy,
             setup,
@@ -100,19 +109,41 @@ class TorchFactory(BackendFactory):
             users_loss=self._users_loss(setup),
         )
 
+    def _take_released(self, setup: PolicySetup, gang: GangRank) -> TrainedModels | None:
+        """The latest released models that fit, which are not kept any more."""
+        with self._releasing:
+            for models in reversed(self._released):
+                if models.fit(setup, gang):
+                    self._released.remove(models)
+                    return models
+        return None
+
+    def _free_kept(self) -> None:
+        """Frees the memory that is kept. For any thread."""
+        self._kept.clear()
+        with self._releasing:
+            has_models = bool(self._released)
+            self._released.clear()
+        if has_models:
+            self.free_released()
+
     def release(self, backend: PolicyBackend) -> None:
         assert isinstance(backend, TorchPolicy)
         if backend.models.gang is ALONE:
-            self._released.append(backend.models)
             self._kept.clear()
         else:  # its process group ends, and with it the modules
             self._kept.keep(StateMemory({**backend.base_state(), **backend.gradients()}))
-            self._released.clear()
-        del self._released[: -self._most_kept or None]
+        with self._releasing:
+            if backend.models.gang is ALONE:
+                self._released.append(backend.models)
+            else:
+                self._released.clear()
+            del self._released[: -self._most_kept or None]
 
     def free_released(self) -> None:
-        # FSDP2's modules, their hooks and their states refer to each other. Without this the weights of a gang that has
-        # left would stay until Python happens to look at its oldest objects: for several other gangs, perhaps.
+        # Modules, their forwards and hooks, and FSDP2's states refer to each other. Without this the weights of a
+        # policy that has left would stay until Python happens to look at its oldest objects: for several other
+        # policies, perhaps.
         gc.collect()
         cuda: Any = torch.cuda  # without types in part
         if cuda.is_initialized():

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,9 +22,11 @@ from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConf
 from flexmarl.actors.trainer.backends.backend_factory import BackendFactory
 from flexmarl.actors.trainer.backends.policy_backend import PolicyBackend, TrainingStep
 from flexmarl.actors.trainer.backends.simulated_factory import SimulatedFactory
+from flexmarl.actors.trainer.backends.torch_policy import torch_factory, torch_policy
 from flexmarl.actors.trainer.backends.torch_policy.torch_factory import TorchFactory
 from flexmarl.actors.trainer.trainer_config import LossConfig, OptimizerConfig
 from flexmarl.actors.trainer.trainer_setup import PolicySetup
+from flexmarl.transport.handle import TensorSpec
 
 from .torch_policy.policies import MODEL, SMALLER_MODEL
 
@@ -70,6 +73,7 @@ SETUPS = {
         trainer=SimulatedTrainerConfig(), credit={AgentName("solver"): CreditConfig(name="dapo")}
     ),
 }
+WIDER = torch_setup({"name": "dapo"}, hidden_size=MODEL["hidden_size"])
 
 
 def factory_of_kind(kind: str, seed: int = 0) -> BackendFactory:
@@ -250,12 +254,51 @@ def test_memory_is_kept_for_policies_of_the_same_tensors_alone() -> None:
     first = made.build(NAME, SETUPS["torch"])
     memory = first.model
     made.release(first)
-    wider = torch_setup({"name": "dapo"}, hidden_size=MODEL["hidden_size"])
-    assert made.host(NAME, wider).model is not memory
-    assert made.host(NAME, SETUPS["critic"]).model is not memory
     again = made.host(PolicyName("other"), torch_setup({"name": "grpo"}, optimizer=OptimizerConfig(lr=1.0)))
     assert again.model is memory
     assert made.host(NAME, SETUPS["torch"]).model is not memory, "it is in use"
+    for setup in (WIDER, SETUPS["critic"]):
+        made.release(again)
+        assert made.host(NAME, setup).model is not memory
+        again = made.host(NAME, SETUPS["torch"])
+        assert again.model is not memory, "it has made room"
+        memory = again.model
     made.release(again)
-    made.release(made.host(NAME, wider))
+    made.release(made.build(NAME, WIDER))
     assert made.host(NAME, SETUPS["torch"]).model is not memory, "the latest alone is kept"
+
+
+@pytest.mark.parametrize("how", ["host", "build", "memory"])
+def test_memory_that_is_kept_is_freed_before_a_policy_takes_other_memory(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A device with room for one state has none for the one that was left there. A policy that is built is not given
+    memory: what an equal one has left is in its way too."""
+    made = TorchFactory(0, 10)
+    first = made.build(NAME, SETUPS["torch"])
+    left = [weakref.ref(tensor) for tensor in first.models.parameters.values()]
+    made.release(first)
+    del first
+    is_freed: list[bool] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **settings: Any) -> Any:
+            is_freed.append(all(tensor() is None for tensor in left))
+            return function(*arguments, **settings)
+
+        return call
+
+    for module, name in (
+        (torch_factory, "TrainedModels"),
+        (torch_policy, "TrainedModels"),
+        (torch_factory, "new_memory"),
+    ):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
+    match how:
+        case "host":
+            made.host(NAME, WIDER)
+        case "build":
+            made.build(PolicyName("other"), SETUPS["torch"])
+        case _:
+            made.memory(SETUPS["torch"], [TensorSpec("w", (3,), "float32", 0)])
+    assert is_freed == [True]

@@ -1,12 +1,17 @@
 """The memory of a rank's state, which outlives the process group."""
 
+import weakref
+from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+from flexmarl.actors.names import PolicyName
 from flexmarl.actors.trainer.backends.policy_backend import TrainingStep
+from flexmarl.actors.trainer.backends.torch_policy import torch_factory, torch_policy
 from flexmarl.actors.trainer.backends.torch_policy.gang_rank import GangRank
 from flexmarl.transport.handle import TensorSpec
 
@@ -67,3 +72,36 @@ def test_a_rank_takes_over_the_memory_that_another_has_left_with_the_state_in_it
         ), moved
         assert not any("exp_avg" in name for name in moved), "moments and gradients stay where they are"
         assert any(name.startswith("gradient/") for name in stay)
+
+
+def other_policies_room(gang: GangRank, how: str) -> list[bool]:
+    """True if nothing is left of a policy's state when another takes memory: an equal one that is built, or one of
+    other tensors that comes back."""
+    factory = factory_of(SETUPS["dapo"])
+    policy = factory.build(NAME, SETUPS["dapo"], gang)
+    left = [weakref.ref(tensor) for tensor in policy.gradients().values()]
+    factory.release(policy)
+    del policy
+    factory.free_released()  # as a slot does it when the gang has ended
+    assert any(tensor() is not None for tensor in left), "kept for one that fits"
+    is_freed: list[bool] = []
+
+    def note(*_arguments: object, **_settings: object) -> None:
+        is_freed.append(all(tensor() is None for tensor in left))
+        raise InterruptedError
+
+    with (
+        mock.patch.object(torch_policy, "TrainedModels", note),
+        mock.patch.object(torch_factory, "new_memory", note),
+        suppress(InterruptedError),
+    ):
+        if how == "build":
+            factory.build(PolicyName("other"), SETUPS["dapo"], gang)
+        else:
+            factory.memory(SETUPS["dapo"], [TensorSpec("w", (3,), "float32", 0)])
+    return is_freed
+
+
+@pytest.mark.parametrize("how", ["build", "memory"])
+def test_memory_that_a_rank_keeps_is_freed_before_a_policy_takes_other_memory(ranks: Ranks, how: str) -> None:
+    assert ranks.run(2, other_policies_room, how) == [[True], [True]]
