@@ -24,7 +24,8 @@ class AllocatorConfig(Config):
 
     # One state computes, and one is loaded beside it. A third would wait behind the second: it takes memory alone.
     states_per_slot: Annotated[Count, Unit("states")] = 2
-    """Training states for which a slot has memory. With one, nothing is loaded beside a policy that computes."""
+    """Training states for which a slot has memory; the plan of a GPU counts them. With one, nothing is loaded beside a
+    policy that computes."""
     # A guard against starving, not a share of the time: that is the part of the critical and the longest. A policy that
     # waits forces at most one swap in 16 computations of a slot: 6 % of the time if a swap takes as long as one.
     patience: Annotated[Count, Unit("computations")] = 16

@@ -162,12 +162,38 @@ class _Sizes:
         return (*parts_of(needed[most][1]), *states), remedy
 
     def on_slot(self) -> tuple[Parts, str]:
-        """The parts of the largest rank, and the settings with which it would fit."""
+        """The parts of the largest rank, with the states that a slot has beside it, and the settings with which all of
+        that would fit."""
         needed = {name: rank for name in self.config.trained if (rank := self._rank(name)) is not None}
         if not needed:
             return (), ""
-        most = max(needed, key=lambda name: needed[name][1].peak)
-        return parts_of(needed[most][1]), self._remedy(most)
+        beside = {
+            name: self._beside(name, {other: rank for other, (_, rank) in needed.items()}) for name in needed
+        }
+        most = max(needed, key=lambda name: needed[name][1].peak + beside[name])
+        parts, remedy = parts_of(needed[most][1]), self._remedy(most)
+        if not beside[most]:
+            return parts, remedy
+        parts = (*parts, ("states beside it", beside[most]))
+        if self.cards is not None and _total(parts) > self.cards.room_bytes:
+            remedy = ", ".join(filter(None, ["pool.states_per_slot=1", remedy]))
+        return parts, remedy
+
+    def _beside(self, name: PolicyName, ranks: Mapping[PolicyName, RankBytes]) -> int:
+        """Bytes of the states that a slot has beside that of ``name``: those that are loaded ahead
+        (``pool.states_per_slot``), and the bases of adapters, which stay."""
+        pool = self.config.pool
+        assert isinstance(pool, SharedPoolConfig), "there are no slots without it"
+        lora = {other: self.config.policies[other].lora is not None for other in ranks}
+        models = {other: self.config.policies[other].real_model.model_dump_json() for other in ranks}
+        bases = {models[other]: rank.frozen for other, rank in ranks.items() if lora[other]}
+        if lora[name]:
+            del bases[models[name]]
+        states = sorted(
+            (rank.state - rank.frozen * lora[other] for other, rank in ranks.items() if other != name),
+            reverse=True,
+        )
+        return sum(states[: pool.states_per_slot - 1]) + sum(bases.values())
 
     def of_instance(self, name: PolicyName) -> Parts:
         """The parts of an instance on each of its GPUs."""

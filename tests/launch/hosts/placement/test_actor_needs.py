@@ -107,6 +107,36 @@ def test_a_slot_has_its_part_of_a_policy_s_weights_and_of_the_base_of_an_adapter
         assert all(part in found[name].parts for name in ("slot-0", "slot-1"))
 
 
+def test_a_slot_has_the_state_that_is_loaded_beside_the_one_that_computes() -> None:
+    def of_slot(*settings: str, cards: Cards = CARDS) -> Need:
+        pool = ("pool={name: shared, slots: 1}", *settings)
+        return next(need for need in needs_of(on_cuda(*pool), SHAPES, cards) if need.actor == "slot-0")
+
+    alone, beside = of_slot("pool.states_per_slot=1"), of_slot()
+    # 16 bytes for each parameter of the smaller model.
+    assert dict(beside.parts)["states beside it"] == 8 * BILLION
+    assert beside.gpu_bytes == alone.gpu_bytes + 8 * BILLION
+    assert of_slot("pool.states_per_slot=9") == beside, "no more than there are"
+    full = Cards(alone.gpu_bytes, 80 * GIB)
+    assert of_slot(cards=full).remedy == "pool.states_per_slot=1"
+    assert not of_slot("pool.states_per_slot=1", cards=full).remedy
+    small = Cards(alone.gpu_bytes - 1, 80 * GIB)
+    assert of_slot(cards=small).remedy.startswith("pool.states_per_slot=1, ")
+
+
+def test_a_slot_keeps_the_bases_of_all_adapters() -> None:
+    def of_slot(*settings: str) -> Need:
+        pool = ("pool={name: shared, slots: 1, states_per_slot: 1}", *settings)
+        return next(need for need in needs_of(on_cuda(*pool), SHAPES, CARDS) if need.actor == "slot-0")
+
+    adapters = "agent_defaults.lora={rank: 2}"
+    other = dict(of_slot(adapters, "agents.checker.model.config.num_hidden_layers=7").parts)
+    assert other["states beside it"] == BILLION, "in bfloat16"
+    assert "states beside it" not in dict(of_slot(adapters).parts), "it is the same base"
+    full_beside = dict(of_slot("agents.checker.lora={rank: 2}").parts)
+    assert full_beside["states beside it"] == BILLION
+
+
 def test_policies_that_share_instances_need_gpus_for_these_once() -> None:
     adapters = ("agent_defaults.lora={rank: 2}", "agent_defaults.engine={name: vllm}")
     shared = on_cuda(*adapters, "agents.checker.instances=2")

@@ -80,7 +80,9 @@ def test_without_anything_to_choose_the_config_is_the_same() -> None:
 def test_ranks_that_share_their_gpus_with_instances_are_more() -> None:
     """On three GPUs an instance is beside a slot: its weights, keys and values take 22 of 80 GiB."""
     vllm = ("agent_defaults.engine.name=vllm", "pool.host_memory_gib=1")
-    assert [chosen([host("a", gpus)], *ON_GPUS, *vllm)[0] for gpus in (8, 3)] == [2, 3]
+    one = "pool.states_per_slot=1"
+    assert [chosen([host("a", gpus)], *ON_GPUS, *vllm, one)[0] for gpus in (8, 3)] == [2, 3]
+    assert chosen([host("a", 8)], *ON_GPUS, *vllm)[0] == 4, "the other policy's state is loaded beside it"
 
 
 def test_ranks_on_several_hosts_need_leave() -> None:
