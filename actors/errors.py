@@ -173,6 +173,19 @@ class TooManyTokens(FlexmarlError):
         self.problem = problem
 
 
+class NoRoomForState(FlexmarlError):
+    """A device has too little memory for the training state of a policy. ``problem``: PyTorch's words."""
+
+    def __init__(self, policy: str, problem: str) -> None:
+        super().__init__(
+            f"policy {policy}: the device has too little memory for its weights, gradients and moments: set "
+            f"pool.states_per_slot=1, so that no other policy's state lies beside it, or divide it over more slots "
+            f"(trainer.ranks). {problem}"
+        )
+        self.policy = policy
+        self.problem = problem
+
+
 class GangTooLarge(FlexmarlError):
     """A policy has more ranks than the training pool has slots: it could never be bound."""
 

@@ -202,7 +202,7 @@ def _resume(setup: PolicySetup, base: dict[str, torch.Tensor], data: dict[str, A
         for name, tensor in base.items()
     ]
     factory = TorchFactory(_SEED, 10)
-    policy = factory.host(_POLICY, setup, gang, factory.memory(setup, specs))
+    policy = factory.host(_POLICY, setup, gang, factory.memory(_POLICY, setup, specs))
     policy.load_state(TrainingStep({}, data))
 
 

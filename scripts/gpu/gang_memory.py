@@ -211,7 +211,7 @@ def _resume(
         TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), 0)
         for name, tensor in state.items()
     ]
-    memory = factory.memory(setup, specs)
+    memory = factory.memory(_NAME, setup, specs)
     for name, tensor in state.items():
         memory[name].copy_(tensor)
     policy = factory.host(_NAME, setup, gang, memory)

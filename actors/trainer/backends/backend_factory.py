@@ -45,9 +45,10 @@ class BackendFactory(ABC):
         To be called within ``compute``. Raises CheckpointIncomplete, CheckpointMismatch."""
 
     @abstractmethod
-    def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
+    def memory(self, policy: PolicyName, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
         """Memory on the policy's device for a state that is loaded before its gang meets. Its contents are not set. It
-        may be that of a released backend, with more tensors. May be called at any time, beside a computation."""
+        may be that of a released backend, with more tensors. To be called in a thread, at any time, beside a
+        computation: a device may let it wait. Raises NoRoomForState, as do ``build`` and ``host``."""
 
     @abstractmethod
     def host(

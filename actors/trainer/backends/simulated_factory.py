@@ -70,7 +70,7 @@ class SimulatedFactory(BackendFactory):
             backend.start_from(setup.init_from)
         return WeightsSource(backend.weights_outline(), backend.gather_weights)
 
-    def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
+    def memory(self, policy: PolicyName, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
         return {spec.name: np.zeros(spec.shape, spec.dtype) for spec in tensors}
 
     def host(

@@ -137,7 +137,7 @@ class Slot:
 
     def memory(self, policy: PolicyName, tensors: Iterable[TensorSpec]) -> dict[str, Any]:
         """See ``BackendFactory.memory``."""
-        return self._factory.memory(self._setup.policies[policy], tensors)
+        return self._factory.memory(policy, self._setup.policies[policy], tensors)
 
     def host(
         self, policy: PolicyName, place: GangPlace = NO_GANG, memory: dict[str, Any] | None = None

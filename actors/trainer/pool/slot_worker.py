@@ -146,7 +146,9 @@ class SlotWorker(Actor, SlotApi):
 
     async def _prefetch(self, policy: PolicyName, state: HostState) -> Moved:
         handles = [state.base.rest, *([] if state.step is None else [state.step])]
-        memory = self._slot.memory(policy, [spec for handle in handles for spec in handle.tensors])
+        specs = [spec for handle in handles for spec in handle.tensors]
+        # In a thread: a device that is short of memory lets it wait for the computations under way.
+        memory = await self.system.run_blocking(self._slot.memory, policy, specs)
         parts = [(handle, {spec.name: memory[spec.name] for spec in handle.tensors}) for handle in handles]
         moved = await self._fetch_all(parts)
         self._prefetched[policy] = memory

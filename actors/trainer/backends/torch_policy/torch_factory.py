@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from .....transport.handle import TensorSpec
 from ....chat.model_codec import model_codec
 from ....chat.tokenizer_codec import TokenizerCodec
+from ....errors import NoRoomForState
 from ....messages import NO_GANG, GangPlace
 from ....model_sources import load_tokenizer
 from ....names import PolicyName
@@ -58,15 +60,16 @@ class TorchFactory(BackendFactory):
         place: GangPlace = NO_GANG,
     ) -> TorchPolicy:
         self._free_kept()
-        return TorchPolicy(
-            policy,
-            setup,
-            seed=self._seed,
-            total_steps=self._total_steps,
-            gang=gang or ALONE,
-            bases=self._bases,
-            users_loss=self._users_loss(setup),
-        )
+        with _named_shortage(policy):
+            return TorchPolicy(
+                policy,
+                setup,
+                seed=self._seed,
+                total_steps=self._total_steps,
+                gang=gang or ALONE,
+                bases=self._bases,
+                users_loss=self._users_loss(setup),
+            )
 
     def _users_loss(self, setup: PolicySetup) -> UsersLoss | None:
         if (name := setup.loss.loss) is None:
@@ -77,11 +80,14 @@ class TorchFactory(BackendFactory):
     def frozen_weights(self, policy: PolicyName, setup: PolicySetup) -> WeightsSource:
         return frozen_source(policy, setup, self._seed)
 
-    def memory(self, setup: PolicySetup, tensors: Iterable[TensorSpec]) -> dict[str, torch.Tensor]:
+    def memory(
+        self, policy: PolicyName, setup: PolicySetup, tensors: Iterable[TensorSpec]
+    ) -> dict[str, torch.Tensor]:
         specs = list(tensors)
         if (memory := self._kept.take(specs)) is None:
             self._free_kept()
-            memory = new_memory(specs, torch.device(setup.real_model.device))
+            with _named_shortage(policy):
+                memory = new_memory(specs, torch.device(setup.real_model.device))
         return memory.tensors
 
     def host(
@@ -99,7 +105,8 @@ class TorchFactory(BackendFactory):
         else:
             if memory is None:  # else ``memory`` has made room for it
                 self._free_kept()
-            models = TrainedModels(setup, None, gang, self._bases, StateMemory(memory))
+            with _named_shortage(policy):
+                models = TrainedModels(setup, None, gang, self._bases, StateMemory(memory))
         return TorchPolicy(
             policy,
             setup,
@@ -169,3 +176,12 @@ class TorchFactory(BackendFactory):
         # Not waiting: a computation under way can't be interrupted, and the loop has other actors to serve. The
         # process ends after it.
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _named_shortage(policy: PolicyName) -> Iterator[None]:
+    """Raises NoRoomForState in place of PyTorch's error, which names no setting."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoRoomForState(policy, str(error)) from error

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flexmarl.actors.credit.credit_config import CreditConfig
+from flexmarl.actors.errors import NoRoomForState
 from flexmarl.actors.messages import LoraConfig, ModelConfig, Sample, StepStats
 from flexmarl.actors.names import AgentName, PolicyName
 from flexmarl.actors.trainer.backends.backend_config import SimulatedTrainerConfig
@@ -300,5 +301,24 @@ def test_memory_that_is_kept_is_freed_before_a_policy_takes_other_memory(
         case "build":
             made.build(PolicyName("other"), SETUPS["torch"])
         case _:
-            made.memory(SETUPS["torch"], [TensorSpec("w", (3,), "float32", 0)])
+            made.memory(NAME, SETUPS["torch"], [TensorSpec("w", (3,), "float32", 0)])
     assert is_freed == [True]
+
+
+@pytest.mark.parametrize("how", ["host", "build", "memory"])
+def test_a_device_without_memory_for_a_state_names_the_settings_that_take_less(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def fail(*_arguments: Any, **_settings: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 980.00 MiB")
+
+    for module, name in (
+        (torch_factory, "TrainedModels"),
+        (torch_policy, "TrainedModels"),
+        (torch_factory, "new_memory"),
+    ):
+        monkeypatch.setattr(module, name, fail)
+    made, setup = TorchFactory(0, 10), SETUPS["torch"]
+    arguments: tuple[Any, ...] = (NAME, setup, []) if how == "memory" else (NAME, setup)
+    with pytest.raises(NoRoomForState, match=r"solver: .*pool.states_per_slot=1.*trainer.ranks.*CUDA out of"):
+        getattr(made, how)(*arguments)

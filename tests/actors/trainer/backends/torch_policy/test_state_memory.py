@@ -42,7 +42,7 @@ def resumed_in_kept_memory(gang: GangRank, kind: str) -> tuple[Any, RankState, l
     factory.release(policy)
     del policy
     specs = [TensorSpec(name, each.shape, str(each.dtype), 0) for name, each in before.tensors.items()]
-    memory = factory.memory(setup, specs)
+    memory = factory.memory(NAME, setup, specs)
     assert {name: each.data_ptr() for name, each in memory.items()} == places
     for name, values in before.tensors.items():
         memory[name].copy_(torch.from_numpy(values))
@@ -98,7 +98,7 @@ def other_policies_room(gang: GangRank, how: str) -> list[bool]:
         if how == "build":
             factory.build(PolicyName("other"), SETUPS["dapo"], gang)
         else:
-            factory.memory(SETUPS["dapo"], [TensorSpec("w", (3,), "float32", 0)])
+            factory.memory(NAME, SETUPS["dapo"], [TensorSpec("w", (3,), "float32", 0)])
     return is_freed
 
 
