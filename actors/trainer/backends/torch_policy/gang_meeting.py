@@ -12,6 +12,7 @@ import json
 import socket
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
 
@@ -133,9 +134,11 @@ class Membership:
         self._is_aborted = True
         # gloo's own ``abort`` does not end a collective that waits: its connections have to.
         cut_connections(set(self._connections))
-        if self._device.type == "cuda":
-            for group in list(self._groups):
-                group._get_backend(self._device).abort()
+        if self._device.type == "cuda" and (groups := list(self._groups)):
+            # At the same time: NCCL ends a group when the device has done its calls, and these may be queued behind
+            # one of another group, which waits for the rank that was lost (https://github.com/pytorch/pytorch/issues/119797).
+            with ThreadPoolExecutor(len(groups)) as threads:
+                list(threads.map(lambda group: group._get_backend(self._device).abort(), groups))
 
     def _check(self) -> None:
         if self._is_aborted:
@@ -185,7 +188,10 @@ class Membership:
         device = torch.device("cuda", self._device.index or 0)
         torch.cuda.set_device(device)
         self._init_group("nccl", store, device=device)
-        return mesh_of("cuda", self._size, self._replicas)
+        mesh = mesh_of("cuda", self._size, self._replicas)
+        for group in mesh.get_all_groups():  # those of replicas have torch's default, ten minutes
+            distributed_c10d._set_pg_timeout(timedelta(seconds=COLLECTIVE_S), group)
+        return mesh
 
     def _init_group(
         self, backend: str, store: Any, *, device: torch.device | None = None, options: Any = None

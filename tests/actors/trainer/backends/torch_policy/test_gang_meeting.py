@@ -189,6 +189,34 @@ def test_an_abort_ends_a_join_whose_meeting_is_gone(monkeypatch: pytest.MonkeyPa
     assert ends == ["rank 1 of a gang was aborted: another one was lost"]
 
 
+def test_groups_of_a_device_are_aborted_at_the_same_time() -> None:
+    """Stands for NCCL: a group ends when the device has done its calls, which wait for those of another group."""
+    all_abort = threading.Barrier(3)
+    group = mock.Mock()
+    group._get_backend.return_value.abort = lambda: all_abort.wait(PATIENCE_S)
+    membership = Membership(0, 4, "127.0.0.1:1/gang", torch.device("cuda"), replicas=2)
+    membership.abort()  # nothing is there yet
+    membership._groups = [group] * 3
+    membership.abort()
+    assert not all_abort.broken
+
+
+def test_all_groups_of_a_device_wait_for_a_late_rank_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: dict[str, float] = {}
+    mesh = mock.Mock(**{"get_all_groups.return_value": ["replicate", "shard"]})
+    membership = Membership(0, 4, "127.0.0.1:1/gang", torch.device("cuda"), replicas=2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(gang_meeting, "mesh_of", lambda *_arguments: mesh)
+    monkeypatch.setattr(membership, "_init_group", lambda *_arguments, **_settings: None)
+    monkeypatch.setattr(
+        gang_meeting.distributed_c10d,
+        "_set_pg_timeout",
+        lambda timeout, group: timeouts.update({group: timeout.total_seconds()}),
+    )
+    assert membership._init_nccl(None) is mesh
+    assert timeouts == dict.fromkeys(["replicate", "shard"], gang_meeting.COLLECTIVE_S)
+
+
 def join_again(connection: Connection) -> None:
     """Joins a gang behind one that was lost when its process group was there, and before ``join`` ended."""
     torch.set_num_threads(1)
