@@ -82,8 +82,8 @@ class VllmEngine(StepEngine):
     what vLLM raises if it can't run the model or has no room for one sequence.
 
     With asynchronous scheduling vLLM begins a batch before the tokens of the one before are there. So a batch may be
-    in flight whose requests have all ended. It is waited for before the next request and before new weights
-    (``_drain``).
+    in flight whose requests have all ended. It needs no wait: the device computes it ahead of new weights and of later
+    batches, and vLLM drops its tokens at the next step.
     """
 
     def __init__(

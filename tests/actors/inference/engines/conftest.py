@@ -1,5 +1,8 @@
 """Fixtures of the tests of engines."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -7,3 +10,14 @@ import torch
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=["at once", "asynchronous"])
+def scheduling(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The scheduling of vLLM's engines that are made meanwhile: as on CPUs, and as on GPUs."""
+    from .vllm_scheduling import scheduled_asynchronously
+
+    with ExitStack() as stack:
+        if request.param == "asynchronous":
+            stack.enter_context(scheduled_asynchronously())
+        yield request.param

@@ -20,7 +20,7 @@ from flexmarl.transport.state import StateTransport
 from .adapter_policies import RUN_SEED, logprobs, policy_of, update
 from .vllm_engines import OPTIONS, VOCABULARY, model_of, request_of
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("scheduling")]
 
 
 @pytest.fixture

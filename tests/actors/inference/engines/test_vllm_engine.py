@@ -30,7 +30,7 @@ from flexmarl.transport.state import StateTransport
 from ....fake_devices import FakeDevices
 from .vllm_engines import VOCABULARY, Learner, far_apart, made, model_of, request_of
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("scheduling")]
 
 
 @pytest.fixture

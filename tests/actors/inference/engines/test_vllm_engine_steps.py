@@ -15,7 +15,8 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Any]:
+def shared(scheduling: str) -> Iterator[Any]:
+    assert scheduling
     engine = made(model_of())
     yield engine
     engine.close()
@@ -72,6 +73,25 @@ def test_weights_change_only_between_requests(steps: Any) -> None:
         steps.weights_loaded(Learner(model_of()).weights())
     assert steps.abort("a") is not None and steps.abort("a") is None
     steps.weights_loaded(Learner(model_of()).weights())
+
+
+def test_a_batch_in_flight_whose_turns_have_ended_changes_none_behind_it(steps: Any, scheduling: str) -> None:
+    """Its kernels run ahead of those of new weights, and vLLM drops its tokens."""
+    newer = Learner(model_of(), seed=3).weights()
+    steps.weights_loaded(newer)
+    steps.add(request_of("expected", temperature=0.0))
+    (expected,) = _drained(steps)
+    steps.weights_loaded(Learner(model_of()).weights())
+    steps.add(request_of("left", new=60))
+    for _ in range(6):
+        steps.step()
+    steps.abort("left")
+    assert bool(steps._llm.engine_core.engine_core.batch_queue) is (scheduling == "asynchronous")
+    steps.weights_loaded(newer)
+    steps.add(request_of("behind it", temperature=0.0))
+    (result,) = _drained(steps)
+    assert result.tokens == expected.tokens
+    assert result.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 2.5])
