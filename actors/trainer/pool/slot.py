@@ -180,11 +180,13 @@ class Slot:
 
     def release(self, policy: PolicyName) -> None:
         """Hosts the policy no more, also if ``build`` or ``host`` has failed."""
+        membership = self._memberships.pop(policy, None)
+        if membership is not None:  # first: what is released may be another policy's memory at once
+            membership.leave()
         if (backend := self._hosted.pop(policy, None)) is not None:
             self._factory.release(backend)
             del backend
-        if (membership := self._memberships.pop(policy, None)) is not None:
-            membership.leave()
+        if membership is not None:
             self._factory.free_released()
         if (meeting := self._meetings.pop(policy, None)) is not None:
             meeting.close()

@@ -119,11 +119,16 @@ class Membership:
         return GangRank(self._rank, self._size, mesh, replicas=self._replicas)
 
     def leave(self) -> None:
-        """Ends the process group, if there is one. To be called by the thread that has joined."""
+        """Ends the process group, if there is one, and all that the device still computes of it. To be called by the
+        thread that has joined, before memory of its tensors is used for others."""
         if self._groups:
             self._groups.clear()
             distributed.destroy_process_group()
         self._connections.clear()
+        if self._is_aborted and self._device.type == "cuda":
+            # FSDP2 adds up gradients on streams of its own, behind calls that have just been aborted: a copy of another
+            # policy's state to the same memory would not wait for them.
+            torch.cuda.synchronize(self._device)
 
     def abort(self) -> None:
         """Ends the call that waits for other ranks, or the next one, with an error. Ranks that wait for this one notice

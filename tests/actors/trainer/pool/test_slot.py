@@ -3,6 +3,7 @@
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from flexmarl.actors.messages import GangPlace
@@ -57,3 +58,16 @@ def test_a_gang_that_is_released_leaves_no_model_in_memory(tmp_path: Path) -> No
     assert ranks.run_alone(models_after_release, *((tmp_path, place) for place in places)) == [0, 0]
     ranks.close()
     meeting.close()
+
+
+def test_a_policy_that_is_released_has_left_its_gang_before_others_get_its_memory() -> None:
+    order: list[str] = []
+    slot = Slot.__new__(Slot)
+    stub = cast(Any, slot)
+    stub._hosted, stub._memberships, stub._meetings = {NAME: "backend"}, {}, {}
+    stub._memberships[NAME] = SimpleNamespace(leave=lambda: order.append("leave"))
+    stub._factory = SimpleNamespace(
+        release=lambda backend: order.append(backend), free_released=lambda: order.append("free")
+    )
+    slot.release(NAME)
+    assert order == ["leave", "backend", "free"]

@@ -201,6 +201,20 @@ def test_groups_of_a_device_are_aborted_at_the_same_time() -> None:
     assert not all_abort.broken
 
 
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_rank_that_leaves_an_aborted_gang_waits_for_its_device(
+    monkeypatch: pytest.MonkeyPatch, is_aborted: bool
+) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    device = torch.device("cuda")
+    membership = Membership(0, 2, "127.0.0.1:1/gang", device)
+    if is_aborted:
+        membership.abort()
+    membership.leave()
+    assert waited == [device] * is_aborted
+
+
 def test_all_groups_of_a_device_wait_for_a_late_rank_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts: dict[str, float] = {}
     mesh = mock.Mock(**{"get_all_groups.return_value": ["replicate", "shard"]})
