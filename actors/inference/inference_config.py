@@ -72,6 +72,11 @@ class EngineOptions(Config):
         """The memory that an instance takes at its start on each of its devices, besides the weights."""
         return 0
 
+    @property
+    def stages_weights(self) -> bool:
+        """True if whole weights arrive in memory of the host, for processes of the engine."""
+        return False
+
     def probe_bound(self, dtype: str) -> float | None:
         """The most that a log-probability may differ from the trainer's, for a model of ``dtype``; None if the engine
         changes the weights."""
@@ -170,6 +175,10 @@ class VllmEngineConfig(EngineOptions):
     @property
     def reserved_bytes(self) -> int:
         return self.kv_cache_bytes
+
+    @property
+    def stages_weights(self) -> bool:
+        return self.tensor_parallel > 1
 
     def reproducible(self) -> Self:
         return super().reproducible().model_copy(update={"prefix_reuse": False})

@@ -122,7 +122,7 @@ def _instances(config: RunConfig, sizes: "_Sizes") -> Iterator[Need]:
             gpus = gpus and max(gpus_of.values())
         named = (number(device),) if device not in ("cpu", _OF_ITS_OWN) else ()
         parts = sizes.of_instance(name) if device != "cpu" else ()
-        on_host = sizes.on_host_of_instance(name) if device == "cpu" and not policy.simulated else 0
+        on_host = 0 if policy.simulated else sizes.on_host_of_instance(name)
         key = _device_key(name, device) if named else f"policies.{name}.instances={instances}"
         for instance in range(instances):
             yield Need(
@@ -212,11 +212,13 @@ class _Sizes:
         )  # fmt: skip
 
     def on_host_of_instance(self, name: PolicyName) -> int:
-        """Bytes that an instance on CPUs takes for certain: weights, and what its engine takes at the start."""
+        """Bytes that an instance takes for certain: those of the place at which new weights arrive for processes of its
+        engine, and on CPUs weights, and what its engine takes at the start."""
         policy, shape = self.config.policies[name], self.shapes.get(name)
         model = policy.used_model
         weights = shape.parameters * ITEM_BYTES[model.dtype] if shape is not None and model is not None else 0
-        return policy.engine.reserved_bytes + weights
+        staged = weights if policy.engine.stages_weights and not policy.served_as_adapter else 0
+        return staged if _device_of(policy) != "cpu" else policy.engine.reserved_bytes + weights + staged
 
     def _rank(self, name: PolicyName) -> tuple[RankLoad, RankBytes] | None:
         policy, shape = self.config.policies[name], self.shapes.get(name)

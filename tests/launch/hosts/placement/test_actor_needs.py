@@ -93,7 +93,10 @@ def test_vllm_has_a_gpu_for_each_part_of_a_layer_and_memory_for_its_cache() -> N
     assert dict(by_name["sorter-0"].parts)["keys and values"] == 4 * GIB
     assert dict(by_name["trainer"].parts)["weights"] == 4 * BILLION
     assert dict(by_name["trainer"].parts)["state of checker"] == 8 * BILLION
-    assert not any(need.memory_bytes for need in by_name.values())
+    memory = {actor: need.memory_bytes for actor, need in by_name.items() if need.memory_bytes}
+    assert memory == {"sorter-0": 2 * BILLION, "sorter-1": 2 * BILLION}, (
+        "new weights arrive there, for processes"
+    )
 
 
 def test_a_slot_has_its_part_of_a_policy_s_weights_and_of_the_base_of_an_adapter() -> None:
@@ -150,7 +153,7 @@ def test_on_cpus_the_memory_is_the_host_s() -> None:
     found = {actor: need.memory_bytes for actor, need in by_name.items() if need.memory_bytes}
     assert found == {
         "trainer": 24 * BILLION,
-        "sorter-0": 4 * BILLION + 4 * GIB,
+        "sorter-0": 8 * BILLION + 4 * GIB,
         "checker-0": 2 * BILLION,
     }
     assert not any(need.gpu_bytes for need in by_name.values())

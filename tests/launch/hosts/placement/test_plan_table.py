@@ -22,7 +22,7 @@ def test_each_actor_has_a_row_with_its_gpus_and_memory() -> None:
     assert rows[0] == ["actor", "node", "GPUs", "cores", "host", "memory", "on", "each", "GPU"]
     by_actor = {row[0]: row[1:] for row in rows[1:]}
     assert by_actor["store"] == ["first", "1", "?"]
-    assert by_actor["sorter-0"] == ["first", "0-1", "1", "?", "7.0", "GiB"]
+    assert by_actor["sorter-0"] == ["first", "0-1", "1", "0.0", "GiB", "7.0", "GiB"]
     assert by_actor["trainer"][:3] == ["first", "0", "1"]
     assert max(map(len, text.splitlines())) <= 100
     assert "# sorter, on each GPU: 7.0 of 80.0 GiB: weights 0.0, keys and values 4.0, " in text
