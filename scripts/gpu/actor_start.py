@@ -30,7 +30,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def run(card: Card) -> Iterator[Check]:
-    yield from start_all(card, _LIMIT_S - 5)
+    yield from start_all(card, _LIMIT_S * card.limit_factor - 5)
 
 
 def start_all(card: Card, limit_s: float) -> Iterator[Check]:

@@ -73,10 +73,12 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Card:
-    """The device of a test, by PyTorch's name, and a private folder for its files, empty at the beginning."""
+    """The device of a test, by PyTorch's name, and a private folder for its files, empty at the beginning.
+    ``limit_factor``: for the limits that a test has for its parts, on a slow machine."""
 
     device: str
     folder: Path
+    limit_factor: float = 1.0
 
     @property
     def is_cuda(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from flexmarl.launch.hosts import env
 from .checks import Card, Check, shown
 from .isolation import Result, run_isolated
 from .processes import adopt_orphans
-from .results import append_results, read_setting, show_table
+from .results import ResultsPage, read_setting, show_table
 from .table import FOLDER, TESTS, Row
 
 _LOG_LINES = 110  # the stack of a thread, as faulthandler cuts it
@@ -89,20 +90,38 @@ def battery(
         _list(Console())
         return 0
     setting = read_setting(device)
-    adopt_orphans()  # not before the words are read: a refusal leaves the caller's process as it was
+    path = results or (None if device == "cpu" else FOLDER / "RESULTS.md")
+    page = None if path is None else ResultsPage(path, setting)
+    # Not before the words are read: a refusal leaves the caller's process as it was.
+    adopt_orphans()
+    _end_like_ctrl_c()
     ended: list[Result] = []
     with TemporaryDirectory(prefix="flexmarl-battery-", dir=env.runtime_base()) as folder:
+        card = Card(device, Path(folder), limit_factor)
         for row in rows:
             limit_s = row.limit_s * limit_factor
             _say(f"{row.name}: {row.proves} (at most {limit_s:g} s)")
-            ended.append(run_isolated(row, Card(device, Path(folder)), _report(row, as_json), limit_s))
+            try:
+                ended.append(run_isolated(row, card, _report(row, as_json), limit_s))
+            except KeyboardInterrupt:
+                if page is not None:
+                    page.end(ended, row.name)
+                raise
+            if page is not None:
+                page.append(ended[-1])
             _show_log_of_failure(ended[-1])
     if not as_json:
         show_table(Console(), setting, ended)
-    page = results or (None if device == "cpu" else FOLDER / "RESULTS.md")
     if page is not None:
-        append_results(page, setting, ended)
+        page.end(ended)
     return 1 if any(result.outcome == "failed" for result in ended) else 0
+
+
+def _end_like_ctrl_c() -> None:
+    """From now on the end of a lent machine, or of its connection, kills the test under way: its processes would keep
+    the card's memory."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _report(row: Row, as_json: bool) -> Callable[[Check], None]:

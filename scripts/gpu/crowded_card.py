@@ -83,13 +83,14 @@ def _start_run(holder: Peer, card: Card) -> Iterator[Check]:
         sys.executable, "-P", "-m", "flexmarl.launch.cli.main", "train", "sort-digits", "--name", "crowded",
         "--runs", str(card.folder / "runs"), f"agent_defaults.model.device={card.device}", "training.steps=1",
     ]  # fmt: skip
+    limit_s = _RUN_S * card.limit_factor
     try:
         ended = subprocess.run(
-            command, cwd=card.folder, capture_output=True, text=True, timeout=_RUN_S, check=False
+            command, cwd=card.folder, capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired as error:
         print(error.stdout, error.stderr)
-        yield holds("run: ends", f"not within {_RUN_S:g} s", "an error at its start", False)
+        yield holds("run: ends", f"not within {limit_s:g} s", "an error at its start", False)
         return
     print(ended.stdout[-3000:], ended.stderr[-6000:])
     text = " ".join(ended.stderr.split())

@@ -49,7 +49,7 @@ class Sizes:
 
 
 def run(card: Card) -> Iterator[Check]:
-    yield from train_all(card, Sizes())
+    yield from train_all(card, Sizes(limit_s=_LIMIT_S * card.limit_factor))
 
 
 def train_all(card: Card, sizes: Sizes) -> Iterator[Check]:

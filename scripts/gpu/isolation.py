@@ -70,7 +70,7 @@ def run_isolated(
     with log.open("wb") as output, os.fdopen(reading, "rb") as lines:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, str(_ROOT), row.import_name, card.device,
-             str(card.in_folder(row.name).folder), str(writing)],
+             str(card.in_folder(row.name).folder), str(card.limit_factor), str(writing)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[writing],
         )  # fmt: skip
         os.close(writing)
@@ -150,7 +150,7 @@ def _end_of(process: "subprocess.Popen[bytes]", deadline: float, limit_s: float)
 
 def main(arguments: list[str]) -> None:
     """Runs the test of a module; its checks go to a descriptor. Exits with 0, also if a check has failed."""
-    module, device, folder, descriptor = arguments
+    module, device, folder, limit_factor, descriptor = arguments
     # A signal, not a timer of faulthandler: a timer's thread reads the stack of a thread that runs on meanwhile.
     faulthandler.register(_STACKS)
     adopt_orphans()  # the test sees which of its processes are left
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> None:
             lines.flush()
 
         run: TestFunction = importlib.import_module(module).run
-        asyncio.run(_write_checks(run, Card(device, Path(folder)), write))
+        asyncio.run(_write_checks(run, Card(device, Path(folder), float(limit_factor)), write))
 
 
 async def _write_checks(run: TestFunction, card: Card, write: Callable[[Check], None]) -> None:

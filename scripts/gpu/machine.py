@@ -31,7 +31,7 @@ def run(card: Card) -> Iterator[Check]:
     yield from _packages(card)
     if card.is_cuda:
         yield from _driver()
-        yield from _cuda()
+        yield from _cuda(card)
 
 
 def _shared_memory(base: Path) -> Iterator[Check]:
@@ -65,10 +65,10 @@ def _driver() -> Iterator[Check]:
         yield Check(f"card {number}", line)
 
 
-def _cuda() -> Iterator[Check]:
+def _cuda(card: Card) -> Iterator[Check]:
     import torch
 
-    properties = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(card.device)
     yield Check(
         "device",
         f"{properties.name}, {properties.total_memory} bytes, sm_{properties.major}{properties.minor}",

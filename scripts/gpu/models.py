@@ -145,6 +145,7 @@ _RATES: Final = (
     CardRate("H100", 989e12),
     CardRate("A100", 312e12),
     CardRate("L40S", 362e12),
+    CardRate("L40", 181e12),
     CardRate("A10G", 70e12),
     CardRate("A10", 125e12),
     CardRate("L4", 121e12),

@@ -125,19 +125,32 @@ def summary(results: Sequence[Result]) -> str:
     return ", ".join(parts)
 
 
-def append_results(path: Path, setting: Setting, results: Sequence[Result]) -> None:
-    """Appends a section to a page, which is begun if there is none."""
-    if not path.exists():
-        path.write_text("# Results of `scripts/gpu/battery`\n")
-    lines = [
-        "", f"## {setting.date}, {setting.device}", "", f"{setting}. {summary(results)}.", "",
-        "| test | check | value | criterion | |", "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for result in results:
-        lines += [_row(result, check) for check in result.checks]
-        lines.append(f"| {result.test} | | {result.seconds:.0f} s | | {result.outcome} |")
-    with path.open("a") as page:
-        page.write("\n".join([*lines, ""]))
+class ResultsPage:
+    """A section of a page, which is begun if there is none. It grows with each test: a battery that is stopped, or
+    killed with its machine, has lost none that has ended."""
+
+    def __init__(self, path: Path, setting: Setting) -> None:
+        """Begins the section. Raises OSError, before any test, if the page can't be written."""
+        self._path = path
+        if not path.exists():
+            path.write_text("# Results of `scripts/gpu/battery`\n")
+        self._write(
+            "", f"## {setting.date}, {setting.device}", "", f"{setting}.", "",
+            "| test | check | value | criterion | |", "|---|---|---|---|---|",
+        )  # fmt: skip
+
+    def append(self, result: Result) -> None:
+        """Appends the rows of a test."""
+        last = f"| {result.test} | | {result.seconds:.0f} s | | {result.outcome} |"
+        self._write(*(_row(result, check) for check in result.checks), last)
+
+    def end(self, results: Sequence[Result], stopped_in: str = "") -> None:
+        """Appends the counts of all tests. ``stopped_in``: the test that the battery was stopped in."""
+        self._write("", f"{summary(results)}{f'; stopped in {stopped_in}' if stopped_in else ''}.")
+
+    def _write(self, *lines: str) -> None:
+        with self._path.open("a") as page:
+            page.write("".join(f"{line}\n" for line in lines))
 
 
 def _row(result: Result, check: Check) -> str:

@@ -96,7 +96,7 @@ def _run_command(card: Card, used: UsedMemory, arguments: Sequence[str]) -> Gene
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "flexmarl.launch.cli.main", *arguments],
             cwd=card.folder, env=os.environ, capture_output=True, text=True, check=False,
-            timeout=_COMMAND_S if card.is_cuda else _CPU_COMMAND_S,
+            timeout=(_COMMAND_S if card.is_cuda else _CPU_COMMAND_S) * card.limit_factor,
         )  # fmt: skip
         seconds = time.perf_counter() - began
     if ended.returncode:

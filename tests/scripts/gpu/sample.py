@@ -15,6 +15,8 @@ def run(card: Card) -> Iterator[Check]:
         case "PASSES":
             yield at_most("share", 0.123456, 0.5)
             yield Check("bytes", 2_000_000_000, "bytes")
+        case "SLOW":
+            yield Check("factor", card.limit_factor)
         case "FAILS":
             yield at_least("rate", 1.0, 2.0, "GB/s")
             yield at_most("later", 1.0, 2.0)

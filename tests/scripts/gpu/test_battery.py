@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,15 @@ sys.exit(command.main(sys.argv[3:]))
 """
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts" / "src")])}
+
+
 def battery(names: str, limit_s: int, *options: str) -> tuple[int, list[dict[str, Any]], str]:
     """The exit status, the checks that ``--json`` prints, and the progress."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts" / "src")])
     ended = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(limit_s), names, "--device", "cpu", "--json", *options],
-        env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     return ended.returncode, [json.loads(line) for line in ended.stdout.splitlines()], ended.stderr
 
@@ -60,6 +64,39 @@ def test_a_test_that_fails_or_dies_does_not_stop_the_next(tmp_path: Path) -> Non
     assert "| PASSES | bytes | 2 GB |  |  |" in text and "torch" in text and "commit" in text
     assert battery("PASSES LEFT", int(PATIENCE_S), "--results", str(page))[0] == 0
     assert page.read_text().count("\n## ") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_battery_that_is_ended_has_its_results_and_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    page = tmp_path / "RESULTS.md"
+    words = ["--device", "cpu", "--json", "--results", str(page)]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM, str(int(PATIENCE_S)), "PASSES HANGS", *words],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        children = (check["value"] for check in map(json.loads, process.stdout) if check["name"] == "child")
+        child = next(children)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 130
+    assert not psutil.pid_exists(child)
+    text = page.read_text()
+    assert (
+        "| PASSES | share | 0.1235 |" in text and "1 passed, 0 failed, 0 left out; stopped in HANGS." in text
+    )
+
+
+def test_limits_of_parts_grow_with_those_of_tests() -> None:
+    assert battery("SLOW", int(PATIENCE_S), "--limit-factor", "2.5")[1][0]["value"] == 2.5
+
+
+def test_a_page_that_can_not_be_written_is_refused_before_the_first_test(tmp_path: Path) -> None:
+    status, checks, progress = battery(
+        "PASSES", int(PATIENCE_S), "--results", str(tmp_path / "no" / "page.md")
+    )
+    assert (status, checks) == (1, []) and "page.md" in progress
 
 
 def test_a_test_that_hangs_is_killed_with_its_orphans() -> None:

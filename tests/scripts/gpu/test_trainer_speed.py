@@ -49,4 +49,5 @@ def test_operations_are_counted_as_six_for_each_weight_and_token_without_attenti
 
 def test_the_peak_rate_is_that_of_the_longest_name() -> None:
     assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12 and peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops("NVIDIA L40") == 181e12 and peak_flops("NVIDIA L40S") == 362e12
     assert peak_flops("NVIDIA A10G") == 70e12 and peak_flops("Quadro") is None
