@@ -13,7 +13,7 @@ from ...config.config_sections import PolicyConfig
 from ...config.run_config import RunConfig
 from .model_memory import ITEM_BYTES
 from .plan import Need
-from .training_bytes import CONTEXT_BYTES, Cards, load_of, nearest_fit, parts_of
+from .training_bytes import CONTEXT_BYTES, Cards, Places, load_of, nearest_fit, parts_of
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -233,8 +233,16 @@ class _Sizes:
         rank, cards = self._rank(name), self.cards
         if rank is None or cards is None or rank[1].peak + CONTEXT_BYTES <= cards.room_bytes:
             return ""
-        key = "ranks" if self.config.policies[name].trainer.min_ranks is None else "min_ranks"
-        return nearest_fit(self.shapes[name], rank[0], cards.room_bytes, cards.count, key) or ""
+        pool, trainer = self.config.pool, self.config.policies[name].trainer
+        places = Places(
+            key=f"policies.{name}",
+            cards=cards,
+            slots=pool.slot_count if isinstance(pool, SharedPoolConfig) else 0,
+            ranks=trainer.most_ranks,
+            has_fewest=trainer.min_ranks is not None,
+            spread=self.config.hosts.spread,
+        )
+        return nearest_fit(self.shapes[name], rank[0], places) or ""
 
 
 def _device_key(name: PolicyName, device: str) -> str:

@@ -7,6 +7,9 @@ from typing import Final
 from ..host_description import Gpu, HostDescription
 from .plan import Need, Placed, Purpose
 
+UNKNOWN_BYTES: Final = 1 << 60
+"""The memory of a host that is made up: more than any need."""
+
 _PART: Final = "MIG-"
 """The beginning of the UUID of a part of a GPU. A process sees one part at most (CUDA's guide to MIG)."""
 

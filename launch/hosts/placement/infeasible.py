@@ -1,9 +1,11 @@
 """The reasons why needs don't fit hosts: the numbers that are needed and there, and the keys to change."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from ..host_description import HostDescription
-from .capacity import is_usable, usable_bytes
+from .capacity import UNKNOWN_BYTES, is_usable, usable_bytes
 from .plan import SHARE_GPUS, Need, Purpose
 
 _LESS = "a smaller engine.kv_cache_bytes"
@@ -33,8 +35,11 @@ def infeasible_reasons(
 def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, share_gpus: bool) -> str:
     """The refusal for needs that fit by their sums and one by one, but for which the search found no places."""
     rooms = "; ".join(_free(host, share_gpus) for host in _sort_by_name(hosts))
+    wanted = sum(need.gpus for need in needs)
+    usable = sum(is_usable(gpu, share_gpus) for host in hosts for gpu in host.gpus)
+    alone = f": each on GPUs of its own takes {wanted}, and there are {usable}" if wanted > usable else ""
     return (
-        f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}; take more GPUs, fewer "
+        f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}{alone}; take more GPUs, fewer "
         f"instances or slots, or {_LESS}"
     )
 
@@ -199,17 +204,27 @@ def _count(gpus: int) -> str:
 
 
 def _free(host: HostDescription, share_gpus: bool) -> str:
-    gpus = [_gib(usable_bytes(gpu)) for gpu in host.gpus if is_usable(gpu, share_gpus)]
-    return f"{host.name}: {_gib(host.memory_bytes)} of memory, GPUs of {', '.join(gpus) or 'none'}"
+    gpus = Counter(_gib(usable_bytes(gpu)) for gpu in host.gpus if is_usable(gpu, share_gpus))
+    listed = " and ".join(f"{count} GPUs of {size}" for size, count in gpus.items()) or "no GPUs"
+    memory = "" if host.memory_bytes == UNKNOWN_BYTES else f"{_gib(host.memory_bytes)} of memory, "
+    return f"{host.name}: {memory}{listed}"
 
 
 def _sizes(needs: Sequence[Need]) -> str:
+    """The actors that take GPUs or memory, equal ones that follow each other once."""
     large = [need for need in needs if need.gpus or need.named or need.memory_bytes]
-    return ", ".join(
-        f"{need.actor} ({max(need.gpus, len(need.named))} GPUs with {_gib(need.gpu_bytes)}, "
-        f"{_gib(need.memory_bytes)} of memory)"
-        for need in large
-    )
+    parts = []
+    for size, group in groupby(large, key=_size):
+        first, *more = [need.actor for need in group]
+        parts.append(f"{first} to {more[-1]} ({size} each)" if more else f"{first} ({size})")
+    return ", ".join(parts)
+
+
+def _size(need: Need) -> str:
+    count = max(need.gpus, len(need.named))
+    gpus = f"{count} GPU{'s' if count > 1 else ''} with {_gib(need.gpu_bytes)}" if count else ""
+    memory = f"{_gib(need.memory_bytes)} of memory" if need.memory_bytes else ""
+    return ", ".join(filter(None, (gpus, memory)))
 
 
 def _gib(size: int) -> str:

@@ -12,7 +12,7 @@ from ....actors.names import PolicyName
 from ...config.run_config import RunConfig
 from ..host_description import Gpu, HostDescription, describe_host, version_problems
 from .actor_needs import needs_of
-from .capacity import is_usable, usable_bytes
+from .capacity import UNKNOWN_BYTES, is_usable, usable_bytes
 from .gang_hosts import gang_problems
 from .model_memory import known_shapes, unknown_shape
 from .place import place
@@ -21,8 +21,8 @@ from .state_memory import state_memory_problems, with_state_memory
 from .training_bytes import Cards, shape_problems
 
 _MACHINE: Final = re.compile(r"([1-9]\d*)x([1-9]\d*)x(\d+(?:\.\d+)?)GiB")
+_MOST_CARDS: Final = 1 << 14
 _CORES: Final = 256  # of a host that is made up; threads take turns if there are fewer
-_UNKNOWN: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,14 @@ def made_up_hosts(words: str) -> list[HostDescription]:
             f"--on {words}: HOSTSxCARDSxMEMORY is wanted, as 2x8x80GiB: 2 hosts with 8 cards of 80 GiB"
         )
     hosts, cards, size = int(match[1]), int(match[2]), int(float(match[3]) * 2**30)
+    if size == 0 or hosts * cards > _MOST_CARDS:
+        raise ConfigError(
+            f"--on {words}: cards have memory, and {_MOST_CARDS} cards are the most that are planned"
+        )
     pattern = describe_host()
     return [
         replace(
-            pattern, name="head" if n == 0 else f"node-{n}", cores=_CORES, memory_bytes=_UNKNOWN, gpus_note="",
+            pattern, name="head" if n == 0 else f"node-{n}", cores=_CORES, memory_bytes=UNKNOWN_BYTES, gpus_note="",
             shared_memory_bytes=0, shared_memory_free_bytes=0, driver="", compiler_note="",
             gpus=tuple(Gpu(f"GPU-{n}-{card}", card, f"{match[3]} GiB", size, size) for card in range(cards)),
         )
@@ -113,13 +117,14 @@ def place_shapes(
 
 
 def cards_of(hosts: Sequence[HostDescription], *, share_gpus: bool) -> Cards | None:
-    """The GPUs that a run may use; None without any."""
+    """The GPUs that a run may use; None without any. The first host is the head."""
     gpus = [gpu for host in hosts for gpu in host.gpus if is_usable(gpu, share_gpus)]
     if not gpus:
         return None
     largest = max(gpus, key=usable_bytes)
     can_compile = not any(host.gpus and host.compiler_note for host in hosts)
-    return Cards(usable_bytes(largest), largest.total_bytes, len(gpus), can_compile)
+    on_head = sum(is_usable(gpu, share_gpus) for gpu in hosts[0].gpus)
+    return Cards(usable_bytes(largest), largest.total_bytes, len(gpus), can_compile, on_head)
 
 
 def _compiler_notes(hosts: Sequence[HostDescription], needs: Sequence[Need]) -> Iterator[str]:

@@ -24,12 +24,14 @@ _LEAST_TOKENS: Final = 1024
 @dataclass(frozen=True, slots=True)
 class Cards:
     """The GPUs that a run may use. ``room_bytes``: of the largest, beside the memory that others have; ``total_bytes``:
-    all of its memory, by which the trainer measures its logits. ``can_compile``: on all of them."""
+    all of its memory, by which the trainer measures its logits. ``can_compile``: on all of them. ``on_head``: of
+    ``count``, those of the head."""
 
     room_bytes: int
     total_bytes: int
     count: int = 1
     can_compile: bool = True
+    on_head: int = 1
 
 
 def load_of(
@@ -105,12 +107,24 @@ def host_state_bytes(shape: ModelShape, load: RankLoad) -> HostStateBytes:
     return HostStateBytes(2 * published, state.moments + models, state.gradients)
 
 
-def nearest_fit(
-    shape: ModelShape, load: RankLoad, room: int, most_ranks: int, ranks_key: str = "ranks"
-) -> str | None:
-    """The settings with which a rank fits into ``room`` bytes, with the fewest ranks that do; None if none do.
-    ``ranks_key``: of the trainer, the setting that decides about their number."""
-    numbers = range(load.ranks, max(load.ranks, most_ranks) + 1, load.replicas)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The room for the ranks of a policy. ``key``: of the policy's settings. ``slots``: 0 without a pool of slots.
+    ``has_fewest``: the fewest ranks that the policy may have decide (``min_ranks``), of ``ranks``. ``spread``: slots
+    may be on all hosts."""
+
+    key: str
+    cards: Cards
+    slots: int
+    ranks: int
+    has_fewest: bool = False
+    spread: bool = False
+
+
+def nearest_fit(shape: ModelShape, load: RankLoad, places: Places) -> str | None:
+    """The settings with which a rank fits a card, with the fewest ranks that do; None if none do."""
+    room = places.cards.room_bytes
+    numbers = range(load.ranks, max(load.ranks, places.cards.count) + 1, load.replicas)
     for ranks, replicas in product(numbers, dict.fromkeys((load.replicas, 1))):
         for checkpoints in sorted({load.has_checkpoints, True}):
             tokens = load.tokens
@@ -121,26 +135,33 @@ def nearest_fit(
                 if ranks > 1:  # a shared pool, which publishes from the host's memory
                     tried = replace(tried, in_shared_pool=True, publishes=0)
                 if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
-                    return ", ".join(_changes(load, tried, ranks_key))
+                    return ", ".join(_changes(load, tried, places))
                 tokens //= 2
     if load.adapter is None:
         tried = replace(load, adapter=(16, "all-linear"), publishes_adapter=True, has_checkpoints=True)
         if rank_bytes(shape, tried).peak + CONTEXT_BYTES <= room:
-            return ", ".join(["lora={rank: 16}", *_changes(load, tried, ranks_key)])
+            return ", ".join([f"{places.key}.lora={{rank: 16}}", *_changes(load, tried, places)])
     return None
 
 
-def _changes(load: RankLoad, tried: RankLoad, ranks_key: str) -> Iterator[str]:
+def _changes(load: RankLoad, tried: RankLoad, places: Places) -> Iterator[str]:
     if tried.ranks != load.ranks:
-        if load.ranks == 1 and ranks_key == "ranks":
+        if not places.slots:
             yield f"pool={{name: shared, slots: {tried.ranks}}}"
-        yield f"trainer.{ranks_key}={tried.ranks}"
+        elif tried.ranks > places.slots:
+            yield f"pool.slots={tried.ranks}"
+        if tried.ranks > places.ranks or not places.has_fewest:
+            yield f"{places.key}.trainer.ranks={tried.ranks}"
+        if places.has_fewest:
+            yield f"{places.key}.trainer.min_ranks={tried.ranks}"
+        if tried.ranks > places.cards.on_head and not places.spread:
+            yield "hosts.spread=true"
     if tried.replicas != load.replicas:
-        yield f"trainer.replicas={tried.replicas}"
+        yield f"{places.key}.trainer.replicas={tried.replicas}"
     if tried.has_checkpoints != load.has_checkpoints:
-        yield "trainer.activation_checkpointing=true"
+        yield f"{places.key}.trainer.activation_checkpointing=true"
     if tried.tokens != load.tokens:
-        yield f"trainer.tokens_per_forward={tried.tokens}"
+        yield f"{places.key}.trainer.tokens_per_forward={tried.tokens}"
 
 
 def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -> Iterator[str]:
@@ -149,11 +170,12 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
         engine, shape = policy.engine, shapes.get(name)
         if shape is None or not isinstance(engine, VllmEngineConfig):
             continue
-        if shape.heads % engine.tensor_parallel:
-            divisors = [str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0]
+        if not _divides(engine.tensor_parallel, shape, engine):
+            divisors = [str(n) for n in range(1, shape.heads + 1) if _divides(n, shape, engine)]
             yield (
                 f"policies.{name}.engine.tensor_parallel={engine.tensor_parallel} does not divide the model's "
-                f"{shape.heads} attention heads: take one of {', '.join(divisors)}"
+                f"{shape.heads} attention heads, {shape.key_heads} key heads and {shape.intermediate} inner columns: "
+                f"take one of {', '.join(divisors)}"
             )
     pool = config.pool
     models = [model for policy in config.trained.values() if (model := policy.used_model) is not None]
@@ -164,3 +186,12 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
                 f"pool.slots={pool.slots}: all policies together have {ranks} ranks, so that "
                 f"{pool.slot_count - ranks} GPUs would never be used: write pool.slots={ranks}, or more trainer.ranks"
             )
+
+
+def _divides(devices: int, shape: ModelShape, engine: VllmEngineConfig) -> bool:
+    """True if vLLM can divide each layer over so many devices. Its attention asserts it: each device has as many whole
+    heads, and as many whole key heads or a copy of one that as many other devices have. Its linear layers have equal
+    columns (``divide`` in vllm/distributed/utils.py), but experts that are divided as wholes."""
+    key_heads = shape.key_heads % devices == 0 or devices % shape.key_heads == 0
+    is_whole = shape.experts > 1 and bool(engine.options.get("enable_expert_parallel"))
+    return shape.heads % devices == 0 and key_heads and (is_whole or shape.intermediate % devices == 0)

@@ -118,7 +118,9 @@ def test_the_fewest_ranks_of_a_policy_have_to_fit(monkeypatch: pytest.MonkeyPatc
         place_run(resolve("sort-digits", [*settings, ranks]), [host("a", 8)])
 
     place(2)
-    with pytest.raises(DoesNotFit, match=r"pool.slots=4: 1\d\d\.\d GiB .*it fits with trainer.min_ranks=2"):
+    with pytest.raises(
+        DoesNotFit, match=r"pool.slots=4: 1\d\d\.\d GiB .*it fits with policies.sorter.trainer.min_ranks=2"
+    ):
         place(1)
 
 

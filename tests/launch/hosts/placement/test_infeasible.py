@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from flexmarl.actors.errors import ConfigError
 from flexmarl.launch.hosts.host_description import HostDescription
 from flexmarl.launch.hosts.placement.place import place
 from flexmarl.launch.hosts.placement.plan import DoesNotFit, Need
+from flexmarl.launch.hosts.placement.run_placement import made_up_hosts
 
 from .hosts import GIB, host, instances, slots, trainer
 
@@ -120,8 +122,26 @@ def test_more_instances_with_several_gpus_than_hosts_have_room_for() -> None:
 
 def test_sizes_for_which_no_way_was_found() -> None:
     said = refusal([*instances(2, 3), *instances(1, 2, "b")], host("n1", 4), host("n2", 4))
-    assert said.startswith("no way was found to place a-0 (3 GPUs with 0.0 GiB, 0.0 GiB of memory), a-1 (3 ")
-    assert said.endswith(
-        "n2: 128.0 GiB of memory, GPUs of 80.0 GiB, 80.0 GiB, 80.0 GiB, 80.0 GiB; take more GPUs, fewer "
-        "instances or slots, or a smaller engine.kv_cache_bytes"
+    assert said.startswith(
+        "no way was found to place a-0 to a-1 (3 GPUs with 0.0 GiB each), b-0 (2 GPUs with 0.0 "
     )
+    assert said.endswith(
+        "n2: 128.0 GiB of memory, 4 GPUs of 80.0 GiB; take more GPUs, fewer instances or slots, or a smaller "
+        "engine.kv_cache_bytes"
+    )
+
+
+def test_actors_that_fit_only_one_by_one_are_refused_with_the_gpus_that_they_take() -> None:
+    trained = [replace(need, gpu_bytes=71 * GIB) for need in slots(8)]
+    said = refusal([*trained, *instances(1, gpu_bytes=51 * GIB)], *made_up_hosts("1x8x80GiB"))
+    assert said == (
+        "no way was found to place slot-0 to slot-7 (1 GPU with 71.0 GiB each), a-0 (1 GPU with 51.0 GiB) on the "
+        "hosts, which have head: 8 GPUs of 80.0 GiB: each on GPUs of its own takes 9, and there are 8; take more GPUs, "
+        "fewer instances or slots, or a smaller engine.kv_cache_bytes"
+    )
+
+
+@pytest.mark.parametrize("words", ["1x8x0GiB", "1x8x0.0GiB", "9999x8x80GiB", "2x8x80GB", "0x8x80GiB"])
+def test_machines_that_can_not_be_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--on {words}: "):
+        made_up_hosts(words)

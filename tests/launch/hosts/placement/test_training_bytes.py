@@ -1,6 +1,6 @@
 """The plan's memory of the host for a policy's states is that of a policy which is built."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -17,8 +17,11 @@ from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.hosts.placement.training_bytes import (
     Cards,
     HostStateBytes,
+    Places,
     host_state_bytes,
     load_of,
+    nearest_fit,
+    shape_problems,
 )
 
 from .hosts import GIB, shape
@@ -85,3 +88,55 @@ def test_a_policy_of_one_rank_is_planned_with_a_range_of_its_weights_in_a_shared
         assert load is not None
         publishing.append(rank_bytes(sizes, load).publishing)
     assert publishing == [RANGE_BYTES, 3 * 2 * 10**9]
+
+
+@pytest.mark.parametrize(
+    ("places", "changes"),
+    [
+        ({"slots": 0}, "pool={name: shared, slots: 4}, policies.a.trainer.ranks=4"),
+        ({"slots": 2}, "pool.slots=4, policies.a.trainer.ranks=4"),
+        ({"slots": 4}, "policies.a.trainer.ranks=4"),
+        ({"slots": 4, "ranks": 4, "has_fewest": True}, "policies.a.trainer.min_ranks=4"),
+        (
+            {"slots": 2, "ranks": 2, "has_fewest": True},
+            "pool.slots=4, policies.a.trainer.ranks=4, policies.a.trainer.min_ranks=4",
+        ),
+        ({"slots": 4, "on_head": 2}, "policies.a.trainer.ranks=4, hosts.spread=true"),
+        ({"slots": 4, "on_head": 2, "spread": True}, "policies.a.trainer.ranks=4"),
+    ],
+)
+def test_the_nearest_settings_are_all_that_have_to_change(places: dict[str, Any], changes: str) -> None:
+    """10 billion parameters: 4 ranks fit cards with that room, 3 do not."""
+    cards = Cards(56 * GIB, 80 * GIB, count=8, on_head=places.get("on_head", 8))
+    others = {name: value for name, value in places.items() if name != "on_head"}
+    load = RankLoad(ranks=2, tokens=64, item_bytes=2, logits_bytes=LEAST_LOGITS_BYTES, in_shared_pool=True)
+    assert nearest_fit(shape(10**10), load, Places("policies.a", cards, **{"ranks": 2, **others})) == changes
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "allowed"),
+    [
+        (2, "{}", ""),
+        (3, "{}", "1, 2, 4, 28"),
+        (7, "{}", "1, 2, 4, 28"),  # it divides the 28 heads
+        (14, "{enable_expert_parallel: true}", "1, 2, 4, 28"),  # not a model with experts
+    ],
+)
+def test_devices_divide_heads_key_heads_and_columns(devices: int, options: str, allowed: str) -> None:
+    engine = f"{{name: vllm, tensor_parallel: {devices}, options: {options}}}"
+    config = resolve("sort-digits", [f"agents.sorter.engine={engine}", "agent_defaults.model.device=cuda"])
+    sizes = replace(shape(10**9), heads=28, key_heads=4, intermediate=28 * 64)
+    problems = list(shape_problems(config, {PolicyName("sorter"): sizes}))
+    assert [problem.rpartition("take one of ")[2] for problem in problems] == [allowed] * bool(allowed)
+    narrow = list(shape_problems(config, {PolicyName("sorter"): replace(sizes, intermediate=4 * 61)}))
+    assert all(problem.endswith("take one of 1, 2, 4") for problem in narrow)
+
+
+def test_experts_may_be_divided_as_wholes() -> None:
+    sizes = replace(shape(10**9), heads=32, key_heads=4, intermediate=100, experts=8)
+    for options, count in (("{}", 1), ("{enable_expert_parallel: true}", 0)):
+        engine = f"{{name: vllm, tensor_parallel: 8, options: {options}}}"
+        config = resolve(
+            "sort-digits", [f"agents.sorter.engine={engine}", "agent_defaults.model.device=cuda"]
+        )
+        assert len(list(shape_problems(config, {PolicyName("sorter"): sizes}))) == count
