@@ -7,6 +7,13 @@ from math import prod
 from typing import Any, Final
 
 _OF_A_LAYER: Final = re.compile(r"(.+?\.\d+)\.")
+EXPERTS_OF_A_TOKEN: Final = ("num_experts_per_tok", "experts_per_token", "moe_topk", "top_k_experts")
+"""The names of the number of experts that compute a token, in the configs of models."""
+
+_EXPERTS_OF_A_LAYER: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_WITHOUT_FUSED_NORMS: Final = ("gemma", "vaultgemma")
+"""Their norms multiply by one more than the weight."""
+
 _NOT_LINEAR: Final = ("embed", "lm_head", "wte", "wpe")
 _LINEAR_IS_QUANTIZABLE_DIMENSIONS: Final = 2
 
@@ -18,7 +25,9 @@ class ModelShape:
     ``layer_parameters``: of the largest layer; ``outside_parameters``: of all that is in no layer, such as embeddings;
     ``largest_tensor``: elements. ``linear_parameters``: of the weights that an engine may quantise. ``adapted``: by the
     end of the name of each linear layer in all layers, the sum of its inputs and outputs: an adapter of rank r has r
-    times as many parameters. ``experts``: that compute a token, 1 without any.
+    times as many parameters. ``experts``: that compute a token, 1 without any; ``routed``: those of a layer that it is
+    routed to, 0 without any. ``intermediate``: of each expert; ``shared``: of those that compute every token, together.
+    ``norms``: of a token in a layer; ``fuses_norms``: the trainer computes them in one pass (``fuse_norms``).
     """
 
     parameters: int
@@ -38,6 +47,10 @@ class ModelShape:
     is_gated: bool
     norms_heads: bool
     adapted: tuple[tuple[str, int], ...]
+    routed: int = 0
+    shared: int = 0
+    norms: int = 2
+    fuses_norms: bool = True
 
     @property
     def query_size(self) -> int:
@@ -67,16 +80,24 @@ def shape_of(tensors: Mapping[str, Sequence[int]], architecture: Any) -> ModelSh
     layers: dict[str, int] = {}
     outside = linear = 0
     adapted: dict[str, int] = {}
+    shared: dict[str, int] = {}
+    norms: dict[str, int] = {}
     for name, size in sizes.items():
         layer = _OF_A_LAYER.match(name)
         if layer is None:
             outside += size
         else:
             layers[layer[1]] = layers.get(layer[1], 0) + size
+            if "norm" in name and name.endswith(".weight") and tuple(tensors[name]) == (text.hidden_size,):
+                norms[layer[1]] = norms.get(layer[1], 0) + 1
+            if "shared_expert" in name and name.endswith(".up_proj.weight"):
+                shared[layer[1]] = shared.get(layer[1], 0) + tensors[name][0]
         if len(tensors[name]) >= _LINEAR_IS_QUANTIZABLE_DIMENSIONS and not any(
             word in name for word in _NOT_LINEAR
         ):
             linear += size
+            if _is_of_experts(name):  # one tensor of all, or many in files: no layer of an adapter
+                continue
             leaf = name.removesuffix(".weight").rpartition(".")[2]
             adapted[leaf] = adapted.get(leaf, 0) + sum(tensors[name][-2:])
     heads = int(text.num_attention_heads)
@@ -95,11 +116,19 @@ def shape_of(tensors: Mapping[str, Sequence[int]], architecture: Any) -> ModelSh
         head_dim=_first(text, ("head_dim",), hidden // heads),
         vocabulary=int(text.vocab_size),
         context=_first(text, ("max_position_embeddings",), 0),
-        experts=_first(text, ("num_experts_per_tok",), 1),
+        experts=_first(text, EXPERTS_OF_A_TOKEN, 1),
         is_gated=any("gate_proj" in name or "gate_up_proj" in name for name in tensors),
         norms_heads=any("q_norm" in name for name in tensors),
         adapted=tuple(sorted(adapted.items())),
+        routed=_first(text, _EXPERTS_OF_A_LAYER, 0) if _first(text, EXPERTS_OF_A_TOKEN, 0) else 0,
+        shared=max(shared.values(), default=0),
+        norms=max(norms.values(), default=2),
+        fuses_norms=not text.model_type.startswith(_WITHOUT_FUSED_NORMS),
     )
+
+
+def _is_of_experts(name: str) -> bool:
+    return ".experts." in name
 
 
 def _first(config: Any, names: Sequence[str], default: int) -> int:

@@ -1,19 +1,18 @@
 """Architectures and tokenizers as a ``ModelConfig`` names them: the parts of a model that need no torch."""
 
-from typing import Any, Final
+from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from .errors import UnsupportedModel
 from .messages import ModelConfig
-
-_EXPERTS_OF_A_TOKEN: Final = ("num_experts_per_tok", "experts_per_token", "moe_topk", "top_k_experts")
+from .model_shape import EXPERTS_OF_A_TOKEN
 
 
 def routes_to_experts(architecture: PreTrainedConfig) -> bool:
     """True for a mixture of experts (MoE), by the config of a model."""
     decoder = architecture.get_text_config(decoder=True)
-    return any(getattr(decoder, name, None) for name in _EXPERTS_OF_A_TOKEN)
+    return any(getattr(decoder, name, None) for name in EXPERTS_OF_A_TOKEN)
 
 
 def architecture_of(model: ModelConfig, *, local_files_only: bool = False) -> PreTrainedConfig:

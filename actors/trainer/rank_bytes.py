@@ -42,6 +42,8 @@ _LOGITS_COPIES: Final = 4.0
 _COMPILED_LOGITS_COPIES: Final = {2: 2.0, 4: 3.0}
 _TRUNCATED_LOGITS_COPIES: Final = 13.6
 
+_INDICES_BYTES: Final = 40
+
 
 def logits_limit(device_bytes: int | None) -> int:
     """Bytes of logits (float32) that are in memory at a time. ``device_bytes``: of a GPU; None: on a CPU.
@@ -159,7 +161,11 @@ def rank_bytes(shape: ModelShape, load: RankLoad) -> RankBytes:
     gathered = _gathered_bytes(shape, load)
     # Three moments: the output layer's backward, the last layer's, and the end with all gradients outside the layers.
     at_head = kept + gathered.head + logits
-    at_layer = gathered.layer + _layer_backward_bytes(shape, load) * load.has_checkpoints
+    at_layer = gathered.layer
+    if load.has_checkpoints:
+        at_layer += _layer_backward_bytes(shape, load)
+    elif shape.routed:  # more than the logits of a chunk
+        at_layer += kept + load.tokens * _layer_gradient_bytes(shape, load)
     at_end = gathered.end
     most = max(at_head, at_layer, at_end)
     activations = max(kept, most - gathered.head - logits) if most == at_layer else kept
@@ -199,15 +205,25 @@ def layer_token_bytes(shape: ModelShape, load: RankLoad) -> int:
 
     Kept are the inputs of both norms and their scales; the inputs of the products with weights; queries, keys, values,
     their result and its normaliser; gate, its activation, and the other factor. A compiled layer computes what lies
-    between two products again.
+    between two products again. Routed experts compute rows of their own: each token's, once for each of its experts,
+    their results before they are weighted and summed, and five indices (int64); the router's probabilities are float32.
+    A norm that is not computed in one pass keeps two tensors in float32; a compiled one behind a product its input.
     """
     w = load.item_bytes
     attention = w * (2 * shape.query_size + 2 * shape.key_size) + 4 * shape.heads
+    is_wide = not (shape.fuses_norms or load.is_compiled)
     if shape.norms_heads:
-        attention += w * (shape.query_size + shape.key_size)
+        attention += (2 * _MASTER if is_wide else w) * (shape.query_size + shape.key_size)
+    norms = w * (2 + shape.norms) * shape.hidden + 8
+    if is_wide:
+        norms = 2 * (_MASTER * shape.norms + w) * shape.hidden
     factors = (4 if shape.is_gated else 2) - load.is_compiled
-    inner = w * factors * shape.intermediate * shape.experts
-    return 4 * w * shape.hidden + attention + inner + 8
+    inner = w * factors * (shape.intermediate * shape.experts + shape.shared)
+    routing = (
+        shape.experts * (2 * w * shape.hidden + _INDICES_BYTES) + 4 * shape.routed if shape.routed else 0
+    )
+    gate = w * shape.hidden if shape.shared else 0
+    return norms + attention + inner + routing + gate
 
 
 def _kept_bytes(shape: ModelShape, load: RankLoad) -> int:
@@ -226,8 +242,12 @@ def _layer_backward_bytes(shape: ModelShape, load: RankLoad) -> int:
 
 def _layer_peak_bytes(shape: ModelShape, load: RankLoad) -> int:
     """Bytes of a layer's activations and of their gradients for each token, in its backward."""
-    gradients = 2 * load.item_bytes * shape.intermediate * shape.experts + 5 * shape.hidden
-    return layer_token_bytes(shape, load) + gradients
+    return layer_token_bytes(shape, load) + _layer_gradient_bytes(shape, load)
+
+
+def _layer_gradient_bytes(shape: ModelShape, load: RankLoad) -> int:
+    rows = shape.experts * shape.hidden if shape.routed else 0
+    return 2 * load.item_bytes * (shape.intermediate * shape.experts + rows) + 5 * shape.hidden
 
 
 def _logits_bytes(shape: ModelShape, load: RankLoad) -> int:

@@ -83,6 +83,47 @@ def test_a_forward_takes_what_is_predicted(
     assert 0.9 <= measured / (predicted.forward - predicted.state) <= 1.1
 
 
+FAMILIES: dict[str, dict[str, object]] = {
+    "gemma3": {"model_type": "gemma3_text", "intermediate_size": 512, "sliding_window": 512, "head_dim": 32},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", "intermediate_size": 512, "moe_intermediate_size": 64, "num_experts": 16,
+        "num_experts_per_tok": 8, "head_dim": 32,
+    },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", "intermediate_size": 512, "moe_intermediate_size": 64, "num_experts": 16,
+        "num_experts_per_tok": 4, "shared_expert_intermediate_size": 256,
+    },
+}  # fmt: skip
+"""Norms that are not fused, twice as many of them; experts that tokens are routed to, and shared ones."""
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpoints", "dtype"),
+    [
+        ("gemma3", False, "bfloat16"),
+        ("gemma3", True, "bfloat16"),
+        ("gemma3", False, "float32"),
+        ("qwen3_moe", False, "float32"),
+        ("qwen3_moe", True, "bfloat16"),
+        ("qwen2_moe", False, "bfloat16"),
+        ("qwen2_moe", True, "float32"),
+    ],
+)
+def test_layers_of_other_families_take_what_is_predicted(family: str, checkpoints: bool, dtype: str) -> None:
+    sizes = {
+        "hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 256, "tie_word_embeddings": False, "max_position_embeddings": 256, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    config = ModelConfig(config=sizes | FAMILIES[family], tokenizer="unused", dtype=dtype)
+    limit = CHUNK * 4 * 256
+    load = RankLoad(1, ROWS * (PROMPT + COMPLETION), 2 if dtype == "bfloat16" else 4, limit, checkpoints)
+    predicted = rank_bytes(shape(config), load)
+    with mock.patch.object(completion_model, "most_logits_bytes", lambda _device: limit):
+        measured = measured_forward(config, checkpoints)
+    assert 0.9 <= measured / (predicted.forward - predicted.state) <= 1.1
+
+
 def test_an_entropy_bonus_takes_no_more_logits() -> None:
     config, limit = model(4096, 2), CHUNK * 4 * 4096
     predicted = rank_bytes(

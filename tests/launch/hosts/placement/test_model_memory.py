@@ -45,6 +45,33 @@ def test_files_are_read_before_the_config_and_need_no_torch(folder: Path) -> Non
     assert shape_of_model(ModelConfig(path=str(folder)), may_import=False) is None
 
 
+@pytest.mark.parametrize("has_files", [False, True], ids=["config", "files"])
+def test_adapters_are_for_no_experts_whether_they_are_one_tensor_or_many(
+    folder: Path, has_files: bool
+) -> None:
+    experts = {
+        "model_type": "qwen2_moe", "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 96,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(SIZES | experts))
+    if has_files:
+        shapes = {f"mlp.experts.{n}.gate_proj": (32, 64) for n in range(4)} | {
+            "self_attn.q_proj": (64, 64), "mlp.shared_expert.up_proj": (96, 64),
+        }  # fmt: skip
+        tensors = {
+            f"model.layers.0.{name}.weight": np.zeros(size, np.float16) for name, size in shapes.items()
+        }
+        save_file(tensors, folder / "model.safetensors")
+    shape = shape_of_model(ModelConfig(path=str(folder)))
+    assert shape is not None
+    layers = 1 if has_files else 3
+    assert shape.adapter_parameters(8, ["q_proj"]) == 8 * 128 * layers
+    assert shape.adapter_parameters(8, ["up_proj"]) == 8 * (64 + 96) * layers
+    assert shape.adapter_parameters(8, ["gate_up_proj"]) == 0
+    assert shape.adapter_parameters(8, ["gate_proj"]) == (0 if has_files else 8 * (64 + 96) * 3)
+    assert (shape.experts, shape.routed, shape.shared) == (2, 4, 96)
+
+
 def test_a_model_of_a_hub_that_is_not_in_the_cache_is_not_known() -> None:
     assert shape_of_model(ModelConfig(path="Qwen/Qwen2.5-0.5B-Instruct")) is None
 
