@@ -28,6 +28,7 @@ class ModelShape:
     times as many parameters. ``experts``: that compute a token, 1 without any; ``routed``: those of a layer that it is
     routed to, 0 without any. ``intermediate``: of each expert; ``shared``: of those that compute every token, together.
     ``norms``: of a token in a layer; ``fuses_norms``: the trainer computes them in one pass (``fuse_norms``).
+    ``full_layers``: those that keep keys and values of all tokens as they are; 0 if that is unknown.
     """
 
     parameters: int
@@ -51,6 +52,7 @@ class ModelShape:
     shared: int = 0
     norms: int = 2
     fuses_norms: bool = True
+    full_layers: int = 0
 
     @property
     def query_size(self) -> int:
@@ -124,7 +126,17 @@ def shape_of(tensors: Mapping[str, Sequence[int]], architecture: Any) -> ModelSh
         shared=max(shared.values(), default=0),
         norms=max(norms.values(), default=2),
         fuses_norms=not text.model_type.startswith(_WITHOUT_FUSED_NORMS),
+        full_layers=_full_layers(text),
     )
+
+
+def _full_layers(text: Any) -> int:
+    if getattr(text, "kv_lora_rank", None):  # it keeps what keys and values are computed from
+        return 0
+    kinds = getattr(text, "layer_types", None)
+    if kinds:
+        return sum(kind == "full_attention" for kind in kinds)
+    return 0 if getattr(text, "sliding_window", None) else int(text.num_hidden_layers)
 
 
 def _is_of_experts(name: str) -> bool:

@@ -231,5 +231,7 @@ def _show_plan_elsewhere(config: RunConfig, keys: WrittenConfig, machine: str) -
     if changes := differences(config, chosen):
         numbers = ", ".join(keys.in_text(f"{key}={number}") for key, (_, number) in changes.items())
         echo(f"# chosen: {numbers}")
+    for text in warnings_about(chosen):
+        echo(f"# warning: {keys.in_text(text)}")
     echo("# nothing was checked, started or written")
     return 0

@@ -1,5 +1,6 @@
 """The shapes of models, from the headers of files on this host, or from their configs. Nothing is downloaded."""
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,10 @@ from safetensors import SafetensorError, safe_open
 from ....actors.messages import ModelConfig
 from ....actors.model_shape import ModelShape, shape_of
 from ....actors.names import PolicyName
+from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
+
+_ERROR_COLUMNS: Final = 240
 
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
@@ -32,12 +36,15 @@ def known_shapes(config: RunConfig, *, all_models: bool = False) -> dict[PolicyN
 
 def unknown_shape(config: RunConfig, name: PolicyName) -> str:
     """The reason why ``known_shapes`` does not have a policy, and what to do."""
-    source = config.policies[name].real_model.path
-    if source is None:
-        return f"policies.{name}.model.config: the memory of such a model is unknown: transformers can't build it"
-    key = f"policies.{name}.model.path={source!r}"
-    if Path(source).is_dir():
-        return f"{key}: the memory that it takes is unknown: the folder has no config.json that can be read"
+    model = config.policies[name].real_model
+    source = model.path
+    key = f"policies.{name}.model.config" if source is None else f"policies.{name}.model.path={source!r}"
+    if (
+        source is None
+        or Path(source).is_dir()
+        or isinstance(try_to_load_from_cache(source, "config.json"), str)
+    ):
+        return f"{key}: the memory that it takes is unknown, as the model can't be built: {_obstacle(model)}"
     return (
         f"{key}: the memory that it takes is unknown, as its config is not in the hub's cache here: "
         f"`hf download {source} config.json` puts it there, or write it by hand as model.config"
@@ -63,6 +70,22 @@ def shape_of_model(model: ModelConfig, *, may_import: bool = True) -> ModelShape
         return shape_of(tensors, architecture)
     except (OSError, ValueError, AttributeError):  # the checks of models say why
         return None
+
+
+def _obstacle(model: ModelConfig) -> str:
+    """The first sentence of the error with which the model's outline can't be made."""
+    from ....actors.model_sources import architecture_of
+    from ....actors.pretrained import outline_of
+
+    try:
+        outline = outline_of(model, local_files_only=True)
+        shape_of(
+            {name: tuple(tensor.shape) for name, tensor in outline.named_parameters()},
+            architecture_of(model, local_files_only=True),
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        return textwrap.shorten(text_of(error).partition(". ")[0], _ERROR_COLUMNS, placeholder=" ...")
+    return "its files can't be read"
 
 
 def _headers(model: ModelConfig) -> Mapping[str, tuple[int, ...]]:

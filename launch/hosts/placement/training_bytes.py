@@ -170,6 +170,7 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
         engine, shape = policy.engine, shapes.get(name)
         if shape is None or not isinstance(engine, VllmEngineConfig):
             continue
+        yield from _short_memory(name, policy, engine, shape)
         if not _divides(engine.tensor_parallel, shape, engine):
             divisors = [str(n) for n in range(1, shape.heads + 1) if _divides(n, shape, engine)]
             yield (
@@ -186,6 +187,23 @@ def shape_problems(config: RunConfig, shapes: Mapping[PolicyName, ModelShape]) -
                 f"pool.slots={pool.slots}: all policies together have {ranks} ranks, so that "
                 f"{pool.slot_count - ranks} GPUs would never be used: write pool.slots={ranks}, or more trainer.ranks"
             )
+
+
+def _short_memory(
+    name: PolicyName, policy: PolicyConfig, engine: VllmEngineConfig, shape: ModelShape
+) -> Iterator[str]:
+    """vLLM refuses to start if one sequence of ``max_context`` tokens does not fit (``check_enough_kv_cache_memory`` in
+    vllm/v1/core/kv_cache_utils.py)."""
+    tokens = engine.max_context or shape.context
+    narrow = str(engine.options.get("kv_cache_dtype", "")).startswith("fp8")
+    item_bytes = 1 if narrow else ITEM_BYTES[policy.real_model.dtype]
+    heads = -(-shape.key_heads // engine.tensor_parallel)
+    needed = 2 * shape.full_layers * heads * shape.head_dim * item_bytes * tokens
+    if needed > engine.kv_cache_bytes:
+        yield (
+            f"policies.{name}.engine.kv_cache_bytes={engine.kv_cache_bytes}: one sequence of {tokens} tokens takes "
+            f"{needed} on each device: write as many or more, or a smaller engine.max_context"
+        )
 
 
 def _divides(devices: int, shape: ModelShape, engine: VllmEngineConfig) -> bool:

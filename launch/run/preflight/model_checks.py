@@ -5,6 +5,7 @@ can't be reached.
 """
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,9 +21,11 @@ from huggingface_hub.errors import (
 
 from ....actors.messages import ModelConfig
 from ....actors.model_sources import architecture_of, load_tokenizer, routes_to_experts
+from ....actors.names import PolicyName
 from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
 from ...hosts.nvidia import read_devices
+from ..context_limit import context_limit
 from .chat_checks import chat_problem, chat_warnings
 from .recipe_checks import mentions
 
@@ -124,6 +127,8 @@ def model_findings(config: RunConfig) -> ModelFindings:
                     findings.warnings += warnings
         if (problem := tried[key]) is not None:
             findings.problems.append(ModelProblem(name, problem.part, problem.value, problem.text))
+        elif (too_long := _context_problem(config, name)) is not None:
+            findings.problems.append(too_long)
         elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):
             findings.warnings.append(_EXPERTS.format(policy=name))
     return findings
@@ -163,7 +168,37 @@ def _try(model: ModelConfig) -> bool:
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         part = "path" if model.tokenizer is None else "tokenizer"
         raise _CanNotLoad(part, model.tokenizer_source, _NO_TOKENIZER)
+    if sys.modules.get("torch") is not None:  # else it takes seconds, and a tiny run fails within as many
+        _try_outline(model, cached)
     return cached
+
+
+def _try_outline(model: ModelConfig, cached: bool) -> None:
+    """Raises _CanNotLoad for a model that transformers can't build, or not with the attention that is computed here."""
+    from ....actors.pretrained import outline_of
+
+    try:
+        outline_of(model, local_files_only=cached)
+    except Exception as error:  # noqa: BLE001  # a library's, as above
+        part = "path" if model.path is not None else "config.model_type"
+        source = model.path or str((model.config or {})["model_type"])
+        raise _CanNotLoad(part, source, f"the model can't be built: {_words(error)}") from None
+
+
+def _context_problem(config: RunConfig, policy: PolicyName) -> ModelProblem | None:
+    """The refusal of sequences that are longer than a model's."""
+    engine = config.policies[policy].engine
+    if engine.max_context is None:
+        return None
+    unlimited = engine.model_copy(update={"max_context": None})
+    limit = context_limit(config.policies[policy].model_copy(update={"engine": unlimited}))
+    if limit is None or engine.max_context <= limit:
+        return None
+    model = config.policies[policy].real_model
+    part = "path" if model.path is not None else "config"
+    value = model.path or str((model.config or {})["model_type"])
+    text = f"engine.max_context={engine.max_context} is more than the {limit} positions that the model has"
+    return ModelProblem(policy, part, value, text)
 
 
 class _NotThere(Exception):

@@ -144,6 +144,12 @@ class TestRefusals:
         )
         assert files(directory.path) == before
 
+    def test_a_plan_for_absent_cards_has_the_warnings_of_its_config(self, flexmarl: Flexmarl) -> None:
+        settings = ["agent_defaults.model.device=cuda", "agent_defaults.model.dtype=float32"]
+        result = flexmarl("train", str(TINY), "--on", "1x8x80GiB", *settings)
+        assert result.status == 0 and "# warning: policy " in result.out
+        assert "model.dtype=float32 on a GPU is several times slower" in result.out
+
     def test_report_of_what_is_no_run(self, flexmarl: Flexmarl, tmp_path: Path) -> None:
         result = flexmarl("report", str(tmp_path))
         assert result.status == 2 and "is not a run directory" in result.err

@@ -9,8 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from flexmarl.actors.messages import ModelConfig
+from flexmarl.actors.names import PolicyName
 from flexmarl.launch.config.config_reading import resolve
-from flexmarl.launch.hosts.placement.model_memory import known_shapes, shape_of_model
+from flexmarl.launch.hosts.placement.model_memory import known_shapes, shape_of_model, unknown_shape
 
 SIZES = {
     "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 352, "num_hidden_layers": 3,
@@ -83,3 +84,29 @@ def test_tiny_models_on_a_cpu_are_read_if_that_is_asked_for(monkeypatch: pytest.
         patched.setitem(sys.modules, "flexmarl.actors.model_sources", None)
         assert known_shapes(config) == {}
     assert known_shapes(config, all_models=True).keys() == config.policies.keys()
+
+
+def test_the_reason_for_which_a_model_has_no_shape_is_that_of_its_library() -> None:
+    config = resolve("sort-digits", ["agents.sorter.model.config={model_type: mamba}"])
+    name = PolicyName("sorter")
+    assert name not in known_shapes(config, all_models=True)
+    assert unknown_shape(config, name).startswith(
+        "policies.sorter.model.config: the memory that it takes is unknown, as the model can't be built: "
+        "MambaForCausalLM does not support an attention implementation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, 3),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, 2),
+        ({"model_type": "mistral", "sliding_window": 64}, 0),
+    ],
+)
+def test_layers_with_a_window_keep_no_more_than_that(
+    folder: Path, changes: dict[str, object], layers: int
+) -> None:
+    (folder / "config.json").write_text(json.dumps(SIZES | changes))
+    shape = shape_of_model(ModelConfig(path=str(folder)))
+    assert shape is not None and shape.full_layers == layers

@@ -140,3 +140,21 @@ def test_experts_may_be_divided_as_wholes() -> None:
             "sort-digits", [f"agents.sorter.engine={engine}", "agent_defaults.model.device=cuda"]
         )
         assert len(list(shape_problems(config, {PolicyName("sorter"): sizes}))) == count
+
+
+@pytest.mark.parametrize(
+    ("engine", "needed"),
+    [
+        ("kv_cache_bytes: 10485760", None),  # 2 x 10 layers x 4 heads of 64 x 2 bytes x 1024 tokens
+        ("kv_cache_bytes: 10485759", 10485760),
+        ("kv_cache_bytes: 5242880, tensor_parallel: 2", None),
+        ("kv_cache_bytes: 5242880, options: {kv_cache_dtype: fp8}", None),
+    ],
+)
+def test_one_sequence_has_to_fit_the_keys_and_values_of_vllm(engine: str, needed: int | None) -> None:
+    settings = [f"agents.sorter.engine={{name: vllm, max_context: 1024, {engine}}}"]
+    config = resolve("sort-digits", [*settings, "agent_defaults.model.device=cuda"])
+    problems = list(shape_problems(config, {PolicyName("sorter"): replace(shape(10**9), full_layers=10)}))
+    assert [f"one sequence of 1024 tokens takes {needed} on" in text for text in problems] == [True] * bool(
+        needed
+    )

@@ -26,3 +26,20 @@ def test_each_trained_mixture_of_experts_is_warned_about() -> None:
         warnings = model_findings(resolve("sort-digits", settings)).warnings
         assert [text.partition(":")[0] for text in warnings] == [f"policy {name}" for name in policies]
         assert all("algorithm.correction=icepop" in text and "ratio_deviation" in text for text in warnings)
+
+
+def test_sequences_longer_than_a_models_are_refused() -> None:
+    findings = model_findings(resolve("sort-digits", ["agents.sorter.engine.max_context=33"]))
+    (problem,) = findings.problems
+    assert (problem.policy, problem.part, problem.value) == ("sorter", "config", "qwen3")
+    assert problem.text == "engine.max_context=33 is more than the 32 positions that the model has"
+    assert not model_findings(resolve("sort-digits", ["agents.sorter.engine.max_context=32"])).problems
+
+
+def test_a_model_whose_attention_is_not_computed_here_is_refused() -> None:
+    import torch  # noqa: F401  # as in a run with GPUs
+
+    settings = ["agents.sorter.model.config={model_type: bloom, hidden_size: 64, n_layer: 2, n_head: 4}"]
+    (problem,) = model_findings(resolve("sort-digits", settings)).problems
+    assert (problem.part, problem.value) == ("config.model_type", "bloom")
+    assert "can't be built: ValueError: BloomForCausalLM does not support an attention" in problem.text
