@@ -95,7 +95,8 @@ def memory_lines(placement: RunPlacement) -> Iterator[str]:
     for placed in placement.plan.actors.values():
         if placed.need.shared_bytes:
             yield (
-                f"in /dev/shm of {placed.node}: {_gib(placed.need.shared_bytes)} GiB for weights and suspended states"
+                f"in {hosts[placed.node].shared_memory} of {placed.node}: {_gib(placed.need.shared_bytes)} GiB for "
+                "weights and suspended states"
             )
 
 

@@ -74,7 +74,8 @@ def made_up_hosts(words: str) -> list[HostDescription]:
     return [
         replace(
             pattern, name="head" if n == 0 else f"node-{n}", cores=_CORES, memory_bytes=UNKNOWN_BYTES, gpus_note="",
-            shared_memory_bytes=0, shared_memory_free_bytes=0, driver="", compiler_note="",
+            shared_memory="/dev/shm", shared_memory_bytes=0, shared_memory_free_bytes=0, driver="",
+            compiler_note="",
             gpus=tuple(Gpu(f"GPU-{n}-{card}", card, f"{match[3]} GiB", size, size) for card in range(cards)),
         )
         for n in range(hosts)

@@ -37,7 +37,7 @@ _EXPERTS = (
     "policy {policy}: its model is a mixture of experts (MoE). If two experts score nearly the same, rounding has "
     "the engine and the trainer choose different ones, and their probabilities of a token differ by more than "
     "rounding; the engine's choices are not replayed. Watch ratio_deviation; algorithm.correction=icepop leaves such "
-    "tokens out"
+    "tokens out, and weights.probe_bound may have to be larger, or an instance is given up for such a choice"
 )
 """A mismatch between engine and trainer that routing adds."""
 _NO_TOKENIZER = (

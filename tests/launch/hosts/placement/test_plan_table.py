@@ -1,10 +1,12 @@
 """A plan as a table, within the comments of YAML."""
 
+from dataclasses import replace
+
 from flexmarl.launch.config.config_reading import resolve
 from flexmarl.launch.hosts.placement.plan_table import plan_as_comment
 from flexmarl.launch.hosts.placement.run_placement import like_this_host, place_run
 
-from .hosts import host
+from .hosts import GIB, host
 
 
 def test_each_actor_has_a_row_with_its_gpus_and_memory() -> None:
@@ -44,6 +46,14 @@ def test_a_plan_for_hosts_that_are_not_there_yet() -> None:
     assert {placed.node for placed in place_run(config, hosts).plan.actors.values()} == {
         made_up.name for made_up in hosts
     }
+
+
+def test_memory_for_states_is_named_by_its_folder() -> None:
+    """``FLEXMARL_RUNTIME_BASE`` chooses it."""
+    sizes = ["agent_defaults.model.device=cuda", "pool={name: shared, slots: 1}"]
+    here = replace(host("here", 3), shared_memory="/mnt/states", shared_memory_bytes=9 * GIB)
+    text = plan_as_comment(place_run(resolve("sort-digits", sizes), [here]))
+    assert "# in /mnt/states of here: " in text and "/dev/shm" not in text
 
 
 def test_equal_actors_on_one_host_have_one_row() -> None:

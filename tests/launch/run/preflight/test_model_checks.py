@@ -25,7 +25,12 @@ def test_each_trained_mixture_of_experts_is_warned_about() -> None:
     for settings, policies in (([experts], ["sorter", "checker"]), ([experts, frozen], ["sorter"]), ([], [])):
         warnings = model_findings(resolve("sort-digits", settings)).warnings
         assert [text.partition(":")[0] for text in warnings] == [f"policy {name}" for name in policies]
-        assert all("algorithm.correction=icepop" in text and "ratio_deviation" in text for text in warnings)
+        assert all(
+            "algorithm.correction=icepop" in text
+            and "weights.probe_bound" in text
+            and "ratio_deviation" in text
+            for text in warnings
+        )
 
 
 def test_sequences_longer_than_a_models_are_refused() -> None:
