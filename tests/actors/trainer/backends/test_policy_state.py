@@ -275,6 +275,8 @@ def test_memory_that_is_kept_is_freed_before_a_policy_takes_other_memory(
 ) -> None:
     """A device with room for one state has none for the one that was left there. A policy that is built is not given
     memory: what an equal one has left is in its way too."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     made = TorchFactory(0, 10)
     first = made.build(NAME, SETUPS["torch"])
     left = [weakref.ref(tensor) for tensor in first.models.parameters.values()]
