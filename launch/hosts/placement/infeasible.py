@@ -35,9 +35,9 @@ def infeasible_reasons(
 def no_way_found(needs: Sequence[Need], hosts: Sequence[HostDescription], *, share_gpus: bool) -> str:
     """The refusal for needs that fit by their sums and one by one, but for which the search found no places."""
     rooms = "; ".join(_free(host, share_gpus) for host in _sort_by_name(hosts))
-    wanted = sum(need.gpus for need in needs)
+    total = sum(need.gpus for need in needs)
     usable = sum(is_usable(gpu, share_gpus) for host in hosts for gpu in host.gpus)
-    alone = f": each on GPUs of its own takes {wanted}, and there are {usable}" if wanted > usable else ""
+    alone = f": each on GPUs of its own takes {total}, and there are {usable}" if total > usable else ""
     return (
         f"no way was found to place {_sizes(needs)} on the hosts, which have {rooms}{alone}; take more GPUs, fewer "
         f"instances or slots, or {_LESS}"
