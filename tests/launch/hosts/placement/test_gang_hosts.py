@@ -57,6 +57,15 @@ def test_a_network_that_is_not_trusted_is_refused_with_the_key() -> None:
     place_run(config(*GANG, "agent_defaults={engine: {name: simulated}, trainer: {name: simulated}}"), hosts)
 
 
+def test_a_driver_too_old_for_pytorch_is_refused_on_any_host_that_has_actors_on_gpus() -> None:
+    old = replace(host("b", 2), cuda="13.0", driver="570.86.10")
+    head = replace(host("a", 1), cuda="13.0", driver="580.1")
+    said = refusal(config("agents.checker.instances=2"), head, old)
+    assert said.startswith("PyTorch can't use the GPUs of b: it is built for CUDA 13.0")
+    assert said.endswith("needs the driver 580 or later, and 570.86.10 is installed")
+    place_run(config("agent_defaults.model.device=cpu"), [head, old])
+
+
 def test_other_drivers_are_refused_with_their_versions() -> None:
     hosts = replace(host("a", 4), driver="580.65.06"), replace(host("b", 4), driver="590.12")
     assert refusal(config(*GANG, TRUSTED), *hosts) == (
