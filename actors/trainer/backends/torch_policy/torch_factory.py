@@ -133,7 +133,7 @@ class TorchFactory(BackendFactory):
             self._released.clear()
         # Not on CPUs: this takes a fifth of a second, at each turn of policies that do not fit into one another, and
         # the host's memory is not as scarce.
-        if has_models and torch.cuda.is_initialized():
+        if has_models and _uses_gpus():
             self.free_released()
 
     def release(self, backend: PolicyBackend) -> None:
@@ -154,9 +154,8 @@ class TorchFactory(BackendFactory):
         # policy that has left would stay until Python happens to look at its oldest objects: for several other
         # policies, perhaps.
         gc.collect()
-        cuda: Any = torch.cuda  # without types in part
-        if cuda.is_initialized():
-            cuda.empty_cache()  # for the other processes of the device
+        if _uses_gpus():
+            torch.cuda.empty_cache()  # for the other processes of the device
 
     def open_meeting(self, host: str) -> Meeting:
         return Meeting(host)
@@ -178,6 +177,11 @@ class TorchFactory(BackendFactory):
         # Not waiting: a computation under way can't be interrupted, and the loop has other actors to serve. The
         # process ends after it.
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _uses_gpus() -> bool:
+    cuda: Any = torch.cuda  # without types in part
+    return bool(cuda.is_initialized())
 
 
 @contextmanager
