@@ -26,7 +26,14 @@ from ...actors.names import PolicyName
 from ...actors.trainer.backends.backend_config import TorchTrainerConfig
 from ...actors.trainer.pool.pool_config import SharedPoolConfig
 from ...core.base.texts import guess
-from ..config.config_reading import apply_override, check, override_key, read_yaml, resolve_mapping
+from ..config.config_reading import (
+    apply_override,
+    check,
+    override_key,
+    read_yaml,
+    resolve_mapping,
+    with_overrides,
+)
 from ..config.config_sections import PolicyConfig
 from ..config.run_config import RunConfig
 from ..config.written_config import WrittenConfig
@@ -186,9 +193,14 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     if not scenario.config.training.steps:
         raise ConfigError("training.steps=0: a simulation takes the time of steps: write 1 or more")
     hosts = scenario.cluster.descriptions(scenario.twin_hosts)
-    config = with_chosen_ranks(scenario.config, lambda: hosts)
+    pool = scenario.config.pool
+    states = pool.states_per_slot if isinstance(pool, SharedPoolConfig) else None
+    # A state that is loaded ahead takes the time of the bus here, and no memory: the published settings of large
+    # policies have room for one.
+    config = with_chosen_ranks(_with_states(scenario.config, 1 if states else None), lambda: hosts)
     shapes = model_shapes(config)
     plan = place_shapes(config, hosts, shapes).plan
+    config = _with_states(config, states)
     _refuse_shared_devices(plan, scenario.cluster)
     raw = config.model_dump(mode="json")
     for name, policy in config.policies.items():
@@ -212,6 +224,13 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     _refuse_small_head(config, scenario.cluster, sizes)
     links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
     return SimulatedJob(check(raw, "the simulated run"), links)
+
+
+def _with_states(config: RunConfig, states: int | None) -> RunConfig:
+    """The same with room for so many states on a slot; None: without slots."""
+    if states is None:
+        return config
+    return with_overrides(config, [f"pool.states_per_slot={states}"], "the scenario's pool")
 
 
 def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
