@@ -115,7 +115,8 @@ class StateTransport:
         # Not the process id alone: files are named by it, and a later process may have the id of one that was killed.
         self.place = Place(this_node(runtime_dir), f"{os.getpid()}_{secrets.token_hex(4)}")
         self._runtime_dir = runtime_dir
-        self._workers = CopyWorkers()
+        # A copy with a device waits for the computations that were begun before it: it would block the loop for them.
+        self._workers = CopyWorkers() if devices is None else CopyWorkers(inline_bytes=0)
         self._devices = devices
         self._device_memory: DeviceMemory | None = None
         self._reader = Reader(self.place, encrypted=None if bulk is None else bulk.encrypted)

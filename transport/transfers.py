@@ -198,7 +198,9 @@ class CopyWorkers:
     called with an event and must raise TransportClosed soon after it is set.
     """
 
-    def __init__(self, threads: int = 2) -> None:
+    def __init__(self, threads: int = 2, inline_bytes: int = INLINE_BYTES) -> None:
+        """``inline_bytes``: of the largest copy that runs in the event loop."""
+        self._inline_bytes = inline_bytes
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="flexmarl-copy")
         self._helpers = min(_MOST_SHARING, len(os.sched_getaffinity(0))) - 1
         # A second pool. A copy waits for its helpers: in one pool, copies that hold all threads would wait for helpers
@@ -220,7 +222,7 @@ class CopyWorkers:
         """
         if self._closed:
             raise TransportClosed
-        if size_bytes <= INLINE_BYTES:
+        if size_bytes <= self._inline_bytes:
             return work(self._never)
         stop = threading.Event()
         job = self._pool.submit(work, stop)

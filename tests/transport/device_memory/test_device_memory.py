@@ -492,6 +492,18 @@ async def test_without_a_point_a_publish_waits_for_all_that_was_begun(
 
 
 @pytest.mark.parametrize("path", ["cuda_ipc", "shm"])
+async def test_a_small_copy_does_not_have_the_loop_wait_for_computations(
+    trainer: Side, engine: Side, path: PathName
+) -> None:
+    threads: list[int] = []
+    trainer.devices.compute(A, lambda: threads.append(threading.get_ident()))
+    handle = await trainer.transport.set("key", {"w": trainer.tensor(torch.ones(2))}, version=1, offer=[path])
+    engine.devices.compute(A, lambda: threads.append(threading.get_ident()))
+    await engine.transport.get(handle, into={"w": engine.tensor(torch.zeros(2))})
+    assert len(threads) == 2 and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("path", ["cuda_ipc", "shm"])
 async def test_weights_are_written_after_the_computations_that_use_the_old_ones(
     trainer: Side, engine: Side, path: PathName
 ) -> None:
