@@ -13,6 +13,13 @@ def no_bool(value: object) -> object:
     return value
 
 
+def no_other_text(value: object) -> object:
+    """``value``, for numbers that may be ``auto``."""
+    if isinstance(value, str) and value != AUTO:
+        raise ValueError(f"a number is wanted, or {AUTO}")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """The unit of a number, as the page of settings shows it."""
@@ -34,6 +41,7 @@ Seconds = Annotated[Positive, Unit("s")]
 AutoCount = Annotated[
     Annotated[int, Tag("number"), Field(strict=True, ge=1)] | Annotated[Literal["auto"], Tag(AUTO)],
     Discriminator(lambda value: AUTO if value == AUTO else "number"),
+    BeforeValidator(no_other_text),
 ]
 
 

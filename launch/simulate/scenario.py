@@ -221,7 +221,6 @@ def simulated_job(scenario: Scenario) -> SimulatedJob:
     sizes = {
         name: StateSizes.of(shapes[name], _item_bytes(policy)) for name, policy in config.policies.items()
     }
-    _refuse_small_head(config, scenario.cluster, sizes)
     links = ClusterLinks(scenario.cluster, scenario.hosts, plan, sizes)
     return SimulatedJob(check(raw, "the simulated run"), links)
 
@@ -241,26 +240,6 @@ def _refuse_shared_devices(plan: Plan, cluster: ClusterConfig) -> None:
         raise ConfigError(
             f"instances and training need {demand} devices, and cluster has {cluster.hosts} x {cluster.devices}: they "
             f"would share {demand - len(used)}, which can't be simulated yet: take fewer instances or slots"
-        )
-
-
-def _refuse_small_head(
-    config: RunConfig, cluster: ClusterConfig, sizes: Mapping[PolicyName, StateSizes]
-) -> None:
-    """Raises ConfigError if the weights that a static pool publishes are more than the memory of their host. The plan
-    has those of a shared pool."""
-    if isinstance(config.pool, SharedPoolConfig):
-        return
-    versions = {name: 1 + (name in config.trained) for name in config.policies}
-    needed = sum(count * sizes[name].weights for name, count in versions.items())
-    if needed > cluster.host_memory_gib * 2**30:
-        parts = ", ".join(
-            f"{count} x {sizes[name].weights / 2**30:.2f} of {name}" for name, count in versions.items()
-        )
-        raise ConfigError(
-            f"cluster.host_memory_gib={cluster.host_memory_gib:g}: published weights lie in the memory of the first "
-            f"host, two versions of each policy that is trained: {needed / 2**30:.2f} GiB ({parts}); describe hosts "
-            "with more memory, or take smaller models"
         )
 
 

@@ -92,12 +92,11 @@ def memory_lines(placement: RunPlacement) -> Iterator[str]:
         smallest = min(usable_bytes(hosts[placed.node].gpus[number]) for number in placed.gpus)
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in need.parts)
         yield from _wrap([f"{kind}, on each GPU: {_gib(need.gpu_bytes)} of {_gib(smallest)} GiB: {parts}"])
+    is_shared = any(actor.startswith("slot-") for actor in placement.plan.actors)
+    contents = "weights and suspended states" if is_shared else "published weights"
     for placed in placement.plan.actors.values():
-        if placed.need.shared_bytes:
-            yield (
-                f"in {hosts[placed.node].shared_memory} of {placed.node}: {_gib(placed.need.shared_bytes)} GiB for "
-                "weights and suspended states"
-            )
+        if size := placed.need.shared_bytes:
+            yield f"in {hosts[placed.node].shared_memory} of {placed.node}: {_gib(size)} GiB for {contents}"
 
 
 def _host(host: HostDescription) -> str:

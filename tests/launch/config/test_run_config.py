@@ -117,6 +117,7 @@ class TestRefusals:
             ),
             ("pool={name: shared}", "pool.slots: is missing"),
             ("pool.slots=2", "pool.slots: the pool static has no such option"),
+            ("pool={name: shared, slots: two}", "pool.slots='two': a number is wanted, or auto"),
             ("pool={name: shared, slots: 0}", "pool.slots=0: Input should be greater than or equal to 1"),
             (
                 "trainer.ranks=2",

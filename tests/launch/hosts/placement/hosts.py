@@ -19,6 +19,7 @@ def host(
     gpu_bytes: int = 80 * GIB,
     used: Sequence[int] = (),
     note: str = "",
+    shared_memory: int = GIB,
     python: str = "3.11.7",
 ) -> HostDescription:
     """``used``: the numbers of the GPUs that ada computes on, with 30 GiB."""
@@ -30,7 +31,9 @@ def host(
         )
         for n in range(gpus)
     )  # fmt: skip
-    return HostDescription(name, cores, memory, found, note, "/dev/shm", GIB, GIB, python, {})
+    return HostDescription(
+        name, cores, memory, found, note, "/dev/shm", shared_memory, shared_memory, python, {}
+    )
 
 
 def shape(parameters: int) -> ModelShape:

@@ -79,10 +79,13 @@ def test_without_anything_to_choose_the_config_is_the_same() -> None:
 
 def test_ranks_that_share_their_gpus_with_instances_are_more() -> None:
     """On three GPUs an instance is beside a slot: its weights, keys and values take 22 of 80 GiB."""
-    vllm = ("agent_defaults.engine.name=vllm", "pool.host_memory_gib=1")
-    one = "pool.states_per_slot=1"
-    assert [chosen([host("a", gpus)], *ON_GPUS, *vllm, one)[0] for gpus in (8, 3)] == [2, 3]
-    assert chosen([host("a", 8)], *ON_GPUS, *vllm)[0] == 4, "the other policy's state is loaded beside it"
+    vllm, one = "agent_defaults.engine.name=vllm", "pool.states_per_slot=1"
+
+    def ranks(gpus: int, *settings: str) -> int:
+        return chosen([host("a", gpus, shared_memory=999 * GIB)], *ON_GPUS, vllm, *settings)[0]
+
+    assert [ranks(gpus, one) for gpus in (8, 3)] == [2, 3]
+    assert ranks(8) == 4, "the other policy's state is loaded beside it"
 
 
 def test_ranks_on_several_hosts_need_leave() -> None:
@@ -115,7 +118,7 @@ def test_the_fewest_ranks_of_a_policy_have_to_fit(monkeypatch: pytest.MonkeyPatc
 
     def place(fewest: int) -> None:
         ranks = f"agents.sorter.trainer={{ranks: 4, min_ranks: {fewest}}}"
-        place_run(resolve("sort-digits", [*settings, ranks]), [host("a", 8)])
+        place_run(resolve("sort-digits", [*settings, ranks]), [host("a", 8, shared_memory=99 * GIB)])
 
     place(2)
     with pytest.raises(
