@@ -126,8 +126,8 @@ def summary(results: Sequence[Result]) -> str:
 
 
 class ResultsPage:
-    """A section of a page, which is begun if there is none. It grows with each test: a battery that is stopped, or
-    killed with its machine, has lost none that has ended."""
+    """Writes a section of the page of results, and begins the page if there is none. Each test's rows are written when
+    the test ends: a battery that is stopped, or killed with its machine, loses no earlier test."""
 
     def __init__(self, path: Path, setting: Setting) -> None:
         """Begins the section. Raises OSError, before any test, if the page can't be written."""

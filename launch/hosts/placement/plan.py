@@ -19,8 +19,8 @@ class Need:
     ``cores``: threads that compute; hosts may have fewer cores than their actors have threads. ``memory_bytes``: of the
     host, ``gpu_bytes``: of each GPU; 0 if they are not known. ``parts``: of the latter, or else of the former, by name.
     ``remedy``: the settings with which it would fit a GPU; empty if there are none, or they are not known.
-    ``shared_bytes``: of the host's memory for weights and states of a shared pool, once it is placed. ``beside``: the
-    actor on whose host it is placed, if that has room; it stands before this need.
+    ``shared_bytes``: of the host's memory for published weights and for states of a shared pool, once they are placed.
+    ``beside``: the actor on whose host it is placed, if that has room; it stands before this need.
     ``gpus``: GPUs of its own, all on its host. ``named``: instead, the numbers of GPUs of the head, which it may share
     with others. ``gang``: actors with the same number compute together, so they are on one host if they fit there.
     """
