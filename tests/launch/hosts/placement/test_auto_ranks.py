@@ -147,9 +147,9 @@ def test_a_run_keeps_the_numbers_with_which_it_has_begun() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([AUTO_POOL, "agent_defaults.trainer.ranks=many"], "trainer.ranks='many': Input should be a valid integer"),
+        ([AUTO_POOL, "agent_defaults.trainer.ranks=many"], "trainer.ranks='many': a number is wanted, or auto"),
         ([AUTO_POOL, "agent_defaults.trainer.ranks=0"], "trainer.ranks=0: Input should be greater than or equal to 1"),
-        (["pool={name: shared, slots: Auto}"], "pool.slots='Auto': Input should be a valid integer"),
+        (["pool={name: shared, slots: Auto}"], "pool.slots='Auto': a number is wanted, or auto"),
         (
             ["agent_defaults.trainer={name: simulated, ranks: auto}", "agent_defaults.engine.name=simulated"],
             "ranks=auto: a simulated trainer has no memory to plan: write a number",
