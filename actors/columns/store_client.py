@@ -8,7 +8,7 @@ network: from that writer (``segments/far_segments.py``), or from the store if t
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -356,10 +356,15 @@ class ExperienceReader:
             for name, column in columns.items()
         }
 
-    async def columns(self, batch: LeasedBatch) -> dict[str, list[Any]]:
+    async def columns(self, batch: LeasedBatch, names: Collection[str] | None = None) -> dict[str, list[Any]]:
         """The columns that the run declares, by name: for each row the value that its workflow or an external writer
-        wrote, as ``Sample.columns`` has it, or None. Arrays are read-only. Raises as ``arrays`` does."""
-        columns = {name: column for name, column in batch.columns.items() if name not in _TRAINING}
+        wrote, as ``Sample.columns`` has it, or None. ``names``: those that are wanted; None: all. Arrays are read-only.
+        Raises as ``arrays`` does."""
+        columns = {
+            name: column
+            for name, column in batch.columns.items()
+            if name not in _TRAINING and (names is None or name in names)
+        }
         source = await self._source(columns.values())
         return {name: declared_values(column, source) for name, column in columns.items()}
 

@@ -2,13 +2,13 @@
 
 import itertools
 import json
-from dataclasses import replace
 from typing import Final
 
 from ..chat.answer import Answer, around_arguments
 from ..chat.chat_prompt import chat_prompt
 from ..chat.text_codec import TextCodec
 from ..errors import InvalidRequest
+from ..expert_routes import SentRoutes
 from ..messages import GenerateRequest, Generation
 from ..names import Version
 from .engines.engine import AnswerForm, EngineRequest, EngineResult, OnTokens
@@ -125,7 +125,7 @@ def keep_result(result: EngineResult, *, resumable: bool) -> EngineResult:
     begins again."""
     if resumable or result.finish_reason != "interrupted":
         return result
-    return replace(result, tokens=(), logprobs=())
+    return result.first(0, result.finish_reason)
 
 
 def generation_of(
@@ -142,4 +142,7 @@ def generation_of(
         parts = codec.parse(prompt, tokens, text, request.chat.tools)
         if parts != Answer(text):
             answer = parts.with_ids(request.sample_id)
-    return Generation(text, prompt, result.tokens, result.logprobs, version, result.finish_reason, answer)
+    routes = SentRoutes.of(result.routes)
+    return Generation(
+        text, prompt, result.tokens, result.logprobs, version, result.finish_reason, answer, routes
+    )

@@ -95,6 +95,10 @@ class EngineOptions(Config):
         """The reason for which this engine can't serve an adapter of ``rank``; None if it can."""
         return None
 
+    def routes_problem(self, device: str) -> str | None:
+        """The reason for which this engine can't record the experts of a model on ``device``; None if it can."""
+        return f"the engine {self.name} does not record experts: embedded and vllm do"  # type: ignore[attr-defined]
+
     def environment(self, device: str) -> dict[str, str]:
         """The environment variables that the process of an instance needs whose model is on ``device``."""
         return {}
@@ -133,6 +137,9 @@ class EmbeddedEngineConfig(EngineOptions):
 
     def probe_bound(self, dtype: str) -> float | None:
         return None if self.quantizes else super().probe_bound(dtype)
+
+    def routes_problem(self, device: str) -> str | None:
+        return None
 
     def unavailable(self, device: str) -> str | None:
         if self.quantizes and device != "cpu":
@@ -199,6 +206,11 @@ class VllmEngineConfig(EngineOptions):
 
     def unavailable(self, device: str) -> str | None:
         return vllm_problem(device) or installed_problem(self.options)
+
+    def routes_problem(self, device: str) -> str | None:
+        if device == "cpu":
+            return "vLLM records experts on GPUs alone; on CPUs the engine embedded does"
+        return None if self.prefix_reuse else "engine.prefix_reuse=false: vLLM records experts with it alone"
 
     def lora_problem(self, rank: int) -> str | None:
         return f"vLLM has no adapters with a rank above {VLLM_RANKS[-1]}" if rank > VLLM_RANKS[-1] else None

@@ -1,7 +1,6 @@
 """The first token with which the text of a turn contains one of its stop strings. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from .engines.engine import EngineResult
 from .incremental_text import IncrementalText
@@ -39,10 +38,7 @@ class StopSearch:
             self.take(result.tokens[self._seen :])
         if not self.is_found:
             return result
-        end = self._seen
-        return replace(
-            result, tokens=result.tokens[:end], logprobs=result.logprobs[:end], finish_reason="stop"
-        )
+        return result.first(self._seen, "stop")
 
     def _search(self, tokens: tuple[int, ...]) -> bool:
         new = self._text.take(tokens)

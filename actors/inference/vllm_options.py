@@ -56,6 +56,8 @@ RESERVED: Final[Mapping[str, str]] = {
     "override_generation_config": "sampling is that of the agent",
     "enable_chunked_prefill": "the device decides it: on GPUs prompts are cut into parts, on CPUs not",
     "disable_log_stats": "figures of the engine are those of the run",
+    "enable_return_routed_experts": "set model.router_replay",
+    "aux_output_config": "set model.router_replay",
     "runner": "an engine generates",
     "convert": "an engine generates",
 }

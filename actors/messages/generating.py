@@ -19,6 +19,7 @@ from ..errors import (
     WrongPolicy,
     WrongVersion,
 )
+from ..expert_routes import SentRoutes
 from ..names import PolicyName, Version
 from .constraint import Constraint
 from .training import Published
@@ -93,6 +94,8 @@ class Generation:
 
     ``text`` includes the request's ``completion``, ``tokens`` do not. ``interrupted``: new weights arrived; there may
     be no tokens yet. ``answer``: the parts of ``text`` if the prompt was of messages; None if the text is all of it.
+    ``routes``: the experts of all tokens of prompt, completion and ``tokens`` but the last; None if the policy does not
+    replay them, or nothing has recorded them.
     """
 
     text: str
@@ -102,6 +105,7 @@ class Generation:
     policy_version: Version
     finish_reason: Literal["stop", "length", "interrupted"]
     answer: Answer | None = None
+    routes: SentRoutes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,10 @@ class ModelConfig(Config):
     (`tensor_parallel` of them), and so has training; with `cuda:0` all instances of the policy, and its training, share
     that one: see [Places of actors](operating.md#places-of-actors)."""
 
+    router_replay: bool = False
+    """Replay of the engine's experts in the trainer (R3), for a [mixture of experts](algorithms.md#router-replay): its
+    routers take those that the engine chose for each token."""
+
     @model_validator(mode="before")
     @classmethod
     def _choose_dtype(cls, section: Any) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..chat.answer import Answer
+from ..expert_routes import Routes, joined
 from ..messages import Chat, GenerateRequest, Generation
 from ..names import AgentName, Version
 from ..sample_id import turn_of
@@ -38,6 +39,8 @@ class ResumableTurn:
         self.prompt_tokens: tuple[int, ...] = ()
         self.tokens: tuple[int, ...] = ()
         self.logprobs: tuple[float, ...] = ()
+        self.routes: Routes | None = None
+        """Of all tokens of prompt and answer but the last; None if they are not replayed."""
         self.policy_version = request.versions.oldest
         """The version of the first token."""
         self.version_changes: tuple[int, ...] = ()
@@ -67,6 +70,8 @@ class ResumableTurn:
         self.text, self.answer = generation.text, generation.answer
         self.prompt_tokens = generation.prompt_tokens
         self.logprobs += generation.logprobs
+        if generation.routes is not None:
+            self.routes = joined(self.routes, generation.routes.array())
         self.ended = generation.finish_reason != "interrupted"
         self.truncated = generation.finish_reason == "length"
         self.tokens += generation.tokens

@@ -13,6 +13,7 @@ from ..deadline import Deadline
 from ..demonstrations.demonstration import Demonstration
 from ..environments.tree_play import TreeEnd
 from ..errors import InvalidColumn, InvalidReward, RecipeError
+from ..expert_routes import routes_column
 from ..figures import Numbers
 from ..gateway.trajectory_programs import TrajectoryPrograms
 from ..messages import (
@@ -324,7 +325,7 @@ class Trajectory:
                 version_changes=turn.version_changes,
                 temperature=turn.request.temperature,
                 truncation=turn.request.truncation,
-                columns=self._columns[turn.request.sample_id].values,
+                columns=self._columns[turn.request.sample_id].values | routes_column(turn.routes),
             )
             for agent, turn in self._turns
             if agent in agents and turn.request.sample_id not in self.left_out

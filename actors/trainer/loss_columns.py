@@ -1,4 +1,4 @@
-"""The columns that a user's loss gets: a number for each token, from the values that a run's samples have."""
+"""The columns of samples that training reads: those of a user's loss, a number for each token, and routes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import RecipeError
+from ..expert_routes import Routes, routes_column
 from ..messages import Sample
 
 NUMBERS: Final = ("tensor", "float", "int", "bool")
@@ -33,3 +34,9 @@ def _by_token(sample: Sample, name: str, value: Any) -> np.ndarray[Any, np.dtype
             f"needs one number, or one for each of its {tokens} tokens"
         )
     return np.broadcast_to(numbers.astype(np.float32), tokens).copy()
+
+
+def with_routes(samples: Sequence[Sample], routes: Sequence[Routes | None]) -> Iterator[Sample]:
+    """The samples with the routes of their tokens, those that have any, beside their other columns."""
+    for sample, taken in zip(samples, routes, strict=True):
+        yield replace(sample, columns=sample.columns | routes_column(taken))

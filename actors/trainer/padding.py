@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..routers import ReplayedRoutes
 from .prefix_chains import prefix_chains
 
 TokenRow = tuple[tuple[int, ...], tuple[int, ...]]
@@ -72,6 +73,7 @@ class PaddedRows:
     are not needed. The padding is token 0; causal attention never looks right, so no mask is needed. With ``packing``
     ``[1, T]``, without padding. ``positions``: ``[N]`` int64, indices into the flattened input whose logits predict
     the completion tokens, row by row. ``targets``: ``[N]`` int64, those tokens. ``padding``: positions that are.
+    ``routes``: of all positions, for a policy that replays them.
     """
 
     input_ids: Tensor
@@ -79,6 +81,7 @@ class PaddedRows:
     targets: Tensor
     padding: int
     packing: Packing | None = None
+    routes: ReplayedRoutes | None = None
 
     @property
     def longest(self) -> int:
@@ -101,6 +104,7 @@ class PaddedRows:
             change(self.targets),
             self.padding,
             None if self.packing is None else self.packing.with_tensors(change),
+            None if self.routes is None else self.routes.with_tensors(change),
         )
 
 

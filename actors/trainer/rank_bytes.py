@@ -56,8 +56,11 @@ def logits_limit(device_bytes: int | None) -> int:
     return min(max(device_bytes // _LOGITS_SHARE, LEAST_LOGITS_BYTES), _MOST_LOGITS_BYTES)
 
 
-def wants_compilation(setting: bool | None, parameters: int) -> bool:
-    """True if a model with that many parameters is to be compiled on a GPU. ``setting``: ``trainer.compilation``."""
+def wants_compilation(setting: bool | None, parameters: int, *, replays_routes: bool = False) -> bool:
+    """True if a model with that many parameters is to be compiled on a GPU. ``setting``: ``trainer.compilation``.
+    ``replays_routes``: see ``ModelConfig.router_replay``; such layers are not compiled."""
+    if replays_routes:
+        return False
     return parameters >= _LEAST_COMPILED if setting is None else setting
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ...core.ref import ActorRef
 from ..config_base import Config, Count, Natural
 from ..credit.credit_config import CreditConfig
+from ..expert_routes import ROUTES_COLUMN
 from ..messages import (
     ArchiveApi,
     ConsoleApi,
@@ -52,6 +53,12 @@ class PolicySetup(Config):
     def is_of_an_endpoint(self) -> bool:
         """True if the policy has no weights in this run."""
         return self.model is None and isinstance(self.trainer, TorchTrainerConfig)
+
+    @property
+    def read_columns(self) -> tuple[str, ...]:
+        """The columns of its samples that training reads beside those that every run has."""
+        replays = self.model is not None and self.model.router_replay
+        return (*self.loss.loss_columns, *([ROUTES_COLUMN] if replays else []))
 
     @property
     def real_model(self) -> ModelConfig:

@@ -14,6 +14,7 @@ from ...actors.columns.store_client import ARRAY_COLUMNS, SCALAR_COLUMNS
 from ...actors.config_base import Config, Count, Natural, Seconds, Unit
 from ...actors.credit.credit_config import CreditConfig
 from ...actors.errors import ConfigError
+from ...actors.expert_routes import ROUTES, ROUTES_COLUMN
 from ...actors.inference.inference_config import EmbeddedEngineConfig, EngineConfig, SimulatedEngineConfig
 from ...actors.messages import LoraConfig, ModelConfig
 from ...actors.names import PolicyName
@@ -65,7 +66,7 @@ class AgentConfig(Config):
             )
         try:
             further = {name: column for name, column in columns.items() if name != REWARD_COLUMN}
-            check_names(further, (*SCALAR_COLUMNS, *ARRAY_COLUMNS))
+            check_names(further, (*SCALAR_COLUMNS, *ARRAY_COLUMNS, ROUTES_COLUMN))
         except ConfigError as error:  # pydantic adds the key to a ValueError alone
             raise ValueError(str(error)) from None
         for name, column in columns.items():
@@ -121,6 +122,18 @@ class PolicyConfig(Config):
             raise ValueError(
                 f"engine.quantization={self.engine.quantization}: it would generate with other weights than those that "
                 "are trained: write it in a policy that `explores` this one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replays_what_is_recorded(self) -> "PolicyConfig":
+        if self.model is None or not self.model.router_replay or not self.train:
+            return self
+        if problem := self.engine.routes_problem(self.model.device):
+            raise ValueError(f"model.router_replay=true: {problem}")
+        if isinstance(self.trainer, TorchTrainerConfig) and self.trainer.compilation:
+            raise ValueError(
+                "trainer.compilation=true: layers whose experts are replayed are not compiled: leave it out"
             )
         return self
 
@@ -218,6 +231,20 @@ class PolicyConfig(Config):
     def used_model(self) -> ModelConfig | None:
         """The model that is trained and served; None if the policy is simulated or an endpoint's."""
         return None if self.simulated else self.model
+
+    @property
+    def sample_columns(self) -> dict[str, Column]:
+        """The columns that its agents' samples have beside the declared ones."""
+        replays = self.used_model is not None and self.used_model.router_replay
+        return {ROUTES_COLUMN: ROUTES} if replays else {}
+
+    @property
+    def served_model(self) -> ModelConfig | None:
+        """``used_model`` as instances have it: routes of turns that are not trained are of no use."""
+        model = self.used_model
+        if model is None or self.train:
+            return model
+        return model.model_copy(update={"router_replay": False})
 
     @property
     def tokenizer(self) -> str:

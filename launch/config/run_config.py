@@ -148,8 +148,11 @@ class RunConfig(Config):
         return {name: agent for name, agent in self.agents.items() if self.policies[agent.policy].train}
 
     def columns(self) -> dict[AgentName, dict[str, Column]]:
-        """The columns that the run declares, by agent that is trained."""
-        return {name: agent.columns for name, agent in self.trained_agents.items()}
+        """The columns of samples that not every run has, by agent that is trained: declared ones, and routes."""
+        return {
+            name: agent.columns | self.policies[agent.policy].sample_columns
+            for name, agent in self.trained_agents.items()
+        }
 
     @property
     def explorers(self) -> dict[PolicyName, PolicyName]:

@@ -77,7 +77,7 @@ def _most_under_way(config: RunConfig) -> int:
 def served_policies(config: RunConfig) -> dict[PolicyName, ServedPolicy]:
     """The instances' part of each policy."""
     return {
-        name: ServedPolicy(policy.used_model, _engine(config, policy.engine), _served_base(config, name))
+        name: ServedPolicy(policy.served_model, _engine(config, policy.engine), _served_base(config, name))
         for name, policy in config.policies.items()
     }
 

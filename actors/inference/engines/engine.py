@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from ....transport.handle import StateHandle
 from ....transport.state import StateTransport
 from ...errors import InvalidRequest
+from ...expert_routes import Routes
 from ...messages import Chat, Truncation
 
 TRANSFER_TIMEOUT_S: Final = 3600.0
@@ -95,7 +96,8 @@ class EngineResult:
     the token was sampled from, after the forms of its request, temperature and truncation; greedy tokens have their
     log-probability at temperature 1.
 
-    ``phases``: the parts of its time; None: the engine can't tell.
+    ``phases``: the parts of its time; None: the engine can't tell. ``routes``: the experts of all tokens of prompt and
+    generation but the last, which no forward has computed, by an engine that records them; None otherwise.
     """
 
     request_id: str
@@ -103,6 +105,20 @@ class EngineResult:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     phases: Phases | None = field(default=None, compare=False)
+    routes: Routes | None = field(default=None, compare=False)
+
+    def first(self, count: int, finish_reason: FinishReason) -> "EngineResult":
+        """The same with its first ``count`` tokens alone."""
+        kept = None
+        if self.routes is not None and count:
+            kept = self.routes[: len(self.routes) - len(self.tokens) + count]
+        return replace(
+            self,
+            tokens=self.tokens[:count],
+            logprobs=self.logprobs[:count],
+            finish_reason=finish_reason,
+            routes=kept,
+        )
 
 
 class Pending(NamedTuple):

@@ -30,7 +30,7 @@ class HuggingFaceFactory(EngineFactory, Generic[Options]):
         self.codec = model_codec(model, tokenizer)
         self.architecture = (
             {key: value for key, value in config.items() if key not in _NAMES},
-            (model.dtype, model.device, tokenizer.eos_token_id),
+            (model.dtype, model.device, model.router_replay, tokenizer.eos_token_id),
             options,
             base and (base, model.path),
         )

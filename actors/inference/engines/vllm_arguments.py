@@ -31,10 +31,13 @@ def engine_arguments(
     folder: str,
     base: tuple[ModelConfig, ServedBase] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    records_routes: bool = False,
 ) -> EngineArgs:
     """Those of an engine with the weights of ``base`` and room for adapters over it, or with random weights: then vLLM
     reads the architecture alone, and no weights from a disk or a hub. ``folder``: for files that end with the engine.
-    ``tokenizer``: for grammars alone, since requests are tokens.
+    ``tokenizer``: for grammars alone, since requests are tokens. ``records_routes``: results have the experts of their
+    tokens.
     """
     if base is None:
         outline.config.architectures = [type(outline).__name__]
@@ -62,6 +65,7 @@ def engine_arguments(
         distributed_executor_backend=_one_process(folder) if options.tensor_parallel == 1 else "mp",
         logprobs_mode="processed_logprobs",  # of the distribution that the token was drawn from
         disable_log_stats=True,
+        enable_return_routed_experts=records_routes,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **arguments,
         **options.options,

@@ -28,6 +28,7 @@ from ....core.base.texts import text_of
 from ....transport.handle import StateHandle
 from ....transport.state_dict import without_ties
 from ...errors import EngineFailed, InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
+from ...expert_routes import Routes, narrow
 from ...messages import ModelConfig, Truncation
 from ...pretrained import outline_of
 from ..inference_config import VllmEngineConfig
@@ -56,7 +57,14 @@ class VllmFactory(HuggingFaceFactory[VllmEngineConfig]):
     def _build(self) -> StepEngine:
         outline = outline_of(self._model)
         source = None if self._base is None else (self._model, self._base)
-        return VllmEngine(outline, self._end_tokens(outline), self._options, source, self._tokenizer)
+        return VllmEngine(
+            outline,
+            self._end_tokens(outline),
+            self._options,
+            source,
+            self._tokenizer,
+            records_routes=self._model.router_replay,
+        )
 
 
 @dataclass(slots=True)
@@ -67,9 +75,11 @@ class _Turn:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def result(self, finish_reason: FinishReason, phases: Phases) -> EngineResult:
+    def result(
+        self, finish_reason: FinishReason, phases: Phases, routes: Routes | None = None
+    ) -> EngineResult:
         name = self.request.request_id
-        return EngineResult(name, tuple(self.tokens), tuple(self.logprobs), finish_reason, phases)
+        return EngineResult(name, tuple(self.tokens), tuple(self.logprobs), finish_reason, phases, routes)
 
 
 class VllmEngine(StepEngine):
@@ -78,6 +88,7 @@ class VllmEngine(StepEngine):
     ``eos_token_ids`` end a sequence. ``base``: vLLM loads this model's weights at the start, and each version is a LoRA
     adapter over it, several of which compute in one batch; None: each version is a whole model. ``tokenizer``: for
     answers that are held to forms, as grammars of its tokens; None: the engine holds no answers to forms.
+    ``records_routes``: results have the experts of their tokens, but for interrupted ones, whose experts vLLM keeps.
     All calls come from the thread that it is built in. Raises NoDeviceMemory if a GPU has too little free memory, and
     what vLLM raises if it can't run the model or has no room for one sequence.
 
@@ -93,13 +104,17 @@ class VllmEngine(StepEngine):
         options: VllmEngineConfig,
         base: tuple[ModelConfig, ServedBase] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        records_routes: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flexmarl-vllm-")
         try:
             if current_platform.is_cuda():
                 check_memory(outline, options)
             self._llm = LLMEngine.from_engine_args(
-                engine_arguments(outline, options, self._folder.name, base, tokenizer)
+                engine_arguments(
+                    outline, options, self._folder.name, base, tokenizer, records_routes=records_routes
+                )
             )
         except BaseException:
             self._folder.cleanup()
@@ -229,7 +244,10 @@ class VllmEngine(StepEngine):
                 f"{spans}, the last load of the model is {loaded}"
             )
         del self._turns[turn.request.request_id]
-        return turn.result(_FINISHED[part.finish_reason], self._counted.ended(turn.request))
+        routes = part.routed_experts
+        if routes is not None:
+            routes = narrow(routes, self._llm.model_config.get_num_experts())
+        return turn.result(_FINISHED[part.finish_reason], self._counted.ended(turn.request), routes)
 
     def abort(self, request_id: str) -> EngineResult | None:
         turn = self._turns.pop(request_id, None)

@@ -52,7 +52,9 @@ def load_of(
         has_checkpoints=trainer.activation_checkpointing,
         is_compiled=cards is not None
         and cards.can_compile
-        and wants_compilation(trainer.compilation, shape.parameters),
+        and wants_compilation(
+            trainer.compilation, shape.parameters, replays_routes=policy.real_model.router_replay
+        ),
         is_truncated=any(sampling.top_p < 1 or sampling.top_k or sampling.min_p for sampling in samplings),
         has_reference=loss.kl_coefficient > 0,
         has_critic=loss.critic is not None,

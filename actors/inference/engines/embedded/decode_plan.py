@@ -50,9 +50,13 @@ class ActiveSequence:
         self.tokens.append(token)
         self.logprobs.append(logprob)
 
-    def result(self, reason: FinishReason, phases: Phases) -> EngineResult:
-        """The tokens and log-probabilities generated so far, as the answer to its request."""
-        return EngineResult(self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason, phases)
+    def result(self, reason: FinishReason, phases: Phases, routes: Tensor | None = None) -> EngineResult:
+        """The tokens and log-probabilities generated so far, as the answer to its request. ``routes``: of the tokens
+        before the newest one, from the cache."""
+        taken = None if routes is None else routes.cpu().numpy().copy()
+        return EngineResult(
+            self.request.request_id, tuple(self.tokens), tuple(self.logprobs), reason, phases, taken
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,4 +22,5 @@ class EmbeddedFactory(HuggingFaceFactory[EmbeddedEngineConfig]):
             kv_cache_bytes=options.kv_cache_bytes,
             prefix_reuse=options.prefix_reuse,
             quantized=options.quantizes,
+            records_routes=self._model.router_replay,
         )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....routers import RouteRecorder
 from .decode_plan import DecodeStep
 from .prompt_batch import PromptBatch
 from .slot_cache import ATTENTION, SlotCache
@@ -28,10 +29,12 @@ class Forward(ABC):
 
 
 class ModuleForward(Forward):
-    """The model's own ``forward``. Replaces its attention implementation."""
+    """The model's own ``forward``. Replaces its attention implementation. ``recorder``: of its routes, which go into
+    the cache; None if they are not wanted."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, recorder: RouteRecorder | None = None) -> None:
         self._model: Any = model  # Any: much of transformers' interface is untyped
+        self._recorder = recorder
         self._model.set_attn_implementation(ATTENTION)
         self._head: nn.Module = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
 
@@ -56,5 +59,7 @@ class ModuleForward(Forward):
             past_key_values=cache,
             use_cache=True,
         )
+        if self._recorder is not None:
+            cache.store_routes(self._recorder.take())
         logits: Tensor = output.logits
         return logits[:, 0]

@@ -26,7 +26,8 @@ from .....core.telemetry import get_logger
 from .....transport.state_dict import without_ties
 from ....errors import InvalidRequest, NonFiniteLogits, PromptTooLong, RequestsInFlight
 from ....pretrained import leave_out_cudnn
-from ..engine import EngineRequest, EngineResult, EngineStatistics
+from ....routers import RouteRecorder
+from ..engine import EngineRequest, EngineResult, EngineStatistics, FinishReason, Phases
 from ..request_times import RequestTimes
 from ..step_engine import StepEngine
 from ..tensor_digest import digests_of
@@ -61,8 +62,9 @@ class TransformersEngine(StepEngine):
     tokens, between which the running sequences get their next tokens. Keys and values take at most ``kv_cache_bytes``;
     requests wait for their memory, longest possible answer included. ``prefix_reuse``: keys and values of ended
     sequences are kept for prompts that begin with the same tokens, as long as there is memory, until the weights
-    change. ``quantized``: the linear layers compute in eight bits. Raises UnsupportedModel for architectures that don't
-    keep all keys and values of all layers (sliding windows, linear attention), or that can't be quantised.
+    change. ``quantized``: the linear layers compute in eight bits. ``records_routes``: results have the experts of
+    their tokens, by the model's own forward. Raises UnsupportedModel for architectures that don't keep all keys and
+    values of all layers (sliding windows, linear attention), or that can't be quantised.
 
     It is one class because admission, prefill, decode and release all move the same rows of one cache.
     """
@@ -78,6 +80,7 @@ class TransformersEngine(StepEngine):
         kv_cache_bytes: int = 4 * 2**30,
         prefix_reuse: bool = True,
         quantized: bool = False,
+        records_routes: bool = False,
     ) -> None:
         leave_out_cudnn()
         config = model.config.get_text_config(decoder=True)
@@ -89,17 +92,21 @@ class TransformersEngine(StepEngine):
         self._chunk = prefill_chunk
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
-        self._stock: Forward = ModuleForward(model)
+        recorder = RouteRecorder(model) if records_routes else None
+        self._stock: Forward = ModuleForward(model, recorder)
         self._forward: Forward = self._stock
         self._fused_is_verified: bool | None = False  # None: not compared yet
         if quantized:
             # Not compared with the model's own forward: it differs on purpose.
             self._forward = QuantizedForward(model, self._max_context)
-        elif unsupported_reason(model) is None:
+        elif recorder is None and unsupported_reason(model) is None:
             self._forward = FusedLlamaForward(model, self._max_context)
             self._fused_is_verified = None
             self._verify_fused()
-        self._cache = SlotCache(max_batch, self._max_context, self._dtype, self._device, kv_cache_bytes)
+        routes = None if recorder is None else (recorder.shape, recorder.dtype)
+        self._cache = SlotCache(
+            max_batch, self._max_context, self._dtype, self._device, kv_cache_bytes, routes
+        )
         self._memory = KeyValueMemory(self._cache, self._forward, kv_cache_bytes, prefix_reuse)
         self._queue = PromptQueue(prefill_chunk, self._memory.known_prefix if prefix_reuse else None)
         self._stops = frozenset(eos_token_ids)
@@ -159,7 +166,7 @@ class TransformersEngine(StepEngine):
             self._end_long_prompt()
         elif not self._queue.remove(request_id):
             number = next(i for i, row in enumerate(self._rows) if row.request.request_id == request_id)
-            result = self._rows[number].result("interrupted", phases)
+            result = self._result(number, "interrupted", phases)
             self._release([number])
         return result
 
@@ -400,8 +407,13 @@ class TransformersEngine(StepEngine):
             row = self._rows[number]
             self._memory.keep(self._first_row + number, row.request.prompt_tokens + tuple(row.tokens[:-1]))
             phases = self._pending.end(row.request.request_id)
-            self._finished.append(row.result("stop" if row.tokens[-1] in self._stops else "length", phases))
+            reason: FinishReason = "stop" if row.tokens[-1] in self._stops else "length"
+            self._finished.append(self._result(number, reason, phases))
         self._release(finished)
+
+    def _result(self, number: int, reason: FinishReason, phases: Phases) -> EngineResult:
+        row = self._rows[number]
+        return row.result(reason, phases, self._cache.routes_of(self._first_row + number, row.position))
 
     def _release(self, finished: list[int]) -> None:
         """Frees these rows (ascending); the last rows take their places. To be called without a plan."""

@@ -13,7 +13,7 @@ from itertools import islice
 from torch import Tensor
 
 KeyValues = list[Tensor]
-"""One tensor per buffer of the cache, [tokens, kv_heads, head_dim]."""
+"""One tensor per buffer of the cache: keys and values [tokens, kv_heads, head_dim], and routes if there are any."""
 
 
 @dataclass(eq=False, slots=True)

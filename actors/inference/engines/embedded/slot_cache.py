@@ -42,7 +42,9 @@ class SlotCache(Cache):
         dtype: torch.dtype,
         device: torch.device,
         max_bytes: int | None = None,
+        routes: tuple[tuple[int, int], torch.dtype] | None = None,
     ) -> None:
+        """``routes``: shape and type of the routes of a token, which lie beside its keys and values."""
         super().__init__(layers=[])
         self._limits = max_rows, round_up(max_columns)
         self._max_bytes = max_bytes
@@ -52,7 +54,9 @@ class SlotCache(Cache):
         # per layer [rows, columns, kv_heads, head_dim], made by the first prefill
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._first = 0  # the row that prefilling starts at
+        self._routes: list[Tensor] = []  # one, [rows, columns, layers, experts], if routes are recorded
+        self._route = routes
+        self._first = self._prefilled = 0  # the row that prefilling starts at, and the number of rows
         # int64 [n * tokens], the cells of the next tokens; None: they are whole prompts, from column 0 on
         self._cells: Tensor | None = None
         self._views: list[_LayerView] = []
@@ -66,7 +70,11 @@ class SlotCache(Cache):
     @property
     def token_bytes(self) -> int:
         """Memory of one token, all layers; 0 before the first prefill."""
-        return sum(buffer[0, 0].nbytes for buffer in (*self._keys, *self._values))
+        return sum(buffer[0, 0].nbytes for buffer in self._buffers)
+
+    @property
+    def _buffers(self) -> tuple[Tensor, ...]:
+        return (*self._keys, *self._values, *self._routes)
 
     @property
     def row_columns(self) -> int:
@@ -76,7 +84,7 @@ class SlotCache(Cache):
     def prefill(self, first: int, rows: int, columns: int) -> None:
         """Prepares a forward of ``rows`` new rows from ``first`` on, of up to ``columns`` tokens each."""
         self.reserve(first + rows, columns)
-        self._first = first
+        self._first, self._prefilled = first, rows
         self._cells = None
 
     def extend(self, first: int, rows: int, columns: int, cells: Tensor) -> None:
@@ -135,19 +143,38 @@ class SlotCache(Cache):
         rows = slice(self._first, self._first + key_states.shape[0])
         for buffers, states in ((self._keys, key_states), (self._values, value_states)):
             if layer == len(buffers):
-                buffers.append(self._buffer(states.shape[1], states.shape[3]))
+                buffers.append(self._buffer(states.shape[1], states.shape[3], self.dtype))
             buffers[layer][rows, : states.shape[2]] = states.transpose(1, 2)
 
+    def store_routes(self, routes: Tensor) -> None:
+        """Stores the routes of the forward that has just been computed: ``[n * tokens, layers, experts]``, row by
+        row."""
+        if not self._routes:
+            assert self._route is not None, "routes are recorded"
+            (layers, experts), dtype = self._route
+            self._routes.append(self._buffer(layers, experts, dtype))
+        (buffer,) = self._routes
+        if self._cells is not None:
+            buffer.flatten(0, 1).index_copy_(0, self._cells, routes)
+            return
+        by_row = routes.view(self._prefilled, -1, *routes.shape[1:])
+        buffer[self._first : self._first + self._prefilled, : by_row.shape[1]] = by_row
+
+    def routes_of(self, row: int, tokens: int) -> Tensor | None:
+        """The routes of the first ``tokens`` tokens of a row, ``[tokens, layers, experts]``; None if they are not
+        recorded."""
+        return self._routes[0][row, :tokens] if self._routes else None
+
     def copy_of(self, row: int, start: int, end: int) -> KeyValues:
-        """Keys and values of the columns ``start`` to ``end`` of a row."""
-        return [buffer[row, start:end].clone() for buffer in (*self._keys, *self._values)]
+        """All that the cache has of the columns ``start`` to ``end`` of a row."""
+        return [buffer[row, start:end].clone() for buffer in self._buffers]
 
     def put(self, row: int, pieces: Iterable[KeyValues]) -> None:
         """Writes consecutive pieces, each as ``copy_of`` returns it, from column 0 of a row on; they are reserved."""
         column = 0
         for states in pieces:
             end = column + len(states[0])
-            for buffer, state in zip((*self._keys, *self._values), states, strict=True):
+            for buffer, state in zip(self._buffers, states, strict=True):
                 buffer[row, column:end] = state
             column = end
 
@@ -155,13 +182,13 @@ class SlotCache(Cache):
         """Copies the first ``columns`` columns of row ``sources[i]`` to row ``targets[i]``."""
         come_from = torch.tensor(sources, device=self.device)
         go_to = torch.tensor(targets, device=self.device)
-        for buffer in (*self._keys, *self._values):
+        for buffer in self._buffers:
             used = buffer[:, :columns]
             used.index_copy_(0, go_to, used.index_select(0, come_from))
 
     def clear(self) -> None:
         """Fills the cache with zeros: masked cells are multiplied too, so a NaN from broken weights would stay."""
-        for buffer in (*self._keys, *self._values):
+        for buffer in self._buffers:
             buffer.zero_()
 
     def shape_for(self, rows: int, columns: int) -> tuple[int, int]:
@@ -189,13 +216,13 @@ class SlotCache(Cache):
         if shape == (kept_rows, kept_columns):
             return
         kept = slice(min(kept_rows, self._rows)), slice(min(kept_columns, self._columns))
-        for buffers in (self._keys, self._values):
-            for layer, old in enumerate(buffers):
-                buffers[layer] = self._buffer(*old.shape[2:])
-                buffers[layer][kept] = old[kept]
+        for buffers in (self._keys, self._values, self._routes):
+            for number, old in enumerate(buffers):
+                buffers[number] = self._buffer(old.shape[2], old.shape[3], old.dtype)
+                buffers[number][kept] = old[kept]
 
-    def _buffer(self, heads: int, head_dim: int) -> Tensor:
-        return torch.zeros(self._rows, self._columns, heads, head_dim, dtype=self.dtype, device=self.device)
+    def _buffer(self, lines: int, numbers: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self._rows, self._columns, lines, numbers, dtype=dtype, device=self.device)
 
 
 def slot_attention(

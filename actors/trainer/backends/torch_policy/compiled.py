@@ -28,11 +28,12 @@ limit of 8 is for programs of one model; beyond it the function would run as it 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def is_compiled(setting: bool | None, model: nn.Module, device: torch.device) -> bool:
-    """True for a ``model`` of a GPU, if its size and ``setting``, of ``trainer.compilation``, are so and a small
-    function can be compiled there."""
+def is_compiled(
+    setting: bool | None, model: nn.Module, device: torch.device, *, replays_routes: bool = False
+) -> bool:
+    """True for a ``model`` of a GPU, if ``wants_compilation`` says so and a small function can be compiled there."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return wants_compilation(setting, parameters) and can_compile(device)
+    return wants_compilation(setting, parameters, replays_routes=replays_routes) and can_compile(device)
 
 
 @functools.cache

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .....transport.state_dict import without_ties
+from ....errors import UnsupportedModel
 from ....messages import ModelConfig
 from ....model_sources import rotation_limit
 from ....pretrained import leave_out_cudnn
+from ....routers import replay_routes
 from ....truncated_scores import Truncations
 from ...objective.loss import token_logprobs, token_logprobs_and_entropies
 from ...padding import PaddedRows, TokenRow, check_tokens
@@ -175,6 +177,12 @@ class CompletionModel:
         check_tokens(rows, self.vocab_size)
         self._check_length(max((len(prompt) + len(tokens) for prompt, tokens in rows), default=1) - 1)
 
+    def replay_routes(self) -> None:
+        """From now on the model computes with the ``routes`` of its rows. To be called before ``compile`` and
+        ``narrow``. Raises UnsupportedModel as ``routers.replay_routes``."""
+        replay_routes(self.model)
+        self._forward.replays_routes = True
+
     def pack(self) -> bool:
         """True if rows may lie end to end from now on: see ``pack_attention``."""
         return pack_attention(self.model, self.device, torch.bfloat16 if self.is_bfloat16 else torch.float32)
@@ -225,6 +233,7 @@ class CompletionForward(nn.Module):
         self._outside: Sequence[Place] = ()
         self._of_output: Sequence[Place] = ()
         self._sums_output = False
+        self.replays_routes = False
         model.get_output_embeddings().register_forward_pre_hook(self._keep_completions)
 
     def forward(
@@ -259,8 +268,8 @@ class CompletionForward(nn.Module):
         if len(rows.targets) > most_tokens and self.model.base_model is not self.model:
             return self._in_chunks(of_logits, rows, temperatures, truncations, most_tokens)
         with self._keep(rows.positions), self._output_layer(self._summed_output()):
-            logits = self.model(**rows.model_inputs).logits
-        check_read(rows, self.model)
+            logits = self.model(**self._inputs(rows)).logits
+        self._check_read(rows)
         return of_logits(logits, rows.targets, temperatures, truncations)
 
     def _in_chunks(
@@ -271,8 +280,8 @@ class CompletionForward(nn.Module):
         truncations: Truncations | None,
         tokens: int,
     ) -> Tensor:
-        body = self.model.base_model(**rows.model_inputs)
-        check_read(rows, self.model)
+        body = self.model.base_model(**self._inputs(rows))
+        self._check_read(rows)
         hidden = body.last_hidden_state.flatten(0, 1).index_select(0, rows.positions)
         # Of equal size: a rest of a single token would be a variant of its own of the compiled log-probabilities.
         tokens = -(-len(hidden) // -(-len(hidden) // tokens))
@@ -290,6 +299,17 @@ class CompletionForward(nn.Module):
                 for number, chunk in enumerate(chunks)
             ]
         )  # fmt: skip
+
+    def _inputs(self, rows: PaddedRows) -> dict[str, Any]:
+        if not self.replays_routes or rows.routes is None:
+            return rows.model_inputs
+        return rows.model_inputs | {"expert_routes": rows.routes}
+
+    def _check_read(self, rows: PaddedRows) -> None:
+        check_read(rows, self.model)
+        if self.replays_routes and rows.routes is not None and not rows.routes.was_read:
+            problem = "router_replay: its layers do not get the arguments of the model: set it to false"
+            raise UnsupportedModel(type(self.model).__name__, problem)
 
     def _summed_output(self) -> SummedLinear | None:
         """The output layer in bfloat16 for all chunks of a forward; None if it computes with its own parameters."""

@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....expert_routes import ROUTES_COLUMN
 from ....messages import Sample, Truncation
+from ....routers import ReplayedRoutes
 from ....truncated_scores import Truncations
 from ...padding import (
     MOST_TOKENS_PER_FORWARD,
@@ -23,6 +25,7 @@ from ...padding import (
 from ...shards import divide
 from .device_copy import copy_together
 from .gang_rank import ALONE, GangRank
+from .row_routes import row_routes
 
 IDLE_ROWS: Final[list[TokenRow]] = [((0,), (0,))]
 """A forward of as little as possible, by a rank that has nothing to compute while the others do."""
@@ -144,10 +147,15 @@ class Chunks:
             indices = [number for row in group.tolist() for number in self._members[row]]
             samples = [self._trained[index] for index in indices]
             rows = self._rows.packed(group) if self._packed else self._rows.padded(group)
+            rows = replace(rows, routes=self._routes(group))
             chunk = _chunk(samples, indices, rows, int(self._rows.lengths[group].sum()), self._rounding)
             yield chunk.to(self._device)
         for _ in range(self._idle):
             yield idle_chunk(self._device, self._like)
+
+    def _routes(self, group: NDArray[np.int64]) -> ReplayedRoutes | None:
+        rows = [[self._trained[index].sample for index in self._members[row]] for row in group.tolist()]
+        return row_routes(rows, packed=self._packed)
 
 
 def make_chunks(
@@ -217,6 +225,7 @@ def _chunk(
         {
             name: torch.from_numpy(np.concatenate([sample.columns[name] for sample in samples]))
             for name in samples[0].columns
+            if name != ROUTES_COLUMN
         },
         tokens,
         tokens - computed,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic import TypeAdapter
 
+from ....columns.column_refs import inline_array, plain_cell
 from ....messages import Sample
 from .forward_batches import TrainedSample
 
@@ -65,7 +66,7 @@ def _plain(row: HeldSample) -> dict[str, Any]:
     arrays = {name: np.array(getattr(sample, name), dtype).tobytes() for name, dtype in _ARRAYS.items()}
     # asdict alone would copy the tokens one by one.
     plain = asdict(replace(sample, columns={}, prompt_tokens=(), tokens=(), logprobs=())) | arrays
-    plain["columns"] = {name: _bytes(values) for name, values in sample.columns.items()}
+    plain["columns"] = {name: inline_array(values) for name, values in sample.columns.items()}
     return {
         "sample": plain,
         "old_logprobs": row.old_logprobs,
@@ -84,7 +85,7 @@ def read_held(packed: bytes | memoryview) -> list[HeldSample]:
             for name, dtype in _ARRAYS.items():
                 row["sample"][name] = np.frombuffer(row["sample"][name], dtype).tolist()
             row["sample"]["columns"] = {
-                name: _array(values) for name, values in row["sample"]["columns"].items()
+                name: plain_cell(values) for name, values in row["sample"]["columns"].items()
             }
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not held samples: {error!r}") from error

@@ -87,6 +87,9 @@ class TrainedModels:
                 recompute=recompute,
                 compiled=compiled,
             )
+        if model.router_replay:
+            # Behind the critic, a copy that chooses its experts itself, and before anything else around the layers.
+            self.completions.replay_routes()
         if compiled:
             self.completions.compile()
         self.completions.narrow()
@@ -125,7 +128,12 @@ class TrainedModels:
         return reference
 
     def _is_compiled(self, completions: CompletionModel) -> bool:
-        return is_compiled(self._setup.torch_trainer.compilation, completions.model, completions.device)
+        return is_compiled(
+            self._setup.torch_trainer.compilation,
+            completions.model,
+            completions.device,
+            replays_routes=self._setup.real_model.router_replay,
+        )
 
     def _completion_model(self, seed: int | None) -> tuple[CompletionModel, Rows]:
         """With the rows of its weights that are to be filled in."""

@@ -1,0 +1,166 @@
+"""The routers of a mixture of experts: their choices are recorded in an engine, and replayed in a trainer.
+
+Routers of all architectures in transformers score the experts of a layer, take the best by ``torch.topk`` and weigh
+them by these scores, each in a way of its own. So one place serves all of them: within a router's forward the result of
+``topk`` over the experts is noted, or replaced by other experts with their scores. Weights and gradients are then the
+router's, of the experts that were chosen elsewhere (Ma et al., arXiv 2510.11370, section 3).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .errors import UnsupportedModel
+from .expert_routes import dtype_of
+
+_ROUTER: Final = re.compile(r".*Top[kK]Router")
+_LAYER: Final = re.compile(r"(.*\blayers\.(\d+))\..+")
+
+
+@dataclass(slots=True)
+class ReplayedRoutes:
+    """The argument ``expert_routes`` of a model whose routers ``replay_routes`` has changed.
+
+    ``experts``: ``[tokens, layers, experts of a token]`` int16, -1 where the router chooses; the tokens are those of
+    the forward, row by row, padding included. ``was_read``: a router has taken its choice from here.
+    """
+
+    experts: Tensor
+    was_read: bool = False
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "ReplayedRoutes":
+        """The same, not read yet, with the tensor changed."""
+        return ReplayedRoutes(change(self.experts))
+
+
+class _Choice(TorchFunctionMode):
+    """Notes the choice of one router in ``experts``, int64 ``[tokens, top_k]``. With ``replayed`` the choice is that
+    one, but for its entries below 0."""
+
+    def __init__(self, router: Any, replayed: Tensor | None = None) -> None:
+        super().__init__()
+        self._shape = router.num_experts, router.top_k
+        self._replayed = replayed
+        self.experts: Tensor | None = None
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function not in (torch.topk, Tensor.topk):
+            return result
+        scores, (values, experts) = args[0], result
+        # Some routers choose groups of experts before, by another topk.
+        if scores.dim() != 2 or (scores.shape[-1], experts.shape[-1]) != self._shape:
+            return result
+        if self._replayed is not None:
+            experts = torch.where(self._replayed >= 0, self._replayed.long(), experts)
+            values = scores.gather(-1, experts)
+        self.experts = experts
+        return values, experts
+
+
+class _Router:
+    """A router in ``model``, the layer that it is in and this layer's number. From now on it takes ``replayed`` in the
+    place of its choice, if it is not None. ``records``: it notes its choice in ``experts``."""
+
+    def __init__(self, model: nn.Module, name: str, module: Any, *, records: bool) -> None:
+        place = _LAYER.fullmatch(name)
+        if place is None:
+            raise UnsupportedModel(type(model).__name__, f"router_replay finds no layer of its router {name}")
+        self.layer_module, self.layer = model.get_submodule(place[1]), int(place[2])
+        self.count, self.top_k = int(module.num_experts), int(module.top_k)
+        self.replayed: Tensor | None = None
+        self.experts: Tensor | None = None
+        self._module, self._forward, self._records = module, module.forward, records
+        self._model, self._name = type(model).__name__, name
+        module.forward = self._choose
+
+    def _choose(self, *args: Any, **settings: Any) -> Any:
+        if self.replayed is None and not self._records:
+            return self._forward(*args, **settings)
+        with _Choice(self._module, self.replayed) as choice:
+            output = self._forward(*args, **settings)
+        if choice.experts is None:
+            raise UnsupportedModel(
+                self._model, f"router_replay can't follow the choice of its router {self._name}"
+            )
+        self.experts = choice.experts if self._records else None
+        return output
+
+
+def _routers(model: nn.Module, *, records: bool) -> list[_Router]:
+    """Raises UnsupportedModel for a model without routers."""
+    modules = [item for item in model.named_modules() if _ROUTER.fullmatch(type(item[1]).__name__)]
+    if not modules:
+        problem = "router_replay is for mixtures of experts whose layers have a TopKRouter"
+        raise UnsupportedModel(type(model).__name__, problem)
+    return [_Router(model, name, module, records=records) for name, module in modules]
+
+
+class RouteRecorder:
+    """Records the choices of all routers of ``model``, forward by forward. Raises UnsupportedModel for a model whose
+    routers it does not know; a router that chooses in another way than by ``topk`` raises it in its first forward."""
+
+    def __init__(self, model: Any) -> None:
+        self._routers = _routers(model, records=True)
+        self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+        self.dtype: torch.dtype = getattr(torch, dtype_of(max(router.count for router in self._routers)).name)
+        """The type of the routes."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the routes of a token: layers, and experts of a token."""
+        return self._layers, max(router.top_k for router in self._routers)
+
+    def take(self) -> Tensor:
+        """The routes of the latest forward, ``[tokens, layers, experts of a token]``, row by row."""
+        choices = [router.experts for router in self._routers]
+        first = choices[0]
+        assert first is not None, "a forward comes first"
+        routes = torch.zeros(len(first), *self.shape, dtype=self.dtype, device=first.device)
+        for router, experts in zip(self._routers, choices, strict=True):
+            assert experts is not None, "every forward computes all layers"
+            routes[:, router.layer, : router.top_k] = experts
+            router.experts = None
+        return routes
+
+
+def replay_routes(model: nn.Module) -> None:
+    """From now on ``model`` takes the argument ``expert_routes``, ``ReplayedRoutes``. To be called before the layers
+    are recomputed: the second forward of a layer takes the routes of the first. Raises UnsupportedModel as
+    ``RouteRecorder``."""
+    # An argument that goes down to the layers, and no attribute for the time of a forward: a layer that is recomputed
+    # in the backward would find the routes of another forward there.
+    layers: dict[int, list[_Router]] = {}
+    for router in _routers(model, records=False):
+        layers.setdefault(id(router.layer_module), []).append(router)
+    for routers in layers.values():
+        layer: Any = routers[0].layer_module
+        layer.forward = partial(_replaying_forward, routers, layer.forward)
+
+
+def _replaying_forward(
+    routers: Sequence[_Router],
+    forward: Callable[..., Any],
+    *args: Any,
+    expert_routes: ReplayedRoutes | None = None,
+    **settings: Any,
+) -> Any:
+    if expert_routes is None:
+        return forward(*args, **settings)
+    for router in routers:
+        router.replayed = expert_routes.experts[:, router.layer, : router.top_k]
+    try:
+        output = forward(*args, **settings)
+    finally:
+        for router in routers:
+            router.replayed = None
+    expert_routes.was_read = True
+    return output
