@@ -35,10 +35,15 @@ _ERROR_COLUMNS = 200
 _EXPERTS = (
     "policy {policy}: its model is a mixture of experts (MoE). If two experts score nearly the same, rounding has "
     "the engine and the trainer choose different ones, and their probabilities of a token differ by more than "
-    "rounding; the engine's choices are not replayed. Watch ratio_deviation; algorithm.correction=icepop leaves such "
-    "tokens out, and weights.probe_bound may have to be larger, or an instance is given up for such a choice"
+    "rounding. {remedy} weights.probe_bound may have to be larger, or an instance is given up for such a choice"
 )
 """A mismatch between engine and trainer that routing adds."""
+_REMEDY = (
+    "model.router_replay=true has the trainer take the engine's choices; else watch ratio_deviation: "
+    "algorithm.correction=icepop leaves such tokens out."
+)
+_REPLAYED = "The trainer takes the engine's choices (model.router_replay), but the proof of published weights does not:"
+_NO_EXPERTS = "the model is no mixture of experts, so that there are no choices to replay: leave router_replay out"
 _NO_TOKENIZER = (
     "it holds no tokenizer, so that every prompt would be empty: copy tokenizer.json and tokenizer_config.json there, "
     "or name another folder or a hub name in model.tokenizer"
@@ -127,7 +132,10 @@ def model_findings(config: RunConfig) -> ModelFindings:
         elif (too_long := _context_problem(config, name)) is not None:
             findings.problems.append(too_long)
         elif policy.train and routes_to_experts(architecture_of(model, local_files_only=findings.cached)):
-            findings.warnings.append(_EXPERTS.format(policy=name))
+            remedy = _REPLAYED if model.router_replay else _REMEDY
+            findings.warnings.append(_EXPERTS.format(policy=name, remedy=remedy))
+        elif policy.train and model.router_replay:
+            findings.problems.append(ModelProblem(name, "router_replay", "true", _NO_EXPERTS))
     return findings
 
 

@@ -96,6 +96,18 @@ def test_the_choice_of_scheduling_reaches_vllm(is_asynchronous: bool, tmp_path: 
     assert config.scheduler_config.async_scheduling is is_asynchronous
 
 
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("records", [True, False])
+def test_the_recording_of_experts_reaches_vllm(records: bool, tmp_path: Path) -> None:
+    from flexmarl.actors.inference.engines.vllm_arguments import engine_arguments
+
+    arguments = engine_arguments(outline_of(model_of()), OPTIONS, str(tmp_path), records_routes=records)
+    assert arguments.enable_return_routed_experts == records
+    if records:
+        with pytest.raises(ValueError, match="AuxOutput Connector"):  # on a CPU: the config refuses it, too
+            arguments.create_engine_config()
+
+
 def test_the_names_that_are_read_from_the_source_are_vllms_own() -> None:
     from dataclasses import fields
 

@@ -4,6 +4,7 @@ their own: a process can have one engine of vLLM at a time."""
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flexmarl.actors.errors import EngineFailed, InvalidRequest, RequestsInFlight
@@ -57,6 +58,25 @@ def test_end_tokens_end_a_turn_and_are_its_last(steps: Any) -> None:
     end = whole.tokens.index(whole.tokens[9]) + 1
     assert (short.tokens, short.finish_reason) == (whole.tokens[:end], "stop")
     assert short.logprobs == pytest.approx(whole.logprobs[:end], abs=1e-5)
+
+
+def test_the_experts_of_a_turn_that_vllm_has_recorded_are_its_routes(
+    steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vllm records them on GPUs alone: here they are put where it puts them, at the end of a request."""
+    step, recorded = steps._llm.step, np.arange(24, dtype=np.uint8).reshape(12, 1, 2)
+
+    def with_routes() -> list[Any]:
+        outputs: list[Any] = step()
+        for output in outputs:
+            output.outputs[0].routed_experts = recorded if output.finished else None
+        return outputs
+
+    monkeypatch.setattr(steps._llm, "step", with_routes)
+    steps.add(request_of("a", new=5))
+    (result,) = _drained(steps)
+    assert result.routes is not None and result.routes.dtype == np.uint8
+    assert np.array_equal(result.routes, recorded)
 
 
 def test_a_turn_with_tokens_of_two_loads_ends_the_engine(steps: Any) -> None:

@@ -26,11 +26,23 @@ def test_each_trained_mixture_of_experts_is_warned_about() -> None:
         warnings = model_findings(resolve("sort-digits", settings)).warnings
         assert [text.partition(":")[0] for text in warnings] == [f"policy {name}" for name in policies]
         assert all(
-            "algorithm.correction=icepop" in text
+            "model.router_replay=true" in text
+            and "algorithm.correction=icepop" in text
             and "weights.probe_bound" in text
             and "ratio_deviation" in text
             for text in warnings
         )
+
+
+def test_a_replay_of_routers_is_refused_without_experts_and_warns_of_the_proof_with_them() -> None:
+    replay = "agents.sorter.model.router_replay=true"
+    (problem,) = model_findings(resolve("sort-digits", [replay])).problems
+    assert (problem.policy, problem.part) == ("sorter", "router_replay")
+    assert "no mixture of experts" in problem.text
+    experts = "agents.sorter.model.config={model_type: qwen3_moe, num_experts: 4, num_experts_per_tok: 2}"
+    findings = model_findings(resolve("sort-digits", [experts, replay]))
+    (warning,) = findings.warnings
+    assert not findings.problems and "weights.probe_bound" in warning and "icepop" not in warning
 
 
 def test_sequences_longer_than_a_models_are_refused() -> None:
