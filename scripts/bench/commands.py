@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent
 # Each command NAME is the function NAME of the module NAME in this folder.
 BENCHMARKS = (
     "balance", "chats", "gateway", "kill_storm", "memory", "merge", "page", "paper", "pipeline", "pool", "race_trl",
-    "relays", "replicas", "rollout", "router", "samples", "slots", "stalls", "start", "store", "store_storm", "swap",
-    "trace", "truth", "updates",
+    "relays", "replicas", "rollout", "router", "routes", "samples", "slots", "stalls", "start", "store",
+    "store_storm", "swap", "trace", "truth", "updates",
 )  # fmt: skip
 
 

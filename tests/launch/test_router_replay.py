@@ -9,6 +9,7 @@ import pytest
 
 from flexmarl.actors.expert_routes import Routes
 from flexmarl.actors.messages import Sample
+from flexmarl.actors.trainer.loss_columns import with_routes
 from flexmarl.actors.trainer.pool import slot
 from flexmarl.launch.config.config_reading import resolve
 
@@ -29,13 +30,12 @@ LAYERS, EXPERTS = 2, 2
 def trained_routes() -> Iterator[list[tuple[Sample, Routes | None]]]:
     """What the trainer gets within it."""
     taken: list[tuple[Sample, Routes | None]] = []
-    with_routes = slot.with_routes
 
     def note(samples: Sequence[Sample], routes: Sequence[Routes | None]) -> Any:
         taken.extend(zip(samples, routes, strict=True))
         return with_routes(samples, routes)
 
-    with mock.patch.object(slot, "with_routes", note):
+    with mock.patch(f"{slot.__name__}.with_routes", note):
         yield taken
 
 
